@@ -1,0 +1,74 @@
+"""What torch.compile(backend="ort_train") calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch.fx import GraphModule
+
+from ort_dynamo.compiler import CACHE, compile_graph
+from ort_dynamo.lowering.decompositions import decompositions
+from ort_dynamo.options import Options, parse_options
+from ort_dynamo.partition import mark, partitioner
+from ort_dynamo.runtime.capabilities import installed_runtime
+
+__all__ = ["ort_train"]
+
+
+def ort_train(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile one Dynamo graph: forward and backward run in ONNX Runtime sessions.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: its inputs, real or fake.
+        mode: "default" or "debug" (ort_dynamo.options.MODES).
+        options: option name -> value (docs/options.md).
+
+    Returns:
+        A callable with the graph's own signature.
+
+    Raises:
+        UnknownModeError, UnknownOptionError, InvalidOptionError: bad arguments.
+        RuntimeNotInstalledError, SeveralRuntimesError, ProviderNotAvailableError: no usable ONNX Runtime.
+        FallbackRefusedError: fallback="error" and a node that ONNX Runtime cannot take.
+    """
+    parsed = parse_options(mode, options)
+    installed_runtime()
+    # The backward is compiled together with the forward, so nothing can fail first at .backward().
+    with functorch_config.patch(force_non_lazy_backward_lowering=True):
+        compiled: Callable[..., Any] = aot_autograd(
+            fw_compiler=_compiler("forward", parsed),
+            bw_compiler=_compiler("backward", parsed),
+            inference_compiler=partial(_compile_inference, options=parsed),
+            partition_fn=partitioner(parsed.passes),
+            decompositions=decompositions(),
+        )(gm, example_inputs)
+    return compiled
+
+
+ort_train.reset = CACHE.clear  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
+
+
+def _compiler(role: str, options: Options) -> Callable[[GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
+    def compile_half(gm: GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        del inputs  # the graph's own fake values say more
+        return compile_graph(gm, role, options)
+
+    return compile_half
+
+
+def _compile_inference(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[[list[Any]], Any]:
+    del inputs
+    mark(gm, options.passes)
+    return compile_graph(gm, "inference", options)

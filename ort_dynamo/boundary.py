@@ -1,0 +1,83 @@
+"""How tensors cross the boundary of a session, which only knows contiguous ones: shared by lowering and runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+__all__ = ["ValueSpec", "inverse", "physical_order", "promised_strides"]
+
+
+@dataclass(frozen=True)
+class ValueSpec:
+    """How one value crosses.
+
+    Attributes:
+        name: input or output name in the model.
+        dtype: torch dtype; torch.int64 for a symbolic size.
+        order: the tensor's dimensions from slowest to fastest in memory. The session sees the tensor permuted by
+            it, which is contiguous and so needs no copy. Empty for the identity.
+        is_size: a Python int (a symbolic size), fed as an int64 scalar.
+        strides: the promised strides of an output that no permutation of a contiguous tensor has (expanded to
+            overlap, or with gaps); it is copied into them. Empty otherwise.
+    """
+
+    name: str
+    dtype: torch.dtype
+    order: tuple[int, ...] = ()
+    is_size: bool = False
+    strides: tuple[int, ...] = ()
+
+
+def physical_order(fake: torch.Tensor) -> tuple[int, ...]:
+    """The dimensions of `fake` from slowest to fastest in memory, when permuting by them makes it contiguous.
+
+    Empty for a contiguous tensor, and for one that no permutation makes contiguous (expanded, sliced). Installs no
+    guard: what is not statically known counts as "no".
+    """
+    identity = tuple(range(fake.dim()))
+    if fake.dim() < 2 or _is_contiguous(fake, identity):
+        return ()
+    hints = [_hint(stride) for stride in fake.stride()]
+    if None in hints:
+        return ()
+    # Dimensions of size 1 may carry any stride: they follow their neighbours, by the stable sort.
+    order = tuple(sorted(identity, key=lambda axis: -hints[axis]))  # type: ignore[operator]
+    return order if order != identity and _is_contiguous(fake, order) else ()
+
+
+def inverse(order: tuple[int, ...]) -> list[int]:
+    """The permutation that undoes `order`."""
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def promised_strides(fake: torch.Tensor) -> tuple[int, ...]:
+    """Strides of `fake` that neither contiguous memory nor `physical_order` gives; empty where they do.
+
+    Only static shapes have such promises; strides of dimensions of size 0 or 1 promise nothing.
+    """
+    if any(isinstance(number, torch.SymInt) for number in (*fake.shape, *fake.stride())):
+        return ()
+    if fake.numel() <= 1 or _is_contiguous(fake, physical_order(fake) or tuple(range(fake.dim()))):
+        return ()
+    return tuple(fake.stride())
+
+
+def _is_contiguous(fake: torch.Tensor, order: tuple[int, ...]) -> bool:
+    expected: int | torch.SymInt = 1
+    for axis in reversed(order):
+        size = fake.shape[axis]
+        if not statically_known_true(size == 1):
+            if not statically_known_true(fake.stride(axis) == expected):
+                return False
+            expected = expected * size
+    return True
+
+
+def _hint(stride: int | torch.SymInt) -> int | None:
+    if isinstance(stride, int):
+        return stride
+    hint: int | None = stride.node.hint if stride.node.has_hint() else None
+    return hint

@@ -1,0 +1,1 @@
+"""Compiled graphs by graph key."""

@@ -1,0 +1,69 @@
+"""One graph, from FX to a callable: the page to read first.
+
+`compile_graph` is what AOTAutograd calls for the forward, the backward and the inference graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch.fx import GraphModule
+
+from ort_dynamo.boxed import Island, boxed
+from ort_dynamo.cache.memory import MemoryCache
+from ort_dynamo.dump import dump_model
+from ort_dynamo.graph_key import GraphKey, graph_key
+from ort_dynamo.lowering.translate import lower, refusal
+from ort_dynamo.options import Options
+from ort_dynamo.passes.pipelines import onnx_passes
+from ort_dynamo.report import report
+from ort_dynamo.runtime.compiled_graph import CompiledGraph
+from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.runtime.session import open_session
+from ort_dynamo.segments import check_fallback, segment, session_device
+from ort_dynamo.target import Target
+
+__all__ = ["CACHE", "compile_graph", "compile_island"]
+
+CACHE: MemoryCache[CompiledGraph] = MemoryCache()
+
+
+def compile_graph(gm: GraphModule, role: str, options: Options) -> Callable[[list[Any]], Any]:
+    """Compile one functional ATen graph.
+
+    Args:
+        gm: the graph, with fake values in meta["val"].
+        role: "forward", "backward" or "inference"; for messages and file names.
+        options: all options.
+
+    Returns:
+        A function of one list of inputs, which it empties so that each input is freed after its last use.
+    """
+    device = session_device(gm)
+    target = find_target(device.type)
+    segmented = segment(gm, partial(refusal, target=target), device)
+    report(segmented, role)
+    check_fallback(segmented, options.segment, role)
+    for name, island in segmented.islands.items():
+        key = graph_key(island, options.passes, options.session, target, device)
+        compiled = CACHE.get_or_make(key, partial(compile_island, island, key, role, options, target, device))
+        segmented.gm.set_submodule(name, Island(compiled))
+    return boxed(segmented.gm)
+
+
+def compile_island(
+    gm: GraphModule, key: GraphKey | None, role: str, options: Options, target: Target, device: torch.device
+) -> CompiledGraph:
+    """Lower, rewrite and open one island, every node of which the target takes."""
+    lowered = lower(gm, target)
+    for pass_ in onnx_passes(options.passes, target):
+        pass_(lowered.model)
+    model = ir.to_proto(lowered.model).SerializeToString()
+    name = f"{role}-{key or 'unkeyed'}"
+    dump_model(model, options.dump, name)
+    session = open_session(model, options.session, target, device, name)
+    return CompiledGraph(session, lowered.inputs, lowered.outputs, device)

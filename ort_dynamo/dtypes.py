@@ -1,0 +1,31 @@
+"""The one table of dtypes: torch on one side, ONNX on the other."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import torch
+
+__all__ = ["TORCH_TO_ONNX", "is_representable", "onnx_dtype"]
+
+TORCH_TO_ONNX: dict[torch.dtype, ir.DataType] = {
+    torch.float32: ir.DataType.FLOAT,
+    torch.float64: ir.DataType.DOUBLE,
+    torch.float16: ir.DataType.FLOAT16,
+    torch.bfloat16: ir.DataType.BFLOAT16,
+    torch.int8: ir.DataType.INT8,
+    torch.int16: ir.DataType.INT16,
+    torch.int32: ir.DataType.INT32,
+    torch.int64: ir.DataType.INT64,
+    torch.uint8: ir.DataType.UINT8,
+    torch.bool: ir.DataType.BOOL,
+}
+
+
+def is_representable(dtype: torch.dtype) -> bool:
+    """Whether values of `dtype` can cross into an ONNX Runtime session."""
+    return dtype in TORCH_TO_ONNX
+
+
+def onnx_dtype(dtype: torch.dtype) -> ir.DataType:
+    """The ONNX element type of `dtype`; KeyError for complex, quantised and other types without one."""
+    return TORCH_TO_ONNX[dtype]

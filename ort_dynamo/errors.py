@@ -1,0 +1,117 @@
+"""The errors of this project: one class per kind, each with a template that says what, where and what next."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "DuplicateLoweringError",
+    "FallbackRefusedError",
+    "InvalidOptionError",
+    "LoweringError",
+    "OrtDynamoError",
+    "ProviderNotAvailableError",
+    "RuntimeNotInstalledError",
+    "SessionError",
+    "SeveralRuntimesError",
+    "UnknownModeError",
+    "UnknownOptionError",
+    "UnsupportedNodeError",
+]
+
+
+class OrtDynamoError(RuntimeError):
+    """Base of all errors raised on purpose; `message` is a template filled from the keyword arguments."""
+
+    message: ClassVar[str]
+
+    def __init__(self, **facts: object) -> None:
+        self.facts = facts
+        super().__init__(self.message.format(**facts))
+
+
+class RuntimeNotInstalledError(OrtDynamoError, ImportError):
+    """No ONNX Runtime distribution is installed."""
+
+    message = (
+        "ort_train needs ONNX Runtime and found none. Install exactly one of the extras: "
+        "'ort-dynamo[cpu]' (stock onnxruntime), 'ort-dynamo[cuda]' (onnxruntime-gpu) or "
+        "'ort-dynamo[training]' (onnxruntime-training 1.19.2, with gradient kernels)."
+    )
+
+
+class SeveralRuntimesError(OrtDynamoError, ImportError):
+    """More than one distribution provides the import name `onnxruntime`; which one is loaded is an accident."""
+
+    message = (
+        "Several ONNX Runtime distributions are installed ({found}); they overwrite one another's files. "
+        "Run 'pip uninstall -y {uninstall}', then install exactly one of the extras "
+        "'ort-dynamo[cpu]', 'ort-dynamo[cuda]' or 'ort-dynamo[training]'."
+    )
+
+
+class ProviderNotAvailableError(OrtDynamoError):
+    """The execution provider that a device needs is not in the installed ONNX Runtime, or does not load."""
+
+    message = (
+        "{provider} is needed for tensors on {device}, but {reason}. "
+        "Available providers of {package} {version}: {available}. {advice}"
+    )
+
+
+class UnknownOptionError(OrtDynamoError, ValueError):
+    """A key of torch.compile(options=...) that nothing reads."""
+
+    message = "ort_train has no option {name!r}{nearest}. Known options: {known}."
+
+
+class InvalidOptionError(OrtDynamoError, ValueError):
+    """A value that an option cannot take."""
+
+    message = "ort_train option {name!r} cannot be {value!r}: expected {expected}."
+
+
+class UnknownModeError(OrtDynamoError, ValueError):
+    """A torch.compile(mode=...) that is not one of ours."""
+
+    message = "ort_train has no mode {name!r}{nearest}. Known modes: {known}."
+
+
+class DuplicateLoweringError(OrtDynamoError):
+    """A second lowering for an overload that has one."""
+
+    message = "{overload} already has a lowering, {first}; the second one is {second}."
+
+
+class UnsupportedNodeError(OrtDynamoError):
+    """Raised inside a lowering: this node cannot go to this target. The node then runs in eager."""
+
+    message = "{reason}"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason=reason)
+
+
+class LoweringError(OrtDynamoError):
+    """A lowering failed in a way that is a defect of the lowering, not a property of the node."""
+
+    message = "While lowering {node}\n  at {where}\n  {error}"
+
+
+class FallbackRefusedError(OrtDynamoError):
+    """Nodes would run in eager under fallback='error'."""
+
+    message = (
+        "fallback='error': {count} node(s) of the {role} graph cannot run in ONNX Runtime:\n{nodes}\n"
+        "Set options={{'fallback': 'eager'}} (the default) to run these nodes, alone, in eager."
+    )
+
+
+class SessionError(OrtDynamoError):
+    """ONNX Runtime refused a model that was lowered without complaint."""
+
+    message = (
+        "ONNX Runtime ({package} {version}, {provider}) cannot open the {graph} graph: {error}\n"
+        "This is a defect of ort_dynamo. Compile with options={{'save_onnx': FOLDER}} to get the model for a report."
+    )

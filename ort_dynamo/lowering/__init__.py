@@ -1,0 +1,1 @@
+"""ATen to ONNX: registry, context, walk, and the lowerings by family."""

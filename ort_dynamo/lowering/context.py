@@ -1,0 +1,131 @@
+"""What a lowering is given: the node, its fake outputs, the op builder, the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnxscript import OpBuilder
+
+from ort_dynamo.dtypes import is_representable, onnx_dtype
+from ort_dynamo.errors import UnsupportedNodeError
+from ort_dynamo.lowering.builder import LoweringBuilder
+from ort_dynamo.lowering.symbols import Symbols, expression
+from ort_dynamo.target import Target
+
+__all__ = ["LoweringContext", "Number", "Size"]
+
+Number = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
+Size = int | torch.SymInt
+
+
+class LoweringContext:
+    """The surroundings of one node while it is lowered.
+
+    Attributes:
+        node: the FX node.
+        out: its fake output: a FakeTensor, or a tuple of FakeTensor | None.
+        op: builder of ai.onnx operators.
+        contrib: builder of com.microsoft operators; ask `target.has_op` or `target.takes` first.
+        target: what is compiled for.
+        used: for a node with several outputs, the indices that somebody reads.
+    """
+
+    def __init__(
+        self,
+        builder: LoweringBuilder,
+        symbols: Symbols,
+        fakes: dict[ir.Value, torch.Tensor],
+        node: torch.fx.Node,
+    ) -> None:
+        self.builder = builder
+        self.op: OpBuilder = builder.op
+        self.contrib: OpBuilder = builder.opset("com.microsoft", 1)
+        self.target: Target = builder.target
+        self.node = node
+        self.out: Any = node.meta["val"]
+        self.used: frozenset[int] = frozenset(
+            user.args[1] for user in node.users if user.op == "call_function" and _is_getitem(user)
+        )
+        self._symbols = symbols
+        self._fakes = fakes
+
+    # -- facts -------------------------------------------------------------------------------------------------
+
+    def fake(self, value: ir.Value) -> torch.Tensor:
+        """The fake tensor of a tensor argument."""
+        return self._fakes[value]
+
+    def sizes(self, value: ir.Value) -> tuple[Size, ...]:
+        """Shape of a tensor argument; symbolic dimensions are torch.SymInt."""
+        return tuple(self.fake(value).shape)
+
+    def rank(self, value: ir.Value) -> int:
+        """Number of dimensions of a tensor argument."""
+        return self.fake(value).dim()
+
+    def dtype(self, value: ir.Value) -> torch.dtype:
+        """torch dtype of a tensor argument."""
+        return self.fake(value).dtype
+
+    @staticmethod
+    def static(sizes: Sequence[Size], what: str) -> list[int]:
+        """`sizes` as plain ints; refuses the node where one is symbolic, naming `what`."""
+        if any(isinstance(size, torch.SymInt) and not expression(size).is_Integer for size in sizes):
+            raise UnsupportedNodeError(f"{what} is symbolic")
+        return [int(size) for size in sizes]
+
+    @staticmethod
+    def refuse(reason: str) -> UnsupportedNodeError:
+        """The error to raise where this node cannot be lowered."""
+        return UnsupportedNodeError(reason)
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    def constant(self, number: bool | int | float, dtype: torch.dtype) -> ir.Value:
+        """A 0-d constant."""
+        return self.builder.constant(number, onnx_dtype(dtype))
+
+    def ints(self, numbers: Sequence[int]) -> ir.Value:
+        """A 1-D int64 constant."""
+        return self.builder.constant(list(numbers), ir.DataType.INT64)
+
+    def scalar(self, number: Number, dtype: torch.dtype) -> ir.Value:
+        """A 0-d value of a number that may be symbolic."""
+        if isinstance(number, torch.SymInt):
+            return self.cast(self._symbols.value(expression(number)), dtype)
+        if isinstance(number, (torch.SymFloat, torch.SymBool)):
+            raise UnsupportedNodeError(f"a {type(number).__name__} argument")
+        return self.constant(number, dtype)
+
+    def shape(self, sizes: Sequence[Size]) -> ir.Value:
+        """A 1-D int64 value of sizes, some of which may be symbolic."""
+        if not any(isinstance(size, torch.SymInt) for size in sizes):
+            return self.ints([int(size) for size in sizes])
+        parts = [
+            self.op.Reshape(self._symbols.value(expression(size)), [1])
+            if isinstance(size, torch.SymInt)
+            else self.ints([size])
+            for size in sizes
+        ]
+        return parts[0] if len(parts) == 1 else self.op.Concat(*parts, axis=0)
+
+    def cast(self, value: ir.Value, dtype: torch.dtype) -> ir.Value:
+        """`value` in `dtype`, itself where it has it already."""
+        if not is_representable(dtype):
+            raise UnsupportedNodeError(f"dtype {dtype} has no ONNX Runtime tensor")
+        to = onnx_dtype(dtype)
+        return value if value.dtype == to else self.op.Cast(value, to=to)
+
+    def reshape(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
+        """`value` reshaped to `sizes`; a zero is a size, not "keep"."""
+        zero = any(not isinstance(size, torch.SymInt) and size == 0 for size in sizes)
+        symbolic = any(isinstance(size, torch.SymInt) for size in sizes)
+        # allowzero keeps ONNX Runtime from some fusions, so it is set only where a size is or may be zero.
+        return self.op.Reshape(value, self.shape(sizes), **({"allowzero": 1} if zero or symbolic else {}))
+
+
+def _is_getitem(node: torch.fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem"

@@ -1,0 +1,1 @@
+"""Lowerings by family, forward and gradient side by side; registry.py imports every module of this folder."""

@@ -1,0 +1,230 @@
+"""Activation functions and their gradients.
+
+Those that torch's decompositions already write in a few elementwise operators (mish, hardshrink, threshold, glu, the
+gradients of the piecewise linear ones …) are not here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.ops.unary import log1p
+from ort_dynamo.lowering.promotion import promote
+from ort_dynamo.lowering.registry import lowering
+
+aten = torch.ops.aten
+
+_FLOAT = ir.DataType.FLOAT
+_TANH_SCALE = math.sqrt(2 / math.pi)  # Hendrycks & Gimpel, "Gaussian Error Linear Units", eq. 2
+_TANH_CUBE = 0.044715
+
+
+def _has(ctx: LoweringContext, op_type: str, value: ir.Value) -> bool:
+    return value.dtype is not None and ctx.target.takes(op_type, "com.microsoft", {"T": value.dtype})
+
+
+# -- gelu --------------------------------------------------------------------------------------------------------
+
+
+@lowering(aten.gelu.default)
+def gelu(ctx: LoweringContext, self: ir.Value, *, approximate: str = "none") -> ir.Value:
+    """gelu(Tensor self, *, str approximate='none') -> Tensor"""
+    (x,), _ = promote(ctx, self)
+    kernel = "Gelu" if approximate == "none" else "FastGelu"
+    if _has(ctx, kernel, x):
+        return ctx.cast(getattr(ctx.contrib, kernel)(x), ctx.out.dtype)
+    op = ctx.op
+    inner = op.Erf(op.Mul(x, math.sqrt(0.5))) if approximate == "none" else op.Tanh(_tanh_argument(ctx, x))
+    return ctx.cast(op.Mul(op.Mul(x, 0.5), op.Add(inner, 1.0)), ctx.out.dtype)
+
+
+@lowering(aten.gelu_backward.default)
+def gelu_backward(ctx: LoweringContext, grad: ir.Value, self: ir.Value, *, approximate: str = "none") -> ir.Value:
+    """gelu_backward(Tensor grad_output, Tensor self, *, str approximate='none') -> Tensor"""
+    (dy, x), _ = promote(ctx, grad, self)
+    op = ctx.op
+    if approximate == "none":
+        if _has(ctx, "GeluGrad", x):
+            return ctx.cast(ctx.contrib.GeluGrad(dy, x), ctx.out.dtype)
+        # x * N(x) + cdf(x)
+        density = op.Mul(op.Exp(op.Mul(op.Mul(x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
+        cumulative = op.Mul(op.Add(op.Erf(op.Mul(x, math.sqrt(0.5))), 1.0), 0.5)
+        slope = op.Add(op.Mul(x, density), cumulative)
+    else:
+        tanh = op.Tanh(_tanh_argument(ctx, x))
+        inner_slope = op.Add(op.Mul(op.Mul(x, x), 3 * _TANH_CUBE * _TANH_SCALE), _TANH_SCALE)
+        bend = op.Mul(op.Mul(x, op.Sub(1.0, op.Mul(tanh, tanh))), inner_slope)
+        slope = op.Mul(op.Add(op.Add(tanh, 1.0), bend), 0.5)
+    return ctx.cast(op.Mul(dy, slope), ctx.out.dtype)
+
+
+def _tanh_argument(ctx: LoweringContext, x: ir.Value) -> ir.Value:
+    op = ctx.op
+    return op.Mul(x, op.Add(op.Mul(op.Mul(x, x), _TANH_SCALE * _TANH_CUBE), _TANH_SCALE))  # type: ignore[no-any-return]
+
+
+# -- sigmoid, tanh, relu and their relatives -----------------------------------------------------------------------
+
+
+@lowering(aten.silu.default)
+def silu(ctx: LoweringContext, self: ir.Value) -> ir.Value:
+    """silu(Tensor self) -> Tensor"""
+    (x,), _ = promote(ctx, self)
+    if _has(ctx, "QuickGelu", x):
+        return ctx.cast(ctx.contrib.QuickGelu(x, alpha=1.0), ctx.out.dtype)
+    return ctx.cast(ctx.op.Mul(x, ctx.op.Sigmoid(x)), ctx.out.dtype)
+
+
+@lowering(aten.silu_backward.default)
+def silu_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.Value) -> ir.Value:
+    """silu_backward(Tensor grad_output, Tensor self) -> Tensor"""
+    (dy, x), _ = promote(ctx, grad_output, self)
+    op = ctx.op
+    sigmoid = op.Sigmoid(x)
+    slope = op.Mul(sigmoid, op.Add(op.Mul(x, op.Sub(1.0, sigmoid)), 1.0))
+    return ctx.cast(op.Mul(dy, slope), ctx.out.dtype)
+
+
+@lowering(aten.sigmoid_backward.default)
+def sigmoid_backward(ctx: LoweringContext, grad_output: ir.Value, output: ir.Value) -> ir.Value:
+    """sigmoid_backward(Tensor grad_output, Tensor output) -> Tensor"""
+    (dy, y), _ = promote(ctx, grad_output, output)
+    op = ctx.op
+    if _has(ctx, "SigmoidGrad", y):
+        return ctx.cast(ctx.contrib.SigmoidGrad(dy, y), ctx.out.dtype)
+    return ctx.cast(op.Mul(op.Mul(dy, op.Sub(1.0, y)), y), ctx.out.dtype)
+
+
+@lowering(aten.tanh_backward.default)
+def tanh_backward(ctx: LoweringContext, grad_output: ir.Value, output: ir.Value) -> ir.Value:
+    """tanh_backward(Tensor grad_output, Tensor output) -> Tensor"""
+    (dy, y), _ = promote(ctx, grad_output, output)
+    op = ctx.op
+    if _has(ctx, "TanhGrad", y):
+        return ctx.cast(ctx.contrib.TanhGrad(dy, y), ctx.out.dtype)
+    return ctx.cast(op.Mul(dy, op.Sub(1.0, op.Mul(y, y))), ctx.out.dtype)
+
+
+@lowering(aten.threshold_backward.default)
+def threshold_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.Value, threshold: Number) -> ir.Value:
+    """threshold_backward(Tensor grad_output, Tensor self, Scalar threshold) -> Tensor"""
+    (dy, x), dtype = promote(ctx, grad_output, self)
+    op = ctx.op
+    blocked = op.LessOrEqual(x, ctx.scalar(threshold, dtype))
+    return ctx.cast(op.Where(blocked, ctx.constant(0, dtype), dy), ctx.out.dtype)
+
+
+@lowering(aten.log_sigmoid_forward.default)
+def log_sigmoid_forward(ctx: LoweringContext, self: ir.Value) -> tuple[ir.Value | None, ir.Value | None]:
+    """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer)"""
+    (x,), _ = promote(ctx, self)
+    op = ctx.op
+    output, buffer = ctx.out
+    if 1 not in ctx.used:
+        second = None
+    elif buffer.numel() == 0:
+        second = op.Expand(ctx.constant(0, buffer.dtype), ctx.shape(buffer.shape))
+    else:
+        second = ctx.cast(op.Exp(op.Neg(op.Abs(x))), buffer.dtype)
+    return ctx.cast(op.Neg(_softplus(ctx, op.Neg(x))), output.dtype), second
+
+
+@lowering(aten.log_sigmoid_backward.default)
+def log_sigmoid_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.Value, buffer: ir.Value) -> ir.Value:
+    """log_sigmoid_backward(Tensor grad_output, Tensor self, Tensor buffer) -> Tensor"""
+    (dy, x), _ = promote(ctx, grad_output, self)
+    return ctx.cast(ctx.op.Mul(dy, ctx.op.Sigmoid(ctx.op.Neg(x))), ctx.out.dtype)
+
+
+def _softplus(ctx: LoweringContext, x: ir.Value) -> ir.Value:
+    op = ctx.op
+    if x.dtype == _FLOAT:
+        return op.Softplus(x)  # type: ignore[no-any-return]
+    return op.Add(op.Max(x, 0.0), log1p(ctx, op.Exp(op.Neg(op.Abs(x)))))  # type: ignore[no-any-return]
+
+
+@lowering(aten.softplus.default)
+def softplus(ctx: LoweringContext, self: ir.Value, beta: Number = 1, threshold: Number = 20) -> ir.Value:
+    """softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor"""
+    (x,), dtype = promote(ctx, self)
+    op = ctx.op
+    scaled = x if beta == 1 else op.Mul(x, ctx.scalar(beta, dtype))
+    result = _softplus(ctx, scaled)
+    if beta != 1:
+        result = op.Div(result, ctx.scalar(beta, dtype))
+    # Above the threshold torch gives x itself. Above 40 the two agree to the last digit of a float64, above 20 of a
+    # float32.
+    if not (isinstance(threshold, (int, float)) and threshold >= (20 if dtype == torch.float32 else 40)):
+        result = op.Where(op.Greater(scaled, ctx.scalar(threshold, dtype)), x, result)
+    return ctx.cast(result, ctx.out.dtype)
+
+
+# -- piecewise ---------------------------------------------------------------------------------------------------
+
+
+@lowering(aten.leaky_relu.default)
+def leaky_relu(ctx: LoweringContext, self: ir.Value, negative_slope: float = 0.01) -> ir.Value:
+    """leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"""
+    (x,), _ = promote(ctx, self)
+    op = ctx.op
+    if x.dtype == _FLOAT:
+        return ctx.cast(op.LeakyRelu(x, alpha=float(negative_slope)), ctx.out.dtype)
+    return ctx.cast(op.Where(op.Greater(x, 0.0), x, op.Mul(x, float(negative_slope))), ctx.out.dtype)
+
+
+@lowering(aten.leaky_relu_backward.default)
+def leaky_relu_backward(
+    ctx: LoweringContext, grad_output: ir.Value, self: ir.Value, negative_slope: float, self_is_result: bool
+) -> ir.Value:
+    """leaky_relu_backward(Tensor grad_output, Tensor self, Scalar negative_slope, bool self_is_result) -> Tensor"""
+    (dy, x), _ = promote(ctx, grad_output, self)
+    op = ctx.op
+    return ctx.cast(op.Where(op.Greater(x, 0.0), dy, op.Mul(dy, float(negative_slope))), ctx.out.dtype)
+
+
+@lowering(aten.elu.default)
+def elu(
+    ctx: LoweringContext, self: ir.Value, alpha: float = 1, scale: float = 1, input_scale: float = 1
+) -> ir.Value:
+    """elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor"""
+    (x,), _ = promote(ctx, self)
+    op = ctx.op
+    if x.dtype == _FLOAT and input_scale == 1:
+        result = op.Elu(x, alpha=float(alpha))
+        return ctx.cast(result if scale == 1 else op.Mul(result, float(scale)), ctx.out.dtype)
+    low = op.Mul(op.Min(x, 0.0), 0.5 * input_scale)
+    # expm1(2 h) = tanh(h) * (exp(2 h) + 1)
+    negative = op.Mul(op.Mul(op.Tanh(low), op.Add(op.Exp(op.Add(low, low)), 1.0)), float(alpha * scale))
+    return ctx.cast(op.Where(op.Greater(x, 0.0), op.Mul(x, float(scale)), negative), ctx.out.dtype)
+
+
+@lowering(aten.hardtanh.default)
+def hardtanh(ctx: LoweringContext, self: ir.Value, min_val: Number = -1, max_val: Number = 1) -> ir.Value:
+    """hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"""
+    (x,), dtype = promote(ctx, self)
+    return ctx.cast(ctx.op.Clip(x, ctx.scalar(min_val, dtype), ctx.scalar(max_val, dtype)), ctx.out.dtype)
+
+
+@lowering(aten.hardsigmoid.default)
+def hardsigmoid(ctx: LoweringContext, self: ir.Value) -> ir.Value:
+    """hardsigmoid(Tensor self) -> Tensor"""
+    (x,), _ = promote(ctx, self)
+    return ctx.cast(_hardsigmoid(ctx, x), ctx.out.dtype)
+
+
+@lowering(aten.hardswish.default)
+def hardswish(ctx: LoweringContext, self: ir.Value) -> ir.Value:
+    """hardswish(Tensor self) -> Tensor"""
+    (x,), _ = promote(ctx, self)
+    return ctx.cast(ctx.op.Mul(x, _hardsigmoid(ctx, x)), ctx.out.dtype)
+
+
+def _hardsigmoid(ctx: LoweringContext, x: ir.Value) -> ir.Value:
+    op = ctx.op
+    if x.dtype == _FLOAT:
+        return op.HardSigmoid(x, alpha=1 / 6, beta=0.5)  # type: ignore[no-any-return]
+    return op.Div(op.Clip(op.Add(x, 3.0), 0.0, 6.0), 6.0)  # type: ignore[no-any-return]

@@ -1,0 +1,302 @@
+"""Elementwise functions of two tensors, or of a tensor and a number."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.ops.unary import is_float, sign_bit, truncate, two
+from ort_dynamo.lowering.promotion import DEFAULT, INT_TO_FLOAT, KIND, promote
+from ort_dynamo.lowering.registry import lowering, register
+
+aten = torch.ops.aten
+
+Formula = Callable[[LoweringContext, ir.Value, ir.Value], ir.Value]
+Operand = ir.Value | Number
+
+
+def _single(op_type: str) -> Formula:
+    return lambda ctx, a, b: getattr(ctx.op, op_type)(a, b)
+
+
+# -- sums and products -------------------------------------------------------------------------------------------
+
+
+@lowering(aten.add.Tensor, aten.add.Scalar)
+def add(ctx: LoweringContext, self: Operand, other: Operand, alpha: Number = 1) -> ir.Value:
+    """add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
+    return _scaled(ctx, "Add", self, other, alpha)
+
+
+@lowering(aten.sub.Tensor, aten.sub.Scalar)
+def sub(ctx: LoweringContext, self: Operand, other: Operand, alpha: Number = 1) -> ir.Value:
+    """sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
+    return _scaled(ctx, "Sub", self, other, alpha)
+
+
+@lowering(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(ctx: LoweringContext, self: Operand, other: Operand, alpha: Number = 1) -> ir.Value:
+    """rsub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
+    return _scaled(ctx, "Sub", other, self, alpha)
+
+
+def _scaled(ctx: LoweringContext, op_type: str, left: Operand, right: Operand, alpha: Number) -> ir.Value:
+    """left (op) alpha * right"""
+    (a, b), dtype = promote(ctx, left, right)
+    if not (isinstance(alpha, (int, float)) and alpha == 1):
+        b = ctx.op.Mul(b, ctx.scalar(alpha, dtype))
+    return ctx.cast(getattr(ctx.op, op_type)(a, b), ctx.out.dtype)
+
+
+# -- quotients ---------------------------------------------------------------------------------------------------
+
+
+def _true_divide(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+    return ctx.op.Div(a, b)
+
+
+def _divide_trunc(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+    quotient = ctx.op.Div(a, b)
+    return truncate(ctx, quotient) if is_float(a) else quotient
+
+
+def _divide_floor(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+    op = ctx.op
+    if not is_float(a):
+        return op.Div(op.Sub(a, op.Mod(a, b)), b)
+    # Python's float floor division, as in c10::div_floor_floating: floor(a / b) is one too large where a / b rounds up.
+    remainder = op.Mod(a, b, fmod=1)
+    quotient = op.Round(op.Div(op.Sub(a, remainder), b))
+    lower = op.And(op.Not(op.Equal(remainder, 0.0)), op.Xor(op.Less(b, 0.0), op.Less(remainder, 0.0)))
+    return op.Where(op.Equal(b, 0.0), op.Div(a, b), op.Where(lower, op.Sub(quotient, 1.0), quotient))
+
+
+def _remainder(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+    op = ctx.op
+    if not is_float(a):
+        return op.Mod(a, b)
+    remainder = op.Mod(a, b, fmod=1)
+    other_sign = op.And(op.Not(op.Equal(remainder, 0.0)), op.Xor(op.Less(b, 0.0), op.Less(remainder, 0.0)))
+    return op.Where(other_sign, op.Add(remainder, b), remainder)
+
+
+def _fmod(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+    return ctx.op.Mod(a, b, fmod=1)
+
+
+_QUOTIENTS: dict[str | None, Formula] = {None: _true_divide, "trunc": _divide_trunc, "floor": _divide_floor}
+
+
+@lowering(aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div(ctx: LoweringContext, self: Operand, other: Operand, rounding_mode: str | None = None) -> ir.Value:
+    """div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor"""
+    kind = DEFAULT if rounding_mode else INT_TO_FLOAT
+    return _apply_quotient(_QUOTIENTS[rounding_mode], kind, ctx, self, other)
+
+
+def _apply_quotient(formula: Formula, kind: KIND, ctx: LoweringContext, self: Operand, other: Operand) -> ir.Value:
+    (a, b), dtype = promote(ctx, self, other, kind=kind)
+    if not dtype.is_floating_point and (isinstance(other, ir.Value) or other == 0):
+        # onnxruntime-training 1.19.2 ends the process on an integer division by zero; torch raises.
+        raise ctx.refuse("an integer division whose divisor may be zero")
+    return ctx.cast(formula(ctx, a, b), ctx.out.dtype)
+
+
+# -- powers ------------------------------------------------------------------------------------------------------
+
+
+@lowering(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow_tensor(ctx: LoweringContext, self: Operand, exponent: Operand) -> ir.Value:
+    """pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor"""
+    (base, power), dtype = promote(ctx, self, exponent)
+    if dtype == torch.int64:
+        raise ctx.refuse("an int64 power: ONNX Runtime computes it in float64")
+    return ctx.cast(ctx.op.Pow(base, power), ctx.out.dtype)
+
+
+@lowering(aten.pow.Tensor_Scalar)
+def pow_scalar(ctx: LoweringContext, self: ir.Value, exponent: Number) -> ir.Value:
+    """pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor"""
+    (x, power), dtype = promote(ctx, self, exponent)
+    op = ctx.op
+    if isinstance(exponent, (int, float)) and exponent == int(exponent if math.isfinite(exponent) else 0):
+        whole = int(exponent)
+        if whole == 0:
+            return op.Expand(ctx.constant(1, ctx.out.dtype), ctx.shape(ctx.out.shape))
+        if 1 <= whole <= (3 if dtype.is_floating_point else 64):
+            return ctx.cast(_product(ctx, x, whole), ctx.out.dtype)
+    if not dtype.is_floating_point:
+        raise ctx.refuse(f"an integer power of {exponent}")
+    # The special cases of torch's own kernel.
+    match exponent:
+        case 0.5:
+            result = op.Sqrt(x)
+        case -0.5:
+            result = op.Reciprocal(op.Sqrt(x))
+        case -1:
+            result = op.Reciprocal(x)
+        case -2:
+            result = op.Reciprocal(op.Mul(x, x))
+        case _:
+            result = op.Pow(x, power)
+    return ctx.cast(result, ctx.out.dtype)
+
+
+def _product(ctx: LoweringContext, x: ir.Value, count: int) -> ir.Value:
+    """x multiplied with itself, `count` factors, by repeated squaring."""
+    result: ir.Value | None = None
+    while True:
+        if count & 1:
+            result = x if result is None else ctx.op.Mul(result, x)
+        count >>= 1
+        if not count:
+            assert result is not None
+            return result
+        x = ctx.op.Mul(x, x)
+
+
+# -- extrema and geometry ----------------------------------------------------------------------------------------
+
+
+def _ignoring_nan(op_type: str) -> Formula:
+    def extremum(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+        op = ctx.op
+        result = getattr(op, op_type)(a, b)
+        return op.Where(op.IsNaN(a), b, op.Where(op.IsNaN(b), a, result)) if is_float(a) else result
+
+    return extremum
+
+
+def _copysign(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+    op = ctx.op
+    magnitude = op.Abs(a)
+    return op.Where(sign_bit(ctx, b), op.Neg(magnitude), magnitude)
+
+
+def _atan2(ctx: LoweringContext, y: ir.Value, x: ir.Value) -> ir.Value:
+    # atan of the smaller magnitude over the larger keeps the quotient in [0, 1]; the octant comes back by reflection.
+    op = ctx.op
+    ay, ax = op.Abs(y), op.Abs(x)
+    low, high = op.Min(ay, ax), op.Max(ay, ax)
+    quotient = op.Where(op.Equal(low, high), 1.0, op.Div(low, high))  # inf / inf is 1 …
+    quotient = op.Where(op.Equal(high, 0.0), 0.0, quotient)  # … and 0 / 0 is 0
+    angle = op.Atan(quotient)
+    angle = op.Where(op.Greater(ay, ax), op.Sub(math.pi / 2, angle), angle)
+    angle = op.Where(sign_bit(ctx, x), op.Sub(math.pi, angle), angle)
+    return op.Where(sign_bit(ctx, y), op.Neg(angle), angle)
+
+
+def _hypot(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+    op = ctx.op
+    aa, ab = op.Abs(a), op.Abs(b)
+    low, high = op.Min(aa, ab), op.Max(aa, ab)
+    plain = op.Or(op.Equal(high, 0.0), op.Equal(high, math.inf))
+    ratio = op.Div(low, op.Where(plain, 1.0, high))
+    scaled = op.Mul(high, op.Sqrt(op.Add(op.Mul(ratio, ratio), 1.0)))
+    return op.Where(plain, high, scaled)
+
+
+# -- bits --------------------------------------------------------------------------------------------------------
+
+
+def _bitwise(op_type: str) -> Formula:
+    def formula(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+        return getattr(ctx.op, op_type if a.dtype == ir.DataType.BOOL else f"Bitwise{op_type}")(a, b)
+
+    return formula
+
+
+def _left_shift(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+    return ctx.op.Mul(a, ctx.op.Pow(two(ctx, a), b))
+
+
+def _right_shift(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+    return _divide_floor(ctx, a, ctx.op.Pow(two(ctx, a), b))
+
+
+# -- tables ------------------------------------------------------------------------------------------------------
+
+_TYPE_KEEPING: dict[torch._ops.OpOverload, Formula] = {
+    aten.mul.Tensor: _single("Mul"),
+    aten.mul.Scalar: _single("Mul"),
+    aten.maximum.default: _single("Max"),
+    aten.minimum.default: _single("Min"),
+    aten.fmax.default: _ignoring_nan("Max"),
+    aten.fmin.default: _ignoring_nan("Min"),
+    aten.hypot.default: _hypot,
+    aten.bitwise_and.Tensor: _bitwise("And"),
+    aten.bitwise_and.Scalar: _bitwise("And"),
+    aten.bitwise_and.Scalar_Tensor: _bitwise("And"),
+    aten.bitwise_or.Tensor: _bitwise("Or"),
+    aten.bitwise_or.Scalar: _bitwise("Or"),
+    aten.bitwise_or.Scalar_Tensor: _bitwise("Or"),
+    aten.bitwise_xor.Tensor: _bitwise("Xor"),
+    aten.bitwise_xor.Scalar: _bitwise("Xor"),
+    aten.bitwise_xor.Scalar_Tensor: _bitwise("Xor"),
+    aten.bitwise_left_shift.Tensor: _left_shift,
+    aten.bitwise_left_shift.Tensor_Scalar: _left_shift,
+    aten.bitwise_left_shift.Scalar_Tensor: _left_shift,
+    aten.bitwise_right_shift.Tensor: _right_shift,
+    aten.bitwise_right_shift.Tensor_Scalar: _right_shift,
+    aten.bitwise_right_shift.Scalar_Tensor: _right_shift,
+    aten.eq.Tensor: _single("Equal"),
+    aten.eq.Scalar: _single("Equal"),
+    aten.ne.Tensor: lambda ctx, a, b: ctx.op.Not(ctx.op.Equal(a, b)),
+    aten.ne.Scalar: lambda ctx, a, b: ctx.op.Not(ctx.op.Equal(a, b)),
+    aten.lt.Tensor: _single("Less"),
+    aten.lt.Scalar: _single("Less"),
+    aten.le.Tensor: _single("LessOrEqual"),
+    aten.le.Scalar: _single("LessOrEqual"),
+    aten.gt.Tensor: _single("Greater"),
+    aten.gt.Scalar: _single("Greater"),
+    aten.ge.Tensor: _single("GreaterOrEqual"),
+    aten.ge.Scalar: _single("GreaterOrEqual"),
+}
+
+_MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
+    aten.atan2.default: _atan2,
+    aten.copysign.Tensor: _copysign,
+    aten.copysign.Scalar: _copysign,
+}
+"""Integers are computed in the default floating-point dtype."""
+
+_REMAINDERS: dict[torch._ops.OpOverload, Formula] = {
+    aten.floor_divide.default: _divide_floor,
+    aten.floor_divide.Scalar: _divide_floor,
+    aten.remainder.Tensor: _remainder,
+    aten.remainder.Scalar: _remainder,
+    aten.remainder.Scalar_Tensor: _remainder,
+    aten.fmod.Tensor: _fmod,
+    aten.fmod.Scalar: _fmod,
+}
+
+_LOGICAL: dict[torch._ops.OpOverload, str] = {
+    aten.logical_and.default: "And",
+    aten.logical_or.default: "Or",
+    aten.logical_xor.default: "Xor",
+}
+
+
+def _apply(formula: Formula, kind: KIND, ctx: LoweringContext, self: Operand, other: Operand) -> ir.Value:
+    (a, b), _ = promote(ctx, self, other, kind=kind)
+    return ctx.cast(formula(ctx, a, b), ctx.out.dtype)
+
+
+def _logical(op_type: str, ctx: LoweringContext, self: ir.Value, other: ir.Value) -> ir.Value:
+    result: ir.Value = getattr(ctx.op, op_type)(ctx.cast(self, torch.bool), ctx.cast(other, torch.bool))
+    return result
+
+
+for _overload, _formula in _TYPE_KEEPING.items():
+    register(_overload, functools.partial(_apply, _formula, DEFAULT))
+for _overload, _formula in _MATHEMATICAL.items():
+    register(_overload, functools.partial(_apply, _formula, INT_TO_FLOAT))
+for _overload, _formula in _REMAINDERS.items():
+    register(_overload, functools.partial(_apply_quotient, _formula, DEFAULT))
+for _overload, _op_type in _LOGICAL.items():
+    register(_overload, functools.partial(_logical, _op_type))

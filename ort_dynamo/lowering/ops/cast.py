@@ -1,0 +1,55 @@
+"""Changes of dtype, and copies that change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.lowering.registry import lowering
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+@lowering(aten._to_copy.default, prims.convert_element_type.default)
+def to_copy(ctx: LoweringContext, self: ir.Value, *args: Any, **kwargs: Any) -> ir.Value:
+    """_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, ...) -> Tensor"""
+    if ctx.out.device != ctx.fake(self).device:
+        raise ctx.refuse(f"a copy from {ctx.fake(self).device} to {ctx.out.device}")
+    return ctx.cast(self, ctx.out.dtype)
+
+
+@lowering(
+    aten.clone.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.contiguous.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+    aten.positive.default,
+)
+def same(ctx: LoweringContext, self: ir.Value, **kwargs: Any) -> ir.Value:
+    """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"""
+    return self
+
+
+@lowering(aten.copy.default)
+def copy(ctx: LoweringContext, self: ir.Value, src: ir.Value, non_blocking: bool = False) -> ir.Value:
+    """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor"""
+    if ctx.out.device != ctx.fake(src).device:
+        raise ctx.refuse(f"a copy from {ctx.fake(src).device} to {ctx.out.device}")
+    value = ctx.cast(src, ctx.out.dtype)
+    if ctx.sizes(src) == tuple(ctx.out.shape):
+        return value
+    return ctx.op.Expand(value, ctx.shape(ctx.out.shape))  # type: ignore[no-any-return]
+
+
+@lowering(aten.view.dtype)
+def view_dtype(ctx: LoweringContext, self: ir.Value, dtype: torch.dtype) -> ir.Value:
+    """view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)"""
+    if dtype != ctx.dtype(self):
+        raise ctx.refuse("the bytes of one dtype read as another")
+    return self

@@ -1,0 +1,106 @@
+"""Elementwise functions of three operands: clamps, interpolation, fused multiply-adds."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.promotion import INT_TO_FLOAT, promote
+from ort_dynamo.lowering.registry import lowering
+
+aten = torch.ops.aten
+
+
+@lowering(aten.clamp.default)
+def clamp(ctx: LoweringContext, self: ir.Value, min: Number | None = None, max: Number | None = None) -> ir.Value:
+    """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"""
+    bounds = [bound for bound in (min, max) if bound is not None]
+    (x, *_), dtype = promote(ctx, self, *bounds)
+    if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
+        result = ctx.op.Expand(ctx.constant(math.nan, dtype), ctx.shape(ctx.out.shape))
+    else:
+        low, high = (None if bound is None else ctx.scalar(bound, dtype) for bound in (min, max))
+        result = ctx.op.Clip(x, low) if high is None else ctx.op.Clip(x, low, high)
+    return ctx.cast(result, ctx.out.dtype)
+
+
+@lowering(aten.clamp.Tensor)
+def clamp_tensor(
+    ctx: LoweringContext, self: ir.Value, min: ir.Value | None = None, max: ir.Value | None = None
+) -> ir.Value:
+    """clamp.Tensor(Tensor self, Tensor? min=None, Tensor? max=None) -> Tensor"""
+    (result, *bounds), _ = promote(ctx, self, *(bound for bound in (min, max) if bound is not None))
+    if min is not None:
+        result = ctx.op.Max(result, bounds[0])
+    if max is not None:
+        result = ctx.op.Min(result, bounds[-1])
+    return ctx.cast(result, ctx.out.dtype)
+
+
+@lowering(aten.clamp_min.default)
+def clamp_min(ctx: LoweringContext, self: ir.Value, min: Number) -> ir.Value:
+    """clamp_min(Tensor self, Scalar min) -> Tensor"""
+    return clamp(ctx, self, min)
+
+
+@lowering(aten.clamp_max.default)
+def clamp_max(ctx: LoweringContext, self: ir.Value, max: Number) -> ir.Value:
+    """clamp_max(Tensor self, Scalar max) -> Tensor"""
+    return clamp(ctx, self, None, max)
+
+
+@lowering(aten.clamp_min.Tensor)
+def clamp_min_tensor(ctx: LoweringContext, self: ir.Value, min: ir.Value) -> ir.Value:
+    """clamp_min.Tensor(Tensor self, Tensor min) -> Tensor"""
+    return clamp_tensor(ctx, self, min)
+
+
+@lowering(aten.clamp_max.Tensor)
+def clamp_max_tensor(ctx: LoweringContext, self: ir.Value, max: ir.Value) -> ir.Value:
+    """clamp_max.Tensor(Tensor self, Tensor max) -> Tensor"""
+    return clamp_tensor(ctx, self, None, max)
+
+
+@lowering(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(ctx: LoweringContext, self: ir.Value, end: ir.Value, weight: ir.Value | Number) -> ir.Value:
+    """lerp.Tensor(Tensor self, Tensor end, Tensor weight) -> Tensor"""
+    op = ctx.op
+    if isinstance(weight, ir.Value):
+        (a, b, w), dtype = promote(ctx, self, end, weight)
+    else:
+        (a, b), dtype = promote(ctx, self, end)
+        w = ctx.scalar(weight, dtype)
+    difference = op.Sub(b, a)
+    # The two forms of torch's kernel: each is exact at its own end.
+    near = op.Add(a, op.Mul(w, difference))
+    far = op.Sub(b, op.Mul(difference, op.Sub(1.0, w)))
+    if isinstance(weight, (int, float)):
+        result = near if abs(weight) < 0.5 else far
+    else:
+        result = op.Where(op.Less(op.Abs(w), 0.5), near, far)
+    return ctx.cast(result, ctx.out.dtype)
+
+
+@lowering(aten.addcmul.default)
+def addcmul(
+    ctx: LoweringContext, self: ir.Value, tensor1: ir.Value, tensor2: ir.Value, *, value: Number = 1
+) -> ir.Value:
+    """addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
+    (a, b, c), dtype = promote(ctx, self, tensor1, tensor2)
+    if value != 1:
+        b = ctx.op.Mul(b, ctx.scalar(value, dtype))
+    return ctx.cast(ctx.op.Add(a, ctx.op.Mul(b, c)), ctx.out.dtype)
+
+
+@lowering(aten.addcdiv.default)
+def addcdiv(
+    ctx: LoweringContext, self: ir.Value, tensor1: ir.Value, tensor2: ir.Value, *, value: Number = 1
+) -> ir.Value:
+    """addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
+    (a, b, c), dtype = promote(ctx, self, tensor1, tensor2, kind=INT_TO_FLOAT)
+    if value != 1:
+        b = ctx.op.Mul(b, ctx.scalar(value, dtype))
+    return ctx.cast(ctx.op.Add(a, ctx.op.Div(b, c)), ctx.out.dtype)

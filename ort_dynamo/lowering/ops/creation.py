@@ -1,0 +1,107 @@
+"""Tensors from numbers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Number, Size
+from ort_dynamo.lowering.registry import lowering, register
+
+aten = torch.ops.aten
+
+
+def filled(ctx: LoweringContext, number: Number) -> ir.Value:
+    """A tensor like the node's output, every element `number`."""
+    value = ctx.scalar(number, ctx.out.dtype)
+    if ctx.out.dim() == 0:
+        return value
+    return ctx.op.Expand(value, ctx.shape(ctx.out.shape))  # type: ignore[no-any-return]
+
+
+def _fill(number: Number, ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
+    return filled(ctx, number)
+
+
+_FILLS: dict[torch._ops.OpOverload, Number] = {
+    aten.zeros.default: 0,
+    aten.zeros_like.default: 0,
+    aten.new_zeros.default: 0,
+    aten.zero.default: 0,
+    aten.ones.default: 1,
+    aten.ones_like.default: 1,
+    aten.new_ones.default: 1,
+    # Nobody may rely on what an empty tensor holds.
+    aten.empty.memory_format: 0,
+    aten.empty_like.default: 0,
+    aten.empty_strided.default: 0,
+    aten.new_empty.default: 0,
+    aten.new_empty_strided.default: 0,
+}
+
+for _overload, _number in _FILLS.items():
+    register(_overload, functools.partial(_fill, _number))
+
+
+@lowering(aten.full.default, aten.full_like.default, aten.fill.Scalar)
+def full(ctx: LoweringContext, size: Any, fill_value: Number, **kwargs: Any) -> ir.Value:
+    """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, ...) -> Tensor"""
+    return filled(ctx, fill_value)
+
+
+@lowering(aten.new_full.default)
+def new_full(ctx: LoweringContext, self: ir.Value, size: Any, fill_value: Number, **kwargs: Any) -> ir.Value:
+    """new_full(Tensor self, SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, ...) -> Tensor"""
+    return filled(ctx, fill_value)
+
+
+@lowering(aten.fill.Tensor)
+def fill_tensor(ctx: LoweringContext, self: ir.Value, value: ir.Value) -> ir.Value:
+    """fill.Tensor(Tensor self, Tensor value) -> Tensor"""
+    number = ctx.cast(value, ctx.out.dtype)
+    return ctx.op.Expand(number, ctx.shape(ctx.out.shape))  # type: ignore[no-any-return]
+
+
+@lowering(aten.scalar_tensor.default)
+def scalar_tensor(ctx: LoweringContext, s: Number, **kwargs: Any) -> ir.Value:
+    """scalar_tensor(Scalar s, *, ScalarType? dtype=None, ...) -> Tensor"""
+    return ctx.scalar(s, ctx.out.dtype)
+
+
+@lowering(aten.arange.start_step)
+def arange(ctx: LoweringContext, start: Number, end: Number, step: Number = 1, **kwargs: Any) -> ir.Value:
+    """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, ...) -> Tensor"""
+    op = ctx.op
+    (count,) = ctx.out.shape
+    index = op.Range(ctx.constant(0, torch.int64), ctx.scalar(count, torch.int64), ctx.constant(1, torch.int64))
+    # start + index * step as torch computes it: in float64, or int64, and rounded once.
+    dtype = torch.float64 if ctx.out.dtype.is_floating_point else torch.int64
+    value = ctx.cast(index, dtype)
+    if not _is(step, 1):
+        value = op.Mul(value, _number(ctx, step, dtype))
+    if not _is(start, 0):
+        value = op.Add(value, _number(ctx, start, dtype))
+    return ctx.cast(value, ctx.out.dtype)
+
+
+def _is(number: Number, what: int) -> bool:
+    return isinstance(number, (int, float)) and number == what
+
+
+def _number(ctx: LoweringContext, number: Number, dtype: torch.dtype) -> ir.Value:
+    if dtype == torch.int64 and isinstance(number, float):
+        number = int(number)
+    return ctx.scalar(number, dtype)
+
+
+@lowering(aten.tril_indices.default, aten.triu_indices.default)
+def triangle_indices(ctx: LoweringContext, row: Size, col: Size, offset: int = 0, **kwargs: Any) -> ir.Value:
+    """tril_indices(int row, int col, int offset=0, *, ScalarType? dtype=long, ...) -> Tensor"""
+    rows, columns = ctx.static([row, col], "the size of the triangle")
+    function = torch.tril_indices if ctx.node.target == aten.tril_indices.default else torch.triu_indices
+    with torch._C._DisableTorchDispatch():
+        numbers = function(rows, columns, offset).flatten().tolist()
+    return ctx.cast(ctx.op.Reshape(ctx.ints(numbers), [2, len(numbers) // 2]), ctx.out.dtype)

@@ -1,0 +1,103 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.registry import lowering
+
+aten = torch.ops.aten
+
+
+def transposed(value: ir.Value) -> ir.Value | None:
+    """The value of which `value` is the transpose in its last two dimensions, if it is one."""
+    node = value.producer()
+    if node is None or node.op_type != "Transpose" or node.domain:
+        return None
+    perm = node.attributes["perm"].as_ints()
+    rank = len(perm)
+    if rank < 2 or list(perm) != [*range(rank - 2), rank - 1, rank - 2]:
+        return None
+    return node.inputs[0]
+
+
+def product(ctx: LoweringContext, a: ir.Value, b: ir.Value, alpha: float = 1.0) -> ir.Value:
+    """alpha * a @ b over the last two dimensions; a transposed operand becomes an attribute, not a copy."""
+    if ctx.sizes(a)[-1] == 0:  # onnxruntime-training 1.19.2 leaves the output as it found the memory
+        return ctx.op.Expand(ctx.constant(0, ctx.dtype(a)), ctx.shape(ctx.out.shape))  # type: ignore[no-any-return]
+    ta, tb = transposed(a), transposed(b)
+    assert a.dtype is not None
+    fused = ctx.target.takes("FusedMatMul", "com.microsoft", {"T": a.dtype})
+    if fused and (alpha != 1.0 or ta is not None or tb is not None):
+        return ctx.contrib.FusedMatMul(  # type: ignore[no-any-return]
+            a if ta is None else ta,
+            b if tb is None else tb,
+            alpha=float(alpha),
+            transA=int(ta is not None),
+            transB=int(tb is not None),
+        )
+    result: ir.Value = ctx.op.MatMul(a, b)
+    return result if alpha == 1.0 else ctx.op.Mul(result, alpha)  # type: ignore[no-any-return]
+
+
+@lowering(aten.mm.default)
+def mm(ctx: LoweringContext, self: ir.Value, mat2: ir.Value) -> ir.Value:
+    """mm(Tensor self, Tensor mat2) -> Tensor"""
+    return product(ctx, self, mat2)
+
+
+@lowering(aten.bmm.default)
+def bmm(ctx: LoweringContext, self: ir.Value, mat2: ir.Value) -> ir.Value:
+    """bmm(Tensor self, Tensor mat2) -> Tensor"""
+    return product(ctx, self, mat2)
+
+
+@lowering(aten.addmm.default)
+def addmm(
+    ctx: LoweringContext, self: ir.Value, mat1: ir.Value, mat2: ir.Value, *, beta: Number = 1, alpha: Number = 1
+) -> ir.Value:
+    """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    if beta == 0 or ctx.sizes(mat1)[-1] == 0 or not ctx.out.dtype.is_floating_point:
+        return _plus(ctx, self, product(ctx, mat1, mat2, alpha), beta)
+    ta, tb = transposed(mat1), transposed(mat2)
+    return ctx.op.Gemm(  # type: ignore[no-any-return]
+        mat1 if ta is None else ta,
+        mat2 if tb is None else tb,
+        self,
+        alpha=float(alpha),
+        beta=float(beta),
+        transA=int(ta is not None),
+        transB=int(tb is not None),
+    )
+
+
+@lowering(aten.baddbmm.default)
+def baddbmm(
+    ctx: LoweringContext, self: ir.Value, batch1: ir.Value, batch2: ir.Value, *, beta: Number = 1, alpha: Number = 1
+) -> ir.Value:
+    """baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    return _plus(ctx, self, product(ctx, batch1, batch2, alpha), beta)
+
+
+@lowering(aten.mv.default, aten.dot.default, aten.vdot.default)
+def mv(ctx: LoweringContext, self: ir.Value, vec: ir.Value) -> ir.Value:
+    """mv(Tensor self, Tensor vec) -> Tensor"""
+    return product(ctx, self, vec)
+
+
+@lowering(aten.addmv.default)
+def addmv(
+    ctx: LoweringContext, self: ir.Value, mat: ir.Value, vec: ir.Value, *, beta: Number = 1, alpha: Number = 1
+) -> ir.Value:
+    """addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    return _plus(ctx, self, product(ctx, mat, vec, alpha), beta)
+
+
+def _plus(ctx: LoweringContext, bias: ir.Value, result: ir.Value, beta: Number) -> ir.Value:
+    """result + beta * bias; with beta 0 a nan in the bias does not spread."""
+    if beta == 0:
+        return result
+    scaled = bias if beta == 1 else ctx.op.Mul(bias, ctx.scalar(beta, ctx.out.dtype))
+    return ctx.op.Add(result, scaled)  # type: ignore[no-any-return]

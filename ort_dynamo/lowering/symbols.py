@@ -1,0 +1,121 @@
+"""Symbolic sizes inside a graph: a sympy expression over size symbols becomes an int64 value."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import sympy
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils._sympy import functions as F
+
+from ort_dynamo.errors import UnsupportedNodeError
+from ort_dynamo.lowering.builder import LoweringBuilder
+
+__all__ = ["FoundSymbols", "Symbols", "expression", "known_dims", "symbols_of"]
+
+
+def expression(size: int | torch.SymInt) -> sympy.Expr:
+    """The sympy expression of a size; a plain int becomes a sympy Integer. Installs no guard."""
+    if isinstance(size, torch.SymInt):
+        expr: sympy.Expr = size.node.expr
+        return expr
+    return sympy.Integer(size)
+
+
+class Symbols:
+    """Knows, for each size expression that some graph input carries, how to read it.
+
+    Values are int64 and 0-d. Each expression is built once per graph.
+    """
+
+    def __init__(self, builder: LoweringBuilder) -> None:
+        self._builder = builder
+        self._op = builder.op
+        self._readers: dict[sympy.Expr, Callable[[], ir.Value]] = {}
+        self._values: dict[sympy.Expr, ir.Value] = {}
+
+    def offer_scalar(self, expr: sympy.Expr, value: ir.Value) -> None:
+        """`value`, an int64 scalar input, is `expr`."""
+        self._values.setdefault(expr, value)
+
+    def offer_dim(self, expr: sympy.Expr, value: ir.Value, axis: int) -> None:
+        """Dimension `axis` of the graph input `value` is `expr`."""
+        self._readers.setdefault(expr, lambda: self._read_dim(value, axis))
+
+    def value(self, expr: sympy.Expr) -> ir.Value:
+        """An int64 0-d value equal to `expr`.
+
+        Raises:
+            UnsupportedNodeError: a symbol that no input carries, or a function with no ONNX form here.
+        """
+        if expr not in self._values:
+            self._values[expr] = self._build(expr)
+        return self._values[expr]
+
+    def _read_dim(self, value: ir.Value, axis: int) -> ir.Value:
+        return self._op.Squeeze(self._op.Shape(value, start=axis, end=axis + 1), [0])
+
+    def _build(self, expr: sympy.Expr) -> ir.Value:
+        if expr in self._readers:
+            return self._readers[expr]()
+        op = self._op
+        if expr.is_Integer:
+            return self._builder.constant(int(expr), ir.DataType.INT64)
+        args = expr.args
+        match expr:
+            case sympy.Add():
+                return functools.reduce(op.Add, map(self.value, args))
+            case sympy.Mul() if all(a.is_integer for a in args):
+                return functools.reduce(op.Mul, map(self.value, args))
+            case sympy.Pow() if args[1].is_Integer and int(args[1]) > 0:
+                return functools.reduce(op.Mul, [self.value(args[0])] * int(args[1]))
+            case sympy.Max() | F.Max():
+                return op.Max(*map(self.value, args))
+            case sympy.Min() | F.Min():
+                return op.Min(*map(self.value, args))
+            case F.FloorDiv() | F.CleanDiv():
+                return self._floor_div(*map(self.value, args))
+            case F.ModularIndexing():
+                base, divisor, modulus = map(self.value, args)
+                return op.Mod(self._floor_div(base, divisor), modulus)
+            case F.Mod() | F.PythonMod() | sympy.Mod():
+                return op.Mod(*map(self.value, args))
+        raise UnsupportedNodeError(f"the size {expr} cannot be computed from the graph's inputs")
+
+    def _floor_div(self, dividend: ir.Value, divisor: ir.Value) -> ir.Value:
+        # ONNX integer Div truncates. Mod has the divisor's sign, so dividend - Mod is an exact multiple.
+        op = self._op
+        return op.Div(op.Sub(dividend, op.Mod(dividend, divisor)), divisor)
+
+
+def known_dims(fake: Any) -> list[tuple[int, sympy.Expr]]:
+    """(axis, expression) for each symbolic dimension of a fake tensor."""
+    return [(axis, size.node.expr) for axis, size in enumerate(fake.shape) if isinstance(size, torch.SymInt)]
+
+
+@dataclass(frozen=True)
+class FoundSymbols:
+    """Size symbols in a fake value.
+
+    Attributes:
+        free: every symbol in any of its sizes.
+        whole: those that are a size by themselves, so that the value carries them.
+    """
+
+    free: frozenset[sympy.Symbol]
+    whole: frozenset[sympy.Symbol]
+
+
+def symbols_of(fake: Any) -> FoundSymbols:
+    """The size symbols of a fake value: a tensor, a number, or a tuple of them."""
+    exprs: list[sympy.Expr] = []
+    for leaf in tree_leaves(fake):
+        sizes = leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,)
+        exprs.extend(size.node.expr for size in sizes if isinstance(size, torch.SymInt))
+    free = frozenset(symbol for expr in exprs for symbol in expr.free_symbols)
+    return FoundSymbols(free, frozenset(expr for expr in exprs if expr.is_Symbol))

@@ -1,0 +1,120 @@
+"""The long tail: overloads without a lowering of our own go through onnxscript's torch_lib.
+
+torch_lib was written for inference export, so what comes from it is checked: one traced function with kernels on the
+target for every node, and torch's dtypes. A function that was seen to be wrong is listed in WRONG.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import onnx_ir as ir
+import onnxscript
+import torch
+from torch.onnx import errors as torch_onnx_errors
+from torch.onnx._internal.exporter import _building, _errors, _tensors
+
+from ort_dynamo.dtypes import TORCH_TO_ONNX
+from ort_dynamo.errors import UnsupportedNodeError
+from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.target import OPSET
+
+__all__ = ["WRONG", "call"]
+
+aten = torch.ops.aten
+
+WRONG: dict[Any, str] = {
+    aten.nll_loss_forward.default: "total_weight counts the batch, not the weights",
+}
+"""Overload -> what torch_lib's function gets wrong."""
+
+
+def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Lower `ctx.node` by torch_lib's function for its overload.
+
+    Args:
+        args, kwargs: the node's own, tensors as ir.Value.
+
+    Returns:
+        What a lowering returns.
+
+    Raises:
+        UnsupportedNodeError: torch_lib has no function, or one this target cannot run.
+    """
+    target = ctx.node.target
+    if target in WRONG:
+        raise UnsupportedNodeError(f"no lowering for {target}; torch_lib's is wrong: {WRONG[target]}")
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        raise UnsupportedNodeError("a random draw that reads data: torch draws it")
+    function = _find_function(target)
+    if function is None:
+        raise UnsupportedNodeError(f"no lowering for {target}")
+    if any(isinstance(a, (torch.SymInt, torch.SymFloat)) for a in _leaves((args, kwargs))):
+        raise UnsupportedNodeError(f"no lowering of our own for {target}, and torch_lib's would fix a symbolic size")
+
+    opset = onnxscript.values.Opset("", OPSET)
+    aliases: dict[ir.Value, ir.Value] = {}
+
+    def alias(value: Any) -> Any:
+        if not isinstance(value, ir.Value):
+            return value
+        if value not in aliases:
+            aliases[value] = _tensors.SymbolicTensor(opset, value.name, value.shape, value.type)
+        return aliases[value]
+
+    kwargs = {k: v for k, v in kwargs.items() if k not in ("layout", "device", "pin_memory", "memory_format")}
+    kwargs = {k: _dtype_code(v) for k, v in kwargs.items()}
+    tracer = _building.OpRecorder(opset, {})
+    try:
+        with onnxscript.evaluator.default_as(tracer):
+            outputs = function(
+                *torch.utils._pytree.tree_map(alias, args), **torch.utils._pytree.tree_map(alias, kwargs)
+            )
+    except (_errors.GraphConstructionError, torch_onnx_errors.OnnxExporterError, TypeError, ValueError) as error:
+        # torch_lib says "not supported" in many ways; each is a reason to run this one node in eager.
+        raise UnsupportedNodeError(f"torch_lib cannot lower {target}: {error.__cause__ or error}") from error
+    if tracer.functions:
+        raise UnsupportedNodeError(f"torch_lib lowers {target} to a function call, not to operators")
+    for value, stand_in in aliases.items():
+        ir.convenience.replace_all_uses_with(stand_in, value)
+    _adopt(ctx, tracer.nodes)
+    return _typed(ctx, outputs, {stand_in: value for value, stand_in in aliases.items()})
+
+
+@functools.cache
+def _find_function(overload: torch._ops.OpOverload) -> Any:
+    import onnxscript.function_libs.torch_lib.ops  # fills the registry; takes a second, so only when needed
+    from onnxscript.function_libs.torch_lib.registration import default_registry
+
+    name = overload.name()  # "aten::relu" for the default overload, as torch_lib spells it
+    found = default_registry[name].overloads if name in default_registry else []
+    return found[0] if found else None
+
+
+def _adopt(ctx: LoweringContext, nodes: list[ir.Node]) -> None:
+    """Move the traced nodes into the graph, types inferred, each with a kernel on the target."""
+    for node in nodes:
+        node.version = OPSET if not node.domain else node.version
+        ctx.builder.check_kernel(node)
+        ctx.builder.graph.append(node)
+        ctx.builder.infer_types(node)
+
+
+def _typed(ctx: LoweringContext, outputs: Any, real: dict[ir.Value, ir.Value]) -> Any:
+    single = isinstance(ctx.out, torch.Tensor)
+    values = [outputs] if isinstance(outputs, ir.Value) else list(outputs)
+    fakes = [ctx.out] if single else list(ctx.out)
+    if len(values) != len(fakes):
+        raise UnsupportedNodeError(f"torch_lib gives {len(values)} outputs for {ctx.node.target}, not {len(fakes)}")
+    # Types are only wrong by a cast: torch_lib relies on a promotion pass of the exporter that does not run here.
+    cast = [ctx.cast(real.get(v, v), f.dtype) for v, f in zip(values, fakes, strict=True)]
+    return cast[0] if single else tuple(cast)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return torch.utils._pytree.tree_leaves(tree)
+
+
+def _dtype_code(value: Any) -> Any:
+    return TORCH_TO_ONNX[value].value if isinstance(value, torch.dtype) and value in TORCH_TO_ONNX else value

@@ -1,0 +1,206 @@
+"""Walks an FX graph, calls each node's lowering, and says where when something goes wrong."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch.fx import GraphModule, Node
+
+from ort_dynamo.boundary import ValueSpec, inverse, physical_order, promised_strides
+from ort_dynamo.dtypes import is_representable, onnx_dtype
+from ort_dynamo.errors import LoweringError, UnsupportedNodeError
+from ort_dynamo.lowering import torchlib
+from ort_dynamo.lowering.builder import LoweringBuilder
+from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.lowering.registry import find_lowering
+from ort_dynamo.lowering.symbols import Symbols, known_dims
+from ort_dynamo.target import OPSET, Target
+
+__all__ = ["Lowered", "lower", "refusal", "user_line"]
+
+_IR_VERSION = 10  # the newest that onnxruntime-training 1.19.2 reads
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered graph and how its inputs and outputs map to the FX graph's, in order."""
+
+    model: ir.Model
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
+
+
+def lower(gm: GraphModule, target: Target) -> Lowered:
+    """Lower a graph in which every node was found lowerable.
+
+    Args:
+        gm: placeholders and call_function nodes with fake values in meta["val"]; one output node that holds a tuple
+            of tensors.
+        target: what to lower for.
+
+    Raises:
+        LoweringError: with the node and the user's line.
+    """
+    walk = _Walk(target)
+    inputs = tuple(walk.add_input(node) for node in gm.graph.find_nodes(op="placeholder"))
+    for node in gm.graph.nodes:
+        if node.op != "call_function":
+            continue
+        try:
+            walk.add_node(node)
+        except Exception as error:
+            raise _located(node, error) from error
+    (output,) = gm.graph.find_nodes(op="output")
+    outputs = tuple(walk.add_output(node, index) for index, node in enumerate(output.args[0]))
+    return Lowered(ir.Model(walk.graph, ir_version=_IR_VERSION, producer_name="ort_dynamo"), inputs, outputs)
+
+
+def refusal(node: Node, target: Target) -> str | None:
+    """Why `node` cannot go to `target`, or None: found by lowering the node alone into a scratch graph.
+
+    Raises:
+        LoweringError: the node's lowering is defective.
+    """
+    walk = _Walk(target)
+    try:
+        for argument in node.all_input_nodes:
+            walk.add_input(argument)
+        walk.add_node(node)
+    except UnsupportedNodeError as error:
+        return error.reason
+    except Exception as error:
+        raise _located(node, error) from error
+    return None
+
+
+class _Walk:
+    def __init__(self, target: Target) -> None:
+        self.graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET, "com.microsoft": 1}, name="ort_train")
+        self._builder = LoweringBuilder(self.graph, target)
+        self._symbols = Symbols(self._builder)
+        self._fakes: dict[ir.Value, torch.Tensor] = {}
+        self._values: dict[Node, Any] = {}
+
+    def add_input(self, node: Node) -> ValueSpec:
+        fake = node.meta["val"]
+        if isinstance(fake, (int, torch.SymInt)):
+            value = self._builder.input(node.name, ir.DataType.INT64, [])
+            if isinstance(fake, torch.SymInt):
+                self._symbols.offer_scalar(fake.node.expr, value)
+            self._values[node] = fake
+            return ValueSpec(node.name, torch.int64, is_size=True)
+        if isinstance(fake, (tuple, list)):  # only in a scratch graph: getitem of an eager node
+            self._values[node] = tuple(None if f is None else self._fake_input(node.name, f) for f in fake)
+            return ValueSpec(node.name, torch.float32)
+        if not isinstance(fake, torch.Tensor):
+            raise UnsupportedNodeError(f"an input of type {type(fake).__name__}")
+        _check_tensor(fake)
+        order = physical_order(fake)
+        value = self._fake_input(node.name, fake, order)
+        self._values[node] = value
+        return ValueSpec(node.name, fake.dtype, order)
+
+    def _fake_input(self, name: str, fake: torch.Tensor, order: tuple[int, ...] = ()) -> ir.Value:
+        axes = order or tuple(range(fake.dim()))
+        value = self._builder.input(name, onnx_dtype(fake.dtype), [_dim(fake.shape[axis]) for axis in axes])
+        for axis, expr in known_dims(fake):
+            self._symbols.offer_dim(expr, value, axes.index(axis))
+        if order:
+            value = self._builder.op.Transpose(value, perm=inverse(order))
+        self._fakes[value] = fake
+        return value
+
+    def add_node(self, node: Node) -> None:
+        if node.target is operator.getitem:
+            value = self._values[node.args[0]][node.args[1]]  # type: ignore[index]
+            if value is None:
+                raise AssertionError(f"output {node.args[1]} of {node.args[0]} was not lowered")
+            self._values[node] = value
+            return
+        _check_outputs(node.meta.get("val"))
+        assert isinstance(node.target, torch._ops.OpOverload)
+        context = LoweringContext(self._builder, self._symbols, self._fakes, node)
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        function = find_lowering(node.target)
+        first = self.graph.num_nodes()
+        if function is not None:
+            result = function(context, *args, **kwargs)
+        else:
+            result = torchlib.call(context, args, kwargs)
+        self._settle(node, result)
+        for new in list(self.graph)[first:]:
+            new.metadata_props["ort_dynamo.fx_node"] = f"{node.name}: {node.target}"
+
+    def _settle(self, node: Node, result: Any) -> None:
+        fake = node.meta["val"]
+        if isinstance(fake, torch.Tensor):
+            self._values[node] = self._settle_one(node.name, result, fake)
+            return
+        settled = []
+        for index, (value, one) in enumerate(zip(result, fake, strict=True)):
+            settled.append(value if value is None else self._settle_one(f"{node.name}_{index}", value, one))
+        self._values[node] = tuple(settled)
+
+    def _settle_one(self, name: str, value: ir.Value, fake: torch.Tensor) -> ir.Value:
+        expected = onnx_dtype(fake.dtype)
+        if value.dtype is None:
+            value.dtype = expected
+        if value.dtype != expected:
+            raise AssertionError(f"the lowering gives {value.dtype.name}, torch gives {expected.name}")
+        if value in self._fakes or value.is_initializer() or value.is_graph_input():
+            value = self._builder.op.Identity(value)  # one FX node, one value: the fake tensors may differ
+        value.name = name
+        value.shape = ir.Shape([_dim(size) for size in fake.shape])
+        self._fakes[value] = fake
+        return value
+
+    def add_output(self, node: Node, index: int) -> ValueSpec:
+        value, fake = self._values[node], node.meta["val"]
+        order = physical_order(fake)
+        name = f"output_{index}"
+        if order:
+            value = self._builder.op.Transpose(value, perm=list(order))
+        elif value.is_graph_input() or value in self.graph.outputs:
+            value = self._builder.op.Identity(value)
+        value.name = name
+        value.type = ir.TensorType(onnx_dtype(fake.dtype))
+        value.shape = ir.Shape([_dim(fake.shape[axis]) for axis in order or range(fake.dim())])
+        self.graph.outputs.append(value)
+        return ValueSpec(name, fake.dtype, order, strides=promised_strides(fake))
+
+
+def user_line(node: Node) -> str:
+    """The innermost line of the user's code that `node` comes from."""
+    trace = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
+    if not trace:
+        return "(no source line: the node was made by a gradient formula)"
+    where = next((i for i in range(len(trace) - 1, -1, -1) if trace[i].startswith("File ")), 0)
+    return " ".join(trace[where : where + 2])
+
+
+def _located(node: Node, error: Exception) -> LoweringError:
+    detail = f"{type(error).__name__}: {error}"
+    return LoweringError(node=node.format_node(), where=user_line(node), error=detail)
+
+
+def _check_outputs(fake: Any) -> None:
+    for one in fake if isinstance(fake, (tuple, list)) else (fake,):
+        if isinstance(one, torch.Tensor):
+            _check_tensor(one)
+        elif one is not None:
+            raise UnsupportedNodeError(f"an output of type {type(one).__name__}")
+
+
+def _check_tensor(fake: torch.Tensor) -> None:
+    if fake.layout is not torch.strided:
+        raise UnsupportedNodeError(f"layout {fake.layout}")
+    if not is_representable(fake.dtype):
+        raise UnsupportedNodeError(f"dtype {fake.dtype} has no ONNX Runtime tensor")
+
+
+def _dim(size: int | torch.SymInt) -> int | str:
+    return str(size.node.expr) if isinstance(size, torch.SymInt) else size

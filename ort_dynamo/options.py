@@ -1,0 +1,154 @@
+"""Options of torch.compile(backend="ort_train"): frozen, validated, grouped by the stage that reads them.
+
+The groups `segment`, `passes` and `session` change what is compiled and enter every graph key by their repr;
+`dump` does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
+
+__all__ = ["MODES", "DumpOptions", "Options", "PassOptions", "SegmentOptions", "SessionOptions", "parse_options"]
+
+GraphOptimization = Literal["disable", "basic", "extended", "all"]
+
+
+@dataclass(frozen=True)
+class SegmentOptions:
+    """Read by segments.py.
+
+    Attributes:
+        fallback: "eager" runs a node that ONNX Runtime cannot take in eager, alone; "error" raises instead.
+    """
+
+    fallback: Literal["eager", "error"] = "eager"
+
+    def __post_init__(self) -> None:
+        _one_of("fallback", self.fallback, ("eager", "error"))
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """Read by passes/pipelines.py.
+
+    Attributes:
+        fuse: whether our own fusions run after lowering. Clean-up always does.
+    """
+
+    fuse: bool = True
+
+    def __post_init__(self) -> None:
+        _is_bool("fuse", self.fuse)
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """Read by runtime/session.py.
+
+    Attributes:
+        graph_optimization: ONNX Runtime's own optimisation level.
+        intra_op_num_threads: threads of a CPU session; None takes torch.get_num_threads().
+        provider_options: (name, value) pairs handed to the execution provider.
+    """
+
+    graph_optimization: GraphOptimization = "all"
+    intra_op_num_threads: int | None = None
+    provider_options: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        _one_of("graph_optimization", self.graph_optimization, ("disable", "basic", "extended", "all"))
+        threads = self.intra_op_num_threads
+        if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+            raise InvalidOptionError(name="intra_op_num_threads", value=threads, expected="None or an int >= 1")
+        given = self.provider_options
+        if not isinstance(given, (Mapping, tuple)):
+            raise InvalidOptionError(name="provider_options", value=given, expected="a dict of str to str")
+        items = given.items() if isinstance(given, Mapping) else given
+        object.__setattr__(self, "provider_options", tuple(sorted((str(k), str(v)) for k, v in items)))
+
+
+@dataclass(frozen=True)
+class DumpOptions:
+    """Read by dump.py.
+
+    Attributes:
+        save_onnx: a folder that receives every compiled graph as an ONNX file; None writes nothing.
+        verify: check each model with onnx.checker before it is opened.
+    """
+
+    save_onnx: str | None = None
+    verify: bool = False
+
+    def __post_init__(self) -> None:
+        if self.save_onnx is not None:
+            if not isinstance(self.save_onnx, (str, os.PathLike)):
+                raise InvalidOptionError(name="save_onnx", value=self.save_onnx, expected="None or a path")
+            object.__setattr__(self, "save_onnx", os.fspath(self.save_onnx))
+        _is_bool("verify", self.verify)
+
+
+@dataclass(frozen=True)
+class Options:
+    """All options, one group per stage."""
+
+    segment: SegmentOptions = field(default_factory=SegmentOptions)
+    passes: PassOptions = field(default_factory=PassOptions)
+    session: SessionOptions = field(default_factory=SessionOptions)
+    dump: DumpOptions = field(default_factory=DumpOptions)
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "debug": {"verify": True, "graph_optimization": "disable"},
+}
+"""mode name -> the options it stands for."""
+
+
+def parse_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:
+    """The options that `mode` and then `options` ask for.
+
+    Args:
+        mode: one of MODES, or None for "default".
+        options: flat option name -> value, e.g. {"fallback": "error"}.
+
+    Raises:
+        UnknownModeError, UnknownOptionError: with the nearest known name.
+        InvalidOptionError: a value that the option cannot take.
+    """
+    if mode is not None and mode not in MODES:
+        raise UnknownModeError(name=mode, nearest=_nearest(mode, MODES), known=", ".join(MODES))
+    if options is not None and not isinstance(options, Mapping):
+        raise InvalidOptionError(name="options", value=options, expected="a dict")
+    flat = {**MODES[mode or "default"], **(options or {})}
+    groups = {f.name: f.default_factory for f in dataclasses.fields(Options)}
+    owner = {f.name: group for group, cls in groups.items() for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for name in flat:
+        if name not in owner:
+            raise UnknownOptionError(name=name, nearest=_nearest(str(name), owner), known=", ".join(sorted(owner)))
+    chosen = {
+        group: cls(**{name: value for name, value in flat.items() if owner[name] == group})  # type: ignore[operator]
+        for group, cls in groups.items()
+    }
+    return Options(**chosen)
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    matches = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidOptionError(name=name, value=value, expected="one of " + ", ".join(map(repr, allowed)))
+
+
+def _is_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidOptionError(name=name, value=value, expected="True or False")

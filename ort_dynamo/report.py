@@ -1,0 +1,44 @@
+"""What became of each graph: counted in torch._dynamo's counters, and said once per reason."""
+
+from __future__ import annotations
+
+from torch._dynamo.utils import counters
+
+from ort_dynamo.logs import get_logger
+from ort_dynamo.segments import Segmented
+
+__all__ = ["report"]
+
+_log = get_logger(__name__)
+_said: set[tuple[str, str]] = set()
+
+
+def report(segmented: Segmented, role: str) -> None:
+    """Count the graph, its native and its eager nodes, and warn about eager ones not warned about before.
+
+    Counters (torch._dynamo.utils.counters): "ort_train" -> graphs, islands, native_nodes, eager_nodes;
+    "ort_train_eager" -> "<target>: <reason>" -> nodes.
+    """
+    counts = counters["ort_train"]
+    counts["graphs"] += 1
+    counts["islands"] += len(segmented.islands)
+    counts["native_nodes"] += segmented.native
+    counts["eager_nodes"] += len(segmented.eager)
+    for node in segmented.eager:
+        counters["ort_train_eager"][f"{node.target}: {node.reason}"] += 1
+        if (node.target, node.reason) not in _said:
+            _said.add((node.target, node.reason))
+            _log.warning(
+                "%s runs in eager, not in ONNX Runtime (%s graph): %s\n  %s",
+                node.target,
+                role,
+                node.reason,
+                node.where,
+            )
+    _log.info(
+        "%s graph: %d nodes in %d island(s), %d in eager",
+        role,
+        segmented.native,
+        len(segmented.islands),
+        len(segmented.eager),
+    )

@@ -1,0 +1,143 @@
+"""What the installed ONNX Runtime can do, asked by its package name and version.
+
+Never by trial: some gradient operators crash the process when a session with them is opened.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import onnx_ir as ir
+
+from ort_dynamo.errors import RuntimeNotInstalledError, SeveralRuntimesError
+from ort_dynamo.target import OPSET, KernelTable
+
+__all__ = ["InstalledRuntime", "installed_runtime", "kernel_table"]
+
+_TRAINING = "onnxruntime-training"
+
+# All distributions on PyPI that provide the import name `onnxruntime`.
+_DISTRIBUTIONS = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    _TRAINING,
+    "onnxruntime-directml",
+    "onnxruntime-openvino",
+    "onnxruntime-qnn",
+    "onnxruntime-rocm",
+    "onnxruntime-migraphx",
+)
+
+# com.microsoft gradient operators with a float CPU and CUDA kernel in the training build, seen to agree with
+# torch. The list leaves out operators that crash without shapes (MaxPoolGrad, AveragePoolGrad).
+_GRADIENT_KERNELS = (
+    "ConvGrad",
+    "GeluGrad",
+    "LayerNormalizationGrad",
+    "LogSoftmaxGrad_13",
+    "ReluGrad",
+    "SigmoidGrad",
+    "SoftmaxGrad_13",
+    "TanhGrad",
+)
+
+
+@dataclass(frozen=True)
+class InstalledRuntime:
+    """The one installed ONNX Runtime distribution."""
+
+    package: str
+    version: str
+
+    @property
+    def has_gradient_kernels(self) -> bool:
+        """Whether this is the training build."""
+        return self.package == _TRAINING
+
+
+def find_distributions() -> dict[str, str]:
+    """Installed distributions that provide `onnxruntime`: name -> version."""
+    found: dict[str, str] = {}
+    for name in _DISTRIBUTIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@lru_cache(maxsize=1)
+def installed_runtime() -> InstalledRuntime:
+    """The installed runtime.
+
+    Raises:
+        RuntimeNotInstalledError: none is installed.
+        SeveralRuntimesError: more than one is installed.
+    """
+    found = find_distributions()
+    if not found:
+        try:
+            # A build unpacked on the path has no distribution metadata; it says what it is itself.
+            from onnxruntime.capi import build_and_package_info as info
+        except ImportError as error:
+            raise RuntimeNotInstalledError from error
+        return InstalledRuntime(info.package_name, info.__version__)
+    if len(found) > 1:
+        raise SeveralRuntimesError(
+            found=", ".join(f"{name} {version}" for name, version in found.items()), uninstall=" ".join(found)
+        )
+    ((package, version),) = found.items()
+    return InstalledRuntime(package, version)
+
+
+@lru_cache(maxsize=4)
+def kernel_table(runtime: InstalledRuntime, provider: str) -> KernelTable:
+    """Which dtypes the kernels of `provider` take, at this project's opset and in com.microsoft.
+
+    The stock builds answer themselves. The training build has no such call, so its CPU kernels come from a table
+    read off the stock build of the same version, plus the gradient operators. For its CUDA provider, which cannot
+    be asked either, the CPU table stands in.
+    """
+    table: dict[tuple[str, str], tuple[dict[str, frozenset[ir.DataType]], ...]] = {}
+    entries = _recorded_kernels() if runtime.has_gradient_kernels else _asked_kernels(provider)
+    for domain, op_type, constraints in entries:
+        kernel = {variable: _parse(types) for variable, types in constraints.items()}
+        table[domain, op_type] = (*table.get((domain, op_type), ()), kernel)
+    if runtime.has_gradient_kernels:
+        for op_type in _GRADIENT_KERNELS:
+            table["com.microsoft", op_type] = ({"T": frozenset({ir.DataType.FLOAT})},)
+    return table
+
+
+def _asked_kernels(provider: str) -> Iterable[tuple[str, str, dict[str, list[str]]]]:
+    from onnxruntime.capi import onnxruntime_pybind11_state as binding
+
+    for kernel in binding.get_all_opkernel_def():
+        first, last = kernel.version_range
+        if kernel.provider != provider or kernel.domain not in ("", "ai.onnx", "com.microsoft"):
+            continue
+        if kernel.domain == "com.microsoft":
+            yield kernel.domain, kernel.op_name, kernel.type_constraints
+        elif first <= OPSET <= last:
+            yield "", kernel.op_name, kernel.type_constraints
+
+
+def _recorded_kernels() -> Iterable[tuple[str, str, dict[str, list[str]]]]:
+    text = (files("ort_dynamo.runtime") / "kernels_1.19.2_cpu.json").read_text()
+    kernels: dict[str, list[dict[str, Any]]] = json.loads(text)
+    for name, entries in kernels.items():
+        domain, op_type = name.split("::")
+        for constraints in entries:
+            yield domain, op_type, constraints
+
+
+
+def _parse(types: Iterable[str]) -> frozenset[ir.DataType]:
+    names = (name.removeprefix("tensor(").removesuffix(")") for name in types if not name.startswith("seq"))
+    return frozenset(ir.DataType[name.upper()] for name in names if name.upper() in ir.DataType.__members__)

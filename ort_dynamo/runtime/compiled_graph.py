@@ -1,0 +1,116 @@
+"""Runs a session on torch's tensors, without copying them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._C import _from_dlpack, _to_dlpack  # the plain C calls: torch.from_dlpack costs ten times as much
+
+from ort_dynamo.boundary import ValueSpec, inverse
+
+__all__ = ["CompiledGraph"]
+
+
+class CompiledGraph:
+    """A session with its calling convention: torch values in, a tuple of tensors out.
+
+    Inputs go in by DLPack. One whose memory is not what its spec says (a gradient with other strides, a slice) is
+    copied first. Outputs are owned by ONNX Runtime's arena and held by torch until the last reference is gone; they
+    come back with the dtype, shape and dimension order of their spec. Safe to call from several threads.
+    """
+
+    def __init__(
+        self, session: Any, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec], device: torch.device
+    ) -> None:
+        from onnxruntime.capi import onnxruntime_pybind11_state as binding
+
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.device = device
+        self._binding = binding
+        self._session = session  # keeps the raw session alive
+        self._run = session._sess.run_with_ortvaluevector
+        self._run_options = binding.RunOptions()
+        self._stream: int | None = None
+        kind = binding.OrtDevice.cuda() if device.type == "cuda" else binding.OrtDevice.cpu()
+        place = binding.OrtDevice(kind, binding.OrtDevice.default_memory(), device.index or 0)
+        self._places = [place] * len(outputs)
+        self._input_names = [spec.name for spec in inputs]
+        self._output_names = [spec.name for spec in outputs]
+        self._feeds = [_Feed(spec) for spec in inputs]
+        self._fetches = [_Fetch(spec) for spec in outputs]
+        if device.type == "cuda":
+            # torch's stream is the session's: order on the stream is all the synchronisation that is needed.
+            self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+            self._stream = torch.cuda.current_stream(device).cuda_stream
+
+    def __call__(self, *values: Any) -> tuple[torch.Tensor, ...]:
+        """Run on `values`, one per input spec: tensors on the session's device, or ints for sizes."""
+        if self._stream is not None and torch.cuda.current_stream(self.device).cuda_stream != self._stream:
+            return self._run_on_own_stream(values)
+        return self._run_here(values)
+
+    def _run_here(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        feeds = self._binding.OrtValueVector()
+        feeds.reserve(len(values))
+        for feed, value in zip(self._feeds, values, strict=True):
+            feed.push(feeds, value)
+        fetches = self._binding.OrtValueVector()
+        self._run(self._run_options, self._input_names, feeds, self._output_names, fetches, self._places)
+        return tuple(fetch.take(fetches, index) for index, fetch in enumerate(self._fetches))
+
+    def _run_on_own_stream(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        assert self._stream is not None
+        current = torch.cuda.current_stream(self.device)
+        own = torch.cuda.ExternalStream(self._stream, self.device)
+        own.wait_stream(current)
+        with torch.cuda.stream(own):
+            results = self._run_here(values)
+        current.wait_stream(own)
+        for value in values:
+            if isinstance(value, torch.Tensor) and value.is_cuda:
+                value.record_stream(own)
+        return results
+
+
+class _Feed:
+    """Hands one value to ONNX Runtime."""
+
+    def __init__(self, spec: ValueSpec) -> None:
+        self._order = spec.order
+        self._is_size = spec.is_size
+        self._is_bool = spec.dtype is torch.bool
+
+    def push(self, feeds: Any, value: Any) -> None:
+        if self._is_size:
+            value = torch.tensor(value, dtype=torch.int64)
+        elif self._order:
+            value = value.permute(self._order)
+        if not value.is_contiguous():
+            value = value.contiguous()
+        if self._is_bool:
+            value = value.view(torch.uint8)
+        feeds.push_back(_to_dlpack(value), self._is_bool)
+
+
+class _Fetch:
+    """Takes one result from ONNX Runtime."""
+
+    def __init__(self, spec: ValueSpec) -> None:
+        self._inverse = inverse(spec.order)
+        self._strides = spec.strides
+        self._is_bool = spec.dtype is torch.bool
+
+    def take(self, fetches: Any, index: int) -> torch.Tensor:
+        tensor: torch.Tensor = _from_dlpack(fetches.dlpack_at(index))
+        if self._is_bool and tensor.dtype is not torch.bool:
+            tensor = tensor.view(torch.bool)
+        if self._inverse:
+            return tensor.permute(self._inverse)
+        if self._strides:
+            return torch.empty_strided(tensor.shape, self._strides, dtype=tensor.dtype, device=tensor.device).copy_(
+                tensor
+            )
+        return tensor

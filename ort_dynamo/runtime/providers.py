@@ -1,0 +1,67 @@
+"""Which execution provider serves which torch device, and with which options."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from ort_dynamo.errors import ProviderNotAvailableError
+from ort_dynamo.runtime.capabilities import installed_runtime, kernel_table
+from ort_dynamo.target import Target
+
+__all__ = ["find_target", "provider_options"]
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+_ADVICE = {
+    "CUDAExecutionProvider": "Install 'ort-dynamo[cuda]' in place of the present runtime, or move the model to the CPU.",
+}
+
+
+@lru_cache(maxsize=8)
+def find_target(device_type: str) -> Target:
+    """The target for tensors on a device type.
+
+    Raises:
+        ProviderNotAvailableError: no provider serves the device, or the installed runtime lacks it.
+    """
+    import onnxruntime
+
+    runtime = installed_runtime()
+    available = onnxruntime.get_available_providers()
+    provider = _PROVIDERS.get(device_type)
+    if provider is None or provider not in available:
+        raise ProviderNotAvailableError(
+            provider=provider or "an execution provider",
+            device=device_type,
+            reason="the installed ONNX Runtime has none" if provider else "no provider serves this device",
+            package=runtime.package,
+            version=runtime.version,
+            available=", ".join(available),
+            advice=_ADVICE.get(provider or "", ""),
+        )
+    return Target(
+        package=runtime.package,
+        version=runtime.version,
+        provider=provider,
+        device_type=device_type,
+        gradient_kernels=runtime.has_gradient_kernels,
+        kernels=kernel_table(runtime, provider),
+    )
+
+
+def provider_options(device: torch.device, given: dict[str, str]) -> dict[str, str]:
+    """Options of the provider of `device`: ours, overridden by the user's.
+
+    A CUDA session computes on torch's current stream, so no synchronisation is needed at its boundary.
+    """
+    if device.type != "cuda":
+        return given
+    stream = torch.cuda.current_stream(device).cuda_stream
+    return {
+        "device_id": str(device.index or 0),
+        "user_compute_stream": str(stream),
+        "do_copy_in_default_stream": "1",
+        **given,
+    }

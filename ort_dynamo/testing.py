@@ -1,0 +1,172 @@
+"""Checks for tests of lowerings and models: compiled against eager, from the same seed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+from torch.utils._pytree import tree_leaves, tree_map
+
+__all__ = ["TOLERANCES", "Tolerance", "assert_close", "assert_like_eager", "eager_reasons"]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """|actual - expected| <= relative * max|expected| + absolute, for the whole tensor."""
+
+    relative: float
+    absolute: float
+
+
+TOLERANCES: dict[torch.dtype, Tolerance] = {
+    torch.float64: Tolerance(1e-10, 1e-12),
+    torch.float32: Tolerance(2e-5, 1e-6),
+    torch.float16: Tolerance(4e-3, 1e-3),
+    torch.bfloat16: Tolerance(3e-2, 1e-2),
+}
+"""The one table of tolerances; integers and bools must be equal."""
+
+
+def assert_close(
+    actual: Any, expected: Any, what: str, tolerance: Tolerance | None = None, strides: bool = True
+) -> None:
+    """Compare two values: type first, then dtype, shape, device and (with `strides`) strides, then the numbers.
+
+    NaN equals NaN, and infinities must have the same sign.
+
+    Raises:
+        AssertionError: naming `what` and the first difference.
+    """
+    if not isinstance(expected, torch.Tensor):
+        assert actual == expected, f"{what}: {actual!r} is not {expected!r}"
+        return
+    assert isinstance(actual, torch.Tensor), f"{what} is {type(actual).__name__}, eager gives a tensor"
+    for fact in ("dtype", "shape", "device", "layout"):
+        mine, theirs = getattr(actual, fact), getattr(expected, fact)
+        assert mine == theirs, f"{what} has {fact} {mine}, eager has {theirs}"
+    if expected.layout is not torch.strided:
+        actual, expected = actual.to_dense(), expected.to_dense()
+    mine, theirs = _significant_strides(actual), _significant_strides(expected)
+    assert mine == theirs or not strides, f"{what} has strides {actual.stride()}, eager has {expected.stride()}"
+    if expected.numel() == 0:
+        return
+    if not (expected.is_floating_point() or expected.is_complex()):
+        wrong = int((actual != expected).sum())
+        assert wrong == 0, f"{what}: {wrong} of {expected.numel()} entries differ from eager's"
+        return
+    limit = tolerance or TOLERANCES.get(expected.dtype, TOLERANCES[torch.float32])
+    finite = torch.isfinite(expected)
+    same = torch.where(finite, True, (actual == expected) | (actual.isnan() & expected.isnan()))
+    assert bool(same.all()), f"{what}: {int((~same).sum())} infinite or NaN entries differ from eager's"
+    if not bool(finite.any()):
+        return
+    error = (actual - expected)[finite].abs().max().item()
+    scale = expected[finite].abs().max().item()
+    assert error <= limit.relative * scale + limit.absolute, f"{what}: off by {error:.3g}, largest entry {scale:.3g}"
+
+
+def assert_like_eager(
+    function: Callable[..., Any],
+    *args: Any,
+    gradients: bool = True,
+    dynamic: bool | None = None,
+    options: Mapping[str, Any] | None = None,
+    allow_eager: bool = False,
+    tolerance: Tolerance | None = None,
+    seed: int = 0,
+) -> None:
+    """Run `function(*args)` in eager and compiled with ort_train, and compare everything observable.
+
+    Compared are the outputs; with `gradients`, the gradients of all floating-point tensor arguments that require them
+    and of a module's parameters, for random cotangents; and arguments and buffers after the call (mutation).
+
+    Args:
+        function: a function or module; a module is deep-copied for each run.
+        args: its arguments, copied for each run. Tensors keep requires_grad and strides.
+        gradients: also run the backward.
+        dynamic: torch.compile's `dynamic`.
+        options: torch.compile's `options`.
+        allow_eager: tolerate nodes that stay in eager; otherwise they fail the check.
+        tolerance: in place of the table's.
+        seed: of torch's generator, set before each run.
+
+    Raises:
+        AssertionError: with what differs.
+    """
+    torch._dynamo.reset()
+    counters.clear()
+    expected = _observe(function, args, gradients, seed, lambda f: f)
+    actual = _observe(
+        function,
+        args,
+        gradients,
+        seed,
+        lambda f: torch.compile(
+            f, backend="ort_train", dynamic=dynamic, options=dict(options) if options else None, fullgraph=True
+        ),
+    )
+    assert counters["ort_train"]["graphs"] > 0, "nothing was compiled"
+    if not allow_eager:
+        assert not eager_reasons(), f"nodes stay in eager: {eager_reasons()}"
+    assert actual.keys() == expected.keys(), f"{sorted(actual)} is not {sorted(expected)}"
+    for what, value in expected.items():
+        # AOTAutograd lays a cotangent out like its output, eager does not: strides of gradients follow them.
+        assert_close(actual[what], value, what, tolerance, strides=not what.startswith("gradient"))
+
+
+def eager_reasons() -> dict[str, int]:
+    """What stayed in eager since the counters were cleared: "<target>: <reason>" -> nodes."""
+    return dict(counters["ort_train_eager"])
+
+
+def _observe(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    gradients: bool,
+    seed: int,
+    compile_: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> dict[str, Any]:
+    subject = copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
+    inputs = tree_map(_copy, args)
+    torch.manual_seed(seed)
+    outputs = tree_leaves(compile_(subject)(*inputs))
+    seen = {f"output {index}": _detached(output) for index, output in enumerate(outputs)}
+    leaves = {f"argument {i}": leaf for i, leaf in enumerate(tree_leaves(inputs)) if isinstance(leaf, torch.Tensor)}
+    if isinstance(subject, torch.nn.Module):
+        leaves |= {f"parameter {name}": p for name, p in subject.named_parameters()}
+        seen |= {f"buffer {name}": _detached(b) for name, b in subject.named_buffers()}
+    if gradients:
+        wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad and leaf.is_leaf}
+        differentiable = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
+        assert differentiable, "no output requires a gradient; pass gradients=False"
+        assert wanted, "no argument requires a gradient; pass gradients=False"
+        generator = torch.Generator().manual_seed(seed + 1)
+        cotangents = [torch.randn(o.shape, generator=generator).to(o) for o in differentiable]
+        found = torch.autograd.grad(differentiable, list(wanted.values()), cotangents, allow_unused=True)
+        seen |= {f"gradient of {name}": g for name, g in zip(wanted, found, strict=True)}
+    return seen | {f"{name} after": _detached(leaf) for name, leaf in leaves.items()}
+
+
+def _copy(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    with torch.no_grad():
+        # clone() would make an expanded or sliced tensor dense; strides are part of what is tested.
+        storage = value.untyped_storage().clone()
+        copied = torch.empty(0, dtype=value.dtype, device=value.device)
+        copied.set_(storage, value.storage_offset(), value.shape, value.stride())
+    return copied.requires_grad_(value.requires_grad)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _significant_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    if tensor.numel() <= 1:
+        return ()
+    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)

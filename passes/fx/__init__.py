@@ -1,0 +1,1 @@
+"""Passes on fx.GraphModule, before lowering."""

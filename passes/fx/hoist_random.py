@@ -1,0 +1,170 @@
+"""Random draws leave the graph: torch draws them, in eager's order, and the graph gets the result as an input."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+from torch.utils.checkpoint import CheckpointPolicy
+
+__all__ = ["DRAWN", "HoistRandom"]
+
+aten = torch.ops.aten
+
+DRAWN = "ort_dynamo.drawn"
+"""meta key of nodes that torch runs outside every session because they draw from torch's generator."""
+
+# Draws that read only the shape, strides, dtype and device of their first argument, never its data.
+_LIKE = (
+    aten.rand_like,
+    aten.randn_like,
+    aten.randint_like,
+    aten.normal_functional,
+    aten.uniform,
+    aten.exponential,
+    aten.geometric,
+    aten.log_normal,
+    aten.cauchy,
+    aten.random,
+)
+_LIKE_OVERLOADS = (aten.bernoulli.p,)
+_CREATE = (aten.rand, aten.randn, aten.randint, aten.randperm)
+_CREATE_OVERLOADS = (aten.normal.float_float,)
+
+
+@dataclass(frozen=True)
+class HoistRandom(PassBase):  # type: ignore[misc]
+    """Make each random draw independent of data, and mark it (meta[DRAWN]) to be run by torch and saved.
+
+    1. `native_dropout(x, p, True)` becomes a drawn mask and `x * (mask / (1 - p))`, eager's own formula on the CPU.
+       The mask is drawn with the same call, shape, strides and probability as eager draws it, so from the same
+       seed it is the same mask.
+    2. A draw that only looks at its argument's shape (`rand_like(x)`, …) gets an uninitialised tensor of that shape.
+    3. A draw without tensor arguments (`rand(2, 3)`) is only marked.
+
+    A draw that reads data (`multinomial(weights)`) is left alone: it stays in eager where it stands. Draws keep their
+    order. Marked nodes carry MUST_SAVE, so no partitioner draws them again in the backward.
+    """
+
+    name: str = "hoist_random"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Rewrite `graph_module` in place."""
+        graph = graph_module.graph
+        modified = False
+        for node in list(graph.nodes):
+            if node.op != "call_function" or DRAWN in node.meta:
+                continue
+            packet = getattr(node.target, "overloadpacket", None)
+            if node.target is aten.native_dropout.default:
+                if node.args[2] is not False and 0.0 < float(node.args[1]) < 1.0:
+                    _Rewriter(graph_module, node).split_dropout()
+                    modified = True
+            elif packet in _LIKE or node.target in _LIKE_OVERLOADS:
+                _Rewriter(graph_module, node).detach_from_data()
+                modified = True
+            elif packet in _CREATE or node.target in _CREATE_OVERLOADS:
+                _mark(node)
+                modified = True
+        if modified:
+            graph.eliminate_dead_code()
+            graph_module.recompile()
+        return PassResult(graph_module, modified)
+
+
+def _mark(node: Node) -> Node:
+    node.meta[DRAWN] = True
+    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return node
+
+
+class _Rewriter:
+    """Rewrites one draw. New nodes stand before it and get its stack trace."""
+
+    def __init__(self, gm: GraphModule, node: Node) -> None:
+        self._gm = gm
+        self._graph = gm.graph
+        self._node = node
+
+    def split_dropout(self) -> None:
+        node = self._node
+        source, probability = node.args[0], float(node.args[1])  # type: ignore[arg-type]
+        fake: torch.Tensor = source.meta["val"]  # type: ignore[union-attr]
+        with self._graph.inserting_before(node):
+            if fake.device.type == "cpu":
+                # Eager draws into a tensor of x's dtype; the generator's stream does not depend on the dtype.
+                empty = self._empty_like(fake, torch.bool)
+                mask = _mark(self._call(aten.bernoulli.p, empty, 1 - probability))
+            else:
+                # The CUDA kernel's stream depends on dtype and vector width, so eager's own call draws.
+                empty = self._empty_like(fake, fake.dtype)
+                both = _mark(self._call(aten.native_dropout.default, empty, probability, True))
+                mask = _mark(self._call(operator.getitem, both, 1))
+            noise = self._call(aten._to_copy.default, mask, dtype=fake.dtype)
+            noise = self._call(aten.div.Tensor, noise, 1 - probability)
+            result = self._call(aten.mul.Tensor, source, noise)
+        for user in list(node.users):
+            user.replace_all_uses_with(result if user.args[1] == 0 else mask)
+            self._graph.erase_node(user)
+        self._graph.erase_node(node)
+
+    def detach_from_data(self) -> None:
+        node = self._node
+        source = node.args[0]
+        fake: torch.Tensor = source.meta["val"]  # type: ignore[union-attr]
+        with self._graph.inserting_before(node):
+            node.update_arg(0, self._empty_like(fake, fake.dtype))
+        _mark(node)
+
+    def _empty_like(self, fake: torch.Tensor, dtype: torch.dtype) -> Node:
+        sizes, strides = list(map(self._number, fake.shape)), list(map(self._number, fake.stride()))
+        return _mark(self._call(aten.empty_strided.default, sizes, strides, dtype=dtype, device=fake.device))
+
+    def _call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        made = self._graph.call_function(target, args, kwargs)
+        values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        with self._fake_mode():
+            made.meta["val"] = target(*values[0], **values[1])
+        for key in ("stack_trace", "nn_module_stack", "seq_nr", "partitioner_tag"):
+            if key in self._node.meta:
+                made.meta[key] = self._node.meta[key]
+        return made
+
+    def _fake_mode(self) -> Any:
+        mode = torch._guards.detect_fake_mode(
+            [n.meta.get("val") for n in self._graph.find_nodes(op="placeholder")] + [self._node.meta.get("val")]
+        )
+        assert mode is not None
+        return mode
+
+    def _number(self, size: int | torch.SymInt) -> int | Node:
+        """A node for a symbolic size that depends on the graph's inputs alone."""
+        if not isinstance(size, torch.SymInt):
+            return size
+        expr = size.node.expr
+        symbols = {symbol: torch.fx.Proxy(self._carrier(symbol)) for symbol in expr.free_symbols}
+        made = sympy_interp(PythonReferenceAnalysis, symbols, expr)
+        if isinstance(made, torch.fx.Proxy):
+            made.node.meta.setdefault("val", size)
+            return made.node
+        return int(made)
+
+    def _carrier(self, symbol: Any) -> Node:
+        """A node that holds the number `symbol`: a placeholder, or one read from a placeholder's shape."""
+        for node in self._graph.find_nodes(op="placeholder"):
+            fake = node.meta.get("val")
+            if isinstance(fake, torch.SymInt) and fake.node.expr == symbol:
+                return node
+            if not isinstance(fake, torch.Tensor):
+                continue
+            for axis, size in enumerate(fake.shape):
+                if isinstance(size, torch.SymInt) and size.node.expr == symbol:
+                    return self._call(aten.sym_size.int, node, axis)
+        raise ValueError(f"{self.__class__.__name__}: no input carries the size {symbol}")

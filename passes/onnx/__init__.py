@@ -1,0 +1,1 @@
+"""Passes on onnx_ir.Model, after lowering."""

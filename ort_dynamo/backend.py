@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch.fx import GraphModule

@@ -49,7 +49,8 @@ def compile_graph(gm: GraphModule, role: str, options: Options) -> Callable[[lis
     report(segmented, role)
     check_fallback(segmented, options.segment, role)
     for name, island in segmented.islands.items():
-        key = graph_key(island, options.passes, options.session, target, device)
+        passes = onnx_passes(options.passes, target)
+        key = graph_key(island, passes, options.session, target, device)
         compiled = CACHE.get_or_make(key, partial(compile_island, island, key, role, options, target, device))
         segmented.gm.set_submodule(name, Island(compiled))
     return boxed(segmented.gm)
@@ -65,5 +66,6 @@ def compile_island(
     model = ir.to_proto(lowered.model).SerializeToString()
     name = f"{role}-{key or 'unkeyed'}"
     dump_model(model, options.dump, name)
-    session = open_session(model, options.session, target, device, name)
+    dtypes = {value.dtype for node in lowered.model.graph for value in node.outputs if value.dtype is not None}
+    session = open_session(model, options.session, target, device, name, dtypes)
     return CompiledGraph(session, lowered.inputs, lowered.outputs, device)

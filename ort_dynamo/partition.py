@@ -28,9 +28,7 @@ def partitioner(options: PassOptions) -> Callable[..., tuple[GraphModule, GraphM
     the premise that a code generator fuses them for free; ONNX Runtime runs each of them as a kernel.
     """
 
-    def partition(
-        joint: GraphModule, inputs: Sequence[torch.Tensor], **kwargs: Any
-    ) -> tuple[GraphModule, GraphModule]:
+    def partition(joint: GraphModule, inputs: Sequence[torch.Tensor], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         mark(joint, options)
         return default_partition(joint, inputs, **kwargs)
 

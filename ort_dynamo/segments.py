@@ -70,7 +70,6 @@ def _is_view(node: Node) -> bool:
     return node.target in VIEWS or node.target in MULTI_VIEWS
 
 
-
 @dataclass(frozen=True)
 class EagerNode:
     """A node that stays in eager.
@@ -140,9 +139,7 @@ _HOST = "host"
 _DRAWN = "drawn"
 
 
-def _classify(
-    graph: Graph, refuse: Callable[[Node], str | None], device: torch.device
-) -> dict[Node, str | None]:
+def _classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.device) -> dict[Node, str | None]:
     """Node -> None if lowered, else its reason, _HOST or _DRAWN. Placeholders and outputs are absent."""
     reasons: dict[Node, str | None] = {}
     for node in graph.nodes:
@@ -155,7 +152,7 @@ def _classify(
             node.meta.setdefault("val", operator.attrgetter(str(node.target))(graph.owning_module))
             reasons[node] = _HOST
         elif node.target is operator.getitem:
-            reasons[node] = reasons.get(node.args[0], _HOST)  # type: ignore[arg-type]
+            reasons[node] = reasons.get(node.args[0], _HOST)
         elif _is_host(node):
             reasons[node] = _HOST
         elif node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
@@ -165,17 +162,22 @@ def _classify(
     return reasons
 
 
+_SIZE_READS = (
+    aten.sym_size.int,
+    aten.sym_stride.int,
+    aten.sym_numel.default,
+    aten.sym_storage_offset.default,
+)
+
+
 def _is_host(node: Node) -> bool:
-    val = node.meta.get("val")
+    """Whether the node computes on Python numbers alone: size arithmetic, and assertions about sizes."""
+    if node.target in _SIZE_READS:
+        return True
+    values = [node.meta.get("val"), *(argument.meta.get("val") for argument in node.all_input_nodes)]
     numbers = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
-    if not isinstance(val, numbers):
-        return False
-    # An unbacked number is read from a tensor's data, which is torch's work but not free: reported as eager.
-    return not isinstance(node.target, torch._ops.OpOverload) or node.target in (
-        aten.sym_size.int,
-        aten.sym_stride.int,
-        aten.sym_numel.default,
-        aten.sym_storage_offset.default,
+    return any(isinstance(value, numbers) for value in values) and all(
+        value is None or isinstance(value, numbers) for value in values
     )
 
 
@@ -256,7 +258,9 @@ class _Cutter:
             if reason not in (None, _HOST, _DRAWN) and node.target is not operator.getitem
         )
         native = sum(
-            1 for island in islands.values() for node in island.graph.nodes
+            1
+            for island in islands.values()
+            for node in island.graph.nodes
             if node.op == "call_function" and node.target is not operator.getitem
         )
         return Segmented(outer, islands, eager, native)
@@ -280,7 +284,7 @@ class _Cutter:
         chain: list[Node] = []
         while self.is_lowered(value) and _is_view(value):
             chain.append(value)
-            value = value.args[0]  # type: ignore[assignment]
+            (value, *_) = value.all_input_nodes
         return value, chain
 
     def is_lowered(self, node: Node) -> bool:

@@ -156,7 +156,7 @@ def _copy(value: Any) -> Any:
         return value
     with torch.no_grad():
         # clone() would make an expanded or sliced tensor dense; strides are part of what is tested.
-        storage = value.untyped_storage().clone()
+        storage = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
         copied = torch.empty(0, dtype=value.dtype, device=value.device)
         copied.set_(storage, value.storage_offset(), value.shape, value.stride())
     return copied.requires_grad_(value.requires_grad)

@@ -96,9 +96,7 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         results = super().call_op(op_type, inputs, kwargs, domain, version, outputs, name)
         if isinstance(results, ir.Value):
             return self._cast_back(schema, 0, results, bound, substitute)
-        return tuple(
-            self._cast_back(schema, index, value, bound, substitute) for index, value in enumerate(results)
-        )
+        return tuple(self._cast_back(schema, index, value, bound, substitute) for index, value in enumerate(results))
 
     def _cast_back(
         self,
@@ -113,14 +111,12 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
             return value
         return super().call_op("Cast", [value], {"to": bound[variable]}, version=OPSET)
 
-    def _substitutes(
-        self, op_type: str, domain: str, bound: Mapping[str, ir.DataType]
-    ) -> dict[str, ir.DataType]:
+    def _substitutes(self, op_type: str, domain: str, bound: Mapping[str, ir.DataType]) -> dict[str, ir.DataType]:
         """Type variable -> dtype to compute in, for the variables whose own dtype no kernel takes."""
         if op_type in _WITHOUT_KERNEL or self.target.takes(op_type, domain, bound):
             return {}
         schema = self._get_schema(op_type, domain, OPSET)
-        if schema is not None and schema.has_function and not self.target.has_op(op_type, domain):
+        if schema is not None and _has_function(schema) and not self.target.has_op(op_type, domain):
             return {}  # ONNX Runtime inlines the operator's function body
         for variable, dtype in bound.items():
             for wider in _WIDER.get(dtype, ()):
@@ -161,7 +157,7 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
     def _infer_shapes(self, node: ir.Node) -> None:
         """Set the dtypes of the node's outputs."""
         if (to := node.attributes.get("to")) is not None:
-            types = [ir.DataType(to.as_int())]
+            types: list[ir.DataType | None] = [ir.DataType(to.as_int())]
         elif node.op_type in ("Constant", "ConstantOfShape") and "value" in node.attributes:
             types = [node.attributes["value"].as_tensor().dtype]
         else:
@@ -170,6 +166,10 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         for output, dtype in zip(node.outputs, types, strict=False):
             if output.type is None and dtype is not None:
                 output.type = ir.TensorType(dtype)
+
+
+def _has_function(schema: Any) -> bool:  # onnx's stubs lack both properties
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def _default_dtype(value: Any) -> ir.DataType:

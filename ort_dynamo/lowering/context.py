@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,7 +48,9 @@ class LoweringContext:
         self.node = node
         self.out: Any = node.meta["val"]
         self.used: frozenset[int] = frozenset(
-            user.args[1] for user in node.users if user.op == "call_function" and _is_getitem(user)
+            int(user.args[1])  # type: ignore[arg-type]
+            for user in node.users
+            if user.target is operator.getitem
         )
         self._symbols = symbols
         self._fakes = fakes
@@ -125,7 +128,3 @@ class LoweringContext:
         symbolic = any(isinstance(size, torch.SymInt) for size in sizes)
         # allowzero keeps ONNX Runtime from some fusions, so it is set only where a size is or may be zero.
         return self.op.Reshape(value, self.shape(sizes), **({"allowzero": 1} if zero or symbolic else {}))
-
-
-def _is_getitem(node: torch.fx.Node) -> bool:
-    return getattr(node.target, "__name__", "") == "getitem"

@@ -44,13 +44,12 @@ DRAWS: tuple[Any, ...] = (
 )
 """Random operators: torch draws them, in eager's order, only if they reach us as eager calls them."""
 
+
 @functools.cache
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """The table given to AOTAutograd: torch's core decompositions without random draws and without every overload
     that has a lowering of our own (one ONNX operator, or a better formula, in its place).
     """
     table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
-    kept = set(registered()) | {
-        getattr(packet, name) for packet in DRAWS for name in packet.overloads()
-    }
+    kept = set(registered()) | {getattr(packet, name) for packet in DRAWS for name in packet.overloads()}
     return {overload: function for overload, function in table.items() if overload not in kept}

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import sympy
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils._sympy import functions as F
+from torch.utils._sympy import functions as sympy_functions
 
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.lowering.builder import LoweringBuilder
@@ -74,16 +74,16 @@ class Symbols:
                 return functools.reduce(op.Mul, map(self.value, args))
             case sympy.Pow() if args[1].is_Integer and int(args[1]) > 0:
                 return functools.reduce(op.Mul, [self.value(args[0])] * int(args[1]))
-            case sympy.Max() | F.Max():
+            case sympy.Max() | sympy_functions.Max():
                 return op.Max(*map(self.value, args))
-            case sympy.Min() | F.Min():
+            case sympy.Min() | sympy_functions.Min():
                 return op.Min(*map(self.value, args))
-            case F.FloorDiv() | F.CleanDiv():
+            case sympy_functions.FloorDiv() | sympy_functions.CleanDiv():
                 return self._floor_div(*map(self.value, args))
-            case F.ModularIndexing():
+            case sympy_functions.ModularIndexing():
                 base, divisor, modulus = map(self.value, args)
                 return op.Mod(self._floor_div(base, divisor), modulus)
-            case F.Mod() | F.PythonMod() | sympy.Mod():
+            case sympy_functions.Mod() | sympy_functions.PythonMod() | sympy.Mod():
                 return op.Mod(*map(self.value, args))
         raise UnsupportedNodeError(f"the size {expr} cannot be computed from the graph's inputs")
 

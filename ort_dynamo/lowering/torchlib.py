@@ -7,6 +7,7 @@ target for every node, and torch's dtypes. A function that was seen to be wrong 
 from __future__ import annotations
 
 import functools
+from importlib import import_module
 from typing import Any
 
 import onnx_ir as ir
@@ -43,6 +44,7 @@ def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         UnsupportedNodeError: torch_lib has no function, or one this target cannot run.
     """
     target = ctx.node.target
+    assert isinstance(target, torch._ops.OpOverload)
     if target in WRONG:
         raise UnsupportedNodeError(f"no lowering for {target}; torch_lib's is wrong: {WRONG[target]}")
     if torch.Tag.nondeterministic_seeded in target.tags:
@@ -84,10 +86,11 @@ def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 @functools.cache
 def _find_function(overload: torch._ops.OpOverload) -> Any:
-    import onnxscript.function_libs.torch_lib.ops  # fills the registry; takes a second, so only when needed
     from onnxscript.function_libs.torch_lib.registration import default_registry
 
-    name = overload.name()  # "aten::relu" for the default overload, as torch_lib spells it
+    import_module("onnxscript.function_libs.torch_lib.ops")  # fills the registry; a second, so only when needed
+    # "aten::relu" for the default overload, which is how torch_lib spells it.
+    name = overload.name()  # type: ignore[no-untyped-call]
     found = default_registry[name].overloads if name in default_registry else []
     return found[0] if found else None
 

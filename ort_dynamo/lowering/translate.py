@@ -150,7 +150,7 @@ class _Walk:
         if value.dtype is None:
             value.dtype = expected
         if value.dtype != expected:
-            raise AssertionError(f"the lowering gives {value.dtype.name}, torch gives {expected.name}")
+            raise AssertionError(f"the lowering gives {value.dtype}, torch gives {expected}")
         if value in self._fakes or value.is_initializer() or value.is_graph_input():
             value = self._builder.op.Identity(value)  # one FX node, one value: the fake tensors may differ
         value.name = name

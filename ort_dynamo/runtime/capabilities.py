@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -18,7 +18,7 @@ import onnx_ir as ir
 from ort_dynamo.errors import RuntimeNotInstalledError, SeveralRuntimesError
 from ort_dynamo.target import OPSET, KernelTable
 
-__all__ = ["InstalledRuntime", "installed_runtime", "kernel_table"]
+__all__ = ["InstalledRuntime", "broken_optimizers", "installed_runtime", "kernel_table"]
 
 _TRAINING = "onnxruntime-training"
 
@@ -115,6 +115,14 @@ def kernel_table(runtime: InstalledRuntime, provider: str) -> KernelTable:
     return table
 
 
+def broken_optimizers(dtypes: Collection[ir.DataType]) -> list[str]:
+    """ONNX Runtime's own graph optimizers that would break a model with values of `dtypes`.
+
+    MatmulTransposeFusion and MatMulScaleFusion make a FusedMatMul of any MatMul, but its CPU kernel is float32 only.
+    """
+    return ["MatmulTransposeFusion", "MatMulScaleFusion"] if ir.DataType.DOUBLE in dtypes else []
+
+
 def _asked_kernels(provider: str) -> Iterable[tuple[str, str, dict[str, list[str]]]]:
     from onnxruntime.capi import onnxruntime_pybind11_state as binding
 
@@ -135,7 +143,6 @@ def _recorded_kernels() -> Iterable[tuple[str, str, dict[str, list[str]]]]:
         domain, op_type = name.split("::")
         for constraints in entries:
             yield domain, op_type, constraints
-
 
 
 def _parse(types: Iterable[str]) -> frozenset[ir.DataType]:

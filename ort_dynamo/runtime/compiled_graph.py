@@ -64,7 +64,7 @@ class CompiledGraph:
     def _run_on_own_stream(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         assert self._stream is not None
         current = torch.cuda.current_stream(self.device)
-        own = torch.cuda.ExternalStream(self._stream, self.device)
+        own = torch.cuda.ExternalStream(self._stream, self.device)  # type: ignore[no-untyped-call]
         own.wait_stream(current)
         with torch.cuda.stream(own):
             results = self._run_here(values)

@@ -15,7 +15,7 @@ __all__ = ["find_target", "provider_options"]
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 _ADVICE = {
-    "CUDAExecutionProvider": "Install 'ort-dynamo[cuda]' in place of the present runtime, or move the model to the CPU.",
+    "CUDAExecutionProvider": "Install 'ort-dynamo[cuda]' in place of the present runtime, or use the CPU.",
 }
 
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from ort_dynamo.errors import ProviderNotAvailableError, SessionError
 from ort_dynamo.options import SessionOptions
+from ort_dynamo.runtime.capabilities import broken_optimizers
 from ort_dynamo.runtime.providers import provider_options
 from ort_dynamo.target import Target
 
 __all__ = ["open_session"]
 
 
-def open_session(model: bytes, options: SessionOptions, target: Target, device: torch.device, name: str) -> Any:
+def open_session(
+    model: bytes,
+    options: SessionOptions,
+    target: Target,
+    device: torch.device,
+    name: str,
+    dtypes: Collection[ir.DataType] = (),
+) -> Any:
     """An onnxruntime InferenceSession of a serialised model, on the provider of `target` and on nothing else.
 
     Args:
@@ -22,7 +32,8 @@ def open_session(model: bytes, options: SessionOptions, target: Target, device: 
         options: the session options.
         target: what the model was lowered for.
         device: the torch device of its tensors.
-        name: how errors call the graph, e.g. "forward 1f0a…".
+        name: how errors call the graph, e.g. "forward-1f0a…".
+        dtypes: element types of the model's values; they decide which of ONNX Runtime's optimizers are left out.
 
     Raises:
         ProviderNotAvailableError: the provider is there but does not load.
@@ -35,7 +46,9 @@ def open_session(model: bytes, options: SessionOptions, target: Target, device: 
     if device.type != "cpu":
         providers.append("CPUExecutionProvider")  # shape arithmetic runs there
     try:
-        session = onnxruntime.InferenceSession(model, settings, providers=providers)
+        session = onnxruntime.InferenceSession(
+            model, settings, providers=providers, disabled_optimizers=broken_optimizers(dtypes)
+        )
     except Exception as error:  # pybind exposes about ten unrelated exception classes
         raise SessionError(
             package=target.package, version=target.version, provider=target.provider, graph=name, error=error

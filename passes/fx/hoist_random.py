@@ -40,7 +40,7 @@ _CREATE_OVERLOADS = (aten.normal.float_float,)
 
 
 @dataclass(frozen=True)
-class HoistRandom(PassBase):  # type: ignore[misc]
+class HoistRandom(PassBase):
     """Make each random draw independent of data, and mark it (meta[DRAWN]) to be run by torch and saved.
 
     1. `native_dropout(x, p, True)` becomes a drawn mask and `x * (mask / (1 - p))`, eager's own formula on the CPU.
@@ -101,7 +101,8 @@ class _Rewriter:
             if fake.device.type == "cpu":
                 # Eager draws into a tensor of x's dtype; the generator's stream does not depend on the dtype.
                 empty = self._empty_like(fake, torch.bool)
-                mask = _mark(self._call(aten.bernoulli.p, empty, 1 - probability))
+                # In place, as eager does: the functional form would draw a channels_last mask in another order.
+                mask = _mark(self._call(aten.bernoulli_.float, empty, 1 - probability))
             else:
                 # The CUDA kernel's stream depends on dtype and vector width, so eager's own call draws.
                 empty = self._empty_like(fake, fake.dtype)
@@ -139,7 +140,7 @@ class _Rewriter:
 
     def _fake_mode(self) -> Any:
         mode = torch._guards.detect_fake_mode(
-            [n.meta.get("val") for n in self._graph.find_nodes(op="placeholder")] + [self._node.meta.get("val")]
+            [node.meta.get("val") for node in (*self._graph.find_nodes(op="placeholder"), self._node)]
         )
         assert mode is not None
         return mode

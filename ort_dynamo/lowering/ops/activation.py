@@ -187,9 +187,7 @@ def leaky_relu_backward(
 
 
 @lowering(aten.elu.default)
-def elu(
-    ctx: LoweringContext, self: ir.Value, alpha: float = 1, scale: float = 1, input_scale: float = 1
-) -> ir.Value:
+def elu(ctx: LoweringContext, self: ir.Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> ir.Value:
     """elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor"""
     (x,), _ = promote(ctx, self)
     op = ctx.op

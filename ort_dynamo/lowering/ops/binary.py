@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Number
-from ort_dynamo.lowering.ops.unary import is_float, sign_bit, truncate, two
+from ort_dynamo.lowering.ops.unary import is_float, sign_bit, square_root, truncate, two
 from ort_dynamo.lowering.promotion import DEFAULT, INT_TO_FLOAT, KIND, promote
 from ort_dynamo.lowering.registry import lowering, register
 
@@ -135,9 +135,9 @@ def pow_scalar(ctx: LoweringContext, self: ir.Value, exponent: Number) -> ir.Val
     # The special cases of torch's own kernel.
     match exponent:
         case 0.5:
-            result = op.Sqrt(x)
+            result = square_root(ctx, x)
         case -0.5:
-            result = op.Reciprocal(op.Sqrt(x))
+            result = op.Reciprocal(square_root(ctx, x))
         case -1:
             result = op.Reciprocal(x)
         case -2:
@@ -197,7 +197,7 @@ def _hypot(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
     low, high = op.Min(aa, ab), op.Max(aa, ab)
     plain = op.Or(op.Equal(high, 0.0), op.Equal(high, math.inf))
     ratio = op.Div(low, op.Where(plain, 1.0, high))
-    scaled = op.Mul(high, op.Sqrt(op.Add(op.Mul(ratio, ratio), 1.0)))
+    scaled = op.Mul(high, square_root(ctx, op.Add(op.Mul(ratio, ratio), 1.0)))
     return op.Where(plain, high, scaled)
 
 

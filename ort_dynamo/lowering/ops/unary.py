@@ -50,6 +50,35 @@ def _rounding(formula: Formula) -> Formula:
     return lambda ctx, x: formula(ctx, x) if is_float(x) else x
 
 
+def square_root(ctx: LoweringContext, x: ir.Value) -> ir.Value:
+    """The square root of a floating-point value."""
+    root = ctx.op.Sqrt(x)
+    # onnxruntime-training 1.19.2: the square root of inf is nan, and erf(nan) is 1.
+    return ctx.op.Where(ctx.op.Equal(x, math.inf), x, root) if _is_old(ctx) else root  # type: ignore[no-any-return]
+
+
+def _erf(ctx: LoweringContext, x: ir.Value) -> ir.Value:
+    value = ctx.op.Erf(x)
+    return ctx.op.Where(ctx.op.IsNaN(x), x, value) if _is_old(ctx) else value  # type: ignore[no-any-return]
+
+
+def _is_old(ctx: LoweringContext) -> bool:
+    return ctx.target.package == "onnxruntime-training"
+
+
+def _cos(ctx: LoweringContext, x: ir.Value) -> ir.Value:
+    assert x.dtype is not None
+    if ctx.target.takes("Cos", "", {"T": x.dtype}):
+        return ctx.op.Cos(x)  # type: ignore[no-any-return]
+    return ctx.op.Sin(ctx.op.Add(x, math.pi / 2))  # type: ignore[no-any-return]
+
+
+def _tan(ctx: LoweringContext, x: ir.Value) -> ir.Value:
+    if x.dtype == ir.DataType.FLOAT:
+        return ctx.op.Tan(x)  # type: ignore[no-any-return]
+    return ctx.op.Div(ctx.op.Sin(x), _cos(ctx, x))  # type: ignore[no-any-return]
+
+
 def _sign(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     if x.dtype == ir.DataType.BOOL:
         return x
@@ -94,7 +123,9 @@ def _erfc(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     op = ctx.op
     z = op.Abs(x)
     t = op.Reciprocal(op.Add(op.Mul(z, 0.5), 1.0))
-    polynomial = functools.reduce(lambda p, c: op.Add(op.Mul(p, t), c), _ERFC[1:], ctx.constant(_ERFC[0], torch.float32))
+    polynomial = functools.reduce(
+        lambda p, c: op.Add(op.Mul(p, t), c), _ERFC[1:], ctx.constant(_ERFC[0], torch.float32)
+    )
     tail = op.Mul(t, op.Exp(op.Sub(polynomial, op.Mul(z, z))))
     return op.Where(op.Less(x, 0.0), op.Sub(2.0, tail), tail)
 
@@ -118,12 +149,12 @@ _MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
     aten.log2.default: lambda ctx, x: ctx.op.Mul(ctx.op.Log(x), 1 / math.log(2)),
     aten.log10.default: lambda ctx, x: ctx.op.Mul(ctx.op.Log(x), 1 / math.log(10)),
     aten.log1p.default: log1p,
-    aten.sqrt.default: _single("Sqrt"),
-    aten.rsqrt.default: lambda ctx, x: ctx.op.Reciprocal(ctx.op.Sqrt(x)),
+    aten.sqrt.default: square_root,
+    aten.rsqrt.default: lambda ctx, x: ctx.op.Reciprocal(square_root(ctx, x)),
     aten.reciprocal.default: _single("Reciprocal"),
     aten.sin.default: _single("Sin"),
-    aten.cos.default: _single("Cos"),
-    aten.tan.default: _single("Tan"),
+    aten.cos.default: _cos,
+    aten.tan.default: _tan,
     aten.asin.default: _single("Asin"),
     aten.acos.default: _single("Acos"),
     aten.atan.default: _single("Atan"),
@@ -134,7 +165,7 @@ _MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
     aten.atanh.default: _single("Atanh"),
     aten.tanh.default: _single("Tanh"),
     aten.sigmoid.default: _single("Sigmoid"),
-    aten.erf.default: _single("Erf"),
+    aten.erf.default: _erf,
     aten.erfc.default: _erfc,
 }
 """Integers are computed in the default floating-point dtype."""

@@ -1,0 +1,3 @@
+"""Command line: python -m ort_dynamo demo."""
+
+from __future__ import annotations

@@ -1,0 +1,283 @@
+"""Sums, means, extrema, variances, norms, running sums."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Number, Size
+from ort_dynamo.lowering.ops.unary import is_float, square_root
+from ort_dynamo.lowering.ops.views import axis
+from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.registry import lowering
+
+aten = torch.ops.aten
+
+Dims = int | Sequence[int] | None
+
+
+def axes_of(dim: Dims, rank: int) -> list[int]:
+    """The reduced dimensions, counted from the front; None and [] mean all."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return list(range(rank))
+    return [axis(d, rank) for d in ([dim] if isinstance(dim, int) else dim)]
+
+
+def reduce(ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence[int], keepdim: bool) -> ir.Value:
+    """One ONNX reduction over `axes` of a value, which are all its axes if none are named."""
+    return getattr(ctx.op, op_type)(value, ctx.ints(axes), keepdims=int(keepdim))  # type: ignore[no-any-return]
+
+
+def is_empty(ctx: LoweringContext, value: ir.Value, axes: Sequence[int]) -> bool:
+    """Whether a reduced dimension is zero. Symbolic sizes are at least two."""
+    return any(isinstance(size := ctx.sizes(value)[a], int) and size == 0 for a in axes)
+
+
+def count_of(ctx: LoweringContext, value: ir.Value, axes: Sequence[int]) -> Size:
+    """How many elements each result is made of."""
+    count: Size = 1
+    for a in axes:
+        count = count * ctx.sizes(value)[a]
+    return count
+
+
+def constant_like_out(ctx: LoweringContext, number: Number) -> ir.Value:
+    """A tensor like the node's output, every element `number`."""
+    return ctx.op.Expand(ctx.constant(number, ctx.out.dtype), ctx.shape(ctx.out.shape))  # type: ignore[no-any-return, arg-type]
+
+
+# -- sums --------------------------------------------------------------------------------------------------------
+
+
+@lowering(aten.sum.default, aten.sum.dim_IntList)
+def sum_(
+    ctx: LoweringContext, self: ir.Value, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> ir.Value:
+    """sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    value = ctx.cast(self, float_dtype(ctx.out.dtype))
+    if ctx.rank(self):
+        value = reduce(ctx, "ReduceSum", value, axes_of(dim, ctx.rank(self)), keepdim)
+    return ctx.cast(value, ctx.out.dtype)
+
+
+@lowering(aten.mean.default, aten.mean.dim)
+def mean(
+    ctx: LoweringContext, self: ir.Value, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> ir.Value:
+    """mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    axes = axes_of(dim, ctx.rank(self)) if ctx.rank(self) else []
+    if is_empty(ctx, self, axes):
+        return constant_like_out(ctx, math.nan)
+    value = ctx.cast(self, float_dtype(ctx.out.dtype))
+    if axes:
+        value = reduce(ctx, "ReduceMean", value, axes, keepdim)
+    return ctx.cast(value, ctx.out.dtype)
+
+
+@lowering(aten.prod.default, aten.prod.dim_int)
+def prod(
+    ctx: LoweringContext, self: ir.Value, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> ir.Value:
+    """prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    value = ctx.cast(self, float_dtype(ctx.out.dtype))
+    if ctx.rank(self):
+        value = reduce(ctx, "ReduceProd", value, axes_of(dim, ctx.rank(self)), keepdim)
+    return ctx.cast(value, ctx.out.dtype)
+
+
+# -- extrema -----------------------------------------------------------------------------------------------------
+
+
+def _extremum(op_type: str, ctx: LoweringContext, self: ir.Value, dim: Dims, keepdim: bool) -> ir.Value:
+    return reduce(ctx, op_type, self, axes_of(dim, ctx.rank(self)), keepdim) if ctx.rank(self) else self
+
+
+@lowering(aten.amax.default, aten.max.default)
+def amax(ctx: LoweringContext, self: ir.Value, dim: Dims = None, keepdim: bool = False) -> ir.Value:
+    """amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"""
+    return _extremum("ReduceMax", ctx, self, dim, keepdim)
+
+
+@lowering(aten.amin.default, aten.min.default)
+def amin(ctx: LoweringContext, self: ir.Value, dim: Dims = None, keepdim: bool = False) -> ir.Value:
+    """amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"""
+    return _extremum("ReduceMin", ctx, self, dim, keepdim)
+
+
+@lowering(aten.max.dim)
+def max_dim(ctx: LoweringContext, self: ir.Value, dim: int, keepdim: bool = False) -> tuple[ir.Value | None, ...]:
+    """max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+    return _with_index("ReduceMax", ctx, self, dim, keepdim)
+
+
+@lowering(aten.min.dim)
+def min_dim(ctx: LoweringContext, self: ir.Value, dim: int, keepdim: bool = False) -> tuple[ir.Value | None, ...]:
+    """min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+    return _with_index("ReduceMin", ctx, self, dim, keepdim)
+
+
+def _with_index(
+    op_type: str, ctx: LoweringContext, self: ir.Value, dim: int, keepdim: bool
+) -> tuple[ir.Value | None, ...]:
+    if not ctx.rank(self):
+        return self, ctx.constant(0, torch.int64)
+    op, axes = ctx.op, axes_of(dim, ctx.rank(self))
+    kept = reduce(ctx, op_type, self, axes, True)
+    values = kept if keepdim else op.Squeeze(kept, axes)
+    if 1 not in ctx.used:
+        return values, None
+    # The first place that holds the extremum. A nan is the extremum, and equal to nothing.
+    found = op.Equal(self, kept)
+    if is_float(self):
+        found = op.Or(found, op.IsNaN(self))
+    place = op.ArgMax(ctx.cast(found, torch.uint8), axis=axes[0], keepdims=int(keepdim))
+    return values, place
+
+
+# -- truth -------------------------------------------------------------------------------------------------------
+
+
+@lowering(aten.any.default, aten.any.dim, aten.any.dims)
+def any_(ctx: LoweringContext, self: ir.Value, dim: Dims = None, keepdim: bool = False) -> ir.Value:
+    """any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"""
+    return _truth("ReduceMax", False, ctx, self, dim, keepdim)
+
+
+@lowering(aten.all.default, aten.all.dim, aten.all.dims)
+def all_(ctx: LoweringContext, self: ir.Value, dim: Dims = None, keepdim: bool = False) -> ir.Value:
+    """all.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"""
+    return _truth("ReduceMin", True, ctx, self, dim, keepdim)
+
+
+def _truth(op_type: str, of_nothing: bool, ctx: LoweringContext, self: ir.Value, dim: Dims, keepdim: bool) -> ir.Value:
+    axes = axes_of(dim, ctx.rank(self)) if ctx.rank(self) else []
+    if is_empty(ctx, self, axes):
+        return constant_like_out(ctx, of_nothing)
+    value = ctx.cast(self, torch.bool)
+    if axes and not (not isinstance(dim, int) and dim is not None and len(dim) == 0 and _keeps_rank(ctx, self)):
+        value = reduce(ctx, op_type, value, axes, keepdim)
+    return ctx.cast(value, ctx.out.dtype)
+
+
+def _keeps_rank(ctx: LoweringContext, self: ir.Value) -> bool:
+    # any.dims and all.dims with dim=[] reduce nothing.
+    return ctx.node.target in (aten.any.dims, aten.all.dims)
+
+
+# -- moments and norms -------------------------------------------------------------------------------------------
+
+
+@lowering(aten.var.correction)
+def var(
+    ctx: LoweringContext, self: ir.Value, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
+) -> ir.Value:
+    """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
+    variance, _ = _variance(ctx, self, dim, correction, keepdim)
+    return ctx.cast(variance, ctx.out.dtype)
+
+
+@lowering(aten.std.correction)
+def std(
+    ctx: LoweringContext, self: ir.Value, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
+) -> ir.Value:
+    """std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"""
+    variance, _ = _variance(ctx, self, dim, correction, keepdim)
+    return ctx.cast(square_root(ctx, variance), ctx.out.dtype)
+
+
+@lowering(aten.var_mean.correction)
+def var_mean(
+    ctx: LoweringContext, self: ir.Value, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
+) -> tuple[ir.Value, ...]:
+    """var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False)
+    -> (Tensor, Tensor)
+    """
+    variance, average = _variance(ctx, self, dim, correction, keepdim)
+    return ctx.cast(variance, ctx.out[0].dtype), ctx.cast(average, ctx.out[1].dtype)
+
+
+def _variance(
+    ctx: LoweringContext, self: ir.Value, dim: Dims, correction: Number | None, keepdim: bool
+) -> tuple[ir.Value, ir.Value]:
+    """Variance and mean in the accumulation dtype: sum((x - mean)²) / max(n - correction, 0)."""
+    op, dtype = ctx.op, float_dtype(ctx.dtype(self))
+    x = ctx.cast(self, dtype)
+    axes = axes_of(dim, ctx.rank(self)) if ctx.rank(self) else []
+    count = ctx.scalar(count_of(ctx, self, axes), dtype)
+    if not axes:
+        centred, average = op.Sub(x, x), x
+        squares = centred
+    else:
+        kept = op.Div(reduce(ctx, "ReduceSum", x, axes, True), count)
+        centred = op.Sub(x, kept)
+        squares = reduce(ctx, "ReduceSum", op.Mul(centred, centred), axes, keepdim)
+        average = kept if keepdim else op.Squeeze(kept, axes)
+    less = 1.0 if correction is None else float(correction)
+    return op.Div(squares, op.Max(op.Sub(count, less), 0.0)), average
+
+
+@lowering(aten.linalg_vector_norm.default)
+def vector_norm(
+    ctx: LoweringContext, self: ir.Value, ord: float = 2, dim: Dims = None, keepdim: bool = False,
+    *, dtype: torch.dtype | None = None,
+) -> ir.Value:  # fmt: skip
+    """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None)
+    -> Tensor
+    """
+    op, compute = ctx.op, float_dtype(ctx.out.dtype)
+    x = ctx.cast(self, compute)
+    if not ctx.rank(self):
+        x = op.Reshape(x, [1])
+    axes = axes_of(dim, max(ctx.rank(self), 1))
+    over = functools.partial(reduce, ctx, axes=axes, keepdim=keepdim and ctx.rank(self) > 0)
+    match ord:
+        case 0:
+            result = over("ReduceSum", ctx.cast(op.Not(op.Equal(x, 0.0)), compute))
+        case 1:
+            result = over("ReduceSum", op.Abs(x))
+        case 2:
+            result = square_root(ctx, over("ReduceSum", op.Mul(x, x)))
+        case math.inf:
+            result = over("ReduceMax", op.Abs(x))
+        case _ if ord == -math.inf:
+            result = over("ReduceMin", op.Abs(x))
+        case _:
+            powers = op.Pow(op.Abs(x), ctx.constant(float(ord), compute))
+            result = op.Pow(over("ReduceSum", powers), ctx.constant(1 / ord, compute))
+    return ctx.cast(result, ctx.out.dtype)
+
+
+# -- running sums and products -----------------------------------------------------------------------------------
+
+
+@lowering(aten.cumsum.default)
+def cumsum(ctx: LoweringContext, self: ir.Value, dim: int, *, dtype: torch.dtype | None = None) -> ir.Value:
+    """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
+    value = ctx.cast(self, float_dtype(ctx.out.dtype))
+    if ctx.rank(self):
+        value = ctx.op.CumSum(value, ctx.constant(axis(dim, ctx.rank(self)), torch.int64))
+    return ctx.cast(value, ctx.out.dtype)
+
+
+@lowering(aten.cumprod.default)
+def cumprod(ctx: LoweringContext, self: ir.Value, dim: int, *, dtype: torch.dtype | None = None) -> ir.Value:
+    """cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
+    op, rank = ctx.op, ctx.rank(self)
+    compute = float_dtype(ctx.out.dtype)
+    value = ctx.cast(self, compute)
+    if not rank:
+        return ctx.cast(value, ctx.out.dtype)
+    a = axis(dim, rank)
+    (size,) = ctx.static([ctx.sizes(self)[a]], "the length of a running product")
+    # Doubling (Hillis and Steele 1986): after the step of `shift`, each place holds the product of 2 * shift elements.
+    shift = 1
+    while shift < size:
+        head = op.Slice(value, [0], [shift], [a])
+        tail = op.Mul(op.Slice(value, [shift], [size], [a]), op.Slice(value, [0], [size - shift], [a]))
+        value = op.Concat(head, tail, axis=a)
+        shift *= 2
+    return ctx.cast(value, ctx.out.dtype)

@@ -1,0 +1,98 @@
+"""Softmax, log-softmax and log-sum-exp with their gradients."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.lowering.promotion import INT_TO_FLOAT, float_dtype, promote
+from ort_dynamo.lowering.registry import lowering, register
+
+__all__ = ["softmax_gradient"]
+
+aten = torch.ops.aten
+
+
+def _normalise(op_type: str, ctx: LoweringContext, self: ir.Value, dim: int, half_to_float: bool) -> ir.Value:
+    """_softmax(Tensor self, int dim, bool half_to_float) -> Tensor"""
+    x = ctx.cast(self, ctx.out.dtype) if half_to_float else self
+    if ctx.rank(self) == 0:
+        return ctx.reshape(getattr(ctx.op, op_type)(ctx.reshape(x, [1]), axis=0), [])
+    result: ir.Value = getattr(ctx.op, op_type)(x, axis=dim)
+    return result
+
+
+register(aten._softmax.default, functools.partial(_normalise, "Softmax"))
+register(aten._log_softmax.default, functools.partial(_normalise, "LogSoftmax"))
+
+
+@lowering(aten._safe_softmax.default)
+def safe_softmax(ctx: LoweringContext, self: ir.Value, dim: int, dtype: torch.dtype | None = None) -> ir.Value:
+    """_safe_softmax(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"""
+    op = ctx.op
+    accumulate = float_dtype(ctx.out.dtype)
+    x = ctx.cast(ctx.cast(self, ctx.out.dtype), accumulate)
+    if ctx.rank(self) == 0:
+        x = ctx.reshape(x, [1])
+    masked = op.Equal(op.ReduceMax(x, [dim], keepdims=1), -math.inf)  # the whole row is masked away
+    result = ctx.cast(op.Where(masked, 0.0, op.Softmax(x, axis=dim)), ctx.out.dtype)
+    return ctx.reshape(result, []) if ctx.rank(self) == 0 else result
+
+
+@lowering(aten._softmax_backward_data.default)
+def softmax_backward(
+    ctx: LoweringContext, grad_output: ir.Value, output: ir.Value, dim: int, input_dtype: torch.dtype
+) -> ir.Value:
+    """_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
+    accumulate = float_dtype(ctx.dtype(output))
+    grad, y = ctx.cast(grad_output, accumulate), ctx.cast(output, accumulate)
+    if ctx.rank(output) == 0:
+        # y is 1 for every input; 0 * grad keeps nan and infinity as torch does.
+        return ctx.cast(ctx.op.Mul(y, ctx.op.Sub(grad, ctx.op.Mul(grad, y))), input_dtype)
+    return ctx.cast(softmax_gradient(ctx, grad, y, dim), input_dtype)
+
+
+def softmax_gradient(ctx: LoweringContext, grad: ir.Value, y: ir.Value, dim: int) -> ir.Value:
+    """y * (grad - sum(grad * y)), the gradient of y = softmax(x); `grad` and `y` share shape and dtype."""
+    op = ctx.op
+    if ctx.target.takes("SoftmaxGrad_13", "com.microsoft", {"T": y.dtype or ir.DataType.UNDEFINED}):
+        result: ir.Value = ctx.contrib.SoftmaxGrad_13(grad, y, axis=dim)
+        return result
+    return op.Mul(y, op.Sub(grad, op.ReduceSum(op.Mul(grad, y), [dim], keepdims=1)))
+
+
+@lowering(aten._log_softmax_backward_data.default)
+def log_softmax_backward(
+    ctx: LoweringContext, grad_output: ir.Value, output: ir.Value, dim: int, input_dtype: torch.dtype
+) -> ir.Value:
+    """_log_softmax_backward_data(Tensor grad_output, Tensor output, int dim, ScalarType input_dtype) -> Tensor"""
+    # LogSoftmaxGrad_13 of the training build is not used: its CPU kernel takes five times as long as these four.
+    op = ctx.op
+    accumulate = float_dtype(ctx.dtype(output))
+    grad, y = ctx.cast(grad_output, accumulate), ctx.cast(output, accumulate)
+    total = grad if ctx.rank(output) == 0 else op.ReduceSum(grad, [dim], keepdims=1)
+    return ctx.cast(op.Sub(grad, op.Mul(op.Exp(y), total)), input_dtype)
+
+
+@lowering(aten.logsumexp.default)
+def logsumexp(ctx: LoweringContext, self: ir.Value, dim: Sequence[int], keepdim: bool = False) -> ir.Value:
+    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor"""
+    # ReduceLogSumExp computes the same, but its CPU kernel takes five times as long as these nodes.
+    op = ctx.op
+    (x,), _ = promote(ctx, self, kind=INT_TO_FLOAT)
+    if ctx.rank(self) == 0:
+        return ctx.cast(op.Identity(x), ctx.out.dtype)
+    axes = sorted(axis % ctx.rank(self) for axis in dim) or list(range(ctx.rank(self)))
+    sizes = ctx.sizes(self)
+    if any(isinstance(sizes[axis], int) and sizes[axis] == 0 for axis in axes):
+        return op.Expand(ctx.constant(-math.inf, ctx.out.dtype), ctx.shape(ctx.out.shape))
+    largest = op.ReduceMax(x, axes, keepdims=1)
+    shift = op.Where(op.IsInf(largest), 0.0, largest)
+    total = op.ReduceSum(op.Exp(op.Sub(x, shift)), axes, keepdims=1)
+    result = op.Add(op.Log(total), shift)
+    return ctx.cast(result if keepdim else op.Squeeze(result, axes), ctx.out.dtype)

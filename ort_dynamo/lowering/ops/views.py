@@ -1,0 +1,271 @@
+"""Reshapes, permutations, slices and joins: the same elements in another arrangement."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.lowering.symbols import expression
+
+aten = torch.ops.aten
+
+
+def same_size(a: Size, b: Size) -> bool:
+    """Whether two sizes are the same expression; installs no guard."""
+    return bool(expression(a) == expression(b))
+
+
+def axis(dim: int, rank: int) -> int:
+    """`dim` counted from the front; a 0-d tensor has the dimension 0, like in torch."""
+    return dim % max(rank, 1)
+
+
+# -- shape -------------------------------------------------------------------------------------------------------
+
+
+@lowering(
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default,
+    aten.flatten.using_ints, aten.unflatten.int,
+)  # fmt: skip
+def view(ctx: LoweringContext, self: ir.Value, *args: Any) -> ir.Value:
+    """view(Tensor(a) self, SymInt[] size) -> Tensor(a)"""
+    return reshape(ctx, self, ctx.sizes(self), tuple(ctx.out.shape))
+
+
+def reshape(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], new: Sequence[Size]) -> ir.Value:
+    """`value` of shape `sizes` in the shape `new`, with as little computed of the new shape as possible.
+
+    ONNX can keep a dimension in its place (0) and infer one (-1), so that most symbolic reshapes have a constant
+    shape, which ONNX Runtime's fusions see through.
+    """
+    target: list[Size] = list(new)
+    if any(isinstance(size, int) and size == 0 for size in (*sizes, *new)):
+        return ctx.reshape(value, new)
+    symbolic = [i for i, size in enumerate(new) if isinstance(size, torch.SymInt)]
+    for i in symbolic:
+        if i < len(sizes) and same_size(sizes[i], new[i]):
+            target[i] = 0
+    left = [i for i in symbolic if target[i] is new[i]]
+    if len(left) == 1:
+        target[left[0]] = -1
+        left = []
+    if left:
+        return ctx.reshape(value, new)
+    return ctx.op.Reshape(value, ctx.ints([int(size) for size in target]))  # type: ignore[no-any-return]
+
+
+@lowering(aten.permute.default)
+def permute(ctx: LoweringContext, self: ir.Value, dims: Sequence[int]) -> ir.Value:
+    """permute(Tensor(a) self, int[] dims) -> Tensor(a)"""
+    rank = ctx.rank(self)
+    return _transpose(ctx, self, [axis(dim, rank) for dim in dims])
+
+
+@lowering(aten.transpose.int)
+def transpose(ctx: LoweringContext, self: ir.Value, dim0: int, dim1: int) -> ir.Value:
+    """transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)"""
+    order = list(range(ctx.rank(self)))
+    a, b = axis(dim0, len(order)), axis(dim1, len(order))
+    if order:
+        order[a], order[b] = order[b], order[a]
+    return _transpose(ctx, self, order)
+
+
+@lowering(aten.t.default)
+def t(ctx: LoweringContext, self: ir.Value) -> ir.Value:
+    """t(Tensor(a) self) -> Tensor(a)"""
+    return _transpose(ctx, self, list(range(ctx.rank(self)))[::-1])
+
+
+def _transpose(ctx: LoweringContext, value: ir.Value, order: list[int]) -> ir.Value:
+    if order == sorted(order):
+        return value
+    return ctx.op.Transpose(value, perm=order)  # type: ignore[no-any-return]
+
+
+@lowering(aten.unsqueeze.default)
+def unsqueeze(ctx: LoweringContext, self: ir.Value, dim: int) -> ir.Value:
+    """unsqueeze(Tensor(a) self, int dim) -> Tensor(a)"""
+    return ctx.op.Unsqueeze(self, [axis(dim, ctx.rank(self) + 1)])  # type: ignore[no-any-return]
+
+
+@lowering(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def squeeze(ctx: LoweringContext, self: ir.Value, dim: int | Sequence[int] | None = None) -> ir.Value:
+    """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor(a)"""
+    sizes = ctx.sizes(self)
+    if dim is None:
+        dims: Sequence[int] = range(len(sizes))
+    else:
+        dims = [dim] if isinstance(dim, int) else dim
+    ones = sorted({a for d in dims if sizes and same_size(sizes[a := axis(d, len(sizes))], 1)})
+    return ctx.op.Squeeze(self, ones) if ones else self
+
+
+@lowering(aten.expand.default)
+def expand(ctx: LoweringContext, self: ir.Value, size: Sequence[Size], *, implicit: bool = False) -> ir.Value:
+    """expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)"""
+    return expand_to(ctx, self, ctx.sizes(self), tuple(ctx.out.shape))
+
+
+def expand_to(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], new: Sequence[Size]) -> ir.Value:
+    """`value` of shape `sizes` repeated to the shape `new`."""
+    lead = len(new) - len(sizes)
+    # ONNX's Expand broadcasts both ways: a 1 keeps the dimension, so sizes that stay are not computed.
+    target = [n if i < lead or not same_size(sizes[i - lead], n) else 1 for i, n in enumerate(new)]
+    if lead == 0 and all(isinstance(size, int) and size == 1 for size in target):
+        return value
+    return ctx.op.Expand(value, ctx.shape(target))  # type: ignore[no-any-return]
+
+
+@lowering(aten.repeat.default)
+def repeat(ctx: LoweringContext, self: ir.Value, repeats: Sequence[Size]) -> ir.Value:
+    """repeat(Tensor self, SymInt[] repeats) -> Tensor"""
+    sizes = ctx.sizes(self)
+    lead = len(repeats) - len(sizes)
+    value = ctx.op.Unsqueeze(self, list(range(lead))) if lead else self
+    if all(isinstance(n, int) and n == 1 for n in repeats):
+        return value
+    if not all(isinstance(s, int) and s == 1 for s in sizes):
+        return ctx.op.Tile(value, ctx.shape(repeats))  # type: ignore[no-any-return]
+    return ctx.op.Expand(value, ctx.shape(repeats))  # type: ignore[no-any-return]
+
+
+# -- parts -------------------------------------------------------------------------------------------------------
+
+
+def cut(ctx: LoweringContext, value: ir.Value, dim: int, start: Size, end: Size, step: int = 1) -> ir.Value:
+    """value[start:end:step] along `dim`, bounds as ONNX clamps them."""
+    bounds = ctx.shape([start]), ctx.shape([end]), ctx.ints([dim])
+    return ctx.op.Slice(value, *bounds, *([ctx.ints([step])] if step != 1 else []))  # type: ignore[no-any-return]
+
+
+@lowering(aten.slice.Tensor)
+def slice_tensor(
+    ctx: LoweringContext,
+    self: ir.Value,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: Size = 1,
+) -> ir.Value:
+    """slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)"""
+    a = axis(dim, ctx.rank(self))
+    (stride,) = ctx.static([step], "the step of a slice")
+    if stride == 1 and same_size(ctx.sizes(self)[a], ctx.out.shape[a]):
+        return self
+    return cut(ctx, self, a, 0 if start is None else start, sys.maxsize if end is None else end, stride)
+
+
+@lowering(aten.select.int)
+def select(ctx: LoweringContext, self: ir.Value, dim: int, index: Size) -> ir.Value:
+    """select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"""
+    return ctx.op.Gather(self, ctx.scalar(index, torch.int64), axis=axis(dim, ctx.rank(self)))  # type: ignore[no-any-return]
+
+
+@lowering(aten.split.Tensor, aten.split_with_sizes.default, aten.unsafe_split.Tensor, aten.chunk.default)
+def split(ctx: LoweringContext, self: ir.Value, split_size: Any, dim: int = 0) -> tuple[ir.Value | None, ...]:
+    """split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]"""
+    a = axis(dim, ctx.rank(self))
+    sizes = [part.shape[a] for part in ctx.out]
+    if len(sizes) == 1:
+        return (self,)
+    if len(ctx.used) == len(sizes):
+        return tuple(ctx.op.Split(self, ctx.shape(sizes), axis=a, _outputs=len(sizes)))
+    parts: list[ir.Value | None] = []
+    start: Size = 0
+    for index, size in enumerate(sizes):
+        parts.append(cut(ctx, self, a, start, start + size) if index in ctx.used else None)
+        start = start + size
+    return tuple(parts)
+
+
+@lowering(aten.unbind.int)
+def unbind(ctx: LoweringContext, self: ir.Value, dim: int = 0) -> tuple[ir.Value | None, ...]:
+    """unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]"""
+    a = axis(dim, ctx.rank(self))
+    index = (ctx.constant(i, torch.int64) if i in ctx.used else None for i in range(len(ctx.out)))
+    return tuple(None if i is None else ctx.op.Gather(self, i, axis=a) for i in index)
+
+
+@lowering(aten.diagonal.default)
+def diagonal(ctx: LoweringContext, self: ir.Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ir.Value:
+    """diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)"""
+    sizes, rank = ctx.sizes(self), ctx.rank(self)
+    a, b = axis(dim1, rank), axis(dim2, rank)
+    others = [i for i in range(rank) if i not in (a, b)]
+    rows, columns = sizes[a], sizes[b]
+    lead = [sizes[i] for i in others]
+    flat = ctx.reshape(_transpose(ctx, self, [*others, a, b]), [*lead, rows * columns])
+    first = offset if offset >= 0 else -offset * columns
+    count = ctx.out.shape[-1]
+    places = ctx.op.Range(ctx.constant(0, torch.int64), ctx.scalar(count, torch.int64), ctx.constant(1, torch.int64))
+    places = ctx.op.Add(ctx.op.Mul(places, ctx.scalar(columns + 1, torch.int64)), ctx.scalar(first, torch.int64))
+    return ctx.op.Gather(flat, places, axis=len(lead))  # type: ignore[no-any-return]
+
+
+@lowering(aten.unfold.default)
+def unfold(ctx: LoweringContext, self: ir.Value, dimension: int, size: int, step: int) -> ir.Value:
+    """unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)"""
+    rank = ctx.rank(self)
+    a = axis(dimension, rank)
+    if rank == 0:
+        return ctx.op.Expand(self, ctx.ints([size]))  # type: ignore[no-any-return]
+    (windows,) = ctx.static([ctx.out.shape[a]], "the number of windows")
+    places = ctx.op.Reshape(ctx.ints([w * step + i for w in range(windows) for i in range(size)]), [windows, size])
+    gathered = ctx.op.Gather(self, places, axis=a)  # …, windows, size, …
+    return _transpose(ctx, gathered, [*range(a + 1), *range(a + 2, rank + 1), a + 1])
+
+
+@lowering(aten.as_strided.default)
+def as_strided(
+    ctx: LoweringContext,
+    self: ir.Value,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    storage_offset: Size | None = None,
+) -> ir.Value:
+    """as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)"""
+    fake = ctx.fake(self)
+    static = ctx.static([*fake.shape, *size, *stride, fake.storage_offset(), storage_offset or 0], "an as_strided size")
+    if not fake.is_contiguous() or fake.storage_offset() != 0:
+        raise ctx.refuse("as_strided of a tensor that does not fill its storage in order")
+    sizes, strides = static[fake.dim() : fake.dim() + len(size)], static[fake.dim() + len(size) : -2]
+    places = torch.zeros((), dtype=torch.int64).new_full((), static[-1])
+    for n, s in zip(sizes, strides, strict=True):
+        places = places.unsqueeze(-1) + torch.arange(n) * s
+    numbers = places.flatten().tolist()
+    if numbers and max(numbers) >= fake.numel():
+        raise ctx.refuse("as_strided beyond the tensor's own elements")
+    flat = ctx.op.Reshape(self, [-1])
+    if numbers == list(range(fake.numel())):
+        return ctx.reshape(flat, sizes)
+    return ctx.reshape(ctx.op.Gather(flat, ctx.ints(numbers), axis=0), sizes)
+
+
+# -- joins -------------------------------------------------------------------------------------------------------
+
+
+@lowering(aten.cat.default)
+def cat(ctx: LoweringContext, tensors: Sequence[ir.Value], dim: int = 0) -> ir.Value:
+    """cat(Tensor[] tensors, int dim=0) -> Tensor"""
+    rank = ctx.out.dim()
+    # torch lets 1-d empty tensors pass beside tensors of any rank.
+    kept = [x for x in tensors if not (rank != 1 and ctx.rank(x) == 1)]
+    values = [ctx.cast(x, ctx.out.dtype) for x in kept]
+    if len(values) == 1:
+        return values[0]
+    return ctx.op.Concat(*values, axis=axis(dim, rank))  # type: ignore[no-any-return]
+
+
+@lowering(aten.stack.default)
+def stack(ctx: LoweringContext, tensors: Sequence[ir.Value], dim: int = 0) -> ir.Value:
+    """stack(Tensor[] tensors, int dim=0) -> Tensor"""
+    a = axis(dim, ctx.out.dim())
+    values = [ctx.op.Unsqueeze(ctx.cast(x, ctx.out.dtype), [a]) for x in tensors]
+    return values[0] if len(values) == 1 else ctx.op.Concat(*values, axis=a)

@@ -1,0 +1,93 @@
+"""A sum over leading axes becomes a matrix product with ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ort_dynamo.target import OPSET
+
+__all__ = ["FuseRowSum"]
+
+
+@dataclass(frozen=True)
+class FuseRowSum(ir.passes.InPlacePass):
+    """ReduceSum over the leading axes of a float32 tensor becomes MatMul(ones, x), with reshapes around it.
+
+    The gradient of every bias is such a sum. ONNX Runtime's CPU kernel for it walks down columns; the matrix product
+    streams rows and was 2.5 to 5 times as fast (1024×3072, 1024×512, 16384×64, both tested runtimes).
+
+    It fires where:
+
+    1. the input is float32 with static dimensions;
+    2. the axes are constant and exactly the leading ones, and at least one axis remains;
+    3. `min_rows` rows or more are summed.
+    """
+
+    min_rows: int = 16
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite every match in the main graph."""
+        modified = False
+        for node in list(model.graph):
+            rows = self._match(node)
+            if rows:
+                self._rewrite(model.graph, node, rows)
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+    def _match(self, node: ir.Node) -> int:
+        """Number of rows summed, or 0 where the node is no match."""
+        if node.op_type != "ReduceSum" or node.domain or len(node.inputs) != 2:
+            return 0
+        x, axes_value = node.inputs
+        if x is None or x.dtype != ir.DataType.FLOAT or x.shape is None or not x.shape.is_static():
+            return 0
+        if axes_value is None or (axes := ir.convenience.get_const_tensor(axes_value)) is None:
+            return 0
+        rank = len(x.shape)
+        leading = sorted(int(axis) % rank for axis in axes.numpy().reshape(-1)) if rank else []
+        if not leading or leading != list(range(len(leading))) or len(leading) == rank:
+            return 0
+        rows = math.prod(_ints(x.shape)[: len(leading)])
+        return rows if rows >= self.min_rows else 0
+
+    def _rewrite(self, graph: ir.Graph, node: ir.Node, rows: int) -> None:
+        x, old = node.inputs[0], node.outputs[0]
+        assert x is not None
+        assert x.shape is not None
+        count = len(node.inputs[1].const_value.numpy().reshape(-1))  # type: ignore[union-attr]
+        kept = _ints(x.shape)[count:]
+        keepdims = node.attributes.get_int("keepdims", 1)
+        columns = math.prod(kept)
+        name = f"{old.name}_row_sum"
+        tape = ir.tape.Tape()
+        flat = tape.op("Reshape", [x, self._ints(graph, tape, [rows, columns])], name=f"{name}_flat", version=OPSET)
+        ones = self._initializer(graph, tape, f"ones_1x{rows}", np.ones((1, rows), np.float32))
+        total = tape.op("MatMul", [ones, flat], name=name, version=OPSET)
+        shape = [1] * count + kept if keepdims else kept
+        result = tape.op("Reshape", [total, self._ints(graph, tape, shape)], name=f"{name}_shape", version=OPSET)
+        for made in tape.nodes:
+            made.metadata_props["ort_dynamo.pass"] = repr(self)
+        graph.insert_before(node, tape.nodes)
+        result.type, result.shape, result.name = old.type, old.shape, old.name
+        ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+
+    def _ints(self, graph: ir.Graph, tape: ir.tape.Tape, numbers: list[int]) -> ir.Value:
+        name = "shape_" + "x".join(map(str, numbers))
+        return self._initializer(graph, tape, name, np.array(numbers, np.int64))
+
+    @staticmethod
+    def _initializer(graph: ir.Graph, tape: ir.tape.Tape, name: str, array: np.ndarray) -> ir.Value:
+        """One initializer per content: biases of one width share theirs."""
+        if name not in graph.initializers:
+            graph.register_initializer(tape.initializer(ir.tensor(array, name=name), name=name))
+        return graph.initializers[name]
+
+
+def _ints(shape: ir.Shape) -> list[int]:
+    return [int(size) for size in shape]  # type: ignore[arg-type]

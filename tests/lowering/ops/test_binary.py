@@ -1,0 +1,156 @@
+"""Elementwise functions of two tensors, or of a tensor and a number."""
+
+import math
+
+import pytest
+import torch
+
+from ort_dynamo.testing import assert_like_eager
+
+EDGES = [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 1e30, -1e30, math.inf, -math.inf, math.nan]
+PAIRS = torch.cartesian_prod(torch.tensor(EDGES), torch.tensor(EDGES)).T.contiguous()
+
+ARITHMETIC = [
+    torch.add, torch.sub, torch.rsub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.fmax, torch.fmin,
+    torch.hypot, torch.atan2, torch.remainder, torch.fmod, torch.copysign, torch.special.xlogy, torch.floor_divide,
+]  # fmt: skip
+COMPARISONS = [torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge]
+LOGICAL = [torch.logical_and, torch.logical_or, torch.logical_xor]
+BITWISE = [torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor]
+STEPS = (torch.floor_divide,)
+
+
+def named(function):
+    return getattr(function, "__name__", None)
+
+
+@pytest.mark.parametrize("function", ARITHMETIC, ids=named)
+def test_value_and_gradient_equal_eager_under_broadcasting(function):
+    a, b = torch.randn(3, 1, 5) * 3, torch.randn(4, 1) * 3
+    if function is torch.special.xlogy:
+        b = b.abs()
+    differentiable = function not in STEPS
+    assert_like_eager(
+        function, a.requires_grad_(differentiable), b.requires_grad_(differentiable), gradients=differentiable
+    )
+
+
+@pytest.mark.parametrize("function", [f for f in ARITHMETIC if f is not torch.rsub], ids=named)
+def test_symbolic_sizes_equal_eager(function):
+    differentiable = function not in STEPS
+    a, b = torch.rand(3, 5) + 0.2, torch.rand(5) + 0.2
+    assert_like_eager(
+        function, a.requires_grad_(differentiable), b.requires_grad_(differentiable),
+        gradients=differentiable, dynamic=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("function", [*ARITHMETIC, *COMPARISONS, *LOGICAL, torch.pow], ids=named)
+def test_edges_of_float32_equal_eager(function):
+    assert_like_eager(function, PAIRS[0], PAIRS[1], gradients=False)
+
+
+@pytest.mark.parametrize("function", [*ARITHMETIC, *COMPARISONS], ids=named)
+def test_mixed_dtypes_promote_like_eager(function):
+    a = torch.randint(1, 9, (2, 6))
+    operands = [a, a.int(), a.flip(0).to(torch.uint8), a.half(), a.bfloat16(), a.float() / 2, torch.tensor(3.0)]
+    integer_quotient = (torch.remainder, torch.fmod, torch.floor_divide)
+
+    def all_pairs(*operands):
+        pairs = [(p, q) for p in operands for q in operands]
+        # An integer quotient stays in eager: see test_an_integer_quotient_by_a_tensor_stays_in_eager.
+        pairs = [(p, q) for p, q in pairs if function not in integer_quotient or (p.is_floating_point() or q.is_floating_point())]
+        return [function(p, q) for p, q in pairs]
+
+    assert_like_eager(all_pairs, *operands, gradients=False)
+
+
+@pytest.mark.parametrize("function", [f for f in ARITHMETIC if f not in (torch.maximum, torch.minimum, torch.fmax, torch.fmin, torch.hypot, torch.atan2)] + COMPARISONS, ids=named)
+def test_numbers_as_second_operand_equal_eager(function):
+    x = torch.randint(-9, 9, (12,))
+    tensors = [x, x.int(), x.half(), x.float() / 3, torch.randn(4, dtype=torch.float64), torch.tensor(2.0)]
+    assert_like_eager(lambda *t: [function(p, n) for p in t for n in (2, -3, 0.7)], *tensors, gradients=False)
+
+
+@pytest.mark.parametrize("function", [torch.add, torch.sub, torch.rsub], ids=named)
+def test_alpha_equals_eager(function):
+    a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+    assert_like_eager(lambda a, b: (function(a, b, alpha=0.3), function(a, b, alpha=-2)), a, b)
+    n = torch.arange(5)
+    assert_like_eager(lambda n, m: function(n, m, alpha=3), n, n.flip(0), gradients=False)
+
+
+@pytest.mark.parametrize("mode", [None, "trunc", "floor"])
+def test_rounded_quotients_equal_eager(mode):
+    a = torch.tensor([7.0, -7.0, 1.0, 0.3, -0.3, 6.0, 5.5, 0.0, 1.0])
+    b = torch.tensor([2.0, 2.0, 0.1, 0.1, 0.1, -4.0, -5.5, 3.0, -0.1])
+    n = torch.tensor([7, -7, 6, -6, 0])
+    assert_like_eager(
+        lambda a, b, n: (
+            torch.div(a, b, rounding_mode=mode), torch.div(a, 0.1, rounding_mode=mode),
+            torch.div(n, 4, rounding_mode=mode), torch.div(n, -4, rounding_mode=mode), torch.div(n.int(), 2.5, rounding_mode=mode),
+        ),
+        a, b, n, gradients=False,
+    )  # fmt: skip
+
+
+def test_an_integer_quotient_by_a_tensor_stays_in_eager():
+    n, d = torch.tensor([7, -7]), torch.tensor([2, 2])
+    assert_like_eager(lambda n, d: n // d + 1, n, d, gradients=False, allow_eager=True)
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4, 0.5, -0.5, -1, -2, 1.7, -3, 7.0])
+def test_power_by_a_number_equals_eager(exponent):
+    x = (torch.rand(3, 4) + 0.5).requires_grad_()
+    assert_like_eager(lambda x: x**exponent, x)
+    values = torch.tensor(EDGES)
+    assert_like_eager(lambda x, h: (x**exponent, h**exponent), values, torch.rand(5).half(), gradients=False)
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 13, 39, 2.5])
+def test_integer_power_by_a_number_equals_eager(exponent):
+    n = torch.tensor([0, 1, 2, 3, -3])
+    assert_like_eager(lambda n, m: (n**exponent, m**exponent), n, n.int(), gradients=False)
+
+
+def test_powers_of_tensors_equal_eager():
+    base, power = (torch.rand(3, 4) + 0.5).requires_grad_(), torch.randn(4, requires_grad=True)
+    assert_like_eager(lambda b, p: (b**p, 2.5**p, 2**p), base, power)
+
+
+@pytest.mark.parametrize("function", BITWISE, ids=named)
+def test_bits_equal_eager(function):
+    n, b = torch.tensor([0, 5, -3, 127, -128]), torch.tensor([True, False, True])
+    integers = [n, n.int(), n.short(), n.to(torch.int8), n.abs().to(torch.uint8)]
+    assert_like_eager(
+        lambda b, *n: [function(b, b.flip(0)), *(function(m, m.flip(0)) for m in n), function(n[0], 6), function(n[1], n[0])],
+        b, *integers, gradients=False,
+    )  # fmt: skip
+
+
+def test_shifts_equal_eager():
+    n, k = torch.tensor([0, 5, -3, 127, -128]), torch.tensor([0, 1, 2, 3, 7])
+    assert_like_eager(
+        lambda n, k, u: (n << k, n >> k, n << 3, n >> 3, n.int() >> k.int(), u << 2, u >> 2), n, k,
+        k.to(torch.uint8), gradients=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("function", LOGICAL, ids=named)
+def test_logic_of_any_dtype_equals_eager(function):
+    x = torch.tensor([0.0, -0.0, 1.0, -2.0, math.nan, 0.25])
+    assert_like_eager(
+        lambda x, n, b: [function(p, q) for p in (x, n, b) for q in (x, n, b)], x, torch.arange(6) % 2, x > 0,
+        gradients=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("function", [torch.add, torch.mul, torch.maximum, torch.minimum, torch.eq, torch.lt, torch.ge], ids=named)
+def test_bools_equal_eager(function):
+    a, b = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
+    assert_like_eager(function, a, b, gradients=False)
+
+
+def test_a_symbolic_size_as_an_operand_equals_eager():
+    x = torch.randn(3, 5, requires_grad=True)
+    assert_like_eager(lambda x: (x * x.shape[0] + x.shape[1], x / x.shape[1], x - (x.shape[0] - 7)), x, dynamic=True)

@@ -1,0 +1,60 @@
+"""Clamps, interpolation, fused multiply-adds."""
+
+import math
+
+import pytest
+import torch
+
+from ort_dynamo.testing import assert_like_eager
+
+EDGES = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.5, math.inf, -math.inf, math.nan])
+
+
+@pytest.mark.parametrize(("low", "high"), [(-0.5, 0.5), (None, 0.3), (-0.2, None), (1.0, -1.0), (0, 1), (-math.inf, 0.0)])
+def test_clamp_to_numbers_equals_eager(low, high):
+    assert_like_eager(lambda x: torch.clamp(x, low, high), torch.randn(3, 5, requires_grad=True))
+    n = torch.arange(-4, 5)
+    assert_like_eager(
+        lambda e, n, h: (torch.clamp(e, low, high), torch.clamp(n, low, high), torch.clamp(h, low, high)),
+        EDGES, n, torch.randn(6).half(), gradients=False,
+    )  # fmt: skip
+
+
+def test_clamp_to_nan_is_nan():
+    assert_like_eager(lambda x: torch.clamp(x, math.nan, 1.0), EDGES, gradients=False)
+
+
+def test_clamp_to_tensors_equals_eager():
+    x, low, high = (torch.randn(4, 5, requires_grad=True) for _ in range(3))
+    assert_like_eager(torch.clamp, x, low, high)
+    assert_like_eager(lambda x, low, high: (x.clamp(min=low), x.clamp(max=high[0])), x, low, high, dynamic=True)
+    assert_like_eager(lambda e, b: (e.clamp_min(b), e.clamp_max(b)), EDGES, EDGES.flip(0), gradients=False)
+
+
+def test_clamp_min_and_max_equal_eager():
+    assert_like_eager(lambda x: (x.clamp_min(0.1), x.clamp_max(0)), torch.randn(3, 5, requires_grad=True))
+    assert_like_eager(lambda n: (n.clamp_min(1), n.clamp_max(0.5)), torch.arange(-4, 5), gradients=False)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 0.5, 0.9, 1.0])
+def test_lerp_by_a_number_equals_eager(weight):
+    a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+    assert_like_eager(lambda a, b: torch.lerp(a, b, weight), a, b)
+
+
+def test_lerp_by_a_tensor_equals_eager():
+    a, b, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True), torch.rand(3, 1)
+    assert_like_eager(torch.lerp, a, b, w.requires_grad_())
+    assert_like_eager(torch.lerp, a.half().detach(), b.half().detach(), w.half().detach(), gradients=False)
+
+
+@pytest.mark.parametrize("function", [torch.addcmul, torch.addcdiv])
+@pytest.mark.parametrize("value", [1, -0.3])
+def test_fused_multiply_add_equals_eager(function, value):
+    a, b, c = torch.randn(3, 4), torch.randn(4), torch.rand(3, 1) + 0.3
+    assert_like_eager(
+        lambda a, b, c: function(a, b, c, value=value), a.requires_grad_(), b.requires_grad_(), c.requires_grad_()
+    )
+    assert_like_eager(
+        lambda a, b, c: function(a, b, c, value=value), *(t.detach().half() for t in (a, b, c)), gradients=False
+    )

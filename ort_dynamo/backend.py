@@ -8,6 +8,7 @@ from typing import Any
 
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
+from torch._guards import TracingContext
 from torch.fx import GraphModule
 
 from ort_dynamo.compiler import CACHE, compile_graph
@@ -47,8 +48,8 @@ def ort_train(
     # The backward is compiled together with the forward, so nothing can fail first at .backward().
     with functorch_config.patch(force_non_lazy_backward_lowering=True):
         compiled: Callable[..., Any] = aot_autograd(
-            fw_compiler=_compiler("forward", parsed),
-            bw_compiler=_compiler("backward", parsed),
+            fw_compiler=partial(_compile_forward, options=parsed),
+            bw_compiler=partial(_compile_backward, options=parsed),
             inference_compiler=partial(_compile_inference, options=parsed),
             partition_fn=partitioner(parsed.passes),
             decompositions=decompositions(),
@@ -59,15 +60,24 @@ def ort_train(
 ort_train.reset = CACHE.clear  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
 
 
-def _compiler(role: str, options: Options) -> Callable[[GraphModule, Sequence[Any]], Callable[[list[Any]], Any]]:
-    def compile_half(gm: GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        del inputs  # the graph's own fake values say more
-        return compile_graph(gm, role, options)
+_Compiled = Callable[[list[Any]], Any]
 
-    return compile_half
+# The graphs' own fake values say more than the example inputs, which are unused below.
 
 
-def _compile_inference(gm: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[[list[Any]], Any]:
-    del inputs
+def _compile_forward(gm: GraphModule, _: Sequence[Any], options: Options) -> _Compiled:
+    return compile_graph(gm, "forward", options)
+
+
+def _compile_backward(gm: GraphModule, _: Sequence[Any], options: Options) -> _Compiled:
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        # We never write to saved tensors, so none is donated, and retain_graph=True works. (The config
+        # donated_buffer=False would leave None here, which torch 2.13 takes for "some".)
+        context.fw_metadata.bw_donated_idxs = []
+    return compile_graph(gm, "backward", options)
+
+
+def _compile_inference(gm: GraphModule, _: Sequence[Any], options: Options) -> _Compiled:
     mark(gm, options.passes)
     return compile_graph(gm, "inference", options)

@@ -15,7 +15,6 @@ class ValueSpec:
     """How one value crosses.
 
     Attributes:
-        name: input or output name in the model.
         dtype: torch dtype; torch.int64 for a symbolic size.
         order: the tensor's dimensions from slowest to fastest in memory. The session sees the tensor permuted by
             it, which is contiguous and so needs no copy. Empty for the identity.
@@ -24,7 +23,6 @@ class ValueSpec:
             overlap, or with gaps); it is copied into them. Empty otherwise.
     """
 
-    name: str
     dtype: torch.dtype
     order: tuple[int, ...] = ()
     is_size: bool = False

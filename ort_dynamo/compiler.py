@@ -19,7 +19,7 @@ from ort_dynamo.dump import dump_model
 from ort_dynamo.graph_key import GraphKey, graph_key
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.options import Options
-from ort_dynamo.passes.pipelines import onnx_passes
+from ort_dynamo.passes.pipelines import identity, onnx_passes
 from ort_dynamo.report import report
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.providers import find_target
@@ -49,8 +49,8 @@ def compile_graph(gm: GraphModule, role: str, options: Options) -> Callable[[lis
     report(segmented, role)
     check_fallback(segmented, options.segment, role)
     for name, island in segmented.islands.items():
-        passes = onnx_passes(options.passes, target)
-        key = graph_key(island, passes, options.session, target, device)
+        pipeline = identity(onnx_passes(options.passes, target))
+        key = graph_key(island, pipeline, options.session, target, device)
         compiled = CACHE.get_or_make(key, partial(compile_island, island, key, role, options, target, device))
         segmented.gm.set_submodule(name, Island(compiled))
     return boxed(segmented.gm)

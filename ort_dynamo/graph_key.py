@@ -40,6 +40,9 @@ def graph_key(gm: GraphModule, *context: object) -> GraphKey | None:
     Args:
         gm: placeholders, call_function nodes and one output, with fake values in meta["val"].
         context: everything else that decides the result (options, target, passes), each identified by its repr.
+
+    Raises:
+        TypeError: a context value whose repr is an address.
     """
     writer = _Writer()
     try:
@@ -47,7 +50,10 @@ def graph_key(gm: GraphModule, *context: object) -> GraphKey | None:
             writer.write_node(node)
     except _NotKeyableError:
         return None
-    lines = [*_versions(), *map(repr, context), *writer.lines]
+    described = list(map(repr, context))
+    if any(" at 0x" in text for text in described):
+        raise TypeError(f"the context of a graph key must have reprs that spell content: {described}")
+    lines = [*_versions(), *described, *writer.lines]
     return GraphKey(hashlib.sha256("\n".join(lines).encode()).hexdigest())
 
 

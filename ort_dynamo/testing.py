@@ -7,11 +7,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import onnx
+import onnx.printer
+import onnx_ir as ir
 import torch
 from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["TOLERANCES", "Tolerance", "assert_close", "assert_like_eager", "eager_reasons"]
+__all__ = [
+    "TOLERANCES",
+    "Tolerance",
+    "assert_close",
+    "assert_like_eager",
+    "assert_rewrites",
+    "eager_reasons",
+]
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,34 @@ def assert_like_eager(
     for what, value in expected.items():
         # AOTAutograd lays a cotangent out like its output, eager does not: strides of gradients follow them.
         assert_close(actual[what], value, what, tolerance, strides=not what.startswith("gradient"))
+
+
+def assert_rewrites(pass_: ir.passes.InPlacePass, before: str, after: str) -> None:
+    """Check that a pass turns the model of text `before` into the model of text `after`.
+
+    Texts are ONNX's own syntax. Where they differ, the pass must say `modified`, where not, not; a second run must
+    change nothing; and the result must be valid ONNX.
+
+    Raises:
+        AssertionError: with both texts.
+    """
+    model = ir.from_onnx_text(before)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    result = pass_(model)
+    found, wanted = (_text(ir.to_proto(m)) for m in (model, ir.from_onnx_text(after)))
+    assert found == wanted, f"the pass made\n{found}\nnot\n{wanted}"
+    assert result.modified == (_text(ir.to_proto(ir.from_onnx_text(before))) != found), "`modified` is wrong"
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    assert not pass_(model).modified, "a second run says it changed something"
+    assert _text(ir.to_proto(model)) == found, "a second run changed something"
+
+
+def _text(model: onnx.ModelProto) -> str:
+    for node in model.graph.node:
+        del node.metadata_props[:]
+        node.name = ""
+    del model.graph.value_info[:]
+    return onnx.printer.to_text(model)
 
 
 def eager_reasons() -> dict[str, int]:

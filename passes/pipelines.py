@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import onnx_ir as ir
 from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
@@ -13,26 +16,36 @@ from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.options import PassOptions
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
+from ort_dynamo.passes.fx.remove_clones import RemoveClones
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
+from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
 from ort_dynamo.target import Target
 
-__all__ = ["fx_passes", "onnx_passes"]
+__all__ = ["fx_passes", "identity", "onnx_passes"]
 
 
 def fx_passes(options: PassOptions) -> tuple[PassBase, ...]:
     """Passes on the joint graph before it is cut, or on an inference graph."""
     del options  # what runs here is needed for correctness
-    return (HoistRandom(),)
+    return (RemoveClones(), HoistRandom())
 
 
 def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlacePass, ...]:
     """Passes on each lowered model, in order."""
-    clean_up: tuple[ir.passes.InPlacePass, ...] = (
+    fusions = (FuseRowSum(),) if options.fuse and target.device_type == "cpu" else ()
+    return (
         IdentityEliminationPass(),
         CommonSubexpressionEliminationPass(),
-        RemoveUnusedNodesPass(),
+        *fusions,
+        RemoveUnusedNodesPass(),  # after the fusions, which leave the constants of what they replace
         RemoveUnusedOpsetsPass(),
+        SeparateOutputs(),  # last: the passes above merge outputs that are equal
     )
-    # Fusions come after common sub-expressions are one, and leave nothing unused themselves.
-    fusions = (FuseRowSum(),) if options.fuse and target.device_type == "cpu" else ()
-    return clean_up + fusions
+
+
+def identity(passes: Sequence[object]) -> str:
+    """What the passes are, for the graph key: classes with their parameters, in order."""
+    return "; ".join(
+        repr(p) if dataclasses.is_dataclass(p) else f"{type(p).__module__}.{type(p).__qualname__}({vars(p)})"
+        for p in passes
+    )

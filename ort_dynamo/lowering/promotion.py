@@ -4,29 +4,46 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
 from torch._prims_common import elementwise_dtypes
 
+from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Number
 
-__all__ = ["DEFAULT", "INT_TO_FLOAT", "KIND", "float_dtype", "promote"]
+__all__ = ["DEFAULT", "INT_TO_FLOAT", "KIND", "float_dtype", "promote", "rounded"]
 
 DEFAULT = KIND.DEFAULT
 INT_TO_FLOAT = KIND.INT_TO_FLOAT
 
 
 def promote(
-    ctx: LoweringContext, *operands: ir.Value | Number, kind: KIND = KIND.DEFAULT
+    ctx: LoweringContext, *operands: ir.Value | Number, kind: KIND = KIND.DEFAULT, wide_numbers: bool = False
 ) -> tuple[list[ir.Value], torch.dtype]:
     """The operands as values of their common computation dtype, and that dtype.
 
     float16 and bfloat16 compute in float32, as torch's kernels do; the caller casts the result to `ctx.out.dtype`.
+    Beside half-width tensors, a number is rounded to half width first, as torch does for all operators but products and
+    quotients: those pass `wide_numbers`.
     """
     fakes: list[Any] = [ctx.fake(o) if isinstance(o, ir.Value) else o for o in operands]
-    dtype, _ = elementwise_dtypes(*fakes, type_promotion_kind=kind)
-    return [ctx.cast(o, dtype) if isinstance(o, ir.Value) else ctx.scalar(o, dtype) for o in operands], dtype
+    dtype, result = elementwise_dtypes(*fakes, type_promotion_kind=kind)
+
+    def settle(operand: ir.Value | Number) -> ir.Value:
+        if isinstance(operand, ir.Value):
+            return ctx.cast(operand, dtype)
+        return ctx.scalar(operand if wide_numbers else rounded(operand, result), dtype)
+
+    return [settle(operand) for operand in operands], dtype
+
+
+def rounded(number: Number, dtype: torch.dtype) -> Number:
+    """`number` as float16 or bfloat16 would hold it; any other dtype leaves it alone."""
+    if dtype in (torch.float16, torch.bfloat16) and isinstance(number, (int, float)):
+        return float(np.asarray(number, onnx_dtype(dtype).numpy()))
+    return number
 
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:

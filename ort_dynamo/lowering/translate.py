@@ -92,17 +92,17 @@ class _Walk:
             if isinstance(fake, torch.SymInt):
                 self._symbols.offer_scalar(fake.node.expr, value)
             self._values[node] = fake
-            return ValueSpec(node.name, torch.int64, is_size=True)
+            return ValueSpec(torch.int64, is_size=True)
         if isinstance(fake, (tuple, list)):  # only in a scratch graph: getitem of an eager node
             self._values[node] = tuple(None if f is None else self._fake_input(node.name, f) for f in fake)
-            return ValueSpec(node.name, torch.float32)
+            return ValueSpec(torch.float32)
         if not isinstance(fake, torch.Tensor):
             raise UnsupportedNodeError(f"an input of type {type(fake).__name__}")
         _check_tensor(fake)
         order = physical_order(fake)
         value = self._fake_input(node.name, fake, order)
         self._values[node] = value
-        return ValueSpec(node.name, fake.dtype, order)
+        return ValueSpec(fake.dtype, order)
 
     def _fake_input(self, name: str, fake: torch.Tensor, order: tuple[int, ...] = ()) -> ir.Value:
         axes = order or tuple(range(fake.dim()))
@@ -170,7 +170,7 @@ class _Walk:
         value.type = ir.TensorType(onnx_dtype(fake.dtype))
         value.shape = ir.Shape([_dim(fake.shape[axis]) for axis in order or range(fake.dim())])
         self.graph.outputs.append(value)
-        return ValueSpec(name, fake.dtype, order, strides=promised_strides(fake))
+        return ValueSpec(fake.dtype, order, strides=promised_strides(fake))
 
 
 def user_line(node: Node) -> str:

@@ -37,8 +37,8 @@ class CompiledGraph:
         kind = binding.OrtDevice.cuda() if device.type == "cuda" else binding.OrtDevice.cpu()
         place = binding.OrtDevice(kind, binding.OrtDevice.default_memory(), device.index or 0)
         self._places = [place] * len(outputs)
-        self._input_names = [spec.name for spec in inputs]
-        self._output_names = [spec.name for spec in outputs]
+        self._input_names = [value.name for value in session.get_inputs()]
+        self._output_names = [value.name for value in session.get_outputs()]
         self._feeds = [_Feed(spec) for spec in inputs]
         self._fetches = [_Fetch(spec) for spec in outputs]
         if device.type == "cuda":

@@ -151,11 +151,13 @@ class _Rewriter:
             return size
         expr = size.node.expr
         symbols = {symbol: torch.fx.Proxy(self._carrier(symbol)) for symbol in expr.free_symbols}
+        known = set(self._graph.nodes)
         made = sympy_interp(PythonReferenceAnalysis, symbols, expr)
-        if isinstance(made, torch.fx.Proxy):
-            made.node.meta.setdefault("val", size)
-            return made.node
-        return int(made)
+        for node in self._graph.nodes:
+            if node not in known:
+                args = torch.fx.node.map_arg(node.args, lambda n: n.meta["val"])
+                node.meta["val"] = node.target(*args)
+        return made.node if isinstance(made, torch.fx.Proxy) else int(made)
 
     def _carrier(self, symbol: Any) -> Node:
         """A node that holds the number `symbol`: a placeholder, or one read from a placeholder's shape."""

@@ -65,15 +65,17 @@ class FuseRowSum(ir.passes.InPlacePass):
         columns = math.prod(kept)
         name = f"{old.name}_row_sum"
         tape = ir.tape.Tape()
-        flat = tape.op("Reshape", [x, self._ints(graph, tape, [rows, columns])], name=f"{name}_flat", version=OPSET)
+        flat = tape.op("Reshape", [x, self._ints(graph, tape, [rows, columns])], version=OPSET)
         ones = self._initializer(graph, tape, f"ones_1x{rows}", np.ones((1, rows), np.float32))
-        total = tape.op("MatMul", [ones, flat], name=name, version=OPSET)
+        total = tape.op("MatMul", [ones, flat], version=OPSET)
         shape = [1] * count + kept if keepdims else kept
-        result = tape.op("Reshape", [total, self._ints(graph, tape, shape)], name=f"{name}_shape", version=OPSET)
+        result = tape.op("Reshape", [total, self._ints(graph, tape, shape)], version=OPSET)
         for made in tape.nodes:
             made.metadata_props["ort_dynamo.pass"] = repr(self)
         graph.insert_before(node, tape.nodes)
-        result.type, result.shape, result.name = old.type, old.shape, old.name
+        for value, text, dims in ((flat, f"{name}_flat", [rows, columns]), (total, name, [1, columns])):
+            value.name, value.type, value.shape = text, x.type, ir.Shape(dims)
+        result.name, result.type, result.shape = old.name, old.type, old.shape
         ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
         graph.remove(node, safe=True)
 

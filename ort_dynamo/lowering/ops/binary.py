@@ -11,7 +11,7 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Number
 from ort_dynamo.lowering.ops.unary import is_float, sign_bit, square_root, truncate, two
-from ort_dynamo.lowering.promotion import DEFAULT, INT_TO_FLOAT, KIND, promote
+from ort_dynamo.lowering.promotion import DEFAULT, INT_TO_FLOAT, KIND, promote, rounded
 from ort_dynamo.lowering.registry import lowering, register
 
 aten = torch.ops.aten
@@ -49,8 +49,12 @@ def _scaled(ctx: LoweringContext, op_type: str, left: Operand, right: Operand, a
     """left (op) alpha * right"""
     (a, b), dtype = promote(ctx, left, right)
     if not (isinstance(alpha, (int, float)) and alpha == 1):
-        b = ctx.op.Mul(b, ctx.scalar(alpha, dtype))
+        b = ctx.op.Mul(b, ctx.scalar(rounded(alpha, ctx.out.dtype), dtype))
     return ctx.cast(getattr(ctx.op, op_type)(a, b), ctx.out.dtype)
+
+
+def _multiply(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+    return ctx.op.Mul(a, b)  # type: ignore[no-any-return]
 
 
 # -- quotients ---------------------------------------------------------------------------------------------------
@@ -100,7 +104,7 @@ def div(ctx: LoweringContext, self: Operand, other: Operand, rounding_mode: str 
 
 
 def _apply_quotient(formula: Formula, kind: KIND, ctx: LoweringContext, self: Operand, other: Operand) -> ir.Value:
-    (a, b), dtype = promote(ctx, self, other, kind=kind)
+    (a, b), dtype = promote(ctx, self, other, kind=kind, wide_numbers=formula in _WITH_WIDE_NUMBERS)
     if not dtype.is_floating_point and (isinstance(other, ir.Value) or other == 0):
         # onnxruntime-training 1.19.2 ends the process on an integer division by zero; torch raises.
         raise ctx.refuse("an integer division whose divisor may be zero")
@@ -198,7 +202,8 @@ def _hypot(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
     plain = op.Or(op.Equal(high, 0.0), op.Equal(high, math.inf))
     ratio = op.Div(low, op.Where(plain, 1.0, high))
     scaled = op.Mul(high, square_root(ctx, op.Add(op.Mul(ratio, ratio), 1.0)))
-    return op.Where(plain, high, scaled)
+    infinite = op.Or(op.IsInf(a), op.IsInf(b))  # also beside a nan
+    return op.Where(infinite, math.inf, op.Where(plain, high, scaled))
 
 
 # -- bits --------------------------------------------------------------------------------------------------------
@@ -222,8 +227,8 @@ def _right_shift(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
 # -- tables ------------------------------------------------------------------------------------------------------
 
 _TYPE_KEEPING: dict[torch._ops.OpOverload, Formula] = {
-    aten.mul.Tensor: _single("Mul"),
-    aten.mul.Scalar: _single("Mul"),
+    aten.mul.Tensor: _multiply,
+    aten.mul.Scalar: _multiply,
     aten.maximum.default: _single("Max"),
     aten.minimum.default: _single("Min"),
     aten.fmax.default: _ignoring_nan("Max"),
@@ -244,6 +249,10 @@ _TYPE_KEEPING: dict[torch._ops.OpOverload, Formula] = {
     aten.bitwise_right_shift.Tensor: _right_shift,
     aten.bitwise_right_shift.Tensor_Scalar: _right_shift,
     aten.bitwise_right_shift.Scalar_Tensor: _right_shift,
+    aten.__lshift__.Tensor: _left_shift,
+    aten.__lshift__.Scalar: _left_shift,
+    aten.__rshift__.Tensor: _right_shift,
+    aten.__rshift__.Scalar: _right_shift,
     aten.eq.Tensor: _single("Equal"),
     aten.eq.Scalar: _single("Equal"),
     aten.ne.Tensor: lambda ctx, a, b: ctx.op.Not(ctx.op.Equal(a, b)),
@@ -257,6 +266,8 @@ _TYPE_KEEPING: dict[torch._ops.OpOverload, Formula] = {
     aten.ge.Tensor: _single("GreaterOrEqual"),
     aten.ge.Scalar: _single("GreaterOrEqual"),
 }
+
+_WITH_WIDE_NUMBERS = (_multiply, _true_divide, _divide_trunc, _divide_floor)
 
 _MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
     aten.atan2.default: _atan2,
@@ -283,7 +294,7 @@ _LOGICAL: dict[torch._ops.OpOverload, str] = {
 
 
 def _apply(formula: Formula, kind: KIND, ctx: LoweringContext, self: Operand, other: Operand) -> ir.Value:
-    (a, b), _ = promote(ctx, self, other, kind=kind)
+    (a, b), _ = promote(ctx, self, other, kind=kind, wide_numbers=formula in _WITH_WIDE_NUMBERS)
     return ctx.cast(formula(ctx, a, b), ctx.out.dtype)
 
 

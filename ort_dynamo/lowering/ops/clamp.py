@@ -22,8 +22,11 @@ def clamp(ctx: LoweringContext, self: ir.Value, min: Number | None = None, max: 
     if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
         result = ctx.op.Expand(ctx.constant(math.nan, dtype), ctx.shape(ctx.out.shape))
     else:
-        low, high = (None if bound is None else ctx.scalar(bound, dtype) for bound in (min, max))
-        result = ctx.op.Clip(x, low) if high is None else ctx.op.Clip(x, low, high)
+        # A bound that Clip is not given is the largest finite number, not infinity.
+        infinite = math.inf if dtype.is_floating_point else None
+        low = infinite and -infinite if min is None else min
+        high = infinite if max is None else max
+        result = ctx.op.Clip(x, *(None if bound is None else ctx.scalar(bound, dtype) for bound in (low, high)))
     return ctx.cast(result, ctx.out.dtype)
 
 

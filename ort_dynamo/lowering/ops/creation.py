@@ -31,6 +31,7 @@ _FILLS: dict[torch._ops.OpOverload, Number] = {
     aten.zeros_like.default: 0,
     aten.new_zeros.default: 0,
     aten.zero.default: 0,
+    aten._efficientzerotensor.default: 0,
     aten.ones.default: 1,
     aten.ones_like.default: 1,
     aten.new_ones.default: 1,
@@ -65,7 +66,7 @@ def fill_tensor(ctx: LoweringContext, self: ir.Value, value: ir.Value) -> ir.Val
     return ctx.op.Expand(number, ctx.shape(ctx.out.shape))  # type: ignore[no-any-return]
 
 
-@lowering(aten.scalar_tensor.default)
+@lowering(aten.scalar_tensor.default, torch.ops.prims.scalar_tensor.default)
 def scalar_tensor(ctx: LoweringContext, s: Number, **kwargs: Any) -> ir.Value:
     """scalar_tensor(Scalar s, *, ScalarType? dtype=None, ...) -> Tensor"""
     return ctx.scalar(s, ctx.out.dtype)

@@ -158,9 +158,7 @@ def _same_sizes(a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
     return len(a) == len(b) and all(expression(x) == expression(y) for x, y in zip(a, b, strict=True))
 
 
-def _per_entry(
-    ctx: LoweringContext, grad: ir.Value, reduction: int, self: ir.Value, dtype: torch.dtype
-) -> ir.Value:
+def _per_entry(ctx: LoweringContext, grad: ir.Value, reduction: int, self: ir.Value, dtype: torch.dtype) -> ir.Value:
     """The gradient of each entry's loss, from the gradient of the reduced loss."""
     if reduction != _MEAN:
         return grad

@@ -23,8 +23,7 @@ def _normalise(op_type: str, ctx: LoweringContext, self: ir.Value, dim: int, hal
     x = ctx.cast(self, ctx.out.dtype) if half_to_float else self
     if ctx.rank(self) == 0:
         return ctx.reshape(getattr(ctx.op, op_type)(ctx.reshape(x, [1]), axis=0), [])
-    result: ir.Value = getattr(ctx.op, op_type)(x, axis=dim)
-    return result
+    return getattr(ctx.op, op_type)(x, axis=dim)
 
 
 register(aten._softmax.default, functools.partial(_normalise, "Softmax"))
@@ -61,8 +60,7 @@ def softmax_gradient(ctx: LoweringContext, grad: ir.Value, y: ir.Value, dim: int
     """y * (grad - sum(grad * y)), the gradient of y = softmax(x); `grad` and `y` share shape and dtype."""
     op = ctx.op
     if ctx.target.takes("SoftmaxGrad_13", "com.microsoft", {"T": y.dtype or ir.DataType.UNDEFINED}):
-        result: ir.Value = ctx.contrib.SoftmaxGrad_13(grad, y, axis=dim)
-        return result
+        return ctx.contrib.SoftmaxGrad_13(grad, y, axis=dim)
     return op.Mul(y, op.Sub(grad, op.ReduceSum(op.Mul(grad, y), [dim], keepdims=1)))
 
 

@@ -1,0 +1,356 @@
+"""Convolution and transposed convolution in one, two and three dimensions, with their gradients."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.dtypes import onnx_dtype
+from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.lowering.symbols import expression
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What is fixed about a convolution: one number per spatial dimension, and the channels.
+
+    Attributes:
+        weight: shape of the weight, (out, in / groups, *kernel); transposed, (in, out / groups, *kernel).
+    """
+
+    weight: list[int]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    output_padding: list[int]
+    groups: int
+    transposed: bool
+
+    @property
+    def kernel(self) -> list[int]:
+        return self.weight[2:]
+
+    @property
+    def axes(self) -> list[int]:
+        """The spatial dimensions."""
+        return list(range(2, len(self.weight)))
+
+    @property
+    def reach(self) -> list[int]:
+        """From the first to the last place under the kernel."""
+        return [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Of the ONNX operators Conv, ConvTranspose and ConvGrad."""
+        return {
+            "strides": self.stride,
+            "pads": self.padding * 2,
+            "dilations": self.dilation,
+            "group": self.groups,
+            "kernel_shape": self.kernel,
+        }
+
+    def remainders(self, sizes: Sequence[Size], out: Sequence[Size]) -> list[Size]:
+        """How many of the last places of the padded input no window reaches, because the stride steps over them."""
+        return [
+            0 if s == 1 else n + 2 * p - reach - 1 - s * (m - 1)
+            for n, m, s, p, reach in zip(sizes, out, self.stride, self.padding, self.reach, strict=True)
+        ]
+
+
+def _form(
+    ctx: LoweringContext,
+    weight: ir.Value,
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    transposed: bool,
+    output_padding: Sequence[Size],
+    groups: Size,
+) -> _Form:
+    shape = ctx.static(ctx.sizes(weight), "the shape of the weight")
+
+    def each(numbers: Sequence[Size], what: str) -> list[int]:
+        fixed = ctx.static(numbers, what)
+        return fixed * (len(shape) - 2) if len(fixed) == 1 else fixed
+
+    return _Form(
+        shape,
+        each(stride, "the stride"),
+        each(padding, "the padding"),
+        each(dilation, "the dilation"),
+        each(output_padding, "the output padding"),
+        *ctx.static([groups], "the number of groups"),
+        transposed,
+    )
+
+
+def _is_empty(sizes: Sequence[Size]) -> bool:
+    return any(isinstance(size, int) and size == 0 for size in sizes)
+
+
+def _fixed(sizes: Sequence[Size]) -> list[int] | None:
+    """`sizes` as plain ints, or None where one is symbolic."""
+    if all(expression(size).is_Integer for size in sizes):
+        return [int(size) for size in sizes]
+    return None
+
+
+@lowering(aten.convolution.default)
+def convolution(
+    ctx: LoweringContext,
+    input: ir.Value,
+    weight: ir.Value,
+    bias: ir.Value | None,
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    transposed: bool,
+    output_padding: Sequence[Size],
+    groups: Size,
+) -> ir.Value:
+    """convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
+    bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor
+    """
+    form = _form(ctx, weight, stride, padding, dilation, transposed, output_padding, groups)
+    op = ctx.op
+    if _is_empty(ctx.out.shape):
+        return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(ctx.out.shape))  # type: ignore[no-any-return]
+    if _is_empty(ctx.sizes(input)):
+        raise ctx.refuse("a convolution over no channels")
+    if not transposed:
+        return op.Conv(input, weight, bias, **form.attributes)  # type: ignore[no-any-return]
+    return op.ConvTranspose(  # type: ignore[no-any-return]
+        input, weight, bias, output_padding=form.output_padding, **form.attributes
+    )
+
+
+@lowering(aten.convolution_backward.default)
+def convolution_backward(
+    ctx: LoweringContext,
+    grad_output: ir.Value,
+    input: ir.Value,
+    weight: ir.Value,
+    bias_sizes: Sequence[Size] | None,
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    transposed: bool,
+    output_padding: Sequence[Size],
+    groups: Size,
+    output_mask: Sequence[bool],
+) -> tuple[ir.Value | None, ...]:
+    """convolution_backward(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, SymInt[] stride,
+    SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, bool[3] output_mask)
+    -> (Tensor, Tensor, Tensor)
+    """
+    form = _form(ctx, weight, stride, padding, dilation, transposed, output_padding, groups)
+    wanted = [bool(mask) and index in ctx.used for index, mask in enumerate(output_mask)]
+    if _is_empty(ctx.sizes(grad_output)) or _is_empty(ctx.sizes(input)):
+        return tuple(_zeros(ctx, fake) if want else None for fake, want in zip(ctx.out, wanted, strict=True))
+    dtype = _compute_dtype(ctx, ctx.dtype(grad_output))
+    gradient = _Gradient(
+        ctx,
+        form,
+        *(ctx.cast(value, dtype) for value in (grad_output, input, weight)),
+        grad_sizes=ctx.sizes(grad_output),
+        input_sizes=ctx.sizes(input),
+    )
+    results = (
+        gradient.of_input() if wanted[0] else None,
+        gradient.of_weight() if wanted[1] else None,
+        ctx.op.ReduceSum(gradient.grad, [0, *form.axes], keepdims=0) if wanted[2] else None,
+    )
+    return tuple(
+        None if value is None else ctx.cast(value, fake.dtype) for value, fake in zip(results, ctx.out, strict=True)
+    )
+
+
+def _compute_dtype(ctx: LoweringContext, dtype: torch.dtype) -> torch.dtype:
+    """float16 and bfloat16 stay where the provider convolves them; else the whole gradient is computed in float32."""
+    return dtype if ctx.target.takes("Conv", "", {"T": onnx_dtype(dtype)}) else float_dtype(dtype)
+
+
+def _zeros(ctx: LoweringContext, fake: torch.Tensor) -> ir.Value:
+    return ctx.op.Expand(ctx.constant(0, fake.dtype), ctx.shape(fake.shape))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    """The gradients of one convolution; all values share one dtype.
+
+    With grad (N, out, *m), input (N, in, *n) and weight (out, in / groups, *k), in one dimension and one group:
+        grad_input[i, t * s + j * d - p] += sum over o of grad[o, t] * weight[o, i, j]
+        grad_weight[o, i, j] = sum over t of grad[o, t] * input[i, t * s + j * d - p]
+    A transposed convolution is the first line, so that its gradients are a convolution, and the second line with grad
+    and input in each other's place.
+    """
+
+    ctx: LoweringContext
+    form: _Form
+    grad: ir.Value
+    input: ir.Value
+    weight: ir.Value
+    grad_sizes: tuple[Size, ...]
+    input_sizes: tuple[Size, ...]
+
+    def of_input(self) -> ir.Value:
+        op, form = self.ctx.op, self.form
+        sizes = self.input_sizes[2:]
+        if form.transposed:
+            # An output padding as large as the stride (a dilation allows it) makes room for one more window.
+            result = op.Conv(self.grad, self.weight, **form.attributes)
+            longer = any(extra >= s for extra, s in zip(form.output_padding, form.stride, strict=True))
+            return self._cropped(result, sizes) if longer else result
+        if self._on_cpu and set(form.stride) == {1} and self._fits_inside():
+            return self._of_input_by_conv()
+        if self._has_conv_grad:
+            return self._conv_grad(0)
+        remainders = _fixed(form.remainders(sizes, self.grad_sizes[2:]))
+        if remainders is not None:
+            return op.ConvTranspose(  # type: ignore[no-any-return]
+                self.grad, self.weight, output_padding=remainders, **form.attributes
+            )
+        most = [s - 1 for s in form.stride]
+        return self._cropped(op.ConvTranspose(self.grad, self.weight, output_padding=most, **form.attributes), sizes)
+
+    def of_weight(self) -> ir.Value:
+        form = self.form
+        if form.transposed:
+            if self._has_conv_grad and all(e < s for e, s in zip(form.output_padding, form.stride, strict=True)):
+                return self._conv_grad(1)
+            image, filters, sizes, out = self.grad, self.input, self.grad_sizes, self.input_sizes
+        else:
+            if self._has_conv_grad:
+                return self._conv_grad(1)
+            image, filters, sizes, out = self.input, self.grad, self.input_sizes, self.grad_sizes
+        remainders = form.remainders(sizes[2:], out[2:])
+        # The swapped convolution multiplies matrices of prod(kernel) columns, the other form ones of in / groups.
+        if self._on_cpu and math.prod(form.kernel) > max(form.weight[1], 16):
+            return self._of_weight_by_conv(image, filters, sizes, remainders)
+        return self._of_weight_by_offsets(image, filters, remainders)
+
+    # -- forms ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self.ctx.target.device_type == "cpu"
+
+    @property
+    def _has_conv_grad(self) -> bool:
+        return self.ctx.target.takes("ConvGrad", "com.microsoft", {"T": self.grad.dtype or ir.DataType.UNDEFINED})
+
+    def _conv_grad(self, index: int) -> ir.Value:
+        """The training build's kernel; `index` 0 for the input, 1 for the weight."""
+        image, filters = (self.grad, self.input) if self.form.transposed else (self.input, self.grad)
+        outputs = [ir.Value(name="") for _ in range(index)] + [ir.Value(name=f"{self.ctx.node.name}_gradient_{index}")]
+        found = self.ctx.contrib.ConvGrad(filters, image, self.weight, _outputs=outputs, **self.form.attributes)
+        return found if index == 0 else found[index]  # type: ignore[no-any-return]
+
+    def _fits_inside(self) -> bool:
+        return all(p <= reach for p, reach in zip(self.form.padding, self.form.reach, strict=True))
+
+    def _of_input_by_conv(self) -> ir.Value:
+        """With stride 1, the gradient is a convolution with the mirrored weight, channels swapped: Conv is the faster
+        kernel.
+        """
+        op, form = self.ctx.op, self.form
+        out, inner, *kernel = form.weight
+        rest = list(range(3, 3 + len(kernel)))
+        turned = op.Reshape(self.weight, [form.groups, out // form.groups, inner, *kernel])
+        turned = op.Reshape(op.Transpose(turned, perm=[0, 2, 1, *rest]), [form.groups * inner, -1, *kernel])
+        if max(kernel) > 1:
+            backwards = [-1] * len(kernel)
+            turned = op.Slice(turned, backwards, [-sys.maxsize] * len(kernel), form.axes, backwards)
+        pads = [reach - p for reach, p in zip(form.reach, form.padding, strict=True)]
+        return op.Conv(  # type: ignore[no-any-return]
+            self.grad, turned, pads=pads * 2, dilations=form.dilation, group=form.groups, kernel_shape=kernel
+        )
+
+    def _of_weight_by_conv(
+        self, image: ir.Value, filters: ir.Value, sizes: Sequence[Size], remainders: Sequence[Size]
+    ) -> ir.Value:
+        """A convolution of `image` with `filters`, batch and channels swapped, stride and dilation swapped."""
+        op, form = self.ctx.op, self.form
+        inner, *kernel = form.weight[1:]
+        rest = list(range(2, 2 + len(kernel)))
+        if form.groups > 1:
+            split = self.ctx.reshape(image, [sizes[0], form.groups, inner, *sizes[2:]])
+            split = op.Transpose(split, perm=[2, 1, 0, *(axis + 1 for axis in rest)])
+            image = self.ctx.reshape(split, [inner, form.groups * sizes[0], *sizes[2:]])
+        else:
+            image = op.Transpose(image, perm=[1, 0, *rest])
+        filters = op.Transpose(filters, perm=[1, 0, *rest])
+        found = op.Conv(
+            image, filters, strides=form.dilation, dilations=form.stride, pads=form.padding * 2, group=form.groups
+        )
+        fixed = _fixed(remainders)
+        if fixed is None or any(r >= d for r, d in zip(fixed, form.dilation, strict=True)):
+            found = self._cropped(found, kernel)
+        return op.Transpose(found, perm=[1, 0, *rest])  # type: ignore[no-any-return]
+
+    def _of_weight_by_offsets(self, image: ir.Value, filters: ir.Value, remainders: Sequence[Size]) -> ir.Value:
+        """One matrix product per place of the kernel, between `filters` and what of `image` lies under that place."""
+        op, form = self.ctx.op, self.form
+        out, inner, *kernel = form.weight
+        order = [1, 0, *range(2, 2 + len(kernel))]
+        image = self._padded(op.Transpose(image, perm=order), remainders)
+        filters = op.Transpose(filters, perm=order)
+        depthwise = inner == out // form.groups == 1
+        groups = [form.groups] if form.groups > 1 else []
+        if not depthwise:
+            filters = op.Reshape(filters, [*groups, out // form.groups, -1])
+        found = []
+        for offset in itertools.product(*map(range, kernel)):
+            part = self._under(image, offset)
+            if depthwise:
+                product = op.Reshape(op.Mul(part, filters), [out, -1])
+                found.append(op.ReduceSum(product, [1], keepdims=1))
+            else:
+                product = _times_transposed(self.ctx, filters, op.Reshape(part, [*groups, inner, -1]))
+                found.append(op.Reshape(product, [out * inner, 1]))
+        return op.Reshape(  # type: ignore[no-any-return]
+            op.Concat(*found, axis=1) if len(found) > 1 else found[0], form.weight
+        )
+
+    def _padded(self, image: ir.Value, remainders: Sequence[Size]) -> ir.Value:
+        """`image` with its padding and without the last places, which no window reaches."""
+        padding = self.form.padding
+        ends = [p - r for p, r in zip(padding, remainders, strict=True)]
+        if not any(padding) and _fixed(ends) == [0] * len(ends):
+            return image
+        return self.ctx.op.Pad(image, self.ctx.shape([0, 0, *padding, 0, 0, *ends]))  # type: ignore[no-any-return]
+
+    def _under(self, image: ir.Value, offset: Sequence[int]) -> ir.Value:
+        """The places of the padded image that the kernel's place `offset` visits."""
+        form = self.form
+        starts = [o * d for o, d in zip(offset, form.dilation, strict=True)]
+        ends = [start - reach or sys.maxsize for start, reach in zip(starts, form.reach, strict=True)]
+        if not any(form.reach) and set(form.stride) == {1}:
+            return image
+        return self.ctx.op.Slice(image, starts, ends, form.axes, form.stride)  # type: ignore[no-any-return]
+
+    def _cropped(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
+        """The first `sizes` places of the spatial dimensions."""
+        axes = self.form.axes
+        return self.ctx.op.Slice(value, [0] * len(axes), self.ctx.shape(sizes), axes)  # type: ignore[no-any-return]
+
+
+def _times_transposed(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+    """a @ b.T over the last two dimensions."""
+    assert a.dtype is not None
+    if ctx.target.takes("FusedMatMul", "com.microsoft", {"T": a.dtype}):
+        return ctx.contrib.FusedMatMul(a, b, transB=1)  # type: ignore[no-any-return]
+    return ctx.op.MatMul(a, ctx.op.Einsum(b, equation="...ij->...ji"))  # type: ignore[no-any-return]

@@ -1,0 +1,203 @@
+"""Reading and writing at positions that index tensors name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.ops.views import axis, same_size
+from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.registry import lowering
+
+aten = torch.ops.aten
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """Several index tensors brought to one, on a tensor whose indexed dimensions are merged into one.
+
+    Attributes:
+        data: the tensor, its indexed dimensions merged.
+        axis: where they are in `data`.
+        before, after: sizes of the dimensions of `data` around it.
+        positions: int64 of shape `sizes`; positions along the merged dimension, from its end where negative.
+        sizes: the common shape of the index tensors.
+        order: the dimensions of the indexed tensor as `data` has them; None where it needed no transposition.
+    """
+
+    data: ir.Value
+    axis: int
+    before: list[Size]
+    after: list[Size]
+    positions: ir.Value
+    sizes: list[Size]
+    order: list[int] | None
+
+
+def _select(ctx: LoweringContext, self: ir.Value, indices: Sequence[ir.Value | None], checked: bool) -> _Selection:
+    given = {dim: index for dim, index in enumerate(indices) if index is not None}
+    if any(ctx.dtype(index) in _MASKS for index in given.values()):
+        raise ctx.refuse("a mask as index: the size of the result depends on the data")
+    sizes = ctx.sizes(self)
+    dims = list(given)
+    merged = [sizes[dim] for dim in dims]
+    positions = _positions(ctx, list(given.values()), merged, checked)
+    broadcast = _broadcast([ctx.sizes(index) for index in given.values()])
+    first, last = dims[0], dims[-1]
+    if dims == list(range(first, last + 1)):
+        before, after = list(sizes[:first]), list(sizes[last + 1 :])
+        data = self if len(dims) == 1 else ctx.reshape(self, [*before, math.prod(merged), *after])
+        return _Selection(data, first, before, after, positions, broadcast, None)
+    # Index tensors with a gap between them: their dimensions come first in the result.
+    others = [dim for dim in range(len(sizes)) if dim not in given]
+    after = [sizes[dim] for dim in others]
+    data = ctx.reshape(ctx.op.Transpose(self, perm=dims + others), [math.prod(merged), *after])
+    return _Selection(data, 0, [], after, positions, broadcast, dims + others)
+
+
+def _positions(ctx: LoweringContext, indices: Sequence[ir.Value], sizes: Sequence[Size], checked: bool) -> ir.Value:
+    """Row-major positions in a block of shape `sizes`."""
+    op = ctx.op
+    # A negative first index needs no wrapping: the sum stays negative, and ONNX counts it from the end.
+    positions = ctx.cast(indices[0], torch.int64)
+    for value, size_ in zip(indices[1:], sizes[1:], strict=True):
+        size = ctx.scalar(size_, torch.int64)
+        index = ctx.cast(value, torch.int64)
+        index = op.Where(op.Less(index, 0), op.Add(index, size), index)
+        merged = op.Add(op.Mul(positions, size), index)
+        if checked:
+            # Out of its own range an index could still land inside the block; it must fail as in eager.
+            valid = op.And(op.GreaterOrEqual(index, 0), op.Less(index, size))
+            merged = op.Where(valid, merged, torch.iinfo(torch.int64).max)
+        positions = merged
+    return positions
+
+
+def _broadcast(shapes: Sequence[Sequence[Size]]) -> list[Size]:
+    """The shape that `shapes` broadcast to, by what is known statically; installs no guard."""
+    result: list[Size] = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for place, size in enumerate(shape, start=len(result) - len(shape)):
+            if same_size(result[place], 1):
+                result[place] = size
+    return result
+
+
+@lowering(aten.index.Tensor)
+def index(ctx: LoweringContext, self: ir.Value, indices: Sequence[ir.Value | None]) -> ir.Value:
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"""
+    selection = _select(ctx, self, indices, checked=True)
+    return ctx.op.Gather(selection.data, selection.positions, axis=selection.axis)
+
+
+@lowering(aten._unsafe_index.Tensor)
+def unsafe_index(ctx: LoweringContext, self: ir.Value, indices: Sequence[ir.Value | None]) -> ir.Value:
+    """_unsafe_index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"""
+    selection = _select(ctx, self, indices, checked=False)
+    return ctx.op.Gather(selection.data, selection.positions, axis=selection.axis)
+
+
+@lowering(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(
+    ctx: LoweringContext,
+    self: ir.Value,
+    indices: Sequence[ir.Value | None],
+    values: ir.Value,
+    accumulate: bool = False,
+) -> ir.Value:
+    """index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"""
+    given = [index for index in indices if index is not None]
+    if len(given) == 1 and ctx.dtype(given[0]) in _MASKS:
+        return _masked_put(ctx, self, indices, values, accumulate)
+    checked = ctx.node.target == aten.index_put.default
+    selection = _select(ctx, self, indices, checked)
+    # Rows that come twice are summed in float32; ScatterND(reduction="add") would race on them.
+    dtype = ctx.out.dtype
+    if accumulate:
+        if dtype == torch.bool:
+            raise ctx.refuse("index_put(accumulate=True) of bool")
+        dtype = float_dtype(dtype)
+    data, source = ctx.cast(selection.data, dtype), ctx.cast(values, dtype)
+    result = _write(ctx, selection, data, source, accumulate)
+    return _restore(ctx, self, selection, ctx.cast(result, ctx.out.dtype))
+
+
+def _write(ctx: LoweringContext, selection: _Selection, data: ir.Value, values: ir.Value, accumulate: bool) -> ir.Value:
+    op = ctx.op
+    before, after = selection.before, selection.after
+    source = op.Expand(values, ctx.shape([*before, *selection.sizes, *after]))
+    if selection.axis == 0 and not accumulate:
+        return op.ScatterND(data, op.Unsqueeze(selection.positions, [-1]), source)
+    count = math.prod(selection.sizes)
+    flat = [*before, count, *after]
+    where = op.Expand(ctx.reshape(selection.positions, [count] + [1] * len(after)), ctx.shape(flat))
+    reduction = {"reduction": "add"} if accumulate else {}
+    return op.ScatterElements(data, where, ctx.reshape(source, flat), axis=selection.axis, **reduction)
+
+
+def _restore(ctx: LoweringContext, self: ir.Value, selection: _Selection, data: ir.Value) -> ir.Value:
+    """`data` with the shape and order of dimensions of `self`."""
+    sizes = ctx.sizes(self)
+    if selection.order is None:
+        return data if len(selection.before + selection.after) + 1 == len(sizes) else ctx.reshape(data, sizes)
+    back = sorted(range(len(sizes)), key=selection.order.__getitem__)
+    return ctx.op.Transpose(ctx.reshape(data, [sizes[dim] for dim in selection.order]), perm=back)
+
+
+def _masked_put(
+    ctx: LoweringContext,
+    self: ir.Value,
+    indices: Sequence[ir.Value | None],
+    values: ir.Value,
+    accumulate: bool,
+) -> ir.Value:
+    """index_put with one mask, where every selected place gets the same values."""
+    op = ctx.op
+    (dim,) = (d for d, index in enumerate(indices) if index is not None)
+    mask = indices[dim]
+    assert mask is not None
+    covered = ctx.rank(mask)
+    after = ctx.rank(self) - dim - covered
+    sizes = list(ctx.sizes(values))
+    if len(sizes) > after:
+        place = len(sizes) - after - 1
+        if not same_size(sizes[place], 1):
+            raise ctx.refuse("a mask as index with a value for each selected place: their number depends on the data")
+        values = ctx.reshape(values, [*sizes[:place], *[1] * covered, *sizes[place + 1 :]])
+    condition = ctx.reshape(ctx.cast(mask, torch.bool), [*ctx.sizes(mask), *[1] * after])
+    values = ctx.cast(values, ctx.out.dtype)
+    if not accumulate:
+        return op.Where(condition, values, self)
+    return op.Add(self, op.Where(condition, values, ctx.constant(0, ctx.out.dtype)))
+
+
+@lowering(aten.index_select.default)
+def index_select(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value) -> ir.Value:
+    """index_select(Tensor self, int dim, Tensor index) -> Tensor"""
+    if ctx.rank(self) == 0:
+        return ctx.reshape(ctx.op.Gather(ctx.reshape(self, [1]), index, axis=0), [])
+    where = index if ctx.rank(index) == 1 else ctx.reshape(index, [1])
+    return ctx.op.Gather(self, where, axis=axis(dim, ctx.rank(self)))
+
+
+@lowering(aten.take.default)
+def take(ctx: LoweringContext, self: ir.Value, index: ir.Value) -> ir.Value:
+    """take(Tensor self, Tensor index) -> Tensor"""
+    return ctx.op.Gather(ctx.op.Reshape(self, [-1]), index, axis=0)
+
+
+@lowering(aten.put.default)
+def put(ctx: LoweringContext, self: ir.Value, index: ir.Value, source: ir.Value, accumulate: bool = False) -> ir.Value:
+    """put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor"""
+    op = ctx.op
+    dtype = float_dtype(ctx.out.dtype)
+    parts = (op.Reshape(value, [-1]) for value in (ctx.cast(self, dtype), index, ctx.cast(source, dtype)))
+    result = op.ScatterElements(*parts, axis=0, **({"reduction": "add"} if accumulate else {}))
+    return ctx.reshape(ctx.cast(result, ctx.out.dtype), ctx.sizes(self))

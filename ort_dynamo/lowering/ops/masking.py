@@ -1,0 +1,104 @@
+"""Choosing between tensors by a mask; operators whose result size depends on one are refused here."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Number, Size
+from ort_dynamo.lowering.registry import lowering, register
+from ort_dynamo.lowering.zeros import zeros
+
+aten = torch.ops.aten
+
+
+@lowering(aten.where.self)
+def where(ctx: LoweringContext, condition: ir.Value, self: ir.Value, other: ir.Value) -> ir.Value:
+    """where.self(Tensor condition, Tensor self, Tensor other) -> Tensor"""
+    dtype = ctx.out.dtype
+    return ctx.op.Where(ctx.cast(condition, torch.bool), ctx.cast(self, dtype), ctx.cast(other, dtype))
+
+
+@lowering(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(ctx: LoweringContext, self: ir.Value, mask: ir.Value, value: ir.Value | Number) -> ir.Value:
+    """masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor"""
+    dtype = ctx.out.dtype
+    filler = ctx.cast(value, dtype) if isinstance(value, ir.Value) else ctx.scalar(value, dtype)
+    return ctx.op.Where(ctx.cast(mask, torch.bool), filler, self)
+
+
+@lowering(aten.tril.default)
+def tril(ctx: LoweringContext, self: ir.Value, diagonal: Size = 0) -> ir.Value:
+    """tril(Tensor self, SymInt diagonal=0) -> Tensor"""
+    return ctx.op.Trilu(self, ctx.scalar(diagonal, torch.int64), upper=0)
+
+
+@lowering(aten.triu.default)
+def triu(ctx: LoweringContext, self: ir.Value, diagonal: Size = 0) -> ir.Value:
+    """triu(Tensor self, SymInt diagonal=0) -> Tensor"""
+    return ctx.op.Trilu(self, ctx.scalar(diagonal, torch.int64), upper=1)
+
+
+# -- masked_scatter ----------------------------------------------------------------------------------------------
+
+
+def _ordinals(ctx: LoweringContext, mask: ir.Value) -> ir.Value:
+    """For each entry of a flat mask: how many are set before it."""
+    return ctx.op.CumSum(ctx.cast(mask, torch.int64), ctx.constant(0, torch.int64), exclusive=1)
+
+
+@lowering(aten.masked_scatter.default)
+def masked_scatter(ctx: LoweringContext, self: ir.Value, mask: ir.Value, source: ir.Value) -> ir.Value:
+    """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
+    op = ctx.op
+    sizes = tuple(ctx.out.shape)
+    count = ctx.fake(source).numel()
+    if isinstance(count, int) and count == 0:
+        return op.Expand(self, ctx.shape(sizes))
+    chosen = op.Expand(ctx.cast(mask, torch.bool), ctx.shape(sizes))
+    flat = op.Reshape(chosen, [-1])
+    # Entries that are not set read any valid place.
+    places = op.Where(flat, _ordinals(ctx, flat), 0)
+    values = ctx.reshape(op.Gather(op.Reshape(source, [-1]), places, axis=0), sizes)
+    return op.Where(chosen, values, self)
+
+
+@lowering(aten.masked_scatter_backward.default)
+def masked_scatter_backward(
+    ctx: LoweringContext, grad_output: ir.Value, mask: ir.Value, sizes: Sequence[Size]
+) -> ir.Value:
+    """masked_scatter_backward(Tensor grad_output, Tensor mask, SymInt[] sizes) -> Tensor"""
+    op = ctx.op
+    count = math.prod(sizes)
+    chosen = op.Expand(ctx.cast(mask, torch.bool), ctx.shape(ctx.sizes(grad_output)))
+    flat = op.Reshape(chosen, [-1])
+    # One place more than asked for takes the entries that are not set.
+    places = op.Where(flat, _ordinals(ctx, flat), ctx.scalar(count, torch.int64))
+    gathered = op.ScatterElements(zeros(ctx, grad_output, [count + 1]), places, op.Reshape(grad_output, [-1]), axis=0)
+    return ctx.reshape(op.Slice(gathered, [0], ctx.shape([count])), sizes)
+
+
+# -- refused -----------------------------------------------------------------------------------------------------
+
+
+def _refuse(ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
+    """nonzero(Tensor self) -> Tensor"""
+    raise ctx.refuse("the size of the result depends on the data")
+
+
+for _overload in (
+    aten.nonzero.default,
+    aten.nonzero_static.default,
+    aten.masked_select.default,
+    aten.bincount.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+    aten.unique_consecutive.default,
+    aten.repeat_interleave.Tensor,
+):
+    register(_overload, functools.partial(_refuse))

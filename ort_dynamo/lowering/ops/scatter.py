@@ -1,0 +1,239 @@
+"""Gather and scatter along one dimension."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Number, Size
+from ort_dynamo.lowering.ops.views import axis, same_size
+from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.registry import lowering, register
+from ort_dynamo.lowering.zeros import zeros
+
+aten = torch.ops.aten
+
+_REDUCTIONS = {
+    None: "none",
+    "add": "add",
+    "sum": "add",
+    "mean": "add",
+    "multiply": "mul",
+    "prod": "mul",
+    "amax": "max",
+    "amin": "min",
+}
+"""torch's names of reductions -> ONNX's."""
+
+
+def _at_least_1d(ctx: LoweringContext, value: ir.Value) -> ir.Value:
+    return value if ctx.rank(value) else ctx.reshape(value, [1])
+
+
+def _sizes_1d(ctx: LoweringContext, value: ir.Value) -> list[Size]:
+    return list(ctx.sizes(value)) or [1]
+
+
+@lowering(aten.gather.default)
+def gather(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, sparse_grad: bool = False) -> ir.Value:
+    """gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"""
+    data, where = _at_least_1d(ctx, self), _at_least_1d(ctx, index)
+    result: ir.Value = ctx.op.GatherElements(data, where, axis=axis(dim, ctx.rank(self)))
+    return result if ctx.rank(index) else ctx.reshape(result, [])
+
+
+# -- an index for each entry -------------------------------------------------------------------------------------
+
+
+@lowering(aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce)
+def scatter(
+    ctx: LoweringContext,
+    self: ir.Value,
+    dim: int,
+    index: ir.Value,
+    src: ir.Value | Number,
+    *,
+    reduce: str | None = None,
+) -> ir.Value:
+    """scatter.reduce(Tensor self, int dim, Tensor index, Tensor src, *, str reduce) -> Tensor"""
+    return _scatter(ctx, self, dim, index, src, reduce)
+
+
+@lowering(aten.scatter_add.default)
+def scatter_add(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, src: ir.Value) -> ir.Value:
+    """scatter_add(Tensor self, int dim, Tensor index, Tensor src) -> Tensor"""
+    return _scatter(ctx, self, dim, index, src, "sum")
+
+
+@lowering(aten.scatter_reduce.two)
+def scatter_reduce(
+    ctx: LoweringContext,
+    self: ir.Value,
+    dim: int,
+    index: ir.Value,
+    src: ir.Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> ir.Value:
+    """scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True) -> Tensor"""  # noqa: E501
+    return _scatter(ctx, self, dim, index, src, reduce, include_self)
+
+
+def _scatter(
+    ctx: LoweringContext,
+    self: ir.Value,
+    dim: int,
+    index: ir.Value,
+    src: ir.Value | Number,
+    reduce: str | None,
+    include_self: bool = True,
+) -> ir.Value:
+    """`src`, as far as `index` reaches, scattered into `self`."""
+    sizes = _sizes_1d(ctx, index)
+    if isinstance(src, ir.Value):
+        source = _at_least_1d(ctx, src)
+        if not all(map(same_size, sizes, _sizes_1d(ctx, src))):
+            source = ctx.op.Slice(source, ctx.ints([0] * len(sizes)), ctx.shape(sizes))
+    else:
+        source = ctx.op.Expand(ctx.scalar(src, ctx.out.dtype), ctx.shape(sizes))
+    return _reduced(ctx, self, dim, _at_least_1d(ctx, index), source, reduce, include_self)
+
+
+def _reduced(
+    ctx: LoweringContext,
+    self: ir.Value,
+    dim: int,
+    index: ir.Value,
+    source: ir.Value,
+    reduce: str | None,
+    include_self: bool = True,
+) -> ir.Value:
+    """ScatterElements with torch's reductions; `index` and `source` have the same shape, at least 1-D."""
+    op = ctx.op
+    dtype = ctx.out.dtype
+    if reduce is not None:
+        if dtype == torch.bool:
+            raise ctx.refuse(f"a scatter of bool with the reduction {reduce!r}")
+        dtype = float_dtype(dtype)
+    at = functools.partial(op.ScatterElements, axis=axis(dim, ctx.rank(self)))
+    data = ctx.cast(_at_least_1d(ctx, self), dtype)
+    source = ctx.cast(source, dtype)
+    if not include_self:
+        data = at(data, index, op.Expand(ctx.constant(_neutral(reduce, dtype), dtype), op.Shape(source)))
+    result = at(data, index, source, reduction=_REDUCTIONS[reduce])
+    if reduce == "mean":
+        result = _divide_by_count(ctx, self, dim, index, source, result, include_self)
+    if reduce in ("amax", "amin") and dtype.is_floating_point:
+        # ONNX Runtime's comparisons lose nan.
+        seen = at(
+            ctx.cast(op.IsNaN(data), torch.int32), index, ctx.cast(op.IsNaN(source), torch.int32), reduction="max"
+        )
+        result = op.Where(ctx.cast(seen, torch.bool), float("nan"), result)
+    result = ctx.cast(result, ctx.out.dtype)
+    return result if ctx.rank(self) else ctx.reshape(result, [])
+
+
+def _divide_by_count(
+    ctx: LoweringContext,
+    self: ir.Value,
+    dim: int,
+    index: ir.Value,
+    source: ir.Value,
+    total: ir.Value,
+    include_self: bool,
+) -> ir.Value:
+    op = ctx.op
+    dtype = float_dtype(ctx.out.dtype)
+    one = ctx.constant(1, dtype)
+    ones = op.Expand(one, op.Shape(source))
+    none = zeros(ctx, total, _sizes_1d(ctx, self))
+    count = op.ScatterElements(none, index, ones, axis=axis(dim, ctx.rank(self)), reduction="add")
+    count = op.Add(count, one) if include_self else op.Max(count, one)
+    if dtype.is_floating_point:
+        return op.Div(total, count)
+    return op.Div(op.Sub(total, op.Mod(total, count)), count)  # rounded down
+
+
+def _neutral(reduce: str | None, dtype: torch.dtype) -> int | float:
+    """What the reduction of nothing gives."""
+    if reduce in ("sum", "mean"):
+        return 0
+    if reduce == "prod":
+        return 1
+    if dtype.is_floating_point:
+        return float("-inf") if reduce == "amax" else float("inf")
+    return torch.iinfo(dtype).min if reduce == "amax" else torch.iinfo(dtype).max
+
+
+# -- an index for each slice -------------------------------------------------------------------------------------
+
+
+def _spread(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, sizes: Sequence[Size]) -> ir.Value:
+    """A 1-D `index` along `dim` repeated for each entry of a source of shape `sizes`."""
+    after = max(ctx.rank(self), 1) - axis(dim, ctx.rank(self)) - 1
+    column = ctx.op.Reshape(index, ctx.ints([-1] + [1] * after))
+    return ctx.op.Expand(column, ctx.shape(sizes))
+
+
+@lowering(aten.index_add.default)
+def index_add(
+    ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, source: ir.Value, *, alpha: Number = 1
+) -> ir.Value:
+    """index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"""
+    dtype = float_dtype(ctx.out.dtype)
+    scaled = ctx.cast(_at_least_1d(ctx, source), dtype)
+    if not (isinstance(alpha, (int, float)) and alpha == 1):
+        scaled = ctx.op.Mul(scaled, ctx.scalar(alpha, dtype))
+    where = _spread(ctx, self, dim, index, _sizes_1d(ctx, source))
+    return _reduced(ctx, self, dim, where, scaled, "sum")
+
+
+@lowering(aten.index_reduce.default)
+def index_reduce(
+    ctx: LoweringContext,
+    self: ir.Value,
+    dim: int,
+    index: ir.Value,
+    source: ir.Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> ir.Value:
+    """index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True) -> Tensor"""  # noqa: E501
+    where = _spread(ctx, self, dim, index, _sizes_1d(ctx, source))
+    return _reduced(ctx, self, dim, where, _at_least_1d(ctx, source), reduce, include_self)
+
+
+@lowering(aten.index_copy.default)
+def index_copy(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, source: ir.Value) -> ir.Value:
+    """index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor"""
+    return _replace(ctx, self, dim, index, _at_least_1d(ctx, source), _sizes_1d(ctx, source))
+
+
+def _index_fill(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, value: ir.Value | Number) -> ir.Value:
+    """index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
+    sizes = _sizes_1d(ctx, self)
+    sizes[axis(dim, ctx.rank(self))] = ctx.fake(index).numel()
+    dtype = ctx.out.dtype
+    filler = ctx.cast(value, dtype) if isinstance(value, ir.Value) else ctx.scalar(value, dtype)
+    return _replace(ctx, self, dim, index, ctx.op.Expand(filler, ctx.shape(sizes)), sizes)
+
+
+register(aten.index_fill.int_Scalar, _index_fill)
+register(aten.index_fill.int_Tensor, _index_fill)
+
+
+def _replace(
+    ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, source: ir.Value, sizes: Sequence[Any]
+) -> ir.Value:
+    """Slices of `self` along `dim` replaced by those of `source`, which has the shape `sizes`."""
+    place = axis(dim, ctx.rank(self))
+    if place == 0 and ctx.rank(self) > 0:
+        # Whole rows: one copy each.
+        return ctx.op.ScatterND(self, ctx.op.Reshape(index, [-1, 1]), source)
+    return _reduced(ctx, self, dim, _spread(ctx, self, dim, index, sizes), source, None)

@@ -1,0 +1,189 @@
+"""Writing into a view (select_scatter, ...) and the gradients of views."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.ops.views import axis, cut, same_size
+from ort_dynamo.lowering.registry import lowering
+
+aten = torch.ops.aten
+
+
+def _from_front(ctx: LoweringContext, index: Size, size: Size) -> Size:
+    """`index`, which counts from the end where negative, counted from the front. Installs no guard."""
+    if isinstance(index, int):
+        return index if index >= 0 else size + index
+    if index.node.expr.is_nonnegative:
+        return index
+    raise ctx.refuse("an index whose sign is not known")
+
+
+def _clamped(ctx: LoweringContext, start: Size | None, size: Size) -> Size:
+    """The start of a slice, as slicing clamps it from below; above, ONNX clamps too."""
+    place = _from_front(ctx, 0 if start is None else start, size)
+    return max(place, 0) if isinstance(place, int) else torch.sym_max(place, 0)  # type: ignore[no-untyped-call]
+
+
+def _replace_range(ctx: LoweringContext, self: ir.Value, src: ir.Value, a: int, start: Size, count: Size) -> ir.Value:
+    """`src` in place of the entries start … start + count of dimension `a`."""
+    size = ctx.sizes(self)[a]
+    parts = []
+    if not same_size(start, 0):
+        parts.append(cut(ctx, self, a, 0, start))
+    parts.append(src)
+    if not same_size(start + count, size):
+        parts.append(cut(ctx, self, a, start + count, sys.maxsize))
+    return ctx.op.Concat(*parts, axis=a) if len(parts) > 1 else src
+
+
+def _padded(ctx: LoweringContext, grad: ir.Value, rank: int, a: int, before: Size, after: Size) -> ir.Value:
+    """`grad`, of rank `rank`, with zeros around it along dimension `a`."""
+    if same_size(before, 0) and same_size(after, 0):
+        return grad
+    pads: list[Size] = [0] * (2 * rank)
+    pads[a], pads[rank + a] = before, after
+    return ctx.op.Pad(grad, ctx.shape(pads))
+
+
+# -- select ------------------------------------------------------------------------------------------------------
+
+
+@lowering(aten.select_scatter.default)
+def select_scatter(ctx: LoweringContext, self: ir.Value, src: ir.Value, dim: int, index: Size) -> ir.Value:
+    """select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor"""
+    a = axis(dim, ctx.rank(self))
+    start = _from_front(ctx, index, ctx.sizes(self)[a])
+    row = ctx.op.Unsqueeze(ctx.cast(src, ctx.out.dtype), [a])
+    return _replace_range(ctx, self, row, a, start, 1)
+
+
+@lowering(aten.select_backward.default)
+def select_backward(
+    ctx: LoweringContext, grad_output: ir.Value, input_sizes: Sequence[Size], dim: int, index: Size
+) -> ir.Value:
+    """select_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt index) -> Tensor"""
+    rank = len(input_sizes)
+    a = axis(dim, rank)
+    start = _from_front(ctx, index, input_sizes[a])
+    row = ctx.op.Unsqueeze(grad_output, [a])
+    return _padded(ctx, row, rank, a, start, input_sizes[a] - start - 1)
+
+
+# -- slice -------------------------------------------------------------------------------------------------------
+
+
+@lowering(aten.slice_scatter.default)
+def slice_scatter(
+    ctx: LoweringContext,
+    self: ir.Value,
+    src: ir.Value,
+    dim: int = 0,
+    start: Size | None = None,
+    end: Size | None = None,
+    step: Size = 1,
+) -> ir.Value:
+    """slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"""  # noqa: E501
+    op = ctx.op
+    a = axis(dim, ctx.rank(self))
+    sizes = ctx.sizes(src)
+    (stride,) = ctx.static([step], "the step of a slice")
+    first = _clamped(ctx, start, ctx.sizes(self)[a])
+    source = ctx.cast(src, ctx.out.dtype)
+    if stride == 1:
+        return _replace_range(ctx, self, source, a, first, sizes[a])
+    places = op.Range(
+        ctx.scalar(first, torch.int64),
+        ctx.scalar(first + sizes[a] * stride, torch.int64),
+        ctx.constant(stride, torch.int64),
+    )
+    column = op.Reshape(places, ctx.ints([-1] + [1] * (len(sizes) - a - 1)))
+    return op.ScatterElements(self, op.Expand(column, ctx.shape(sizes)), source, axis=a)
+
+
+@lowering(aten.slice_backward.default)
+def slice_backward(
+    ctx: LoweringContext,
+    grad_output: ir.Value,
+    input_sizes: Sequence[Size],
+    dim: int,
+    start: Size,
+    end: Size,
+    step: Size,
+) -> ir.Value:
+    """slice_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt start, SymInt end, SymInt step) -> Tensor"""  # noqa: E501
+    rank = len(input_sizes)
+    a = axis(dim, rank)
+    sizes = list(ctx.sizes(grad_output))
+    (stride,) = ctx.static([step], "the step of a slice")
+    first = _clamped(ctx, start, input_sizes[a])
+    if isinstance(sizes[a], int) and sizes[a] == 0:
+        return ctx.op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(input_sizes))
+    grad, count = grad_output, sizes[a]
+    if stride > 1:
+        # Each entry becomes itself and stride - 1 zeros; the zeros after the last one are cut off.
+        split = ctx.op.Unsqueeze(grad, [a + 1])
+        wide = _padded(ctx, split, rank + 1, a + 1, 0, stride - 1)
+        grad = ctx.reshape(wide, [*sizes[:a], count * stride, *sizes[a + 1 :]])
+        count = count * stride - (stride - 1)
+        grad = cut(ctx, grad, a, 0, count)
+    return _padded(ctx, grad, rank, a, first, input_sizes[a] - first - count)
+
+
+# -- diagonal ----------------------------------------------------------------------------------------------------
+
+
+@lowering(aten.diagonal_scatter.default)
+def diagonal_scatter(
+    ctx: LoweringContext, self: ir.Value, src: ir.Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> ir.Value:
+    """diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor"""
+    op = ctx.op
+    sizes, rank = ctx.sizes(self), ctx.rank(self)
+    rows, columns = axis(dim1, rank), axis(dim2, rank)
+    order = [d for d in range(rank) if d not in (rows, columns)] + [rows, columns]
+    width = sizes[columns]
+    first = offset if offset >= 0 else -offset * width
+    count = ctx.sizes(src)[-1]
+    numbers = op.Range(ctx.constant(0, torch.int64), ctx.scalar(count, torch.int64), ctx.constant(1, torch.int64))
+    places = op.Add(op.Mul(numbers, ctx.scalar(width + 1, torch.int64)), ctx.scalar(first, torch.int64))
+    lead = [sizes[d] for d in order[:-2]]
+    flat = ctx.reshape(op.Transpose(self, perm=order), [*lead, sizes[rows] * width])
+    where = op.Expand(places, ctx.shape(ctx.sizes(src)))
+    written = op.ScatterElements(flat, where, ctx.cast(src, ctx.out.dtype), axis=len(lead))
+    back = sorted(range(rank), key=order.__getitem__)
+    return op.Transpose(ctx.reshape(written, [sizes[d] for d in order]), perm=back)
+
+
+@lowering(aten.diagonal_backward.default)
+def diagonal_backward(
+    ctx: LoweringContext,
+    grad_output: ir.Value,
+    input_sizes: Sequence[Size],
+    offset: int,
+    dim1: int,
+    dim2: int,
+) -> ir.Value:
+    """diagonal_backward(Tensor grad_output, SymInt[] input_sizes, int offset, int dim1, int dim2) -> Tensor"""
+    rank = len(input_sizes)
+    rows, columns = axis(dim1, rank), axis(dim2, rank)
+    order = [d for d in range(rank) if d not in (rows, columns)] + [rows, columns]
+    height, width = input_sizes[rows], input_sizes[columns]
+    first = offset if offset >= 0 else -offset * width
+    lead = list(ctx.sizes(grad_output)[:-1])
+    count = ctx.sizes(grad_output)[-1]
+    if isinstance(count, int) and count == 0:
+        return ctx.op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(input_sizes))
+    # In a flat matrix the entries of a diagonal are width + 1 apart.
+    apart = _padded(ctx, ctx.op.Unsqueeze(grad_output, [rank - 1]), rank, rank - 1, 0, width)
+    flat = ctx.reshape(apart, [*lead, count * (width + 1)])
+    flat = cut(ctx, flat, rank - 2, 0, count * (width + 1) - width)
+    left = height * width - first - (count * (width + 1) - width)
+    matrix = ctx.reshape(_padded(ctx, flat, rank - 1, rank - 2, first, left), [*lead, height, width])
+    back = sorted(range(rank), key=order.__getitem__)
+    return ctx.op.Transpose(matrix, perm=back)

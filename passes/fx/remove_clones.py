@@ -1,0 +1,56 @@
+"""Copies that a functional graph does not need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+__all__ = ["RemoveClones"]
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class RemoveClones(PassBase):
+    """`clone(x)` becomes `x` where the copy has x's strides and no output of the graph can be it or a view of it.
+
+    The graph is functional, so nothing writes to the copy. An output must stay a copy: its user may write to it.
+    """
+
+    name: str = "remove_clones"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Rewrite `graph_module` in place."""
+        graph = graph_module.graph
+        modified = False
+        for node in graph.find_nodes(op="call_function", target=aten.clone.default):
+            source = node.args[0]
+            if _same_layout(source.meta["val"], node.meta["val"]) and not _reaches_output(node):
+                node.replace_all_uses_with(source)
+                graph.erase_node(node)
+                modified = True
+        if modified:
+            graph_module.recompile()
+        return PassResult(graph_module, modified)
+
+
+def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return len(a.stride()) == len(b.stride()) and all(
+        statically_known_true(x == y) for x, y in zip(a.stride(), b.stride(), strict=True)
+    )
+
+
+def _reaches_output(node: Node) -> bool:
+    """Whether an output of the graph may share memory with `node`: reached through views alone."""
+    for user in node.users:
+        if user.op == "output":
+            return True
+        schema = getattr(user.target, "_schema", None)
+        aliases = schema is None or any(argument.alias_info is not None for argument in schema.arguments)
+        if aliases and _reaches_output(user):
+            return True
+    return False

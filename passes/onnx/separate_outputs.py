@@ -1,0 +1,34 @@
+"""Every graph output gets a value of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ort_dynamo.target import OPSET
+
+__all__ = ["SeparateOutputs"]
+
+
+@dataclass(frozen=True)
+class SeparateOutputs(ir.passes.InPlacePass):
+    """An output that is another output, an input or an initializer becomes an Identity of it.
+
+    Clean-up passes merge equal values, outputs among them. ONNX forbids two outputs of one name, and torch's outputs
+    must not share memory with one another or with inputs: their user may write to them.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite the main graph's outputs."""
+        graph, seen, modified = model.graph, set[ir.Value](), False
+        for index, value in enumerate(graph.outputs):
+            if value in seen or value.is_graph_input() or value.is_initializer():
+                node = ir.node("Identity", [value], version=OPSET, metadata_props={"ort_dynamo.pass": repr(self)})
+                (copy,) = node.outputs
+                copy.name, copy.type, copy.shape = f"{value.name}_copy_{index}", value.type, value.shape
+                graph.append(node)
+                graph.outputs[index] = copy
+                modified = True
+            seen.add(value)
+        return ir.passes.PassResult(model, modified)

@@ -1,0 +1,90 @@
+"""Activation functions and their gradients."""
+
+import functools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from ort_dynamo.testing import assert_like_eager
+
+EDGES = torch.tensor([0.0, -0.0, 1e-8, -1e-8, 1.0, -1.0, 3.0, -3.0, 6.0, 7.0, 25.0, -25.0, 95.0, -95.0, math.inf, math.nan])
+
+ACTIVATIONS = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "gelu": F.gelu,
+    "gelu tanh": functools.partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "leaky_relu": functools.partial(F.leaky_relu, negative_slope=0.2),
+    "elu": F.elu,
+    "elu alpha": functools.partial(F.elu, alpha=0.3),
+    "celu": functools.partial(F.celu, alpha=1.7),
+    "selu": F.selu,
+    "hardtanh": functools.partial(F.hardtanh, min_val=-0.4, max_val=1.1),
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "softplus": F.softplus,
+    "softplus beta": functools.partial(F.softplus, beta=2.5, threshold=3),
+    "mish": F.mish,
+    "logsigmoid": F.logsigmoid,
+    "threshold": functools.partial(F.threshold, threshold=0.2, value=-3.0),
+    "hardshrink": F.hardshrink,
+    "softshrink": F.softshrink,
+    "tanhshrink": F.tanhshrink,
+    "softsign": F.softsign,
+    "glu": functools.partial(F.glu, dim=1),
+}
+every_activation = pytest.mark.parametrize("function", ACTIVATIONS.values(), ids=ACTIVATIONS.keys())
+
+
+@every_activation
+def test_value_and_gradient_equal_eager(function):
+    x = torch.randn(3, 6, 5) * 3
+    strided = torch.randn(2, 5, 6).transpose(1, 2)
+    assert_like_eager(
+        lambda a, b, c: (function(a), function(b), function(c)),
+        x.requires_grad_(), strided.requires_grad_(), torch.empty(0, 4, requires_grad=True),
+    )  # fmt: skip
+
+
+@every_activation
+def test_symbolic_sizes_equal_eager(function):
+    assert_like_eager(function, torch.randn(3, 6, 5, requires_grad=True), dynamic=True)
+
+
+@every_activation
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_width_values_equal_eager(function, dtype):
+    assert_like_eager(function, (torch.randn(3, 6, 5) * 3).to(dtype).requires_grad_())
+
+
+@every_activation
+def test_edges_equal_eager(function):
+    # -inf apart: x * sigmoid(x) and x * cdf(x) are nan there in torch's vector code and not in its scalar code.
+    assert_like_eager(function, torch.cat([EDGES, EDGES, EDGES]).reshape(1, -1).requires_grad_())
+
+
+@pytest.mark.parametrize("name", ["relu", "silu", "sigmoid", "tanh", "leaky_relu", "elu", "selu", "hardtanh", "hardswish",
+                                  "hardsigmoid", "softplus", "logsigmoid", "threshold", "gelu tanh"])  # fmt: skip
+def test_float64_values_equal_eager(name):
+    assert_like_eager(ACTIVATIONS[name], torch.randn(3, 5, dtype=torch.float64, requires_grad=True))
+
+
+def test_prelu_equals_eager():
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    assert_like_eager(F.prelu, x, torch.tensor([0.1, 0.2, -0.3], requires_grad=True))
+    assert_like_eager(F.prelu, x, torch.tensor([0.1], requires_grad=True), dynamic=True)
+
+
+def test_rrelu_in_evaluation_equals_eager():
+    assert_like_eager(lambda x: F.rrelu(x, training=False), torch.randn(3, 5, requires_grad=True))
+
+
+def test_gradient_of_a_gradient_formula_for_nan_equals_eager():
+    x = torch.tensor([math.nan, -1.0, 1.0, 0.0])
+    grad = torch.tensor([1.0, math.inf, math.inf, math.nan])
+    assert_like_eager(lambda g, x: torch.ops.aten.threshold_backward(g, x, 0), grad, x, gradients=False)

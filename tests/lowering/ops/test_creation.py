@@ -1,0 +1,69 @@
+"""Tensors from numbers."""
+
+import pytest
+import torch
+
+from ort_dynamo.testing import assert_like_eager
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_filled_tensors_equal_eager(dtype, dynamic):
+    def function(x):
+        n, m = x.shape
+        like = x.to(dtype)
+        return (
+            torch.zeros(n, m + 1, dtype=dtype), torch.ones((m, n * 2), dtype=dtype), torch.full((n,), 1, dtype=dtype),
+            torch.full((), 1, dtype=dtype), torch.full_like(like, 1), torch.zeros_like(like), torch.ones_like(like),
+            like.new_zeros(m), like.new_ones(n, 2), like.new_full((n, 0), 1), like.new_full((n, m), 1), torch.zeros(0, 3, dtype=dtype),
+        )  # fmt: skip
+
+    assert_like_eager(function, torch.randn(3, 5), gradients=False, dynamic=dynamic)
+
+
+def test_filled_tensors_of_any_number_equal_eager():
+    def function(x):
+        return (
+            torch.full((2, 3), 0.1), torch.full((2,), -7), torch.full((2,), True), torch.full((2, 2), float("-inf")),
+            torch.full_like(x, 0.1, dtype=torch.float64), torch.full_like(x, -3, dtype=torch.int32), torch.tensor(2.5) * x,
+            torch.full((2,), x.shape[0]), torch.empty(2, 3).fill_(4.0), torch.empty_like(x).copy_(x), torch.scalar_tensor(3.5),
+        )  # fmt: skip
+
+    assert_like_eager(function, torch.randn(3, 5), gradients=False)
+    assert_like_eager(function, torch.randn(3, 5), gradients=False, dynamic=True)
+
+
+def test_filling_with_a_tensor_equals_eager():
+    assert_like_eager(
+        lambda x, v: torch.fill(x * 2, v) * x, torch.randn(3, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_ranges_equal_eager(dynamic):
+    def function(x):
+        n = x.shape[0]
+        return (
+            torch.arange(n), torch.arange(2, n + 5), torch.arange(n, -n, -2), torch.arange(0, 1, 0.1),
+            torch.arange(n, dtype=torch.float32), torch.arange(n, dtype=torch.int32), torch.arange(0.5, 4.2, 0.7, dtype=torch.float64),
+            torch.arange(1, 10, 3, dtype=torch.float16), torch.arange(3, 3), torch.arange(10.0, 0.0, -1.5),
+        )  # fmt: skip
+
+    assert_like_eager(function, torch.randn(7), gradients=False, dynamic=dynamic)
+
+
+def test_linspace_eye_and_triangles_equal_eager():
+    def function(x):
+        n = x.shape[0]
+        return (
+            torch.linspace(0, 1, 7), torch.linspace(-3, 2, 4, dtype=torch.float64), torch.eye(4), torch.eye(n, n + 2),
+            torch.tril_indices(3, 4), torch.triu_indices(4, 3, 1), torch.tril_indices(2, 5, -1, dtype=torch.int32),
+        )  # fmt: skip
+
+    assert_like_eager(function, torch.randn(5), gradients=False)
+
+
+def test_identity_of_a_symbolic_size_equals_eager():
+    assert_like_eager(lambda x: x @ torch.eye(x.shape[1]) + torch.arange(x.shape[1]), torch.randn(3, 5, requires_grad=True), dynamic=True)

@@ -1,0 +1,107 @@
+"""Graph before, graph after, and equality of the draws with eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ort_dynamo.passes.fx.hoist_random import DRAWN, HoistRandom
+from ort_dynamo.testing import assert_like_eager
+
+aten = torch.ops.aten
+
+
+def trace(function: Callable[..., Any], *args: torch.Tensor) -> GraphModule:
+    return make_fx(function, tracing_mode="fake")(*args)
+
+
+def text(gm: GraphModule) -> list[str]:
+    return [f"{n.name} = {n.target}{n.args}" for n in gm.graph.nodes if n.op == "call_function"]
+
+
+def test_dropout_becomes_a_drawn_mask_and_eagers_formula() -> None:
+    gm = trace(lambda x: aten.native_dropout(x, 0.25, True), torch.ones(2, 3))
+    result = HoistRandom()(gm)
+    assert result is not None
+    assert result.modified
+    assert text(gm) == [
+        "empty_strided_default = aten.empty_strided.default([2, 3], [3, 1])",
+        "bernoulli__float = aten.bernoulli_.float(empty_strided_default, 0.75)",
+        "_to_copy_default = aten._to_copy.default(bernoulli__float,)",
+        "div_tensor = aten.div.Tensor(_to_copy_default, 0.75)",
+        "mul_tensor = aten.mul.Tensor(x_1, div_tensor)",
+    ]
+    drawn = [n.name for n in gm.graph.nodes if n.meta.get(DRAWN)]
+    assert drawn == ["empty_strided_default", "bernoulli__float"]
+    assert all(n.meta["recompute"] is CheckpointPolicy.MUST_SAVE for n in gm.graph.nodes if n.name in drawn)
+    again = HoistRandom()(gm)
+    assert again is not None
+    assert not again.modified
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: aten.native_dropout(x, 0.25, False),
+        lambda x: aten.native_dropout(x, 0.0, True),
+        lambda x: torch.multinomial(x, 1),
+        lambda x: torch.bernoulli(x),
+        lambda x: torch.normal(x, 1.0),
+        lambda x: x + 1,
+    ],
+    ids=["evaluation", "probability 0", "multinomial", "bernoulli of data", "normal of data", "no draw"],
+)
+def test_what_does_not_draw_or_reads_data_stays(function: Callable[..., Any]) -> None:
+    gm = trace(function, torch.rand(2, 3))
+    before = text(gm)
+    result = HoistRandom()(gm)
+    assert result is not None
+    assert not result.modified
+    assert text(gm) == before
+
+
+def test_a_draw_like_a_tensor_no_longer_reads_it() -> None:
+    gm = trace(lambda x: torch.rand_like(x * 2), torch.ones(2, 3))
+    HoistRandom()(gm)
+    assert text(gm) == [
+        "empty_strided_default = aten.empty_strided.default([2, 3], [3, 1])",
+        "rand_like = aten.rand_like.default(empty_strided_default,)",
+    ]
+
+
+def test_symbolic_sizes_are_read_from_the_inputs() -> None:
+    gm = make_fx(lambda x: torch.rand_like(x.repeat(2, 1)), tracing_mode="symbolic")(torch.ones(5, 3))
+    HoistRandom()(gm)
+    (empty,) = gm.graph.find_nodes(op="call_function", target=aten.empty_strided.default)
+    assert aten.repeat.default not in {n.target for n in gm.graph.nodes}
+    assert empty.all_input_nodes, "the size 2 * s0 was baked in"
+    torch.manual_seed(0)
+    drawn = gm(torch.ones(7, 3))
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.rand(14, 3))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_compiled_dropout_draws_eagers_mask(layout: torch.memory_format, dynamic: bool) -> None:
+    x = torch.randn(4, 3, 5, 6).to(memory_format=layout).requires_grad_()
+    assert_like_eager(lambda x: F.dropout(F.dropout(x, 0.3), 0.6), x, dynamic=dynamic)
+
+
+def test_draws_keep_eagers_order() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = F.dropout(x, 0.5)
+        b = torch.rand(3)
+        c = torch.multinomial(x.abs(), 2)
+        d = torch.randn_like(a)
+        e = torch.bernoulli(torch.sigmoid(a))
+        return a, b, c, d + F.dropout(a, 0.2), e, torch.randperm(5)
+
+    assert_like_eager(function, torch.rand(4, 8, requires_grad=True), allow_eager=True)

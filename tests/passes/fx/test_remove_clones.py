@@ -1,0 +1,45 @@
+"""Graph before, graph after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ort_dynamo.passes.fx.remove_clones import RemoveClones
+
+
+def run(function: Callable[..., Any]) -> tuple[GraphModule, bool]:
+    gm = make_fx(function, tracing_mode="fake")(torch.ones(2, 3))
+    result = RemoveClones()(gm)
+    assert result is not None
+    again = RemoveClones()(gm)
+    assert again is not None
+    assert not again.modified
+    return gm, result.modified
+
+
+def test_a_clone_that_is_only_computed_with_goes() -> None:
+    gm, modified = run(lambda x: x.clone().view(3, 2) * 2)
+    assert modified
+    assert [n.name for n in gm.graph.nodes] == ["x_1", "view", "mul", "output"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.clone(),
+        lambda x: x.clone().t()[0],
+        lambda x: x.t().clone(memory_format=torch.contiguous_format) * 2,
+        lambda x: x.clone().split(1),
+    ],
+    ids=["the output", "a view is the output", "other strides", "pieces are outputs"],
+)
+def test_the_nearest_other_clones_stay(function: Callable[..., Any]) -> None:
+    gm, modified = run(function)
+    assert not modified
+    assert "clone" in [n.name for n in gm.graph.nodes]

@@ -19,9 +19,7 @@ from ort_dynamo.testing import assert_close, assert_like_eager, eager_reasons
 
 
 def mlp(dropout: float = 0.2) -> torch.nn.Sequential:
-    return torch.nn.Sequential(
-        torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Dropout(dropout), torch.nn.Linear(8, 2)
-    )
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Dropout(dropout), torch.nn.Linear(8, 2))
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -208,9 +206,7 @@ def test_an_unknown_operator_runs_in_eager_alone_and_is_said_once(caplog: pytest
 
     with caplog.at_level(logging.WARNING, logger="ort_dynamo"):
         assert_like_eager(function, torch.randn(4, requires_grad=True), allow_eager=True)
-    assert eager_reasons() == {
-        "ort_dynamo_tests.double.default: no lowering for ort_dynamo_tests.double.default": 2
-    }
+    assert eager_reasons() == {"ort_dynamo_tests.double.default: no lowering for ort_dynamo_tests.double.default": 2}
     messages = [r.getMessage() for r in caplog.records if "ort_dynamo_tests.double.default" in r.getMessage()]
     assert len(messages) == 1
     assert "test_backend.py" in messages[0], "the message does not name the user's line"
@@ -241,9 +237,7 @@ def test_an_unknown_operator_of_the_backward_alone_is_refused_at_the_forward() -
 
 
 def test_complex_and_sparse_values_run_in_eager() -> None:
-    assert_like_eager(
-        lambda x: torch.fft.rfft(x * 2).abs().sum(), torch.randn(8, requires_grad=True), allow_eager=True
-    )
+    assert_like_eager(lambda x: torch.fft.rfft(x * 2).abs().sum(), torch.randn(8, requires_grad=True), allow_eager=True)
     assert_like_eager(torch.nn.Embedding(10, 4, sparse=True), torch.tensor([1, 2, 2]), allow_eager=True)
 
 

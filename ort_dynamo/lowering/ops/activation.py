@@ -76,7 +76,8 @@ def silu(ctx: LoweringContext, self: ir.Value) -> ir.Value:
     (x,), _ = promote(ctx, self)
     if _has(ctx, "QuickGelu", x):
         return ctx.cast(ctx.contrib.QuickGelu(x, alpha=1.0), ctx.out.dtype)
-    return ctx.cast(ctx.op.Mul(x, ctx.op.Sigmoid(x)), ctx.out.dtype)
+    # Not x * Sigmoid(x): onnxruntime-training 1.19.2 fuses that into a kernel it has for float32 only.
+    return ctx.cast(ctx.op.Div(x, ctx.op.Add(ctx.op.Exp(ctx.op.Neg(x)), 1.0)), ctx.out.dtype)
 
 
 @lowering(aten.silu_backward.default)

@@ -92,7 +92,7 @@ def _form(
         each(padding, "the padding"),
         each(dilation, "the dilation"),
         each(output_padding, "the output padding"),
-        *ctx.static([groups], "the number of groups"),
+        ctx.static([groups], "the number of groups")[0],
         transposed,
     )
 
@@ -127,14 +127,25 @@ def convolution(
     form = _form(ctx, weight, stride, padding, dilation, transposed, output_padding, groups)
     op = ctx.op
     if _is_empty(ctx.out.shape):
-        return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(ctx.out.shape))  # type: ignore[no-any-return]
+        return _zeros(ctx, ctx.out)
     if _is_empty(ctx.sizes(input)):
         raise ctx.refuse("a convolution over no channels")
     if not transposed:
-        return op.Conv(input, weight, bias, **form.attributes)  # type: ignore[no-any-return]
-    return op.ConvTranspose(  # type: ignore[no-any-return]
-        input, weight, bias, output_padding=form.output_padding, **form.attributes
-    )
+        return op.Conv(input, weight, bias, **form.attributes)
+    extra, attributes = form.output_padding, form.attributes
+    if _reaches_stride(form):
+        # ONNX Runtime takes an output padding below the stride only. Less padding at the end gives the same places.
+        ends = [max(p - e, 0) for p, e in zip(form.padding, extra, strict=True)]
+        extra = [max(e - p, 0) for p, e in zip(form.padding, extra, strict=True)]
+        attributes["pads"] = [*form.padding, *ends]
+        if any(e >= s for e, s in zip(extra, form.stride, strict=True)):
+            raise ctx.refuse("an output padding that exceeds the padding by the stride or more")
+    return op.ConvTranspose(input, weight, bias, output_padding=extra, **attributes)
+
+
+def _reaches_stride(form: _Form) -> bool:
+    """Whether the output padding makes room for one more window, as a dilation allows."""
+    return any(extra >= s for extra, s in zip(form.output_padding, form.stride, strict=True))
 
 
 @lowering(aten.convolution_backward.default)
@@ -158,16 +169,13 @@ def convolution_backward(
     """
     form = _form(ctx, weight, stride, padding, dilation, transposed, output_padding, groups)
     wanted = [bool(mask) and index in ctx.used for index, mask in enumerate(output_mask)]
-    if _is_empty(ctx.sizes(grad_output)) or _is_empty(ctx.sizes(input)):
+    if _is_empty(ctx.sizes(grad_output)):
         return tuple(_zeros(ctx, fake) if want else None for fake, want in zip(ctx.out, wanted, strict=True))
+    if _is_empty(ctx.sizes(input)):
+        raise ctx.refuse("a convolution over no channels")
     dtype = _compute_dtype(ctx, ctx.dtype(grad_output))
-    gradient = _Gradient(
-        ctx,
-        form,
-        *(ctx.cast(value, dtype) for value in (grad_output, input, weight)),
-        grad_sizes=ctx.sizes(grad_output),
-        input_sizes=ctx.sizes(input),
-    )
+    grad, image, filters = (ctx.cast(value, dtype) for value in (grad_output, input, weight))
+    gradient = _Gradient(ctx, form, grad, image, filters, ctx.sizes(grad_output), ctx.sizes(input))
     results = (
         gradient.of_input() if wanted[0] else None,
         gradient.of_weight() if wanted[1] else None,
@@ -184,7 +192,7 @@ def _compute_dtype(ctx: LoweringContext, dtype: torch.dtype) -> torch.dtype:
 
 
 def _zeros(ctx: LoweringContext, fake: torch.Tensor) -> ir.Value:
-    return ctx.op.Expand(ctx.constant(0, fake.dtype), ctx.shape(fake.shape))  # type: ignore[no-any-return]
+    return ctx.op.Expand(ctx.constant(0, fake.dtype), ctx.shape(fake.shape))
 
 
 @dataclass(frozen=True)
@@ -210,26 +218,22 @@ class _Gradient:
         op, form = self.ctx.op, self.form
         sizes = self.input_sizes[2:]
         if form.transposed:
-            # An output padding as large as the stride (a dilation allows it) makes room for one more window.
             result = op.Conv(self.grad, self.weight, **form.attributes)
-            longer = any(extra >= s for extra, s in zip(form.output_padding, form.stride, strict=True))
-            return self._cropped(result, sizes) if longer else result
+            return self._cropped(result, sizes) if _reaches_stride(form) else result
         if self._on_cpu and set(form.stride) == {1} and self._fits_inside():
             return self._of_input_by_conv()
         if self._has_conv_grad:
             return self._conv_grad(0)
         remainders = _fixed(form.remainders(sizes, self.grad_sizes[2:]))
         if remainders is not None:
-            return op.ConvTranspose(  # type: ignore[no-any-return]
-                self.grad, self.weight, output_padding=remainders, **form.attributes
-            )
+            return op.ConvTranspose(self.grad, self.weight, output_padding=remainders, **form.attributes)
         most = [s - 1 for s in form.stride]
         return self._cropped(op.ConvTranspose(self.grad, self.weight, output_padding=most, **form.attributes), sizes)
 
     def of_weight(self) -> ir.Value:
         form = self.form
         if form.transposed:
-            if self._has_conv_grad and all(e < s for e, s in zip(form.output_padding, form.stride, strict=True)):
+            if self._has_conv_grad and not _reaches_stride(form):
                 return self._conv_grad(1)
             image, filters, sizes, out = self.grad, self.input, self.grad_sizes, self.input_sizes
         else:
@@ -257,7 +261,7 @@ class _Gradient:
         image, filters = (self.grad, self.input) if self.form.transposed else (self.input, self.grad)
         outputs = [ir.Value(name="") for _ in range(index)] + [ir.Value(name=f"{self.ctx.node.name}_gradient_{index}")]
         found = self.ctx.contrib.ConvGrad(filters, image, self.weight, _outputs=outputs, **self.form.attributes)
-        return found if index == 0 else found[index]  # type: ignore[no-any-return]
+        return found if index == 0 else found[index]
 
     def _fits_inside(self) -> bool:
         return all(p <= reach for p, reach in zip(self.form.padding, self.form.reach, strict=True))
@@ -275,7 +279,7 @@ class _Gradient:
             backwards = [-1] * len(kernel)
             turned = op.Slice(turned, backwards, [-sys.maxsize] * len(kernel), form.axes, backwards)
         pads = [reach - p for reach, p in zip(form.reach, form.padding, strict=True)]
-        return op.Conv(  # type: ignore[no-any-return]
+        return op.Conv(
             self.grad, turned, pads=pads * 2, dilations=form.dilation, group=form.groups, kernel_shape=kernel
         )
 
@@ -299,7 +303,7 @@ class _Gradient:
         fixed = _fixed(remainders)
         if fixed is None or any(r >= d for r, d in zip(fixed, form.dilation, strict=True)):
             found = self._cropped(found, kernel)
-        return op.Transpose(found, perm=[1, 0, *rest])  # type: ignore[no-any-return]
+        return op.Transpose(found, perm=[1, 0, *rest])
 
     def _of_weight_by_offsets(self, image: ir.Value, filters: ir.Value, remainders: Sequence[Size]) -> ir.Value:
         """One matrix product per place of the kernel, between `filters` and what of `image` lies under that place."""
@@ -321,9 +325,7 @@ class _Gradient:
             else:
                 product = _times_transposed(self.ctx, filters, op.Reshape(part, [*groups, inner, -1]))
                 found.append(op.Reshape(product, [out * inner, 1]))
-        return op.Reshape(  # type: ignore[no-any-return]
-            op.Concat(*found, axis=1) if len(found) > 1 else found[0], form.weight
-        )
+        return op.Reshape(op.Concat(*found, axis=1) if len(found) > 1 else found[0], form.weight)
 
     def _padded(self, image: ir.Value, remainders: Sequence[Size]) -> ir.Value:
         """`image` with its padding and without the last places, which no window reaches."""
@@ -331,7 +333,7 @@ class _Gradient:
         ends = [p - r for p, r in zip(padding, remainders, strict=True)]
         if not any(padding) and _fixed(ends) == [0] * len(ends):
             return image
-        return self.ctx.op.Pad(image, self.ctx.shape([0, 0, *padding, 0, 0, *ends]))  # type: ignore[no-any-return]
+        return self.ctx.op.Pad(image, self.ctx.shape([0, 0, *padding, 0, 0, *ends]))
 
     def _under(self, image: ir.Value, offset: Sequence[int]) -> ir.Value:
         """The places of the padded image that the kernel's place `offset` visits."""
@@ -340,17 +342,17 @@ class _Gradient:
         ends = [start - reach or sys.maxsize for start, reach in zip(starts, form.reach, strict=True)]
         if not any(form.reach) and set(form.stride) == {1}:
             return image
-        return self.ctx.op.Slice(image, starts, ends, form.axes, form.stride)  # type: ignore[no-any-return]
+        return self.ctx.op.Slice(image, starts, ends, form.axes, form.stride)
 
     def _cropped(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
         """The first `sizes` places of the spatial dimensions."""
         axes = self.form.axes
-        return self.ctx.op.Slice(value, [0] * len(axes), self.ctx.shape(sizes), axes)  # type: ignore[no-any-return]
+        return self.ctx.op.Slice(value, [0] * len(axes), self.ctx.shape(sizes), axes)
 
 
 def _times_transposed(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
     """a @ b.T over the last two dimensions."""
     assert a.dtype is not None
     if ctx.target.takes("FusedMatMul", "com.microsoft", {"T": a.dtype}):
-        return ctx.contrib.FusedMatMul(a, b, transB=1)  # type: ignore[no-any-return]
-    return ctx.op.MatMul(a, ctx.op.Einsum(b, equation="...ij->...ji"))  # type: ignore[no-any-return]
+        return ctx.contrib.FusedMatMul(a, b, transB=1)
+    return ctx.op.MatMul(a, ctx.op.Einsum(b, equation="...ij->...ji"))

@@ -76,26 +76,16 @@ def scalar_tensor(ctx: LoweringContext, s: Number, **kwargs: Any) -> ir.Value:
 def arange(ctx: LoweringContext, start: Number, end: Number, step: Number = 1, **kwargs: Any) -> ir.Value:
     """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, ...) -> Tensor"""
     op = ctx.op
+    if not any(isinstance(number, (float, torch.SymFloat)) for number in (start, end, step)):
+        return ctx.cast(op.Range(*(ctx.scalar(number, torch.int64) for number in (start, end, step))), ctx.out.dtype)
     (count,) = ctx.out.shape
     index = op.Range(ctx.constant(0, torch.int64), ctx.scalar(count, torch.int64), ctx.constant(1, torch.int64))
+    if not ctx.out.dtype.is_floating_point:
+        start, step = int(start), int(step)
     # start + index * step as torch computes it: in float64, or int64, and rounded once.
     dtype = torch.float64 if ctx.out.dtype.is_floating_point else torch.int64
-    value = ctx.cast(index, dtype)
-    if not _is(step, 1):
-        value = op.Mul(value, _number(ctx, step, dtype))
-    if not _is(start, 0):
-        value = op.Add(value, _number(ctx, start, dtype))
-    return ctx.cast(value, ctx.out.dtype)
-
-
-def _is(number: Number, what: int) -> bool:
-    return isinstance(number, (int, float)) and number == what
-
-
-def _number(ctx: LoweringContext, number: Number, dtype: torch.dtype) -> ir.Value:
-    if dtype == torch.int64 and isinstance(number, float):
-        number = int(number)
-    return ctx.scalar(number, dtype)
+    scaled = op.Mul(ctx.cast(index, dtype), ctx.scalar(step, dtype))
+    return ctx.cast(op.Add(scaled, ctx.scalar(start, dtype)), ctx.out.dtype)
 
 
 @lowering(aten.tril_indices.default, aten.triu_indices.default)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -101,4 +100,4 @@ for _overload in (
     aten.unique_consecutive.default,
     aten.repeat_interleave.Tensor,
 ):
-    register(_overload, functools.partial(_refuse))
+    register(_overload, _refuse)

@@ -81,10 +81,16 @@ def baddbmm(
     return _plus(ctx, self, product(ctx, batch1, batch2, alpha), beta)
 
 
-@lowering(aten.mv.default, aten.dot.default, aten.vdot.default)
+@lowering(aten.dot.default, aten.vdot.default)
+def dot(ctx: LoweringContext, self: ir.Value, tensor: ir.Value) -> ir.Value:
+    """dot(Tensor self, Tensor tensor) -> Tensor"""
+    return product(ctx, self, tensor)
+
+
+@lowering(aten.mv.default)
 def mv(ctx: LoweringContext, self: ir.Value, vec: ir.Value) -> ir.Value:
     """mv(Tensor self, Tensor vec) -> Tensor"""
-    return product(ctx, self, vec)
+    return _matrix_vector(ctx, self, vec)
 
 
 @lowering(aten.addmv.default)
@@ -92,7 +98,14 @@ def addmv(
     ctx: LoweringContext, self: ir.Value, mat: ir.Value, vec: ir.Value, *, beta: Number = 1, alpha: Number = 1
 ) -> ir.Value:
     """addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
-    return _plus(ctx, self, product(ctx, mat, vec, alpha), beta)
+    return _plus(ctx, self, _matrix_vector(ctx, mat, vec, alpha), beta)
+
+
+def _matrix_vector(ctx: LoweringContext, matrix: ir.Value, vector: ir.Value, alpha: Number = 1) -> ir.Value:
+    if ctx.sizes(matrix)[-1] == 0:
+        return product(ctx, matrix, vector)
+    # The vector as a matrix of one column: ONNX Runtime's own fusion of Transpose and MatMul errs beside a vector.
+    return ctx.op.Squeeze(product(ctx, matrix, ctx.op.Unsqueeze(vector, [1]), alpha), [1])  # type: ignore[no-any-return]
 
 
 def _plus(ctx: LoweringContext, bias: ir.Value, result: ir.Value, beta: Number) -> ir.Value:

@@ -11,6 +11,7 @@ import torch
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.ops.views import axis, cut, same_size
 from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.lowering.zeros import zeros
 
 aten = torch.ops.aten
 
@@ -138,26 +139,39 @@ def slice_backward(
 # -- diagonal ----------------------------------------------------------------------------------------------------
 
 
+def _write_diagonal(
+    ctx: LoweringContext, matrix: ir.Value, sizes: Sequence[Size], src: ir.Value, offset: int
+) -> ir.Value:
+    """`src` on the diagonal of the last two dimensions of `matrix`, which has the shape `sizes`."""
+    op = ctx.op
+    *lead, height, width = sizes
+    first = offset if offset >= 0 else -offset * width
+    count = ctx.scalar(ctx.sizes(src)[-1], torch.int64)
+    numbers = op.Range(ctx.constant(0, torch.int64), count, ctx.constant(1, torch.int64))
+    places = op.Add(op.Mul(numbers, ctx.scalar(width + 1, torch.int64)), ctx.scalar(first, torch.int64))
+    where = op.Expand(places, ctx.shape(ctx.sizes(src)))
+    flat = ctx.reshape(matrix, [*lead, height * width])
+    written = op.ScatterElements(flat, where, ctx.cast(src, ctx.out.dtype), axis=len(lead))
+    return ctx.reshape(written, sizes)
+
+
+def _diagonal_order(rank: int, dim1: int, dim2: int) -> tuple[list[int], list[int]]:
+    """The permutation that brings `dim1` and `dim2` to the end, and the one that brings them back."""
+    last = [axis(dim1, rank), axis(dim2, rank)]
+    order = [d for d in range(rank) if d not in last] + last
+    return order, sorted(range(rank), key=order.__getitem__)
+
+
 @lowering(aten.diagonal_scatter.default)
 def diagonal_scatter(
     ctx: LoweringContext, self: ir.Value, src: ir.Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> ir.Value:
     """diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) -> Tensor"""
-    op = ctx.op
-    sizes, rank = ctx.sizes(self), ctx.rank(self)
-    rows, columns = axis(dim1, rank), axis(dim2, rank)
-    order = [d for d in range(rank) if d not in (rows, columns)] + [rows, columns]
-    width = sizes[columns]
-    first = offset if offset >= 0 else -offset * width
-    count = ctx.sizes(src)[-1]
-    numbers = op.Range(ctx.constant(0, torch.int64), ctx.scalar(count, torch.int64), ctx.constant(1, torch.int64))
-    places = op.Add(op.Mul(numbers, ctx.scalar(width + 1, torch.int64)), ctx.scalar(first, torch.int64))
-    lead = [sizes[d] for d in order[:-2]]
-    flat = ctx.reshape(op.Transpose(self, perm=order), [*lead, sizes[rows] * width])
-    where = op.Expand(places, ctx.shape(ctx.sizes(src)))
-    written = op.ScatterElements(flat, where, ctx.cast(src, ctx.out.dtype), axis=len(lead))
-    back = sorted(range(rank), key=order.__getitem__)
-    return op.Transpose(ctx.reshape(written, [sizes[d] for d in order]), perm=back)
+    sizes = ctx.sizes(self)
+    order, back = _diagonal_order(len(sizes), dim1, dim2)
+    matrix = ctx.op.Transpose(self, perm=order)
+    written = _write_diagonal(ctx, matrix, [sizes[d] for d in order], src, offset)
+    return ctx.op.Transpose(written, perm=back)
 
 
 @lowering(aten.diagonal_backward.default)
@@ -170,20 +184,7 @@ def diagonal_backward(
     dim2: int,
 ) -> ir.Value:
     """diagonal_backward(Tensor grad_output, SymInt[] input_sizes, int offset, int dim1, int dim2) -> Tensor"""
-    rank = len(input_sizes)
-    rows, columns = axis(dim1, rank), axis(dim2, rank)
-    order = [d for d in range(rank) if d not in (rows, columns)] + [rows, columns]
-    height, width = input_sizes[rows], input_sizes[columns]
-    first = offset if offset >= 0 else -offset * width
-    lead = list(ctx.sizes(grad_output)[:-1])
-    count = ctx.sizes(grad_output)[-1]
-    if isinstance(count, int) and count == 0:
-        return ctx.op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(input_sizes))
-    # In a flat matrix the entries of a diagonal are width + 1 apart.
-    apart = _padded(ctx, ctx.op.Unsqueeze(grad_output, [rank - 1]), rank, rank - 1, 0, width)
-    flat = ctx.reshape(apart, [*lead, count * (width + 1)])
-    flat = cut(ctx, flat, rank - 2, 0, count * (width + 1) - width)
-    left = height * width - first - (count * (width + 1) - width)
-    matrix = ctx.reshape(_padded(ctx, flat, rank - 1, rank - 2, first, left), [*lead, height, width])
-    back = sorted(range(rank), key=order.__getitem__)
-    return ctx.op.Transpose(matrix, perm=back)
+    order, back = _diagonal_order(len(input_sizes), dim1, dim2)
+    sizes = [input_sizes[d] for d in order]
+    written = _write_diagonal(ctx, zeros(ctx, grad_output, sizes), sizes, grad_output, offset)
+    return ctx.op.Transpose(written, perm=back)

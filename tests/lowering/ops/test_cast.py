@@ -31,7 +31,7 @@ def test_gradients_through_casts_equal_eager():
 
 @pytest.mark.parametrize("dim", [0, 1, 2, 3])
 def test_copies_that_change_nothing_equal_eager(dim):
-    x = torch.randn(*[2, 3, 4][:dim], requires_grad=True)
+    x = torch.randn([2, 3, 4][:dim], requires_grad=True)
     assert_like_eager(lambda x: (x.clone(), x.detach(), x.contiguous(), x.clone() * 2, +x), x)
 
 

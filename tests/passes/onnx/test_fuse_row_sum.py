@@ -12,11 +12,14 @@ from ort_dynamo.testing import assert_rewrites
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
 
-SUM_OF_ROWS = HEADER + """
+SUM_OF_ROWS = (
+    HEADER
+    + """
 g (float[64, 3] x) => (float[1, 3] y) <int64[1] axes = {0}> {
     y = ReduceSum (x, axes)
 }
 """
+)
 
 
 def test_a_sum_over_rows_becomes_a_matrix_product() -> None:
@@ -80,8 +83,6 @@ def test_the_nearest_other_sums_stay(body: str) -> None:
 def test_the_numbers_are_the_sum() -> None:
     model = ir.from_onnx_text(SUM_OF_ROWS)
     FuseRowSum()(model)
-    session = onnxruntime.InferenceSession(
-        ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
     x = np.random.default_rng(0).standard_normal((64, 3), np.float32)
     np.testing.assert_allclose(session.run(None, {"x": x})[0], x.sum(0, keepdims=True), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,101 @@
+"""Options, fixtures and the closing table of the benchmarks; docs/benchmarks.md says how to read them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from bench.contestants import BACKENDS, SUBJECT, why_absent
+from bench.interleaved import run_interleaved
+from bench.results import Compare, Result, format_table
+from bench.workloads import SIZES, Size
+from ort_dynamo.runtime.capabilities import installed_runtime
+
+_RESULTS = pytest.StashKey[list[Result]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ort_dynamo benchmarks")
+    group.addoption("--bench-size", choices=SIZES, default="small", help="size of the models (default: small)")
+    group.addoption("--bench-rounds", type=int, help="rounds of each benchmark (default: by size and question)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_RESULTS] = []
+    # Compilers and models of others are measured here, not tested; what they warn about is nothing we could change.
+    config.addinivalue_line("filterwarnings", "default:::torch")
+    config.addinivalue_line("filterwarnings", "default:::transformers")
+
+
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    del config
+    runtime = installed_runtime()
+    machine_info["torch"] = torch.__version__
+    machine_info["torch_threads"] = torch.get_num_threads()
+    machine_info["torch_cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+    machine_info["onnxruntime"] = f"{runtime.package} {runtime.version}"
+    machine_info["transformers"] = importlib.metadata.version("transformers")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    results = config.stash[_RESULTS]
+    if not results:
+        return
+    runtime = installed_runtime()
+    terminalreporter.section(
+        f"ratios, {config.getoption('--bench-size')} models, {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}, {runtime.package} {runtime.version}"
+    )
+    terminalreporter.line("median [quartiles] extremes over the rounds; below 1 the first of the two is faster")
+    for question, group in itertools.groupby(results, key=lambda result: result.question):
+        terminalreporter.line("")
+        terminalreporter.line(question, bold=True)
+        for line in format_table(list(group)):
+            terminalreporter.line(line)
+
+
+@pytest.fixture
+def size(pytestconfig: pytest.Config) -> Size:
+    """--bench-size."""
+    chosen: Size = pytestconfig.getoption("--bench-size")
+    return chosen
+
+
+@pytest.fixture
+def backends() -> tuple[str, ...]:
+    """The contestants that can run here."""
+    return tuple(backend for backend in BACKENDS if why_absent(backend) is None)
+
+
+@pytest.fixture(autouse=True)
+def cold_start() -> Iterator[None]:
+    """No benchmark sees another's compiled graphs."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def compare(benchmark: Any, pytestconfig: pytest.Config) -> Compare:
+    """Measures contestants and keeps the result for the JSON and the table."""
+
+    def measure(
+        question: str, case: str, contestants: Mapping[str, Callable[[], object]], rounds: int, calls: int = 1
+    ) -> None:
+        rounds = pytestconfig.getoption("--bench-rounds") or rounds
+        timings = run_interleaved(benchmark, contestants, SUBJECT, rounds)
+        compiled = counters[SUBJECT]
+        nodes = {"native": compiled["native_nodes"], "eager": compiled["eager_nodes"]}
+        absent = {backend: reason for backend in BACKENDS if (reason := why_absent(backend))}
+        result = Result(question, case, timings, calls, nodes, absent)
+        benchmark.extra_info.update(result.as_json(), size=pytestconfig.getoption("--bench-size"))
+        pytestconfig.stash[_RESULTS].append(result)
+
+    return measure

@@ -1,0 +1,53 @@
+"""What is compared: eager, inductor and ort_train, compiled alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from bench.workloads import Workload
+
+__all__ = ["BACKENDS", "SUBJECT", "TrainingStep", "compile_with", "why_absent"]
+
+SUBJECT = "ort_train"
+
+BACKENDS = ("eager", "inductor", SUBJECT)
+
+
+def compile_with(backend: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as `backend` runs it; "eager" is torch without torch.compile. A graph break is an error."""
+    if backend == "eager":
+        return function
+    return torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+
+
+@cache
+def why_absent(backend: str) -> str | None:
+    """Why a backend cannot take part, or None. Inductor needs a C++ compiler on a CPU."""
+    if backend != "inductor":
+        return None
+    try:
+        compile_with(backend, lambda x: x.sin() + 1)(torch.ones(64))
+    except Exception as error:  # whatever the toolchain lacks; the reason is printed with the results
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
+
+
+class TrainingStep:
+    """Trains a workload under one backend; a call is one step. The optimizer is AdamW in eager for every backend."""
+
+    def __init__(self, workload: Workload, backend: str) -> None:
+        self._batch = workload.batch
+        self._loss = compile_with(backend, workload.module)
+        self._optimizer = torch.optim.AdamW(workload.module.parameters(), lr=1e-4, foreach=True)
+
+    def __call__(self) -> torch.Tensor:
+        """The loss before the step."""
+        self._optimizer.zero_grad(set_to_none=True)
+        loss: torch.Tensor = self._loss(*self._batch)
+        loss.backward()
+        self._optimizer.step()
+        return loss.detach()

@@ -1,0 +1,84 @@
+"""What a benchmark found: as JSON beside pytest-benchmark's own numbers, and as one table at the end of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bench.interleaved import Spread, Timings
+
+__all__ = ["PAIRS", "Compare", "Result", "format_table"]
+
+PAIRS = (("ort_train", "eager"), ("ort_train", "inductor"), ("inductor", "eager"))
+"""(numerator, denominator) of each ratio reported: below 1 the numerator is faster."""
+
+
+class Compare(Protocol):
+    """What the fixture `compare` is."""
+
+    def __call__(
+        self, question: str, case: str, contestants: Mapping[str, Callable[[], object]], rounds: int, calls: int = 1
+    ) -> None:
+        """Run contestants interleaved and keep the result; `calls` is how many calls one run makes."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case of one question.
+
+    Attributes:
+        question: the table it belongs to, e.g. "training step".
+        case: its row, e.g. "bert".
+        timings: the samples.
+        calls: how many calls one sample is of.
+        nodes: how many nodes ort_train compiled ("native") and left in eager ("eager"), forward and backward.
+        absent: contestant -> why it did not take part.
+    """
+
+    question: str
+    case: str
+    timings: Timings
+    calls: int
+    nodes: Mapping[str, int]
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """For benchmark.extra_info. `seconds` are of one call, wall time, for scale only."""
+        samples = self.timings.samples
+        return {
+            "question": self.question,
+            "case": self.case,
+            "rounds": min(map(len, samples.values())),
+            "calls_per_round": self.calls,
+            "ratios": {
+                f"{above}/{below}": {"wall": dataclasses.asdict(wall), "cpu": dataclasses.asdict(cpu)}
+                for above, below in PAIRS
+                if (wall := self.timings.ratio(above, below, "wall"))
+                and (cpu := self.timings.ratio(above, below, "cpu"))
+            },
+            "seconds": {name: self.timings.seconds(name).median / self.calls for name in samples},
+            "ort_train_nodes": dict(self.nodes),
+            "absent": dict(self.absent),
+        }
+
+
+def format_table(results: Sequence[Result]) -> list[str]:
+    """The results of one question as lines of text."""
+    heads = [f"{above}/{below}" for above, below in PAIRS]
+    rows = [["", *heads, f"cpu {heads[0]}", "nodes in eager"]]
+    for result in results:
+        walls = [_spell(result.timings.ratio(*pair, "wall")) for pair in PAIRS]
+        nodes = f"{result.nodes['eager']} of {sum(result.nodes.values())}"
+        rows.append([result.case, *walls, _spell(result.timings.ratio(*PAIRS[0], "cpu")), nodes])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    reasons = {f"no {name}: {reason}" for result in results for name, reason in result.absent.items()}
+    return lines + sorted(reasons)
+
+
+def _spell(spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    return f"{spread.median:.2f} [{spread.q1:.2f} {spread.q3:.2f}] {spread.min:.2f}..{spread.max:.2f}"

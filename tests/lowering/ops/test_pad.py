@@ -1,0 +1,38 @@
+"""Padding and its gradient."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from ort_dynamo.testing import assert_like_eager
+
+
+@pytest.mark.parametrize("pad", [(1, 2), (0, 0), (-1, 2), (1, -2, 2, 0), (0, 1, 0, 0, 3, 1), (-1, -1)], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_constant_padding_equals_eager(pad, dynamic):
+    x = torch.randn(3, 4, 5, requires_grad=True)
+    assert_like_eager(lambda x: (F.pad(x, pad), F.pad(x, pad, value=-1.5)), x, dynamic=dynamic)
+
+
+def test_constant_padding_of_other_dtypes_equals_eager():
+    x = torch.arange(6).reshape(2, 3)
+    assert_like_eager(
+        lambda x: [F.pad(x.to(d), (1, 2), value=1) for d in (torch.int32, torch.uint8, torch.bool, torch.float16, torch.bfloat16)],
+        x, gradients=False,
+    )  # fmt: skip
+
+
+MODES = [("reflect", (2, 1), (2, 3, 5)), ("reflect", (2, 1, 0, 3), (2, 3, 4, 5)), ("reflect", (1, 0, 2, 1, 1, 1), (1, 2, 3, 4, 5)),
+         ("replicate", (2, 1), (2, 3, 5)), ("replicate", (2, 1, 0, 3), (2, 3, 4, 5)), ("replicate", (1, 0, 2, 1, 1, 1), (1, 2, 3, 4, 5)),
+         ("replicate", (2, 2), (2, 3, 1)), ("replicate", (2, 1), (3, 5)), ("circular", (2, 1), (2, 3, 5)), ("circular", (2, 1, 0, 3), (2, 3, 4, 5))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "pad", "shape"), MODES, ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_other_padding_modes_equal_eager(mode, pad, shape, dynamic):
+    assert_like_eager(lambda x: F.pad(x * 1, pad, mode=mode), torch.randn(*shape, requires_grad=True), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_padding_that_crops_equals_eager(mode):
+    assert_like_eager(lambda x: F.pad(x * 1, (-1, 2), mode=mode), torch.randn(2, 3, 5, requires_grad=True))

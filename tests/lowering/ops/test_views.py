@@ -1,0 +1,147 @@
+"""Reshapes, permutations, slices and joins."""
+
+import pytest
+import torch
+
+from ort_dynamo.testing import assert_like_eager, eager_reasons
+
+
+def r(*sizes):
+    return torch.randn(*sizes, requires_grad=True)
+
+
+def n(*sizes):
+    return torch.arange(int(torch.tensor(sizes).prod())).reshape(sizes)
+
+
+# name -> (function, shape). Every function is run on floats with gradients, on int64, and with symbolic sizes.
+VIEWS = {
+    "view": (lambda x: x.view(x.shape[0] * x.shape[1], x.shape[2]), (2, 3, 4)),
+    "view split": (lambda x: x.view(x.shape[0], x.shape[1], 2, 2), (2, 3, 4)),
+    "view heads": (lambda x: x.view(x.shape[0], x.shape[1], 2, -1).transpose(1, 2) * 2, (2, 3, 4)),
+    "view all": (lambda x: x.reshape(-1), (2, 3, 4)),
+    "view shuffled": (lambda x: x.view(x.shape[1], x.shape[0], x.shape[2]), (2, 3, 4)),
+    "view ones": (lambda x: x.view(1, x.shape[0], 1, -1), (2, 3, 4)),
+    "reshape of a permutation": (lambda x: x.permute(2, 0, 1).reshape(x.shape[2], -1), (2, 3, 4)),
+    "flatten": (lambda x: (x.flatten(1), x.flatten(0, 1), x.flatten()), (2, 3, 4)),
+    "unflatten": (lambda x: x.unflatten(2, (2, 2)), (2, 3, 4)),
+    "permute": (lambda x: (x.permute(2, 0, 1), x.permute(0, -1, 1), x.permute(0, 1, 2)), (2, 3, 4)),
+    "transpose": (lambda x: (x.transpose(0, -1), x.mT, x.transpose(1, 1)), (2, 3, 4)),
+    "movedim": (lambda x: (x.movedim(0, 2), x.swapaxes(0, 1)), (2, 3, 4)),
+    "t": (lambda x: x.t() * 2, (3, 4)),
+    "unsqueeze": (lambda x: (x.unsqueeze(0), x.unsqueeze(-1), x[:, None]), (3, 4)),
+    "squeeze": (lambda x: (x.squeeze(), x.squeeze(1), x.squeeze(0), x.squeeze((-1, 1)), x.squeeze(-1)), (3, 1, 4, 1)),
+    "expand": (lambda x: (x.expand(5, 3, 1, 4), x.expand(-1, 2, -1), x.expand(3, 1, 4), x.expand(3, x.shape[0], 4)), (3, 1, 4)),
+    "broadcast": (lambda x: torch.broadcast_to(x, (2, 3, 4)), (3, 1)),
+    "repeat": (lambda x: (x.repeat(2, 1), x.repeat(2, 3, 2), x.repeat(1, 1), x.tile((2,)), x.repeat(x.shape[0], 1)), (3, 4)),
+    "repeat of ones": (lambda x: x.repeat(3, 2), (1, 1)),
+    "slice": (lambda x: (x[1:], x[:, :2], x[:, 1:-1], x[:-1], x[:], x[-2:], x[::2], x[:, 3:1], x[5:]), (4, 5)),
+    "slice to a symbol": (lambda x: (x[:, : x.shape[0]], x[x.shape[1] - 3 :]), (4, 5)),
+    "narrow": (lambda x: x.narrow(1, 1, 2), (4, 5)),
+    "select": (lambda x: (x[0], x[-1], x[:, 2], x.select(1, -2), x[1, 2]), (4, 5)),
+    "select a symbol": (lambda x: x[x.shape[0] - 1], (4, 5)),
+    "split": (lambda x: x.split(2, 1), (3, 5)),
+    "split one": (lambda x: x.split(7, 1), (3, 5)),
+    "split and use some": (lambda x: (lambda p: p[0] * p[2])(x.split([2, 1, 2], -1)), (3, 5)),
+    "split into symbols": (lambda x: x.split([x.shape[0], x.shape[1] - x.shape[0]], 1), (3, 5)),
+    "chunk": (lambda x: (*x.chunk(2, 1), *x.chunk(3)), (3, 4)),
+    "unbind": (lambda x: x.unbind(1), (4, 3)),
+    "unbind and use some": (lambda x: x.unbind(1)[1], (4, 3)),
+    "heads of a joint projection": (lambda x: [p * 2 for p in x.view(x.shape[0], x.shape[1], 3, 2, 2).permute(2, 0, 3, 1, 4).unbind(0)], (2, 3, 12)),
+    "cat": (lambda x: (torch.cat([x, x * 2]), torch.cat([x, x[:, :1]], -1), torch.cat([x])), (3, 4)),
+    "cat with nothing": (lambda x: torch.cat([x.new_empty(0), x, x[:0]]), (3, 4)),
+    "stack": (lambda x: (torch.stack([x, x * 2]), torch.stack([x, x], -1), torch.stack([x], 1)), (3, 4)),
+    "hstack": (lambda x: (torch.hstack([x, x]), torch.vstack([x, x]), torch.dstack([x, x])), (3, 4)),
+    "diagonal": (lambda x: (x.diagonal() * 2, x.diagonal(1, 0, 1) * 2, x.diagonal(-2, -1, 0) * 2, x.diagonal(0, 1, 2) * 2), (4, 3, 5)),
+    "flip": (lambda x: (x.flip(0), x.flip(0, 1), x.flip(-1)), (3, 4)),
+    "roll": (lambda x: (x.roll(1, 0), x.roll((1, -2), (0, 1)), x.roll(3)), (3, 4)),
+    "rotation": (lambda x: torch.rot90(x), (3, 4)),
+    "pixel shuffle": (lambda x: torch.nn.functional.pixel_shuffle(x, 2), (2, 8, 3, 2)),
+    "pixel unshuffle": (lambda x: torch.nn.functional.pixel_unshuffle(x, 2), (2, 2, 4, 6)),
+    "channel shuffle": (lambda x: torch.nn.functional.channel_shuffle(x, 2), (2, 4, 3, 3)),
+    "meshgrid": (lambda x: torch.meshgrid(x, x * 2, indexing="ij"), (4,)),
+    "repeat interleave": (lambda x: x.repeat_interleave(2, 1), (3, 4)),
+    "rotate half": (lambda x: torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1), (2, 3, 4)),
+    "as a number": (lambda x: (x.view(()), x.expand(2, 1).squeeze()[1], x.reshape(1, 1).squeeze()), (1,)),
+}  # fmt: skip
+STATIC = ("expand", "broadcast", "unflatten")
+cases = pytest.mark.parametrize(("function", "shape"), VIEWS.values(), ids=VIEWS.keys())
+
+
+@cases
+def test_value_and_gradient_equal_eager(function, shape):
+    assert_like_eager(function, r(*shape))
+
+
+@cases
+def test_integers_equal_eager(function, shape):
+    assert_like_eager(function, n(*shape), gradients=False)
+
+
+@cases
+def test_symbolic_sizes_equal_eager(function, shape):
+    assert_like_eager(function, r(*shape), dynamic=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int16], ids=str)
+def test_every_dtype_equals_eager(dtype):
+    def function(x):
+        return (
+            x.view(-1), x.t(), x.expand(2, 3, 4), x.repeat(2, 1), x[1:], x[0], *x.split([1, 3], 1), *x.unbind(), torch.cat([x, x]),
+            torch.stack([x, x]), x.diagonal(), x.unfold(1, 2, 1), x.flip(0), x[:, None], x[None].squeeze(0),
+        )  # fmt: skip
+
+    assert_like_eager(function, (n(3, 4) % 3).to(dtype), gradients=False)
+
+
+@pytest.mark.parametrize("name", ["view all", "flatten", "permute", "slice", "cat", "expand empty"])
+def test_empty_tensors_equal_eager(name):
+    function = VIEWS.get(name, (lambda x: (x.expand(4, *x.shape), x[:, :1], x.repeat(2, 1, 1)),))[0]
+    assert_like_eager(function, r(*((2, 0, 4) if name != "expand" else (0, 1, 4))))
+
+
+def test_views_of_a_number_equal_eager():
+    x = torch.tensor(2.0, requires_grad=True)
+    assert_like_eager(lambda x: (x.view(1, 1), x.expand(2, 3), x.unsqueeze(0), x.squeeze(), x.reshape(-1), x.t(), x.repeat(3), torch.stack([x, x])), x)
+
+
+def test_cat_promotes_like_eager():
+    assert_like_eager(lambda a, b, c: torch.cat([a, b, c]), torch.randn(2).half(), torch.arange(3), torch.randn(2), gradients=False)
+
+
+def test_gradients_of_slices_of_one_tensor_add_up():
+    assert_like_eager(lambda x: (x[1:] * 2, x[:-1] * 3, x[::2] * 5, x[0] * 7, x[:, 1:3] * x[:, 2:4]), r(5, 6))
+
+
+def test_unfold_equals_eager():
+    assert_like_eager(lambda x: (x.unfold(1, 3, 2) * 2, x.unfold(0, 2, 1) * 3, x.unfold(-1, 7, 1) * 2), r(4, 7))
+
+
+def test_as_strided_of_a_contiguous_tensor_equals_eager():
+    assert_like_eager(
+        lambda x: (torch.as_strided(x * 2, (2, 3), (1, 2)) * 1, torch.as_strided(x * 2, (3,), (4,), 1) * 1, torch.as_strided(x * 2, (12,), (1,)) * 1),
+        torch.randn(3, 4), gradients=False,
+    )  # fmt: skip
+
+
+def test_as_strided_of_a_permuted_tensor_stays_in_eager():
+    assert_like_eager(
+        lambda x: torch.as_strided(x.t() * 2, (2, 3), (1, 2)) * 1, torch.randn(3, 4), gradients=False, allow_eager=True
+    )
+    assert any("as_strided" in reason for reason in eager_reasons())
+
+
+def test_writing_into_views_equals_eager():
+    def function(x):
+        y = x * 1
+        y[0] = 5
+        y[:, 1].mul_(2)
+        y[1:, 2:] += 3
+        y.diagonal().add_(1)
+        return y
+
+    assert_like_eager(function, r(4, 5))
+
+
+def test_outputs_that_are_views_of_inputs_equal_eager():
+    assert_like_eager(lambda x: (x.t(), x[1:], x * 2, x.view(-1)), r(3, 4))

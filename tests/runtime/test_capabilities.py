@@ -1,0 +1,81 @@
+"""What is installed, and what its kernels take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+import pytest
+import torch
+
+from ort_dynamo.errors import ProviderNotAvailableError, RuntimeNotInstalledError, SeveralRuntimesError
+from ort_dynamo.runtime import capabilities, providers
+from ort_dynamo.runtime.capabilities import broken_optimizers, installed_runtime, kernel_table
+
+
+@pytest.fixture
+def uncached() -> Iterator[None]:
+    for function in (installed_runtime, kernel_table, providers.find_target):
+        function.cache_clear()
+    yield
+    for function in (installed_runtime, kernel_table, providers.find_target):
+        function.cache_clear()
+
+
+@pytest.mark.usefixtures("uncached")
+def test_two_distributions_are_refused_with_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"onnxruntime": "1.31.1", "onnxruntime-training": "1.19.2"}
+    monkeypatch.setattr(capabilities, "find_distributions", lambda: found)
+    with pytest.raises(SeveralRuntimesError) as caught:
+        installed_runtime()
+    text = str(caught.value)
+    assert "onnxruntime 1.31.1, onnxruntime-training 1.19.2" in text
+    assert "pip uninstall -y onnxruntime onnxruntime-training" in text
+    assert all(extra in text for extra in ("[cpu]", "[cuda]", "[training]"))
+
+
+@pytest.mark.usefixtures("uncached")
+def test_no_distribution_names_the_three_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capabilities, "find_distributions", dict)
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime.capi", None)
+    with pytest.raises(RuntimeNotInstalledError) as caught:
+        installed_runtime()
+    assert all(extra in str(caught.value) for extra in ("[cpu]", "[cuda]", "[training]"))
+    function = torch.compile(lambda x: x + 1, backend="ort_train")
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="RuntimeNotInstalledError"):
+        function(torch.ones(2))
+
+
+@pytest.mark.usefixtures("uncached")
+def test_a_missing_provider_names_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    with pytest.raises(ProviderNotAvailableError) as caught:
+        providers.find_target("cuda")
+    text = str(caught.value)
+    assert "CUDAExecutionProvider is needed for tensors on cuda" in text
+    assert "Available providers" in text
+    assert "[cuda]" in text
+    with pytest.raises(ProviderNotAvailableError, match="no provider serves this device"):
+        providers.find_target("mps")
+
+
+def test_the_installed_runtimes_table_knows_float_and_its_limits() -> None:
+    target = providers.find_target("cpu")
+    for op_type in ("MatMul", "Conv", "Add", "LayerNormalization"):
+        assert target.takes(op_type, "", {"T": ir.DataType.FLOAT}), op_type
+    assert not target.takes("Conv", "", {"T": ir.DataType.DOUBLE})
+    assert not target.has_op("NoSuchOp")
+    assert target.has_op("ConvGrad", "com.microsoft") == target.gradient_kernels
+
+
+def test_the_kernel_table_stays_out_of_the_targets_repr() -> None:
+    target = providers.find_target("cpu")
+    assert "MatMul" not in repr(target)
+    assert target.package in repr(target)
+    assert target.version in repr(target)
+
+
+def test_double_graphs_leave_out_the_fusions_without_a_kernel() -> None:
+    assert broken_optimizers({ir.DataType.FLOAT}) == []
+    assert "MatmulTransposeFusion" in broken_optimizers({ir.DataType.FLOAT, ir.DataType.DOUBLE})

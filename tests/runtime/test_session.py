@@ -1,0 +1,120 @@
+"""Opening sessions and running them on torch's tensors."""
+
+from __future__ import annotations
+
+import threading
+
+import onnx_ir as ir
+import pytest
+import torch
+
+from ort_dynamo.boundary import ValueSpec
+from ort_dynamo.dtypes import TORCH_TO_ONNX
+from ort_dynamo.errors import SessionError
+from ort_dynamo.options import SessionOptions
+from ort_dynamo.runtime.compiled_graph import CompiledGraph
+from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.runtime.session import open_session
+
+CPU = torch.device("cpu")
+HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
+
+
+def graph(text: str, inputs: list[ValueSpec], outputs: list[ValueSpec]) -> CompiledGraph:
+    model = ir.to_proto(ir.from_onnx_text(HEADER + text)).SerializeToString()
+    session = open_session(model, SessionOptions(), find_target("cpu"), CPU, "test")
+    return CompiledGraph(session, inputs, outputs, CPU)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    TORCH_TO_ONNX,
+    ids=str,
+)
+def test_every_dtype_goes_through_unchanged(dtype: torch.dtype) -> None:
+    name = {torch.float32: "float", torch.float64: "double"}.get(dtype, str(dtype).removeprefix("torch."))
+    run = graph(
+        f"g ({name}[n, m] x) => ({name}[n, m] y) {{ y = Identity (x) }}", [ValueSpec(dtype)], [ValueSpec(dtype)]
+    )
+    x = (torch.randn(3, 4) * 3).to(dtype)
+    (y,) = run(x)
+    assert y.dtype is dtype
+    assert torch.equal(y, x)
+    (empty,) = run(x[:0])
+    assert empty.dtype is dtype
+    assert empty.shape == (0, 4)
+
+
+def test_inputs_are_not_copied_and_outputs_belong_to_torch() -> None:
+    run = graph(
+        "g (float[n] x) => (float[n] y) { y = Neg (x) }", [ValueSpec(torch.float32)], [ValueSpec(torch.float32)]
+    )
+    x = torch.ones(4)
+    (first,) = run(x)
+    x.add_(1)  # the session holds no copy of the old values
+    (second,) = run(x)
+    assert first.tolist() == [-1] * 4
+    assert second.tolist() == [-2] * 4
+    del run
+    assert second.tolist() == [-2] * 4
+
+
+def test_permuted_memory_goes_in_and_out_as_its_permutation() -> None:
+    spec = ValueSpec(torch.float32, order=(0, 2, 1))
+    run = graph("g (float[a, b, c] x) => (float[a, b, c] y) { y = Neg (x) }", [spec], [spec])
+    x = torch.randn(2, 3, 4).permute(0, 2, 1)
+    (y,) = run(x)
+    assert torch.equal(y, -x)
+    assert y.stride() == x.stride()
+    (z,) = run(x.contiguous())  # not as promised: copied, still right
+    assert torch.equal(z, -x)
+
+
+def test_promised_strides_with_gaps_are_kept() -> None:
+    run = graph(
+        "g (float[a, b] x) => (float[a, b] y) { y = Neg (x) }",
+        [ValueSpec(torch.float32)],
+        [ValueSpec(torch.float32, strides=(8, 2))],
+    )
+    (y,) = run(torch.ones(3, 4))
+    assert y.stride() == (8, 2)
+    assert torch.equal(y, -torch.ones(3, 4))
+
+
+def test_sizes_are_fed_as_scalars() -> None:
+    run = graph(
+        "g (int64 n) => (int64[m] y) <int64 zero = {0}, int64 one = {1}> { y = Range (zero, n, one) }",
+        [ValueSpec(torch.int64, is_size=True)],
+        [ValueSpec(torch.int64)],
+    )
+    assert run(3)[0].tolist() == [0, 1, 2]
+    assert run(0)[0].tolist() == []
+
+
+def test_one_graph_runs_in_many_threads() -> None:
+    run = graph(
+        "g (float[n] x) => (float[n] y) { y = Neg (x) }", [ValueSpec(torch.float32)], [ValueSpec(torch.float32)]
+    )
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(50):
+            (y,) = run(torch.full((1000,), float(number)))
+            if not torch.equal(y, torch.full((1000,), -float(number))):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_model_the_runtime_refuses_is_a_session_error() -> None:
+    bad = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["" : 20, "no.such" : 1]>\ng (float[2] x) => (float[2] y) '
+        "{ y = no.such.Op (x) }"
+    )
+    with pytest.raises(SessionError, match="cannot open the backward-abc graph"):
+        open_session(ir.to_proto(bad).SerializeToString(), SessionOptions(), find_target("cpu"), CPU, "backward-abc")

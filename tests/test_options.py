@@ -1,0 +1,73 @@
+"""Parsing and validation."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
+from ort_dynamo.options import MODES, DumpOptions, Options, SessionOptions, parse_options
+
+
+def test_nothing_gives_the_defaults() -> None:
+    assert parse_options(None, None) == parse_options("default", {}) == Options()
+
+
+def test_options_reach_their_group_and_win_over_the_mode() -> None:
+    parsed = parse_options("debug", {"fallback": "error", "verify": False})
+    assert parsed.segment.fallback == "error"
+    assert not parsed.dump.verify
+    assert parsed.session.graph_optimization == "disable"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_parses(mode: str) -> None:
+    parse_options(mode, None)
+
+
+def test_groups_are_frozen_and_hashable() -> None:
+    options = parse_options(None, {"provider_options": {"b": 1, "a": "2"}})
+    assert options.session.provider_options == (("a", "2"), ("b", "1"))
+    assert hash(options) == hash(parse_options(None, {"provider_options": {"a": 2, "b": "1"}}))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.session.graph_optimization = "basic"  # type: ignore[misc]
+
+
+def test_a_path_object_is_a_path(tmp_path: Path) -> None:
+    assert DumpOptions(save_onnx=tmp_path).save_onnx == str(tmp_path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"fallbak": "eager"}, UnknownOptionError, r"did you mean 'fallback'\?"),
+        ({"zzz": 1}, UnknownOptionError, r"no option 'zzz'\. Known options: fallback, "),
+        ({3: 1}, UnknownOptionError, "no option 3"),
+        ({"fallback": None}, InvalidOptionError, "'fallback' cannot be None"),
+        ({"fuse": 1}, InvalidOptionError, "expected True or False"),
+        ({"verify": "yes"}, InvalidOptionError, "expected True or False"),
+        ({"save_onnx": 3}, InvalidOptionError, "None or a path"),
+        ({"intra_op_num_threads": True}, InvalidOptionError, "an int >= 1"),
+        ({"intra_op_num_threads": 1.5}, InvalidOptionError, "an int >= 1"),
+        ({"graph_optimization": "most"}, InvalidOptionError, "'disable', 'basic', 'extended', 'all'"),
+        ({"provider_options": "a=b"}, InvalidOptionError, "a dict"),
+        ([("fallback", "eager")], InvalidOptionError, "expected a dict"),
+    ],
+)
+def test_bad_options_say_what_is_wrong(options: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        parse_options(None, options)
+
+
+def test_an_unknown_mode_names_the_nearest() -> None:
+    with pytest.raises(UnknownModeError, match="did you mean 'default'"):
+        parse_options("defualt", None)
+
+
+def test_session_options_spell_themselves_for_the_key() -> None:
+    assert repr(SessionOptions(provider_options={"a": "b"})) == (  # type: ignore[arg-type]
+        "SessionOptions(graph_optimization='all', intra_op_num_threads=None, provider_options=(('a', 'b'),))"
+    )

@@ -28,9 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_RESULTS] = []
-    # Compilers and models of others are measured here, not tested; what they warn about is nothing we could change.
-    config.addinivalue_line("filterwarnings", "default:::torch")
-    config.addinivalue_line("filterwarnings", "default:::transformers")
+    # torch says that its caches are off, which is what bench_first_step asks for.
+    config.addinivalue_line("filterwarnings", "ignore:.* force disabled by torch.compiler.config:UserWarning")
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
@@ -43,6 +42,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
     machine_info["transformers"] = importlib.metadata.version("transformers")
 
 
+@pytest.hookimpl(trylast=True)  # below pytest-benchmark's table of times
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     results = config.stash[_RESULTS]
     if not results:
@@ -52,7 +52,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         f"ratios, {config.getoption('--bench-size')} models, {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}, {runtime.package} {runtime.version}"
     )
-    terminalreporter.line("median [quartiles] extremes over the rounds; below 1 the first of the two is faster")
+    terminalreporter.line("median [quartiles] over the rounds; below 1 the first of the two is faster")
     for question, group in itertools.groupby(results, key=lambda result: result.question):
         terminalreporter.line("")
         terminalreporter.line(question, bold=True)

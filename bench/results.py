@@ -65,7 +65,7 @@ class Result:
 
 
 def format_table(results: Sequence[Result]) -> list[str]:
-    """The results of one question as lines of text."""
+    """The results of one question as lines of text; a ratio is spelled median [quartiles]."""
     heads = [f"{above}/{below}" for above, below in PAIRS]
     rows = [["", *heads, f"cpu {heads[0]}", "nodes in eager"]]
     for result in results:
@@ -81,4 +81,4 @@ def format_table(results: Sequence[Result]) -> list[str]:
 def _spell(spread: Spread | None) -> str:
     if spread is None:
         return "-"
-    return f"{spread.median:.2f} [{spread.q1:.2f} {spread.q3:.2f}] {spread.min:.2f}..{spread.max:.2f}"
+    return f"{spread.median:.2f} [{spread.q1:.2f} {spread.q3:.2f}]"

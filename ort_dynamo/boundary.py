@@ -15,17 +15,17 @@ class ValueSpec:
     """How one value crosses.
 
     Attributes:
-        dtype: torch dtype; torch.int64 for a symbolic size.
+        dtype: torch dtype; int64 or float64 for a number.
         order: the tensor's dimensions from slowest to fastest in memory. The session sees the tensor permuted by
             it, which is contiguous and so needs no copy. Empty for the identity.
-        is_size: a Python int (a symbolic size), fed as an int64 scalar.
+        is_number: a Python number (a symbolic size, or a float made of one), fed as a scalar.
         strides: the promised strides of an output that no permutation of a contiguous tensor has (expanded to
             overlap, or with gaps); it is copied into them. Empty otherwise.
     """
 
     dtype: torch.dtype
     order: tuple[int, ...] = ()
-    is_size: bool = False
+    is_number: bool = False
     strides: tuple[int, ...] = ()
 
 

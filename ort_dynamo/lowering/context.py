@@ -97,10 +97,10 @@ class LoweringContext:
 
     def scalar(self, number: Number, dtype: torch.dtype) -> ir.Value:
         """A 0-d value of a number that may be symbolic."""
-        if isinstance(number, torch.SymInt):
-            return self.cast(self._symbols.value(expression(number)), dtype)
-        if isinstance(number, (torch.SymFloat, torch.SymBool)):
-            raise UnsupportedNodeError(f"a {type(number).__name__} argument")
+        if isinstance(number, (torch.SymInt, torch.SymFloat)):
+            return self.cast(self._symbols.value(number.node.expr), dtype)
+        if isinstance(number, torch.SymBool):
+            raise UnsupportedNodeError("a symbolic truth value as an argument")
         return self.constant(number, dtype)
 
     def shape(self, sizes: Sequence[Size]) -> ir.Value:

@@ -30,7 +30,7 @@ def expression(size: int | torch.SymInt) -> sympy.Expr:
 class Symbols:
     """Knows, for each size expression that some graph input carries, how to read it.
 
-    Values are int64 and 0-d. Each expression is built once per graph.
+    Values are 0-d; int64, or float64 for a float handed in as such. Each expression is built once per graph.
     """
 
     def __init__(self, builder: LoweringBuilder) -> None:
@@ -40,7 +40,7 @@ class Symbols:
         self._values: dict[sympy.Expr, ir.Value] = {}
 
     def offer_scalar(self, expr: sympy.Expr, value: ir.Value) -> None:
-        """`value`, an int64 scalar input, is `expr`."""
+        """`value`, an int64 or float64 scalar input, is `expr`."""
         self._values.setdefault(expr, value)
 
     def offer_dim(self, expr: sympy.Expr, value: ir.Value, axis: int) -> None:
@@ -48,7 +48,7 @@ class Symbols:
         self._readers.setdefault(expr, lambda: self._read_dim(value, axis))
 
     def value(self, expr: sympy.Expr) -> ir.Value:
-        """An int64 0-d value equal to `expr`.
+        """A 0-d value equal to `expr`.
 
         Raises:
             UnsupportedNodeError: a symbol that no input carries, or a function with no ONNX form here.
@@ -68,6 +68,8 @@ class Symbols:
             return self._builder.constant(int(expr), ir.DataType.INT64)
         args = expr.args
         match expr:
+            case _ if not expr.is_integer:
+                pass
             case sympy.Add():
                 return functools.reduce(op.Add, map(self.value, args))
             case sympy.Mul() if all(a.is_integer for a in args):
@@ -85,7 +87,7 @@ class Symbols:
                 return op.Mod(self._floor_div(base, divisor), modulus)
             case sympy_functions.Mod() | sympy_functions.PythonMod() | sympy.Mod():
                 return op.Mod(*map(self.value, args))
-        raise UnsupportedNodeError(f"the size {expr} cannot be computed from the graph's inputs")
+        raise UnsupportedNodeError(f"the number {expr} cannot be computed from the graph's inputs")
 
     def _floor_div(self, dividend: ir.Value, divisor: ir.Value) -> ir.Value:
         # ONNX integer Div truncates. Mod has the divisor's sign, so dividend - Mod is an exact multiple.

@@ -87,12 +87,13 @@ class _Walk:
 
     def add_input(self, node: Node) -> ValueSpec:
         fake = node.meta["val"]
-        if isinstance(fake, (int, torch.SymInt)):
-            value = self._builder.input(node.name, ir.DataType.INT64, [])
-            if isinstance(fake, torch.SymInt):
+        if isinstance(fake, (int, float, torch.SymInt, torch.SymFloat)):
+            dtype = torch.int64 if isinstance(fake, (int, torch.SymInt)) else torch.float64
+            value = self._builder.input(node.name, onnx_dtype(dtype), [])
+            if isinstance(fake, (torch.SymInt, torch.SymFloat)):
                 self._symbols.offer_scalar(fake.node.expr, value)
             self._values[node] = fake
-            return ValueSpec(torch.int64, is_size=True)
+            return ValueSpec(dtype, is_number=True)
         if isinstance(fake, (tuple, list)):  # only in a scratch graph: getitem of an eager node
             self._values[node] = tuple(None if f is None else self._fake_input(node.name, f) for f in fake)
             return ValueSpec(torch.float32)

@@ -47,7 +47,7 @@ class CompiledGraph:
             self._stream = torch.cuda.current_stream(device).cuda_stream
 
     def __call__(self, *values: Any) -> tuple[torch.Tensor, ...]:
-        """Run on `values`, one per input spec: tensors on the session's device, or ints for sizes."""
+        """Run on `values`, one per input spec: tensors on the session's device, or Python numbers."""
         if self._stream is not None and torch.cuda.current_stream(self.device).cuda_stream != self._stream:
             return self._run_on_own_stream(values)
         return self._run_here(values)
@@ -80,12 +80,12 @@ class _Feed:
 
     def __init__(self, spec: ValueSpec) -> None:
         self._order = spec.order
-        self._is_size = spec.is_size
+        self._number = spec.dtype if spec.is_number else None
         self._is_bool = spec.dtype is torch.bool
 
     def push(self, feeds: Any, value: Any) -> None:
-        if self._is_size:
-            value = torch.tensor(value, dtype=torch.int64)
+        if self._number is not None:
+            value = torch.tensor(value, dtype=self._number)
         elif self._order:
             value = value.permute(self._order)
         if not value.is_contiguous():

@@ -81,10 +81,10 @@ def test_promised_strides_with_gaps_are_kept() -> None:
     assert torch.equal(y, -torch.ones(3, 4))
 
 
-def test_sizes_are_fed_as_scalars() -> None:
+def test_numbers_are_fed_as_scalars() -> None:
     run = graph(
         "g (int64 n) => (int64[m] y) <int64 zero = {0}, int64 one = {1}> { y = Range (zero, n, one) }",
-        [ValueSpec(torch.int64, is_size=True)],
+        [ValueSpec(torch.int64, is_number=True)],
         [ValueSpec(torch.int64)],
     )
     assert run(3)[0].tolist() == [0, 1, 2]

@@ -81,6 +81,15 @@ def baddbmm(
     return _plus(ctx, self, product(ctx, batch1, batch2, alpha), beta)
 
 
+@lowering(aten.addbmm.default)
+def addbmm(
+    ctx: LoweringContext, self: ir.Value, batch1: ir.Value, batch2: ir.Value, *, beta: Number = 1, alpha: Number = 1
+) -> ir.Value:
+    """addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    total = ctx.op.ReduceSum(product(ctx, batch1, batch2, alpha), [0], keepdims=0)
+    return _plus(ctx, self, total, beta)
+
+
 @lowering(aten.dot.default, aten.vdot.default)
 def dot(ctx: LoweringContext, self: ir.Value, tensor: ir.Value) -> ir.Value:
     """dot(Tensor self, Tensor tensor) -> Tensor"""

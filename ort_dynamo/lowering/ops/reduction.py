@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
@@ -92,8 +91,20 @@ def prod(
 # -- extrema -----------------------------------------------------------------------------------------------------
 
 
+def extremum(ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence[int], keepdim: bool) -> ir.Value:
+    """ReduceMax or ReduceMin as torch has them: a nan wins. ONNX Runtime's kernels lose it."""
+    result = reduce(ctx, op_type, value, axes, keepdim)
+    if not is_float(value):
+        return result
+    found = reduce(ctx, "ReduceMax", ctx.op.IsNaN(value), axes, keepdim)
+    return ctx.op.Where(found, math.nan, result)  # type: ignore[no-any-return]
+
+
 def _extremum(op_type: str, ctx: LoweringContext, self: ir.Value, dim: Dims, keepdim: bool) -> ir.Value:
-    return reduce(ctx, op_type, self, axes_of(dim, ctx.rank(self)), keepdim) if ctx.rank(self) else self
+    if not ctx.rank(self):
+        return self
+    value = ctx.cast(self, float_dtype(ctx.dtype(self)))
+    return ctx.cast(extremum(ctx, op_type, value, axes_of(dim, ctx.rank(self)), keepdim), ctx.out.dtype)
 
 
 @lowering(aten.amax.default, aten.max.default)
@@ -126,14 +137,15 @@ def _with_index(
     if not ctx.rank(self):
         return self, ctx.constant(0, torch.int64)
     op, axes = ctx.op, axes_of(dim, ctx.rank(self))
-    kept = reduce(ctx, op_type, self, axes, True)
-    values = kept if keepdim else op.Squeeze(kept, axes)
+    value = ctx.cast(self, float_dtype(ctx.dtype(self)))
+    kept = extremum(ctx, op_type, value, axes, True)
+    values = ctx.cast(kept if keepdim else op.Squeeze(kept, axes), ctx.dtype(self))
     if 1 not in ctx.used:
         return values, None
     # The first place that holds the extremum. A nan is the extremum, and equal to nothing.
-    found = op.Equal(self, kept)
-    if is_float(self):
-        found = op.Or(found, op.IsNaN(self))
+    found = op.Equal(value, kept)
+    if is_float(value):
+        found = op.Or(found, op.IsNaN(value))
     place = op.ArgMax(ctx.cast(found, torch.uint8), axis=axes[0], keepdims=int(keepdim))
     return values, place
 
@@ -233,7 +245,11 @@ def vector_norm(
     if not ctx.rank(self):
         x = op.Reshape(x, [1])
     axes = axes_of(dim, max(ctx.rank(self), 1))
-    over = functools.partial(reduce, ctx, axes=axes, keepdim=keepdim and ctx.rank(self) > 0)
+    keep = keepdim and ctx.rank(self) > 0
+
+    def over(op_type: str, value: ir.Value) -> ir.Value:
+        return reduce(ctx, op_type, value, axes, keep)
+
     match ord:
         case 0:
             result = over("ReduceSum", ctx.cast(op.Not(op.Equal(x, 0.0)), compute))
@@ -242,9 +258,9 @@ def vector_norm(
         case 2:
             result = square_root(ctx, over("ReduceSum", op.Mul(x, x)))
         case math.inf:
-            result = over("ReduceMax", op.Abs(x))
+            result = extremum(ctx, "ReduceMax", op.Abs(x), axes, keep)
         case _ if ord == -math.inf:
-            result = over("ReduceMin", op.Abs(x))
+            result = extremum(ctx, "ReduceMin", op.Abs(x), axes, keep)
         case _:
             powers = op.Pow(op.Abs(x), ctx.constant(float(ord), compute))
             result = op.Pow(over("ReduceSum", powers), ctx.constant(1 / ord, compute))

@@ -1,0 +1,169 @@
+"""Batch and instance normalization: values, running statistics and gradients."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ort_dynamo.lowering.ops import batch_norm
+from ort_dynamo.testing import TOLERANCES, Tolerance, assert_like_eager
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(params=["kernel", "nodes"])
+def form(request, monkeypatch):
+    """BatchNormalization's training mode, as on the CPU, and the form that every provider has."""
+    if request.param == "nodes":
+        monkeypatch.setattr(batch_norm, "_has_training_kernel", lambda *_: False)
+
+
+def leaf(*shape, dtype=torch.float32, scale=1.0, shift=0.0):
+    return (torch.randn(shape) * scale + shift).to(dtype).requires_grad_()
+
+
+def randomised(module):
+    """Parameters and buffers other than the ones a module starts with."""
+    for value in (*module.parameters(), *module.buffers()):
+        if value.is_floating_point():
+            nn.init.uniform_(value.data, 0.3, 2.0)
+    return module
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.BatchNorm2d(3), (4, 3, 5, 6)),
+        (nn.BatchNorm2d(3, momentum=0.7, eps=0.1), (2, 3, 4, 4)),
+        (nn.BatchNorm2d(3, affine=False), (4, 3, 5, 6)),
+        (nn.BatchNorm2d(3, track_running_stats=False), (4, 3, 5, 6)),
+        (nn.BatchNorm2d(3, affine=False, track_running_stats=False), (4, 3, 5, 6)),
+        (nn.BatchNorm1d(5), (8, 5)),
+        (nn.BatchNorm1d(5, affine=False), (8, 5)),
+        (nn.BatchNorm1d(5), (3, 5, 7)),
+        (nn.BatchNorm3d(2), (2, 2, 3, 2, 4)),
+        (nn.BatchNorm2d(1), (6, 1, 3, 3)),
+        (nn.InstanceNorm2d(3), (2, 3, 4, 5)),
+        (nn.InstanceNorm2d(3, affine=True), (2, 3, 4, 5)),
+    ],
+    ids=repr,
+)
+def test_normalization_and_its_gradients_equal_eager(module, shape, training, form):
+    assert_like_eager(randomised(module).train(training), leaf(*shape, scale=2, shift=1))
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_instance_norm_with_running_statistics_equals_eager(training):
+    module = randomised(nn.InstanceNorm2d(3, affine=True, track_running_stats=True)).train(training)
+    assert_like_eager(module, leaf(2, 3, 4, 5))
+
+
+def test_running_statistics_follow_eager_over_many_steps():
+    compiled, eager = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+    step = torch.compile(compiled, backend="ort_train")
+    for index in range(6):
+        x = torch.randn(4, 3, 5, 5) * (index + 1) + index
+        torch.testing.assert_close(step(x), eager(x), rtol=1e-5, atol=1e-5)
+    for (name, mine), theirs in zip(compiled.named_buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_a_batch_with_infinity_leaves_no_trace_in_the_next_one():
+    # The training kernel writes into its running statistics; what a bad batch leaves there must not survive.
+    step = torch.compile(nn.BatchNorm2d(3, track_running_stats=False), backend="ort_train")
+    x = torch.randn(4, 3, 5, 5)
+    expected = functional.batch_norm(x, None, None, training=True)
+    for bad in (float("inf"), float("nan")):
+        poisoned = x.clone()
+        poisoned[0, :, 0, 0] = bad
+        step(poisoned)
+        torch.testing.assert_close(step(x), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("needed", ["x", "w", "b", "xw", "wb"])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_only_the_gradients_asked_for_are_computed(needed, training):
+    x, w, b = leaf(3, 4, 5).detach(), torch.randn(4), torch.randn(4)
+    for name, tensor in (("x", x), ("w", w), ("b", b)):
+        tensor.requires_grad_(name in needed)
+    mean, var = torch.randn(4), torch.rand(4) + 0.5
+    assert_like_eager(
+        lambda x, w, b, mean, var: functional.batch_norm(x, mean, var, w, b, training), x, w, b, mean, var
+    )
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize(("shape", "symbolic"), [((3, 4, 5, 6), [0, 2, 3]), ((5, 4), [0])])
+def test_batch_norm_with_symbolic_sizes_equals_eager(shape, symbolic, training, form):
+    module = randomised((nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d)(4)).train(training)
+    x = leaf(*shape)
+    torch._dynamo.mark_dynamic(x, symbolic)
+    assert_like_eager(module, x)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_instance_norm_with_symbolic_sizes_equals_eager(affine):
+    x = leaf(3, 4, 5, 6)
+    torch._dynamo.mark_dynamic(x, [0, 2, 3])
+    assert_like_eager(nn.InstanceNorm2d(4, affine=affine), x)
+
+
+def test_batch_norm_of_a_large_mean_is_as_accurate_as_eager(form):
+    assert_like_eager(nn.BatchNorm2d(3), leaf(4, 3, 8, 8, shift=300.0), tolerance=Tolerance(1e-4, 1e-5))
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_width_batch_norm_equals_eager(dtype, training):
+    assert_like_eager(nn.BatchNorm2d(3).to(dtype).train(training), leaf(4, 3, 5, 6, dtype=dtype))
+
+
+def test_batch_norm_of_bfloat16_with_float32_parameters_equals_eager():
+    # AOTAutograd takes the saved statistics for bfloat16 here; eager keeps them in float32.
+    module = randomised(nn.BatchNorm2d(3))
+    assert_like_eager(module, leaf(4, 3, 5, 6, dtype=torch.bfloat16), tolerance=TOLERANCES[torch.bfloat16])
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_float64_batch_norm_equals_eager(training, form):
+    assert_like_eager(nn.BatchNorm2d(3).double().train(training), leaf(4, 3, 5, 6, dtype=torch.float64))
+
+
+def test_convolution_with_batch_norm_equals_eager():
+    net = nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    assert_like_eager(net, leaf(2, 2, 6, 6))
+
+
+# -- overloads that AOTAutograd does not send today --------------------------------------------------------------
+
+
+def test_native_batch_norm_in_inference_equals_eager():
+    mean, var = torch.randn(3), torch.rand(3) + 0.5
+    assert_like_eager(
+        lambda x, w, b, m, v: torch.native_batch_norm(x, w, b, m, v, False, 0.1, 1e-3)[0],
+        leaf(2, 3, 4, 4), leaf(3), leaf(3), mean, var,
+    )  # fmt: skip
+
+
+def test_batch_norm_with_update_functional_equals_eager():
+    mean, var = torch.randn(3), torch.rand(3) + 0.5
+    assert_like_eager(
+        lambda x, w, b, m, v: tuple(
+            aten._batch_norm_with_update_functional(x, w, b, m, v, 0.1, 1e-3)[index] for index in (0, 1, 2, 4, 5)
+        ),
+        torch.randn(2, 3, 4, 4), torch.randn(3), torch.randn(3), mean, var,
+        gradients=False,
+    )  # fmt: skip
+
+
+def test_batch_norm_backward_equals_eager():
+    x, grad, w = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4), torch.randn(3)
+    saved = x.mean((0, 2, 3)), (x.var((0, 2, 3), correction=0) + 1e-3).rsqrt()
+    running = torch.randn(3), torch.rand(3) + 0.5
+    for update in (True, False):
+        assert_like_eager(
+            lambda *t: aten.batch_norm_backward(*t[:-1], update, 1e-3, [True, True, True], t[-1]),  # noqa: B023
+            grad, x, w, *running, *saved, torch.empty(0, dtype=torch.uint8),
+            gradients=False,
+        )  # fmt: skip

@@ -1,3 +1,64 @@
-"""Command line: python -m ort_dynamo demo."""
+"""Command line: python -m ort_dynamo COMMAND."""
 
 from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ort_dynamo import demo
+from ort_dynamo.errors import OrtDynamoError
+
+__all__ = ["COMMANDS", "main"]
+
+
+class Command(NamedTuple):
+    """One subcommand.
+
+    Attributes:
+        summary: one line for --help.
+        add_arguments: declares its arguments. Neither this nor importing its module may import torch: --help is fast.
+        run: does it, and returns the exit status.
+    """
+
+    summary: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+COMMANDS: dict[str, Command] = {
+    "demo": Command(demo.SUMMARY, demo.add_arguments, demo.run),
+}
+"""Subcommand -> what it is; a new one is a line here."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Args:
+        arguments: the command line after the program's name; None takes sys.argv's.
+
+    Returns:
+        The exit status: 0 for success, 1 when the command ran and found something wrong, 2 when it could not run.
+
+    Raises:
+        SystemExit: with status 2 and usage on stderr for bad arguments, with 0 for --help.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m ort_dynamo", description='PyTorch training on ONNX Runtime: torch.compile(backend="ort_train").'
+    )
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        subparser = commands.add_parser(name, help=command.summary, description=command.summary)
+        command.add_arguments(subparser)
+    parsed = parser.parse_args(arguments)
+    try:
+        return COMMANDS[parsed.command].run(parsed)
+    except OrtDynamoError as error:
+        print(f"{parser.prog} {parsed.command}: error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

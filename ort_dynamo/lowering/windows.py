@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 import torch
+from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.symbols import expression
@@ -68,6 +69,15 @@ class Pool:
             tuple(out[-rank:]),
         )
 
+    @classmethod
+    def tiles(cls, sizes: Sequence[Size], out: Sequence[Size], rank: int) -> Pool | None:
+        """Adaptive pooling from `sizes` to `out`, where its windows are known to be tiles of one size."""
+        lengths, counts = fixed(sizes[-rank:]), fixed(out[-rank:])
+        if lengths is None or counts is None or 0 in counts or any(n % m for n, m in zip(lengths, counts, strict=True)):
+            return None
+        kernel = [n // m for n, m in zip(lengths, counts, strict=True)]
+        return cls.of(sizes, out, kernel, (), (0,), (1,), False, rank)
+
     @property
     def rank(self) -> int:
         """How many dimensions are pooled."""
@@ -121,7 +131,9 @@ class Pool:
             self.stride == self.kernel
             and not any(self.padding)
             and set(self.dilation) == {1}
-            and all(expression(m * s) == expression(n) for m, s, n in zip(self.out, self.stride, self.sizes, strict=True))
+            and all(
+                expression(m * s) == expression(n) for m, s, n in zip(self.out, self.stride, self.sizes, strict=True)
+            )
         )
 
 
@@ -187,10 +199,10 @@ def window_sum(ctx: LoweringContext, value: ir.Value, rank: int, windows: Sequen
     return value
 
 
-def gather_windows(op: object, value: ir.Value, rank: int, windows: Sequence[Windows]) -> ir.Value:
+def gather_windows(op: OpBuilder, value: ir.Value, rank: int, windows: Sequence[Windows]) -> ir.Value:
     """A value (…, *sizes) of `rank` dimensions as (…, *out, *longest)."""
     first, count = rank - len(windows), len(windows)
     for axis, window in enumerate(windows):
-        value = op.Gather(value, window.index, axis=first + 2 * axis)  # type: ignore[attr-defined]
+        value = op.Gather(value, window.index, axis=first + 2 * axis)
     pairs = range(first, first + 2 * count)
-    return op.Transpose(value, perm=[*range(first), *pairs[::2], *pairs[1::2]])  # type: ignore[attr-defined]
+    return op.Transpose(value, perm=[*range(first), *pairs[::2], *pairs[1::2]])

@@ -92,7 +92,7 @@ def arange(ctx: LoweringContext, start: Number, end: Number, step: Number = 1, *
 def triangle_indices(ctx: LoweringContext, row: Size, col: Size, offset: int = 0, **kwargs: Any) -> ir.Value:
     """tril_indices(int row, int col, int offset=0, *, ScalarType? dtype=long, ...) -> Tensor"""
     rows, columns = ctx.static([row, col], "the size of the triangle")
-    function = torch.tril_indices if ctx.node.target == aten.tril_indices.default else torch.triu_indices
-    with torch._C._DisableTorchDispatch():
-        numbers = function(rows, columns, offset).flatten().tolist()
-    return ctx.cast(ctx.op.Reshape(ctx.ints(numbers), [2, len(numbers) // 2]), ctx.out.dtype)
+    lower = ctx.node.target == aten.tril_indices.default
+    inside = [(i, j) for i in range(rows) for j in range(columns) if (j - i <= offset if lower else j - i >= offset)]
+    numbers = [i for i, _ in inside] + [j for _, j in inside]
+    return ctx.cast(ctx.reshape(ctx.ints(numbers), [2, len(inside)]), ctx.out.dtype)

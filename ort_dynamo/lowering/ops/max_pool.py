@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 import torch
@@ -14,15 +14,8 @@ from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.builder import LoweringBuilder
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.promotion import float_dtype
-from ort_dynamo.lowering.registry import lowering, register
-from ort_dynamo.lowering.windows import (
-    Pool,
-    Windows,
-    adaptive_windows,
-    fixed,
-    gather_windows,
-    sliding_windows,
-)
+from ort_dynamo.lowering.registry import register
+from ort_dynamo.lowering.windows import Pool, Windows, adaptive_windows, gather_windows, sliding_windows
 from ort_dynamo.lowering.zeros import zeros
 from ort_dynamo.target import OPSET
 
@@ -31,12 +24,27 @@ aten = torch.ops.aten
 _FURTHEST = 2**62
 """Beyond every place of a tensor."""
 
+Pooled = tuple[ir.Value, ir.Value | None]
+"""Maxima, and their places within the plane unless nobody reads them."""
 
-def _size(sizes: Sequence[Size]) -> Size:
+
+def _product(sizes: Sequence[Size]) -> Size:
     product: Size = 1
     for size in sizes:
         product = product * size
     return product
+
+
+def _is_empty(sizes: Sequence[Size]) -> bool:
+    return any(isinstance(size, int) and size == 0 for size in sizes)
+
+
+def _plane_starts(ctx: LoweringContext, leading: Sequence[Size], pool_sizes: Sequence[Size]) -> ir.Value:
+    """The index of every plane's first place in the whole tensor, (*leading, 1, …)."""
+    op = ctx.op
+    planes = op.Range(0, ctx.scalar(_product(leading), torch.int64), 1)
+    starts = op.Mul(planes, ctx.scalar(_product(pool_sizes), torch.int64))
+    return ctx.reshape(starts, [*leading, *[1] * len(pool_sizes)])
 
 
 # -- forward -----------------------------------------------------------------------------------------------------
@@ -55,91 +63,204 @@ def _max_pool(
     """max_pool2d_with_indices(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1,
     bool ceil_mode=False) -> (Tensor, Tensor)
     """
-    sizes = ctx.sizes(self)
-    pool = Pool.of(sizes, ctx.out[0].shape, kernel_size, stride, padding, dilation, ceil_mode, rank)
-    axes = zip(pool.sizes, pool.out, pool.kernel, pool.stride, pool.padding, pool.dilation, strict=True)
-    return _pooled(ctx, self, pool, lambda: [sliding_windows(ctx, *axis) for axis in axes])
+    out = ctx.out[0].shape
+    pool = Pool.of(ctx.sizes(self), out, kernel_size, stride, padding, dilation, ceil_mode, rank)
+
+    def windows() -> list[Windows]:
+        axes = zip(pool.sizes, pool.out, pool.kernel, pool.stride, pool.padding, pool.dilation, strict=True)
+        return [sliding_windows(ctx, *axis) for axis in axes]
+
+    return _pooled(rank, ctx, self, pool, windows)
 
 
 def _adaptive_max_pool(
-    rank: int, ctx: LoweringContext, self: ir.Value, output_size: Sequence[int]
+    rank: int, ctx: LoweringContext, self: ir.Value, output_size: Sequence[Size]
 ) -> tuple[ir.Value | None, ...]:
     """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"""
-    sizes, out = ctx.sizes(self)[-rank:], tuple(ctx.out[0].shape)[-rank:]
-    pool = _tiles(sizes, out)
-    return _pooled(
-        ctx, self, pool, lambda: [adaptive_windows(ctx, size, count) for size, count in zip(sizes, out, strict=True)]
-    )
+    sizes, out = ctx.sizes(self), ctx.out[0].shape
 
+    def windows() -> list[Windows]:
+        return [adaptive_windows(ctx, size, count) for size, count in zip(sizes[-rank:], out[-rank:], strict=True)]
 
-def _tiles(sizes: Sequence[Size], out: Sequence[Size]) -> Pool | None:
-    """Adaptive pooling as an ordinary one, where the windows are known to share no place."""
-    lengths, counts = fixed(sizes), fixed(out)
-    if lengths is None or counts is None or 0 in counts or any(n % m for n, m in zip(lengths, counts, strict=True)):
-        return None
-    kernel = [n // m for n, m in zip(lengths, counts, strict=True)]
-    return Pool.of(sizes, out, kernel, (), (0,), (1,), False, len(kernel))
+    return _pooled(rank, ctx, self, Pool.tiles(sizes, out, rank), windows)
 
 
 def _pooled(
-    ctx: LoweringContext, self: ir.Value, pool: Pool | None, windows: functools.partial[list[Windows]]
+    rank: int, ctx: LoweringContext, self: ir.Value, pool: Pool | None, windows: Callable[[], list[Windows]]
 ) -> tuple[ir.Value | None, ...]:
-    """Maximum and index within its plane of every window, by the kernel of `pool` where it has one.
+    """The maximum of every window and its place, by the kernel where `pool` has one, or by tables of `windows`.
 
     ONNX Runtime's CPU kernel misses a nan that is not its window's first place, and the training build's gives places
-    outside the tensor for windows of nothing but -inf. So a tensor whose sum is not finite goes another way.
+    outside the tensor for windows of nothing but -inf. So a tensor whose sum is not finite goes by the tables.
     """
-    op, wanted = ctx.op, 1 in ctx.used
-    if any(isinstance(size, int) and size == 0 for size in ctx.out[0].shape):
+    op, sizes, wanted = ctx.op, ctx.sizes(self), 1 in ctx.used
+    if _is_empty(ctx.out[0].shape):
         return tuple(op.Expand(ctx.constant(0, fake.dtype), ctx.shape(fake.shape)) for fake in ctx.out)
     x = ctx.cast(self, float_dtype(ctx.dtype(self)))
-    rank = ctx.rank(self)
+    is_batched = len(sizes) == rank + 2
+    x, sizes = (x, sizes) if is_batched else (op.Unsqueeze(x, [0]), (1, *sizes))
+    is_float = ctx.dtype(self).is_floating_point
+    tables = functools.partial(_by_tables, ctx, x=x, sizes=sizes, wanted=wanted)
     if pool is None or not pool.fits_onnx:
-        y, place = _by_tables(ctx, op, x, rank, windows(), wanted)
-    elif ctx.target.device_type != "cpu" or not ctx.dtype(self).is_floating_point:
-        y, place = _by_kernel(ctx, op, x, pool, wanted)
+        if not is_float:
+            raise ctx.refuse("max pooling of integers with these windows")
+        y, place = tables(op, windows=windows())
     else:
-        tables = windows()
-        finite = op.Less(op.Abs(op.ReduceSum(x, keepdims=0)), math.inf)
-        offsets = _offsets(ctx, ctx.sizes(self), pool) if wanted else None
-        branches = {
-            "then_branch": _branch(ctx, "kernel", lambda inner: _by_kernel(ctx, inner, x, pool, wanted, offsets)),
-            "else_branch": _branch(ctx, "tables", lambda inner: _by_tables(ctx, inner, x, rank, tables, wanted)),
-        }
-        found = op.If(finite, **branches, _outputs=2 if wanted else 1)
-        y, place = found if wanted else (found, None)
-        y.dtype = x.dtype
-        if place is not None:
-            place.dtype = ir.DataType.INT64
+        kernel = functools.partial(_by_kernel, ctx, pool=pool, x=x, sizes=sizes, wanted=wanted)
+        if is_float and ctx.target.device_type == "cpu":
+            finite = op.Less(op.Abs(op.ReduceSum(x, keepdims=0)), math.inf)
+            y, place = _either(ctx, finite, kernel, functools.partial(tables, windows=windows()), wanted)
+        else:
+            y, place = kernel(op)
+    if not is_batched:
+        y, place = op.Squeeze(y, [0]), None if place is None else op.Squeeze(place, [0])
     return ctx.cast(y, ctx.out[0].dtype), place
 
 
-def _branch(ctx: LoweringContext, name: str, build: functools.partial[tuple[ir.Value | None, ...]]) -> ir.Graph:
-    """A branch of If: a graph without inputs that reads the values around it."""
+def _either(
+    ctx: LoweringContext,
+    condition: ir.Value,
+    then: Callable[[OpBuilder], Pooled],
+    otherwise: Callable[[OpBuilder], Pooled],
+    wanted: bool,
+) -> Pooled:
+    """`then` where `condition` holds when the session runs, else `otherwise`."""
+    branches = {"then_branch": _branch(ctx, "then", then), "else_branch": _branch(ctx, "else", otherwise)}
+    found = ctx.op.If(condition, **branches, _outputs=2 if wanted else 1)
+    y, place = found if wanted else (found, None)
+    y.dtype = branches["then_branch"].outputs[0].dtype
+    if place is not None:
+        place.dtype = ir.DataType.INT64
+    return y, place
+
+
+def _branch(ctx: LoweringContext, name: str, build: Callable[[OpBuilder], Pooled]) -> ir.Graph:
+    """A graph without inputs, which reads the values around it."""
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=f"{ctx.node.name}_{name}")
     builder = LoweringBuilder(graph, ctx.target)
-    builder.push_module(f"{ctx.node.name}.{name}")  # names are unique across branches
+    builder.push_module(f"{ctx.node.name}.{name}")  # no two branches share a name
     graph.outputs.extend(value for value in build(builder.op) if value is not None)
     return graph
 
 
-def _offsets(ctx: LoweringContext, sizes: Sequence[Size], pool: Pool) -> ir.Value:
-    """The index of every plane's first place in the whole tensor, to broadcast against the output."""
-    op, leading = ctx.op, sizes[: len(sizes) - pool.rank]
-    planes = op.Range(0, ctx.scalar(_size(leading), torch.int64), 1)
-    offsets = op.Mul(planes, ctx.scalar(_size(pool.sizes), torch.int64))
-    return ctx.reshape(offsets, [*leading, *[1] * pool.rank])
-
-
 def _by_kernel(
-    ctx: LoweringContext, op: OpBuilder, x: ir.Value, pool: Pool, wanted: bool, offsets: ir.Value | None = None
-) -> tuple[ir.Value, ir.Value | None]:
-    """MaxPool, its indices counted within the plane as torch does."""
-    batched = ctx.rank(ctx.node_input) > pool.rank + 1
+    ctx: LoweringContext, op: OpBuilder, *, pool: Pool, x: ir.Value, sizes: Sequence[Size], wanted: bool
+) -> Pooled:
+    """MaxPool. It counts places in the whole tensor, torch within the plane."""
     attributes = {
         "kernel_shape": pool.kernel,
         "strides": pool.stride,
         "pads": [*pool.padding, *pool.ends],
         "dilations": pool.dilation,
     }
-    raise NotImplementedError
+    axes = list(range(2, 2 + pool.rank))
+
+    def cropped(value: ir.Value) -> ir.Value:
+        return value if pool.is_exact else op.Slice(value, [0] * pool.rank, ctx.shape(pool.out), axes)
+
+    if not wanted:
+        return cropped(op.MaxPool(x, **attributes)), None
+    y, place = op.MaxPool(x, _outputs=2, **attributes)
+    return cropped(y), op.Sub(cropped(place), _plane_starts(ctx, sizes[:2], pool.sizes))
+
+
+def _by_tables(
+    ctx: LoweringContext, op: OpBuilder, *, x: ir.Value, sizes: Sequence[Size], windows: list[Windows], wanted: bool
+) -> Pooled:
+    """torch's own rule: the first place of the largest element, or the last nan."""
+    rank = len(windows)
+    under = list(range(2 + rank, 2 + 2 * rank))  # the dimensions (*longest) of (N, C, *out, *longest)
+
+    def crossed(table: ir.Value, axis: int) -> ir.Value:
+        """A table (out, longest) of one axis as (*out, *longest) of all."""
+        return op.Unsqueeze(table, [d for d in range(2 * rank) if d not in (axis, rank + axis)])
+
+    inside = functools.reduce(op.And, [crossed(window.inside, axis) for axis, window in enumerate(windows)])
+    found = op.Where(inside, gather_windows(op, x, 2 + rank, windows), -math.inf)
+    largest = op.ReduceMax(found, under)
+    is_nan = op.IsNaN(found)
+    any_nan = op.Greater(op.ReduceMax(op.Cast(is_nan, to=ir.DataType.INT32), under), 0)
+    y = op.Squeeze(op.Where(any_nan, math.nan, largest), under)
+    if not wanted:
+        return y, None
+    steps = [ctx.scalar(_product(sizes[3 + axis :]), torch.int64) for axis in range(rank)]
+    places = [op.Mul(crossed(window.index, axis), steps[axis]) for axis, window in enumerate(windows)]
+    place = functools.reduce(op.Add, places)
+    is_largest = op.And(op.And(op.Equal(found, largest), inside), op.Not(any_nan))
+    first = op.ReduceMin(op.Where(is_largest, place, _FURTHEST), under)
+    last = op.ReduceMax(op.Where(is_nan, place, -1), under)
+    return y, op.Squeeze(op.Where(any_nan, last, first), under)
+
+
+# -- gradient ----------------------------------------------------------------------------------------------------
+
+
+def _max_pool_backward(
+    rank: int,
+    ctx: LoweringContext,
+    grad_output: ir.Value,
+    self: ir.Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: ir.Value,
+) -> ir.Value:
+    """max_pool2d_with_indices_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride,
+    int[2] padding, int[2] dilation, bool ceil_mode, Tensor indices) -> Tensor
+    """
+    sizes, out = ctx.sizes(self), ctx.sizes(grad_output)
+    pool = Pool.of(sizes, out, kernel_size, stride, padding, dilation, ceil_mode, rank)
+    return _unpooled(rank, ctx, grad_output, indices, sizes, pool)
+
+
+def _adaptive_max_pool_backward(
+    rank: int, ctx: LoweringContext, grad_output: ir.Value, self: ir.Value, indices: ir.Value
+) -> ir.Value:
+    """adaptive_max_pool2d_backward(Tensor grad_output, Tensor self, Tensor indices) -> Tensor"""
+    sizes = ctx.sizes(self)
+    return _unpooled(rank, ctx, grad_output, indices, sizes, Pool.tiles(sizes, ctx.sizes(grad_output), rank))
+
+
+def _unpooled(
+    rank: int,
+    ctx: LoweringContext,
+    grad_output: ir.Value,
+    indices: ir.Value,
+    sizes: tuple[Size, ...],
+    pool: Pool | None,
+) -> ir.Value:
+    """Every entry of the gradient added to the place that its window took the maximum from."""
+    op, out = ctx.op, ctx.sizes(grad_output)
+    if _is_empty(out):
+        return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(sizes))
+    dtype = float_dtype(ctx.dtype(grad_output))
+    grad, leading = ctx.cast(grad_output, dtype), sizes[: len(sizes) - rank]
+    kinds = {"T1": onnx_dtype(dtype), "T2": ir.DataType.INT64}
+    if pool is not None and pool.is_disjoint and len(leading) == 2 and ctx.target.takes("MaxUnpool", "", kinds):
+        # No place is the maximum of two windows: MaxUnpool, which overwrites, is ten times as fast as adding.
+        places = op.Add(indices, _plane_starts(ctx, leading, sizes[-rank:]))
+        result = op.MaxUnpool(grad, places, ctx.shape(sizes), kernel_shape=pool.kernel, strides=pool.stride)
+    else:
+        planes = _product(leading)
+        flat = [planes, _product(out[-rank:])]
+        ground = zeros(ctx, grad, [planes, _product(sizes[-rank:])])
+        result = op.ScatterElements(
+            ground, ctx.reshape(indices, flat), ctx.reshape(grad, flat), axis=1, reduction="add"
+        )
+        result = ctx.reshape(result, sizes)
+    return ctx.cast(result, ctx.out.dtype)
+
+
+for _overload, _function, _rank in (
+    (aten.max_pool2d_with_indices.default, _max_pool, 2),
+    (aten.max_pool3d_with_indices.default, _max_pool, 3),
+    (aten.adaptive_max_pool2d.default, _adaptive_max_pool, 2),
+    (aten.adaptive_max_pool3d.default, _adaptive_max_pool, 3),
+    (aten.max_pool2d_with_indices_backward.default, _max_pool_backward, 2),
+    (aten.max_pool3d_with_indices_backward.default, _max_pool_backward, 3),
+    (aten.adaptive_max_pool2d_backward.default, _adaptive_max_pool_backward, 2),
+    (aten.adaptive_max_pool3d_backward.default, _adaptive_max_pool_backward, 3),
+):
+    register(_overload, functools.partial(_function, _rank))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -38,3 +39,40 @@ def reflection_pad(ctx: LoweringContext, self: ir.Value, padding: Sequence[Size]
 def replication_pad(ctx: LoweringContext, self: ir.Value, padding: Sequence[Size]) -> ir.Value:
     """replication_pad2d(Tensor self, SymInt[4] padding) -> Tensor"""
     return ctx.op.Pad(self, _pads(ctx, ctx.rank(self), padding), mode="edge")  # type: ignore[no-any-return]
+
+
+@lowering(
+    aten.replication_pad1d_backward.default,
+    aten.replication_pad2d_backward.default,
+    aten.replication_pad3d_backward.default,
+)
+def replication_pad_backward(
+    ctx: LoweringContext, grad_output: ir.Value, self: ir.Value, padding: Sequence[Size]
+) -> ir.Value:
+    """replication_pad2d_backward(Tensor grad_output, Tensor self, SymInt[4] padding) -> Tensor"""
+    sizes = ctx.sizes(self)
+    widths = ctx.static(padding, "the width of a replication padding")
+    value = grad_output
+    for i in range(len(widths) // 2):
+        axis = len(sizes) - 1 - i
+        value = _fold_edges(ctx, value, axis, widths[2 * i], widths[2 * i + 1], sizes[axis])
+    return value
+
+
+def _fold_edges(ctx: LoweringContext, grad: ir.Value, axis: int, before: int, after: int, size: Size) -> ir.Value:
+    """Add what was copied out of the first and the last element of `axis` back to them."""
+    op = ctx.op
+    if before > 0 and after > 0 and isinstance(size, int) and size == 1:
+        return op.ReduceSum(grad, [axis], keepdims=1)  # type: ignore[no-any-return]
+    first, last = (before + 1 if before > 0 else 0), (-after - 1 if after > 0 else sys.maxsize)
+    parts = [op.Slice(grad, [first], [last], [axis])]
+    if before > 0:
+        parts.insert(0, op.ReduceSum(op.Slice(grad, [0], [first], [axis]), [axis], keepdims=1))
+    if after > 0:
+        parts.append(op.ReduceSum(op.Slice(grad, [last], [sys.maxsize], [axis]), [axis], keepdims=1))
+    whole = op.Concat(*parts, axis=axis) if len(parts) > 1 else parts[0]
+    if before >= 0 and after >= 0:
+        return whole  # type: ignore[no-any-return]
+    # A negative width cut elements off: nothing flows back to them.
+    cut = [max(-before, 0), max(-after, 0)]
+    return op.Pad(whole, cut, ctx.constant(0, ctx.out.dtype), [axis])  # type: ignore[no-any-return]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -236,14 +238,15 @@ def as_strided(
     if not fake.is_contiguous() or fake.storage_offset() != 0:
         raise ctx.refuse("as_strided of a tensor that does not fill its storage in order")
     sizes, strides = static[fake.dim() : fake.dim() + len(size)], static[fake.dim() + len(size) : -2]
-    places = torch.zeros((), dtype=torch.int64).new_full((), static[-1])
+    places = np.full((), static[-1])
     for n, s in zip(sizes, strides, strict=True):
-        places = places.unsqueeze(-1) + torch.arange(n) * s
+        places = places[..., None] + np.arange(n) * s
     numbers = places.flatten().tolist()
-    if numbers and max(numbers) >= fake.numel():
+    elements = math.prod(static[: fake.dim()])
+    if numbers and max(numbers) >= elements:
         raise ctx.refuse("as_strided beyond the tensor's own elements")
     flat = ctx.op.Reshape(self, [-1])
-    if numbers == list(range(fake.numel())):
+    if numbers == list(range(elements)):
         return ctx.reshape(flat, sizes)
     return ctx.reshape(ctx.op.Gather(flat, ctx.ints(numbers), axis=0), sizes)
 

@@ -9,7 +9,9 @@ import torch.nn.functional as F  # noqa: N812
 
 from ort_dynamo.testing import assert_like_eager
 
-EDGES = torch.tensor([0.0, -0.0, 1e-8, -1e-8, 1.0, -1.0, 3.0, -3.0, 6.0, 7.0, 25.0, -25.0, 95.0, -95.0, math.inf, math.nan])
+EDGES = torch.tensor(
+    [0.0, -0.0, 1e-8, -1e-8, 1.0, -1.0, 3.0, -3.0, 6.0, 7.0, 25.0, -25.0, 95.0, -95.0, math.inf, math.nan]
+)
 
 ACTIVATIONS = {
     "relu": F.relu,

@@ -61,13 +61,22 @@ def test_mixed_dtypes_promote_like_eager(function):
         # An integer quotient stays in eager: see test_an_integer_quotient_by_a_tensor_stays_in_eager.
         if function is torch.hypot:
             pairs = [(p, q) for p, q in pairs if torch.promote_types(p.dtype, q.dtype).is_floating_point]
-        pairs = [(p, q) for p, q in pairs if function not in integer_quotient or (p.is_floating_point() or q.is_floating_point())]
+        pairs = [
+            (p, q)
+            for p, q in pairs
+            if function not in integer_quotient or (p.is_floating_point() or q.is_floating_point())
+        ]
         return [function(p, q) for p, q in pairs]
 
     assert_like_eager(all_pairs, *operands, gradients=False)
 
 
-@pytest.mark.parametrize("function", [f for f in ARITHMETIC if f not in (torch.maximum, torch.minimum, torch.fmax, torch.fmin, torch.hypot, torch.atan2)] + COMPARISONS, ids=named)
+@pytest.mark.parametrize(
+    "function",
+    [f for f in ARITHMETIC if f not in (torch.maximum, torch.minimum, torch.fmax, torch.fmin, torch.hypot, torch.atan2)]
+    + COMPARISONS,
+    ids=named,
+)
 def test_numbers_as_second_operand_equal_eager(function):
     x = torch.randint(-9, 9, (12,))
     tensors = [x, x.int(), x.half(), x.float() / 3, torch.randn(4, dtype=torch.float64), torch.tensor(2.0)]
@@ -148,7 +157,9 @@ def test_logic_of_any_dtype_equals_eager(function):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("function", [torch.add, torch.mul, torch.maximum, torch.minimum, torch.eq, torch.lt, torch.ge], ids=named)
+@pytest.mark.parametrize(
+    "function", [torch.add, torch.mul, torch.maximum, torch.minimum, torch.eq, torch.lt, torch.ge], ids=named
+)
 def test_bools_equal_eager(function):
     a, b = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
     assert_like_eager(function, a, b, gradients=False)

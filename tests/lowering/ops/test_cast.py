@@ -13,14 +13,24 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 def test_every_cast_equals_eager(source):
     numbers = torch.tensor([0.0, 1.0, 0.5, 1.7, 2.5, 100.3]) if source != torch.bool else torch.tensor([0, 1])
     numbers = numbers if source in (torch.uint8, torch.bool) else torch.cat([numbers, -numbers])
-    assert_like_eager(lambda x: [x.to(d) for d in DTYPES if d != torch.uint8 or not x.is_floating_point()], numbers.to(source), gradients=False)
+    assert_like_eager(
+        lambda x: [x.to(d) for d in DTYPES if d != torch.uint8 or not x.is_floating_point()],
+        numbers.to(source),
+        gradients=False,
+    )
 
 
 def test_casts_of_what_does_not_fit_equal_eager():
     wide = torch.tensor([300, -1, 70000, 2**40 + 3, -(2**31) - 1])
-    assert_like_eager(lambda w: [w.to(d) for d in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool)], wide, gradients=False)
+    assert_like_eager(
+        lambda w: [w.to(d) for d in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.bool)],
+        wide,
+        gradients=False,
+    )
     edges = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e-40, -0.0, 70000.0, 1e39])
-    assert_like_eager(lambda e: [e.to(d) for d in (torch.bool, torch.float16, torch.bfloat16, torch.float64)], edges, gradients=False)
+    assert_like_eager(
+        lambda e: [e.to(d) for d in (torch.bool, torch.float16, torch.bfloat16, torch.float64)], edges, gradients=False
+    )
 
 
 def test_gradients_through_casts_equal_eager():
@@ -37,13 +47,17 @@ def test_copies_that_change_nothing_equal_eager(dim):
 
 def test_contiguous_of_a_permuted_tensor_equals_eager():
     x = torch.randn(2, 3, 4, requires_grad=True)
-    assert_like_eager(lambda x: (x.permute(2, 0, 1).contiguous(), x.transpose(0, 1).clone(memory_format=torch.contiguous_format)), x)
+    assert_like_eager(
+        lambda x: (x.permute(2, 0, 1).contiguous(), x.transpose(0, 1).clone(memory_format=torch.contiguous_format)), x
+    )
     assert_like_eager(lambda x: x.permute(2, 0, 1).contiguous(), x, dynamic=True)
 
 
 def test_channels_last_copies_equal_eager():
     x = torch.randn(2, 3, 4, 5, requires_grad=True)
-    assert_like_eager(lambda x: (x.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last) * 2), x)
+    assert_like_eager(
+        lambda x: (x.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last) * 2), x
+    )
 
 
 def test_in_place_copies_equal_eager():

@@ -10,7 +10,9 @@ from ort_dynamo.testing import assert_like_eager
 EDGES = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.5, math.inf, -math.inf, math.nan])
 
 
-@pytest.mark.parametrize(("low", "high"), [(-0.5, 0.5), (None, 0.3), (-0.2, None), (1.0, -1.0), (0, 1), (-math.inf, 0.0)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(-0.5, 0.5), (None, 0.3), (-0.2, None), (1.0, -1.0), (0, 1), (-math.inf, 0.0)]
+)
 def test_clamp_to_numbers_equals_eager(low, high):
     assert_like_eager(lambda x: torch.clamp(x, low, high), torch.randn(3, 5, requires_grad=True))
     n = torch.arange(-4, 5)

@@ -5,7 +5,16 @@ import torch
 
 from ort_dynamo.testing import assert_like_eager
 
-DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool]
+DTYPES = [
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -66,4 +75,8 @@ def test_linspace_eye_and_triangles_equal_eager():
 
 
 def test_identity_of_a_symbolic_size_equals_eager():
-    assert_like_eager(lambda x: x @ torch.eye(x.shape[1]) + torch.arange(x.shape[1]), torch.randn(3, 5, requires_grad=True), dynamic=True)
+    assert_like_eager(
+        lambda x: x @ torch.eye(x.shape[1]) + torch.arange(x.shape[1]),
+        torch.randn(3, 5, requires_grad=True),
+        dynamic=True,
+    )

@@ -22,7 +22,9 @@ def test_matmul_of_every_rank_equals_eager(left, right, dynamic):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_matmul_of_other_dtypes_equals_eager(dtype):
-    assert_like_eager(lambda a, b, c: (a @ b, a @ b.mT.mT + c), r(3, 4, dtype=dtype), r(4, 5, dtype=dtype), r(5, dtype=dtype))
+    assert_like_eager(
+        lambda a, b, c: (a @ b, a @ b.mT.mT + c), r(3, 4, dtype=dtype), r(4, 5, dtype=dtype), r(5, dtype=dtype)
+    )
 
 
 def test_matmul_of_integers_equals_eager():
@@ -63,11 +65,15 @@ def test_batched_and_vector_products_equal_eager(beta, alpha):
 
 
 def test_products_of_vectors_equal_eager():
-    assert_like_eager(lambda a, b, m: (torch.dot(a, b), torch.mv(m, a), torch.outer(a, b), torch.vdot(b, a)), r(4), r(4), r(3, 4))
+    assert_like_eager(
+        lambda a, b, m: (torch.dot(a, b), torch.mv(m, a), torch.outer(a, b), torch.vdot(b, a)), r(4), r(4), r(3, 4)
+    )
     assert_like_eager(lambda a, b: (torch.outer(a, b), torch.einsum("i,j->ij", a, b)), r(4), r(3), dynamic=True)
 
 
-@pytest.mark.parametrize("equation", ["bij,bjk->bik", "bhqd,bhkd->bhqk", "bqhd,bkhd->bhqk", "ij,jk,kl->il", "ii->i", "bij->b"])
+@pytest.mark.parametrize(
+    "equation", ["bij,bjk->bik", "bhqd,bhkd->bhqk", "bqhd,bkhd->bhqk", "ij,jk,kl->il", "ii->i", "bij->b"]
+)
 def test_einsum_equals_eager(equation):
     sizes = dict(zip("bhqkdijl", (2, 3, 4, 5, 6, 4, 5, 3), strict=True))
     if equation == "ii->i":
@@ -76,7 +82,11 @@ def test_einsum_equals_eager(equation):
     assert_like_eager(lambda *a: torch.einsum(equation, *a), *operands)
 
 
-@pytest.mark.parametrize(("left", "right"), [((3, 0), (0, 5)), ((0, 4), (4, 5)), ((2, 3, 0), (2, 0, 5)), ((2, 0, 4), (2, 4, 5)), ((0,), (0,))], ids=str)
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((3, 0), (0, 5)), ((0, 4), (4, 5)), ((2, 3, 0), (2, 0, 5)), ((2, 0, 4), (2, 4, 5)), ((0,), (0,))],
+    ids=str,
+)
 def test_empty_products_equal_eager(left, right):
     assert_like_eager(torch.matmul, r(*left), r(*right))
 
@@ -97,4 +107,3 @@ def test_a_weight_used_twice_equals_eager():
         return (x @ w).relu() @ w.t()
 
     assert_like_eager(tied, r(3, 4), r(4, 5))
-

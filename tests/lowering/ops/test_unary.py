@@ -7,7 +7,9 @@ import torch
 
 from ort_dynamo.testing import assert_close, assert_like_eager
 
-EDGES = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-7, -1e-7, 3e4, -3e4, math.inf, -math.inf, math.nan])
+EDGES = torch.tensor(
+    [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-7, -1e-7, 3e4, -3e4, math.inf, -math.inf, math.nan]
+)
 
 EVERYWHERE = [
     torch.neg, torch.abs, torch.sign, torch.sgn, torch.square, torch.relu, torch.exp, torch.exp2, torch.expm1,
@@ -80,7 +82,9 @@ def test_integers_equal_eager(function):
     assert_like_eager(lambda *n: tuple(map(function, n)), *numbers, gradients=False)
 
 
-@pytest.mark.parametrize("function", [torch.logical_not, torch.bitwise_not, torch.isfinite, torch.exp, torch.isnan], ids=named)
+@pytest.mark.parametrize(
+    "function", [torch.logical_not, torch.bitwise_not, torch.isfinite, torch.exp, torch.isnan], ids=named
+)
 def test_bools_equal_eager(function):
     assert_like_eager(function, torch.tensor([True, False, True]), gradients=False)
 
@@ -93,7 +97,11 @@ def test_round_to_decimals_equals_eager(decimals):
 
 @pytest.mark.parametrize("function", [torch.expm1, torch.log1p, torch.erfc], ids=named)
 def test_small_results_keep_their_digits(function):
-    x = torch.tensor([1e-10, -1e-10, 1e-6, 3e-5, -3e-5, 1e-3]) if function is not torch.erfc else torch.linspace(1, 9, 17)
+    x = (
+        torch.tensor([1e-10, -1e-10, 1e-6, 3e-5, -3e-5, 1e-3])
+        if function is not torch.erfc
+        else torch.linspace(1, 9, 17)
+    )
     compiled = torch.compile(function, backend="ort_train", fullgraph=True)
     assert_close(compiled(x) / function(x), torch.ones_like(x), f"ratio of {function.__name__}")
 

@@ -102,11 +102,25 @@ def test_empty_tensors_equal_eager(name):
 
 def test_views_of_a_number_equal_eager():
     x = torch.tensor(2.0, requires_grad=True)
-    assert_like_eager(lambda x: (x.view(1, 1), x.expand(2, 3), x.unsqueeze(0), x.squeeze(), x.reshape(-1), x.t(), x.repeat(3), torch.stack([x, x])), x)
+    assert_like_eager(
+        lambda x: (
+            x.view(1, 1),
+            x.expand(2, 3),
+            x.unsqueeze(0),
+            x.squeeze(),
+            x.reshape(-1),
+            x.t(),
+            x.repeat(3),
+            torch.stack([x, x]),
+        ),
+        x,
+    )
 
 
 def test_cat_promotes_like_eager():
-    assert_like_eager(lambda a, b, c: torch.cat([a, b, c]), torch.randn(2).half(), torch.arange(3), torch.randn(2), gradients=False)
+    assert_like_eager(
+        lambda a, b, c: torch.cat([a, b, c]), torch.randn(2).half(), torch.arange(3), torch.randn(2), gradients=False
+    )
 
 
 def test_gradients_of_slices_of_one_tensor_add_up():

@@ -1,0 +1,224 @@
+"""Average pooling and its gradient."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.registry import register
+from ort_dynamo.lowering.windows import Pool, Windows, adaptive_windows, fixed, sliding_windows, window_sum
+
+aten = torch.ops.aten
+
+
+def _is_empty(sizes: Sequence[Size]) -> bool:
+    return any(isinstance(size, int) and size == 0 for size in sizes)
+
+
+def _shares(ctx: LoweringContext, lengths: Sequence[ir.Value]) -> ir.Value:
+    """1 / the size of every window, (*out), from its lengths (out,) along each axis."""
+    op, rank = ctx.op, len(lengths)
+    columns = [op.Reshape(length, [-1, *[1] * (rank - 1 - axis)]) for axis, length in enumerate(lengths)]
+    return op.Reciprocal(functools.reduce(op.Mul, columns))
+
+
+def _tiled(ctx: LoweringContext, value: ir.Value, leading: int, kernel: Sequence[int]) -> ir.Value:
+    """Every entry spread over a tile of `kernel` places."""
+    scales = ctx.builder.constant([1] * leading + list(kernel), ir.DataType.FLOAT)
+    modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return ctx.op.Resize(value, None, scales, **modes)
+
+
+# -- windows of one size -----------------------------------------------------------------------------------------
+
+
+def _lengths(ctx: LoweringContext, pool: Pool, count_include_pad: bool, dtype: torch.dtype) -> list[ir.Value]:
+    """What torch divides by: the places of a window along each axis that lie in the input or its padding."""
+    op = ctx.op
+    lengths = []
+    for size, out, k, s, p in zip(pool.sizes, pool.out, pool.kernel, pool.stride, pool.padding, strict=True):
+        extra = p if count_include_pad else 0
+        starts = op.Sub(op.Mul(op.Range(0, ctx.scalar(out, torch.int64), 1), s), p)
+        ends = op.Min(op.Add(starts, k), ctx.scalar(size + extra, torch.int64))
+        lengths.append(ctx.cast(op.Sub(ends, op.Max(starts, -extra)), dtype))
+    return lengths
+
+
+def _is_uniform(pool: Pool, count_include_pad: bool) -> bool:
+    """Whether all windows are known to divide by the same number."""
+    if any(pool.padding) and not count_include_pad:
+        return False
+    excess = fixed(pool.excess)
+    if excess is None:
+        return not pool.ceil_mode
+    return all(e <= p for e, p in zip(excess, pool.padding, strict=True))
+
+
+def _avg_pool(
+    rank: int,
+    ctx: LoweringContext,
+    self: ir.Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> ir.Value:
+    """avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False,
+    bool count_include_pad=True, int? divisor_override=None) -> Tensor
+    """
+    op, sizes, out = ctx.op, ctx.sizes(self), tuple(ctx.out.shape)
+    if _is_empty(out):
+        return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(out))
+    pool = Pool.of(sizes, out, kernel_size, stride, padding, (1,), ceil_mode, rank)
+    dtype = float_dtype(ctx.dtype(self))
+    x = ctx.cast(self, dtype)
+    if not pool.fits_onnx:
+        axes = zip(pool.sizes, pool.out, pool.kernel, pool.stride, pool.padding, pool.dilation, strict=True)
+        total = window_sum(ctx, x, len(sizes), [sliding_windows(ctx, *axis) for axis in axes])
+        y = _divided(ctx, total, pool, count_include_pad, divisor_override, dtype)
+        return ctx.cast(y, ctx.out.dtype)
+    batched = len(sizes) == rank + 2
+    corrected = divisor_override is not None or (count_include_pad and not _is_uniform(pool, True))
+    y = op.AveragePool(
+        x if batched else op.Unsqueeze(x, [0]),
+        kernel_shape=pool.kernel,
+        strides=pool.stride,
+        pads=[*pool.padding, *pool.ends],
+        count_include_pad=int(count_include_pad or corrected),
+    )
+    y = y if batched else op.Squeeze(y, [0])
+    if not pool.is_exact:
+        y = op.Slice(y, [0] * rank, ctx.shape(pool.out), list(range(len(sizes) - rank, len(sizes))))
+    if corrected:
+        total = op.Mul(y, float(pool.places))
+        y = _divided(ctx, total, pool, count_include_pad, divisor_override, dtype)
+    return ctx.cast(y, ctx.out.dtype)
+
+
+def _divided(
+    ctx: LoweringContext,
+    value: ir.Value,
+    pool: Pool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+    dtype: torch.dtype,
+) -> ir.Value:
+    """A value (…, *out) divided by what torch divides the windows' sums by."""
+    if divisor_override is not None:
+        return ctx.op.Mul(value, 1 / divisor_override)
+    if _is_uniform(pool, count_include_pad):
+        return ctx.op.Mul(value, 1 / pool.places)
+    return ctx.op.Mul(value, _shares(ctx, _lengths(ctx, pool, count_include_pad, dtype)))
+
+
+def _avg_pool_backward(
+    rank: int,
+    ctx: LoweringContext,
+    grad_output: ir.Value,
+    self: ir.Value,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> ir.Value:
+    """avg_pool2d_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] stride, int[2] padding,
+    bool ceil_mode, bool count_include_pad, int? divisor_override) -> Tensor
+    """
+    op, sizes, out = ctx.op, ctx.sizes(self), ctx.sizes(grad_output)
+    if _is_empty(sizes) or _is_empty(out):
+        return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(sizes))
+    pool = Pool.of(sizes, out, kernel_size, stride, padding, (1,), ceil_mode, rank)
+    dtype = float_dtype(ctx.dtype(self))
+    shares = _divided(ctx, ctx.cast(grad_output, dtype), pool, count_include_pad, divisor_override, dtype)
+    spread = _tiled(ctx, shares, len(sizes) - rank, pool.kernel) if pool.covers else _spread(ctx, shares, pool, sizes)
+    return ctx.cast(spread, ctx.out.dtype)
+
+
+def _spread(ctx: LoweringContext, shares: ir.Value, pool: Pool, sizes: Sequence[Size]) -> ir.Value:
+    """Every entry of a value (…, *out) added to all places of its window: a transposed convolution with ones."""
+    op = ctx.op
+    planes = op.Reshape(shares, ctx.shape([-1, 1, *pool.out]))
+    ones = op.Expand(op.CastLike(1.0, shares), [1, 1, *pool.kernel])
+    excess = fixed(pool.excess)
+    # The input ends before the last window does, or after it; where that is not known, it is cut to size.
+    ends = [0] * pool.rank if excess is None else [max(e, 0) for e in excess]
+    extra = [s - 1 for s in pool.stride] if excess is None else [max(-e, 0) for e in excess]
+    result = op.ConvTranspose(
+        planes,
+        ones,
+        kernel_shape=pool.kernel,
+        strides=pool.stride,
+        pads=[*pool.padding, *ends],
+        output_padding=extra,
+    )
+    if excess is None:
+        result = op.Slice(result, [0] * pool.rank, ctx.shape(pool.sizes), list(range(2, 2 + pool.rank)))
+    return ctx.reshape(result, sizes)
+
+
+# -- windows of adapted sizes ------------------------------------------------------------------------------------
+
+
+def _adaptive_windows(ctx: LoweringContext, sizes: Sequence[Size], out: Sequence[Size]) -> list[Windows]:
+    return [adaptive_windows(ctx, size, count) for size, count in zip(sizes, out, strict=True)]
+
+
+def _adaptive_avg_pool(rank: int, ctx: LoweringContext, self: ir.Value, output_size: Sequence[Size]) -> ir.Value:
+    """_adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
+    op, sizes, out = ctx.op, ctx.sizes(self), tuple(ctx.out.shape)
+    if _is_empty(out):
+        return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(out))
+    dtype = float_dtype(ctx.dtype(self))
+    x, axes = ctx.cast(self, dtype), list(range(len(sizes) - rank, len(sizes)))
+    pool = Pool.tiles(sizes, out, rank)
+    if fixed(out[-rank:]) == [1] * rank:
+        y = op.ReduceMean(x, axes)
+    elif pool is not None and dtype == torch.float32:
+        y = op.AveragePool(
+            x if len(sizes) == rank + 2 else op.Unsqueeze(x, [0]), kernel_shape=pool.kernel, strides=pool.stride
+        )
+        y = y if len(sizes) == rank + 2 else op.Squeeze(y, [0])
+    else:
+        windows = _adaptive_windows(ctx, sizes[-rank:], out[-rank:])
+        y = window_sum(ctx, x, len(sizes), windows)
+        y = op.Mul(y, _shares(ctx, [window.lengths(ctx, dtype) for window in windows]))
+    return ctx.cast(y, ctx.out.dtype)
+
+
+def _adaptive_avg_pool_backward(rank: int, ctx: LoweringContext, grad_output: ir.Value, self: ir.Value) -> ir.Value:
+    """_adaptive_avg_pool2d_backward(Tensor grad_output, Tensor self) -> Tensor"""
+    op, sizes, out = ctx.op, ctx.sizes(self), ctx.sizes(grad_output)
+    if _is_empty(sizes) or _is_empty(out):
+        return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(sizes))
+    dtype = float_dtype(ctx.dtype(self))
+    grad, pool = ctx.cast(grad_output, dtype), Pool.tiles(sizes, out, rank)
+    if pool is not None:
+        spread = _tiled(ctx, op.Mul(grad, 1 / pool.places), len(sizes) - rank, pool.kernel)
+        return ctx.cast(spread, ctx.out.dtype)
+    windows = _adaptive_windows(ctx, sizes[-rank:], out[-rank:])
+    shares = op.Mul(grad, _shares(ctx, [window.lengths(ctx, dtype) for window in windows]))
+    # Each place of the input gathers from the windows that it belongs to.
+    result = window_sum(ctx, shares, len(sizes), _adaptive_windows(ctx, out[-rank:], sizes[-rank:]))
+    return ctx.cast(result, ctx.out.dtype)
+
+
+for _overload, _function, _rank in (
+    (aten.avg_pool2d.default, _avg_pool, 2),
+    (aten.avg_pool3d.default, _avg_pool, 3),
+    (aten.avg_pool2d_backward.default, _avg_pool_backward, 2),
+    (aten.avg_pool3d_backward.default, _avg_pool_backward, 3),
+    (aten._adaptive_avg_pool2d.default, _adaptive_avg_pool, 2),
+    (aten._adaptive_avg_pool3d.default, _adaptive_avg_pool, 3),
+    (aten._adaptive_avg_pool2d_backward.default, _adaptive_avg_pool_backward, 2),
+    (aten._adaptive_avg_pool3d_backward.default, _adaptive_avg_pool_backward, 3),
+):
+    register(_overload, functools.partial(_function, _rank))

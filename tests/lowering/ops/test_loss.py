@@ -1,0 +1,120 @@
+"""Losses entry by entry, their reductions and gradients."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ort_dynamo.testing import assert_like_eager
+
+REDUCTIONS = ["none", "mean", "sum"]
+
+
+def r(*sizes, dtype=torch.float32):
+    return torch.randn(*sizes, dtype=dtype).requires_grad_()
+
+
+LOSSES = {
+    "mse": F.mse_loss,
+    "smooth_l1": lambda x, t, reduction: F.smooth_l1_loss(x, t, reduction=reduction, beta=0.7),
+    "smooth_l1 without a smooth part": lambda x, t, reduction: F.smooth_l1_loss(x, t, reduction=reduction, beta=0.0),
+    "huber": lambda x, t, reduction: F.huber_loss(x, t, reduction=reduction, delta=0.6),
+    "l1": F.l1_loss,
+    "soft_margin": lambda x, t, reduction: F.soft_margin_loss(x, t, reduction=reduction),
+}
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_and_both_gradients_equal_eager(name, reduction):
+    both = name != "soft_margin"  # torch has no gradient by its target
+    for dynamic in (False, True):
+        assert_like_eager(
+            lambda x, t: LOSSES[name](x, t, reduction=reduction),
+            r(4, 5),
+            r(4, 5) if both else r(4, 5).detach(),
+            dynamic=dynamic,
+        )
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_at_the_joints_equals_eager(name):
+    x = torch.tensor([0.0, 0.7, -0.7, 0.6, -0.6, 5.0, -5.0, math.inf, math.nan], requires_grad=True)
+    t = torch.ones(9) if name == "soft_margin" else torch.zeros(9)
+    assert_like_eager(lambda x, t: LOSSES[name](x, t, reduction="none"), x, t)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_loss_of_other_dtypes_equals_eager(dtype):
+    def function(x, t):
+        return [loss(x, t, reduction="mean") for loss in LOSSES.values()]
+
+    assert_like_eager(function, r(6, 7, dtype=dtype), r(6, 7, dtype=dtype).detach())
+
+
+def test_loss_of_mixed_dtypes_equals_eager():
+    assert_like_eager(lambda x, t: F.mse_loss(x, t), r(3, 4), torch.randn(3, 4, dtype=torch.float64))
+
+
+def test_mean_over_nothing_is_nan():
+    assert_like_eager(
+        lambda x, t: (F.mse_loss(x, t), F.mse_loss(x, t, reduction="sum")), *[torch.empty(0, 3)] * 2, gradients=False
+    )
+
+
+def test_large_sums_stay_precise():
+    x = torch.full((2000, 500), 0.1**0.5, requires_grad=True)
+    assert_like_eager(lambda x: F.mse_loss(x, torch.zeros(2000, 500), reduction="sum"), x)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_binary_cross_entropy_equals_eager(reduction):
+    def function(x, t, w):
+        p = x.sigmoid()
+        return F.binary_cross_entropy(p, t, reduction=reduction), F.binary_cross_entropy(p, t, w, reduction=reduction)
+
+    assert_like_eager(function, r(4, 5), torch.rand(4, 5), torch.rand(5))
+    assert_like_eager(function, r(4, 5), torch.rand(4, 5), torch.rand(4, 5), dynamic=True)
+
+
+def test_binary_cross_entropy_of_certainties_equals_eager():
+    p = torch.tensor([0.0, 1, 0, 1, 1e-9, 1e-3, 0.5], requires_grad=True)
+    t = torch.tensor([0.0, 1, 1, 0, 0, 0, 1])
+    assert_like_eager(lambda p, t: F.binary_cross_entropy(p, t, reduction="none"), p, t)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_binary_cross_entropy_with_logits_equals_eager(reduction):
+    def function(x, t, w, p):
+        return (
+            F.binary_cross_entropy_with_logits(x, t, reduction=reduction),
+            F.binary_cross_entropy_with_logits(x, t, w, reduction=reduction),
+            F.binary_cross_entropy_with_logits(x, t, w, pos_weight=p, reduction=reduction),
+        )
+
+    for dynamic in (False, True):
+        assert_like_eager(function, r(4, 5), torch.rand(4, 5), torch.rand(5), torch.rand(4, 1), dynamic=dynamic)
+
+
+def test_binary_cross_entropy_of_large_logits_equals_eager():
+    x = torch.tensor([100.0, -100, 1e4, -1e4, 0, -20, math.inf, -math.inf], requires_grad=True)
+    t = torch.tensor([1.0, 0, 1, 1, 0.5, 1, 0.5, 0.5])
+    assert_like_eager(lambda x, t: F.binary_cross_entropy_with_logits(x, t, reduction="none"), x, t)
+
+
+def test_losses_that_torch_decomposes_equal_eager():
+    def function(x, y, t):
+        return (
+            F.kl_div(x, t),
+            F.kl_div(x, t.log(), reduction="batchmean", log_target=True),
+            F.multi_margin_loss(x, torch.tensor([0, 1, 3])),
+            F.poisson_nll_loss(x, t),
+            F.cosine_embedding_loss(x, y, torch.tensor([1.0, -1, 1])),
+            F.triplet_margin_loss(x, y, t),
+            F.hinge_embedding_loss(x, torch.ones(3, 4)),
+            F.margin_ranking_loss(x, y, torch.ones(3, 4)),
+        )
+
+    with pytest.warns(UserWarning, match="reduction"):
+        assert_like_eager(function, r(3, 4), r(3, 4), torch.rand(3, 4))

@@ -109,6 +109,27 @@ def test_mutated_arguments_and_buffers() -> None:
     assert_like_eager(torch.nn.BatchNorm1d(4), torch.randn(5, 4, requires_grad=True))
 
 
+def test_an_argument_written_to_after_it_was_used_gives_the_right_gradient() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+
+        def inner(y: torch.Tensor) -> torch.Tensor:
+            z = y * y
+            y.add_(1)
+            return z + y.clone()
+
+        return run(inner)(y)
+
+    x = torch.randn(4, requires_grad=True)
+    found = []
+    for run in (lambda f: f, compiled):
+        function(x).sum().backward()
+        assert x.grad is not None
+        found.append(x.grad.clone())
+        x.grad = None
+    assert_close(found[1], found[0], "the gradient")
+
+
 def test_a_graph_on_two_devices_runs_each_node_on_its_own() -> None:
     a, b = compiled(lambda x, y: (x + 1, y * 2))(torch.ones(3), torch.ones(3, device="meta"))
     assert torch.equal(a, torch.full((3,), 2.0))

@@ -59,6 +59,7 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
     def __init__(self, graph: ir.Graph, target: Target) -> None:
         super().__init__(graph)
         self.target = target
+        self.origin = ""  # the FX node that the nodes being made come from
         self._constants: dict[tuple[ir.DataType, tuple[int, ...], bytes], ir.Value] = {}
 
     def constant(self, value: bool | int | float | Sequence[int], dtype: ir.DataType) -> ir.Value:
@@ -136,8 +137,10 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         if self._substitutes(node.op_type, node.domain, _bind(schema, node.inputs)):
             raise UnsupportedNodeError(f"{self.target.provider} has no {node.op_type} kernel for the node's dtypes")
 
-    def infer_types(self, node: ir.Node) -> None:
-        """Set the dtypes of a node that was made elsewhere."""
+    def adopt(self, node: ir.Node) -> None:
+        """Append a node that was made elsewhere, with the dtypes of its outputs."""
+        self._annotate_node(node)
+        self.graph.append(node)
         self._infer_shapes(node)
 
     def _get_schema(self, op_type: str, domain: str, version: int | None) -> onnx.defs.OpSchema | None:
@@ -152,7 +155,7 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         pass
 
     def _annotate_node(self, node: ir.Node) -> None:
-        pass
+        node.metadata_props["ort_dynamo.fx_node"] = self.origin
 
     def _infer_shapes(self, node: ir.Node) -> None:
         """Set the dtypes of the node's outputs."""

@@ -55,6 +55,7 @@ def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if any(isinstance(a, (torch.SymInt, torch.SymFloat)) for a in _leaves((args, kwargs))):
         raise UnsupportedNodeError(f"no lowering of our own for {target}, and torch_lib's would fix a symbolic size")
 
+    ctx.builder.origin += " (torch_lib)"
     opset = onnxscript.values.Opset("", OPSET)
     aliases: dict[ir.Value, ir.Value] = {}
 
@@ -100,8 +101,7 @@ def _adopt(ctx: LoweringContext, nodes: list[ir.Node]) -> None:
     for node in nodes:
         node.version = OPSET if not node.domain else node.version
         ctx.builder.check_kernel(node)
-        ctx.builder.graph.append(node)
-        ctx.builder.infer_types(node)
+        ctx.builder.adopt(node)
 
 
 def _typed(ctx: LoweringContext, outputs: Any, real: dict[ir.Value, ir.Value]) -> Any:

@@ -127,14 +127,9 @@ class _Walk:
         context = LoweringContext(self._builder, self._symbols, self._fakes, node)
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._values.__getitem__)
         function = find_lowering(node.target)
-        first = self.graph.num_nodes()
-        if function is not None:
-            result = function(context, *args, **kwargs)
-        else:
-            result = torchlib.call(context, args, kwargs)
+        self._builder.origin = f"{node.name}: {node.target}"
+        result = torchlib.call(context, args, kwargs) if function is None else function(context, *args, **kwargs)
         self._settle(node, result)
-        for new in list(self.graph)[first:]:
-            new.metadata_props["ort_dynamo.fx_node"] = f"{node.name}: {node.target}"
 
     def _settle(self, node: Node, result: Any) -> None:
         fake = node.meta["val"]

@@ -16,9 +16,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class RemoveClones(PassBase):
-    """`clone(x)` becomes `x` where the copy has x's strides and no output of the graph can be it or a view of it.
+    """`clone(x)` becomes `x` where the copy has x's strides, x is computed, and no output is the copy or a view of it.
 
-    The graph is functional, so nothing writes to the copy. An output must stay a copy: its user may write to it.
+    The graph is functional, so nothing writes to the copy inside it. An output must stay a copy: its user may write to
+    it. A copy of an input must stay one, too: AOTAutograd makes it for the backward, because the input is written to
+    once the forward has run.
     """
 
     name: str = "remove_clones"
@@ -29,7 +31,11 @@ class RemoveClones(PassBase):
         modified = False
         for node in graph.find_nodes(op="call_function", target=aten.clone.default):
             source = node.args[0]
-            if _same_layout(source.meta["val"], node.meta["val"]) and not _reaches_output(node):
+            if (
+                _same_layout(source.meta["val"], node.meta["val"])
+                and not _is_input(source)
+                and not _reaches_output(node)
+            ):
                 node.replace_all_uses_with(source)
                 graph.erase_node(node)
                 modified = True
@@ -44,13 +50,24 @@ def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
+def _is_input(node: Node) -> bool:
+    """Whether `node` is an input of the graph or a view of one."""
+    while node.op == "call_function" and _may_alias(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node.op in ("placeholder", "get_attr")
+
+
+def _may_alias(node: Node) -> bool:
+    """Whether the output of `node` may share memory with its inputs."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or any(argument.alias_info is not None for argument in schema.arguments)
+
+
 def _reaches_output(node: Node) -> bool:
     """Whether an output of the graph may share memory with `node`: reached through views alone."""
     for user in node.users:
         if user.op == "output":
             return True
-        schema = getattr(user.target, "_schema", None)
-        aliases = schema is None or any(argument.alias_info is not None for argument in schema.arguments)
-        if aliases and _reaches_output(user):
+        if _may_alias(user) and _reaches_output(user):
             return True
     return False

@@ -64,7 +64,7 @@ def gelu_backward(ctx: LoweringContext, grad: ir.Value, self: ir.Value, *, appro
 
 def _tanh_argument(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     op = ctx.op
-    return op.Mul(x, op.Add(op.Mul(op.Mul(x, x), _TANH_SCALE * _TANH_CUBE), _TANH_SCALE))  # type: ignore[no-any-return]
+    return op.Mul(x, op.Add(op.Mul(op.Mul(x, x), _TANH_SCALE * _TANH_CUBE), _TANH_SCALE))
 
 
 # -- sigmoid, tanh, relu and their relatives -----------------------------------------------------------------------
@@ -144,8 +144,8 @@ def log_sigmoid_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.V
 def _softplus(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     op = ctx.op
     if x.dtype == _FLOAT:
-        return op.Softplus(x)  # type: ignore[no-any-return]
-    return op.Add(op.Max(x, 0.0), log1p(ctx, op.Exp(op.Neg(op.Abs(x)))))  # type: ignore[no-any-return]
+        return op.Softplus(x)
+    return op.Add(op.Max(x, 0.0), log1p(ctx, op.Exp(op.Neg(op.Abs(x)))))
 
 
 @lowering(aten.softplus.default)
@@ -225,5 +225,5 @@ def hardswish(ctx: LoweringContext, self: ir.Value) -> ir.Value:
 def _hardsigmoid(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     op = ctx.op
     if x.dtype == _FLOAT:
-        return op.HardSigmoid(x, alpha=1 / 6, beta=0.5)  # type: ignore[no-any-return]
-    return op.Div(op.Clip(op.Add(x, 3.0), 0.0, 6.0), 6.0)  # type: ignore[no-any-return]
+        return op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
+    return op.Div(op.Clip(op.Add(x, 3.0), 0.0, 6.0), 6.0)

@@ -54,7 +54,7 @@ def _scaled(ctx: LoweringContext, op_type: str, left: Operand, right: Operand, a
 
 
 def _multiply(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
-    return ctx.op.Mul(a, b)  # type: ignore[no-any-return]
+    return ctx.op.Mul(a, b)
 
 
 # -- quotients ---------------------------------------------------------------------------------------------------

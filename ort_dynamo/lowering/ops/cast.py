@@ -44,7 +44,7 @@ def copy(ctx: LoweringContext, self: ir.Value, src: ir.Value, non_blocking: bool
     value = ctx.cast(src, ctx.out.dtype)
     if ctx.sizes(src) == tuple(ctx.out.shape):
         return value
-    return ctx.op.Expand(value, ctx.shape(ctx.out.shape))  # type: ignore[no-any-return]
+    return ctx.op.Expand(value, ctx.shape(ctx.out.shape))
 
 
 @lowering(aten.view.dtype)

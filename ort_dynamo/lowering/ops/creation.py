@@ -19,7 +19,7 @@ def filled(ctx: LoweringContext, number: Number) -> ir.Value:
     value = ctx.scalar(number, ctx.out.dtype)
     if ctx.out.dim() == 0:
         return value
-    return ctx.op.Expand(value, ctx.shape(ctx.out.shape))  # type: ignore[no-any-return]
+    return ctx.op.Expand(value, ctx.shape(ctx.out.shape))
 
 
 def _fill(number: Number, ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
@@ -63,7 +63,7 @@ def new_full(ctx: LoweringContext, self: ir.Value, size: Any, fill_value: Number
 def fill_tensor(ctx: LoweringContext, self: ir.Value, value: ir.Value) -> ir.Value:
     """fill.Tensor(Tensor self, Tensor value) -> Tensor"""
     number = ctx.cast(value, ctx.out.dtype)
-    return ctx.op.Expand(number, ctx.shape(ctx.out.shape))  # type: ignore[no-any-return]
+    return ctx.op.Expand(number, ctx.shape(ctx.out.shape))
 
 
 @lowering(aten.scalar_tensor.default, torch.ops.prims.scalar_tensor.default)

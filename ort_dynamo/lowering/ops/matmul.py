@@ -23,23 +23,30 @@ def transposed(value: ir.Value) -> ir.Value | None:
     return node.inputs[0]
 
 
-def product(ctx: LoweringContext, a: ir.Value, b: ir.Value, alpha: float = 1.0) -> ir.Value:
+def _plain(ctx: LoweringContext, number: Number) -> float:
+    if not isinstance(number, (int, float)):
+        raise ctx.refuse("a symbolic factor of a matrix product")
+    return float(number)
+
+
+def product(ctx: LoweringContext, a: ir.Value, b: ir.Value, alpha: Number = 1) -> ir.Value:
     """alpha * a @ b over the last two dimensions; a transposed operand becomes an attribute, not a copy."""
+    scale = _plain(ctx, alpha)
     if ctx.sizes(a)[-1] == 0:  # onnxruntime-training 1.19.2 leaves the output as it found the memory
-        return ctx.op.Expand(ctx.constant(0, ctx.dtype(a)), ctx.shape(ctx.out.shape))  # type: ignore[no-any-return]
+        return ctx.op.Expand(ctx.constant(0, ctx.dtype(a)), ctx.shape(ctx.out.shape))
     ta, tb = transposed(a), transposed(b)
     assert a.dtype is not None
     fused = ctx.target.takes("FusedMatMul", "com.microsoft", {"T": a.dtype})
-    if fused and (alpha != 1.0 or ta is not None or tb is not None):
-        return ctx.contrib.FusedMatMul(  # type: ignore[no-any-return]
+    if fused and (scale != 1 or ta is not None or tb is not None):
+        return ctx.contrib.FusedMatMul(
             a if ta is None else ta,
             b if tb is None else tb,
-            alpha=float(alpha),
+            alpha=scale,
             transA=int(ta is not None),
             transB=int(tb is not None),
         )
     result: ir.Value = ctx.op.MatMul(a, b)
-    return result if alpha == 1.0 else ctx.op.Mul(result, alpha)  # type: ignore[no-any-return]
+    return result if scale == 1 else ctx.op.Mul(result, ctx.scalar(alpha, ctx.out.dtype))
 
 
 @lowering(aten.mm.default)
@@ -62,12 +69,12 @@ def addmm(
     if beta == 0 or ctx.sizes(mat1)[-1] == 0 or not ctx.out.dtype.is_floating_point:
         return _plus(ctx, self, product(ctx, mat1, mat2, alpha), beta)
     ta, tb = transposed(mat1), transposed(mat2)
-    return ctx.op.Gemm(  # type: ignore[no-any-return]
+    return ctx.op.Gemm(
         mat1 if ta is None else ta,
         mat2 if tb is None else tb,
         self,
-        alpha=float(alpha),
-        beta=float(beta),
+        alpha=_plain(ctx, alpha),
+        beta=_plain(ctx, beta),
         transA=int(ta is not None),
         transB=int(tb is not None),
     )
@@ -114,7 +121,7 @@ def _matrix_vector(ctx: LoweringContext, matrix: ir.Value, vector: ir.Value, alp
     if ctx.sizes(matrix)[-1] == 0:
         return product(ctx, matrix, vector)
     # The vector as a matrix of one column: ONNX Runtime's own fusion of Transpose and MatMul errs beside a vector.
-    return ctx.op.Squeeze(product(ctx, matrix, ctx.op.Unsqueeze(vector, [1]), alpha), [1])  # type: ignore[no-any-return]
+    return ctx.op.Squeeze(product(ctx, matrix, ctx.op.Unsqueeze(vector, [1]), alpha), [1])
 
 
 def _plus(ctx: LoweringContext, bias: ir.Value, result: ir.Value, beta: Number) -> ir.Value:
@@ -122,4 +129,4 @@ def _plus(ctx: LoweringContext, bias: ir.Value, result: ir.Value, beta: Number) 
     if beta == 0:
         return result
     scaled = bias if beta == 1 else ctx.op.Mul(bias, ctx.scalar(beta, ctx.out.dtype))
-    return ctx.op.Add(result, scaled)  # type: ignore[no-any-return]
+    return ctx.op.Add(result, scaled)

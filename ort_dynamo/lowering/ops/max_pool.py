@@ -241,7 +241,8 @@ def _unpooled(
     if pool is not None and pool.is_disjoint and len(leading) == 2 and ctx.target.takes("MaxUnpool", "", kinds):
         # No place is the maximum of two windows: MaxUnpool, which overwrites, is ten times as fast as adding.
         places = op.Add(indices, _plane_starts(ctx, leading, sizes[-rank:]))
-        result = op.MaxUnpool(grad, places, ctx.shape(sizes), kernel_shape=pool.kernel, strides=pool.stride)
+        pads = [*pool.padding, *pool.ends]  # the kernel checks that the windows fit into the result
+        result = op.MaxUnpool(grad, places, ctx.shape(sizes), kernel_shape=pool.kernel, strides=pool.stride, pads=pads)
     else:
         planes = _product(leading)
         flat = [planes, _product(out[-rank:])]

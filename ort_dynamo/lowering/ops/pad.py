@@ -26,19 +26,19 @@ def _pads(ctx: LoweringContext, rank: int, padding: Sequence[Size]) -> ir.Value:
 def constant_pad_nd(ctx: LoweringContext, self: ir.Value, pad: Sequence[Size], value: Number = 0) -> ir.Value:
     """constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"""
     number = ctx.scalar(value, ctx.out.dtype)
-    return ctx.op.Pad(self, _pads(ctx, ctx.rank(self), pad), number)  # type: ignore[no-any-return]
+    return ctx.op.Pad(self, _pads(ctx, ctx.rank(self), pad), number)
 
 
 @lowering(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
 def reflection_pad(ctx: LoweringContext, self: ir.Value, padding: Sequence[Size]) -> ir.Value:
     """reflection_pad2d(Tensor self, SymInt[4] padding) -> Tensor"""
-    return ctx.op.Pad(self, _pads(ctx, ctx.rank(self), padding), mode="reflect")  # type: ignore[no-any-return]
+    return ctx.op.Pad(self, _pads(ctx, ctx.rank(self), padding), mode="reflect")
 
 
 @lowering(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
 def replication_pad(ctx: LoweringContext, self: ir.Value, padding: Sequence[Size]) -> ir.Value:
     """replication_pad2d(Tensor self, SymInt[4] padding) -> Tensor"""
-    return ctx.op.Pad(self, _pads(ctx, ctx.rank(self), padding), mode="edge")  # type: ignore[no-any-return]
+    return ctx.op.Pad(self, _pads(ctx, ctx.rank(self), padding), mode="edge")
 
 
 @lowering(
@@ -63,7 +63,7 @@ def _fold_edges(ctx: LoweringContext, grad: ir.Value, axis: int, before: int, af
     """Add what was copied out of the first and the last element of `axis` back to them."""
     op = ctx.op
     if before > 0 and after > 0 and isinstance(size, int) and size == 1:
-        return op.ReduceSum(grad, [axis], keepdims=1)  # type: ignore[no-any-return]
+        return op.ReduceSum(grad, [axis], keepdims=1)
     first, last = (before + 1 if before > 0 else 0), (-after - 1 if after > 0 else sys.maxsize)
     parts = [op.Slice(grad, [first], [last], [axis])]
     if before > 0:
@@ -72,7 +72,7 @@ def _fold_edges(ctx: LoweringContext, grad: ir.Value, axis: int, before: int, af
         parts.append(op.ReduceSum(op.Slice(grad, [last], [sys.maxsize], [axis]), [axis], keepdims=1))
     whole = op.Concat(*parts, axis=axis) if len(parts) > 1 else parts[0]
     if before >= 0 and after >= 0:
-        return whole  # type: ignore[no-any-return]
+        return whole
     # A negative width cut elements off: nothing flows back to them.
     cut = [max(-before, 0), max(-after, 0)]
-    return op.Pad(whole, cut, ctx.constant(0, ctx.out.dtype), [axis])  # type: ignore[no-any-return]
+    return op.Pad(whole, cut, ctx.constant(0, ctx.out.dtype), [axis])

@@ -28,7 +28,7 @@ def axes_of(dim: Dims, rank: int) -> list[int]:
 
 def reduce(ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence[int], keepdim: bool) -> ir.Value:
     """One ONNX reduction over `axes` of a value, which are all its axes if none are named."""
-    return getattr(ctx.op, op_type)(value, ctx.ints(axes), keepdims=int(keepdim))  # type: ignore[no-any-return]
+    return getattr(ctx.op, op_type)(value, ctx.ints(axes), keepdims=int(keepdim))
 
 
 def is_empty(ctx: LoweringContext, value: ir.Value, axes: Sequence[int]) -> bool:
@@ -44,9 +44,9 @@ def count_of(ctx: LoweringContext, value: ir.Value, axes: Sequence[int]) -> Size
     return count
 
 
-def constant_like_out(ctx: LoweringContext, number: Number) -> ir.Value:
+def constant_like_out(ctx: LoweringContext, number: bool | float) -> ir.Value:
     """A tensor like the node's output, every element `number`."""
-    return ctx.op.Expand(ctx.constant(number, ctx.out.dtype), ctx.shape(ctx.out.shape))  # type: ignore[no-any-return, arg-type]
+    return ctx.op.Expand(ctx.constant(number, ctx.out.dtype), ctx.shape(ctx.out.shape))
 
 
 # -- sums --------------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def extremum(ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence
     if not is_float(value):
         return result
     found = reduce(ctx, "ReduceMax", ctx.op.IsNaN(value), axes, keepdim)
-    return ctx.op.Where(found, math.nan, result)  # type: ignore[no-any-return]
+    return ctx.op.Where(found, math.nan, result)
 
 
 def _extremum(op_type: str, ctx: LoweringContext, self: ir.Value, dim: Dims, keepdim: bool) -> ir.Value:
@@ -228,7 +228,7 @@ def _variance(
         centred = op.Sub(x, kept)
         squares = reduce(ctx, "ReduceSum", op.Mul(centred, centred), axes, keepdim)
         average = kept if keepdim else op.Squeeze(kept, axes)
-    less = 1.0 if correction is None else float(correction)
+    less = ctx.scalar(1 if correction is None else correction, dtype)
     return op.Div(squares, op.Max(op.Sub(count, less), 0.0)), average
 
 

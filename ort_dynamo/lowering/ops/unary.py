@@ -54,12 +54,12 @@ def square_root(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     """The square root of a floating-point value."""
     root = ctx.op.Sqrt(x)
     # onnxruntime-training 1.19.2: the square root of inf is nan, and erf(nan) is 1.
-    return ctx.op.Where(ctx.op.Equal(x, math.inf), x, root) if _is_old(ctx) else root  # type: ignore[no-any-return]
+    return ctx.op.Where(ctx.op.Equal(x, math.inf), x, root) if _is_old(ctx) else root
 
 
 def _erf(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     value = ctx.op.Erf(x)
-    return ctx.op.Where(ctx.op.IsNaN(x), x, value) if _is_old(ctx) else value  # type: ignore[no-any-return]
+    return ctx.op.Where(ctx.op.IsNaN(x), x, value) if _is_old(ctx) else value
 
 
 def _is_old(ctx: LoweringContext) -> bool:
@@ -69,14 +69,14 @@ def _is_old(ctx: LoweringContext) -> bool:
 def _cos(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     assert x.dtype is not None
     if ctx.target.takes("Cos", "", {"T": x.dtype}):
-        return ctx.op.Cos(x)  # type: ignore[no-any-return]
-    return ctx.op.Sin(ctx.op.Add(x, math.pi / 2))  # type: ignore[no-any-return]
+        return ctx.op.Cos(x)
+    return ctx.op.Sin(ctx.op.Add(x, math.pi / 2))
 
 
 def _tan(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     if x.dtype == ir.DataType.FLOAT:
-        return ctx.op.Tan(x)  # type: ignore[no-any-return]
-    return ctx.op.Div(ctx.op.Sin(x), _cos(ctx, x))  # type: ignore[no-any-return]
+        return ctx.op.Tan(x)
+    return ctx.op.Div(ctx.op.Sin(x), _cos(ctx, x))
 
 
 def _sign(ctx: LoweringContext, x: ir.Value) -> ir.Value:

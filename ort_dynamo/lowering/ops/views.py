@@ -59,7 +59,7 @@ def reshape(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], new: S
         left = []
     if left:
         return ctx.reshape(value, new)
-    return ctx.op.Reshape(value, ctx.ints([int(size) for size in target]))  # type: ignore[no-any-return]
+    return ctx.op.Reshape(value, ctx.ints([int(size) for size in target]))
 
 
 @lowering(aten.permute.default)
@@ -88,13 +88,13 @@ def t(ctx: LoweringContext, self: ir.Value) -> ir.Value:
 def _transpose(ctx: LoweringContext, value: ir.Value, order: list[int]) -> ir.Value:
     if order == sorted(order):
         return value
-    return ctx.op.Transpose(value, perm=order)  # type: ignore[no-any-return]
+    return ctx.op.Transpose(value, perm=order)
 
 
 @lowering(aten.unsqueeze.default)
 def unsqueeze(ctx: LoweringContext, self: ir.Value, dim: int) -> ir.Value:
     """unsqueeze(Tensor(a) self, int dim) -> Tensor(a)"""
-    return ctx.op.Unsqueeze(self, [axis(dim, ctx.rank(self) + 1)])  # type: ignore[no-any-return]
+    return ctx.op.Unsqueeze(self, [axis(dim, ctx.rank(self) + 1)])
 
 
 @lowering(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
@@ -122,7 +122,7 @@ def expand_to(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], new:
     target = [n if i < lead or not same_size(sizes[i - lead], n) else 1 for i, n in enumerate(new)]
     if lead == 0 and all(isinstance(size, int) and size == 1 for size in target):
         return value
-    return ctx.op.Expand(value, ctx.shape(target))  # type: ignore[no-any-return]
+    return ctx.op.Expand(value, ctx.shape(target))
 
 
 @lowering(aten.repeat.default)
@@ -134,8 +134,8 @@ def repeat(ctx: LoweringContext, self: ir.Value, repeats: Sequence[Size]) -> ir.
     if all(isinstance(n, int) and n == 1 for n in repeats):
         return value
     if not all(isinstance(s, int) and s == 1 for s in sizes):
-        return ctx.op.Tile(value, ctx.shape(repeats))  # type: ignore[no-any-return]
-    return ctx.op.Expand(value, ctx.shape(repeats))  # type: ignore[no-any-return]
+        return ctx.op.Tile(value, ctx.shape(repeats))
+    return ctx.op.Expand(value, ctx.shape(repeats))
 
 
 # -- parts -------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def repeat(ctx: LoweringContext, self: ir.Value, repeats: Sequence[Size]) -> ir.
 def cut(ctx: LoweringContext, value: ir.Value, dim: int, start: Size, end: Size, step: int = 1) -> ir.Value:
     """value[start:end:step] along `dim`, bounds as ONNX clamps them."""
     bounds = ctx.shape([start]), ctx.shape([end]), ctx.ints([dim])
-    return ctx.op.Slice(value, *bounds, *([ctx.ints([step])] if step != 1 else []))  # type: ignore[no-any-return]
+    return ctx.op.Slice(value, *bounds, *([ctx.ints([step])] if step != 1 else []))
 
 
 @lowering(aten.slice.Tensor)
@@ -167,7 +167,7 @@ def slice_tensor(
 @lowering(aten.select.int)
 def select(ctx: LoweringContext, self: ir.Value, dim: int, index: Size) -> ir.Value:
     """select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"""
-    return ctx.op.Gather(self, ctx.scalar(index, torch.int64), axis=axis(dim, ctx.rank(self)))  # type: ignore[no-any-return]
+    return ctx.op.Gather(self, ctx.scalar(index, torch.int64), axis=axis(dim, ctx.rank(self)))
 
 
 @lowering(aten.split.Tensor, aten.split_with_sizes.default, aten.unsafe_split.Tensor, aten.chunk.default)
@@ -208,7 +208,7 @@ def diagonal(ctx: LoweringContext, self: ir.Value, offset: int = 0, dim1: int = 
     count = ctx.out.shape[-1]
     places = ctx.op.Range(ctx.constant(0, torch.int64), ctx.scalar(count, torch.int64), ctx.constant(1, torch.int64))
     places = ctx.op.Add(ctx.op.Mul(places, ctx.scalar(columns + 1, torch.int64)), ctx.scalar(first, torch.int64))
-    return ctx.op.Gather(flat, places, axis=len(lead))  # type: ignore[no-any-return]
+    return ctx.op.Gather(flat, places, axis=len(lead))
 
 
 @lowering(aten.unfold.default)
@@ -217,7 +217,7 @@ def unfold(ctx: LoweringContext, self: ir.Value, dimension: int, size: int, step
     rank = ctx.rank(self)
     a = axis(dimension, rank)
     if rank == 0:
-        return ctx.op.Expand(self, ctx.ints([size]))  # type: ignore[no-any-return]
+        return ctx.op.Expand(self, ctx.ints([size]))
     (windows,) = ctx.static([ctx.out.shape[a]], "the number of windows")
     places = ctx.op.Reshape(ctx.ints([w * step + i for w in range(windows) for i in range(size)]), [windows, size])
     gathered = ctx.op.Gather(self, places, axis=a)  # …, windows, size, …
@@ -263,7 +263,7 @@ def cat(ctx: LoweringContext, tensors: Sequence[ir.Value], dim: int = 0) -> ir.V
     values = [ctx.cast(x, ctx.out.dtype) for x in kept]
     if len(values) == 1:
         return values[0]
-    return ctx.op.Concat(*values, axis=axis(dim, rank))  # type: ignore[no-any-return]
+    return ctx.op.Concat(*values, axis=axis(dim, rank))
 
 
 @lowering(aten.stack.default)

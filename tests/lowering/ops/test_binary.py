@@ -11,9 +11,23 @@ EDGES = [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 1e30, -1e30, math.inf, -math.inf, math
 PAIRS = torch.cartesian_prod(torch.tensor(EDGES), torch.tensor(EDGES)).T.contiguous()
 
 ARITHMETIC = [
-    torch.add, torch.sub, torch.rsub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.fmax, torch.fmin,
-    torch.hypot, torch.atan2, torch.remainder, torch.fmod, torch.copysign, torch.special.xlogy, torch.floor_divide,
-]  # fmt: skip
+    torch.add,
+    torch.sub,
+    torch.rsub,
+    torch.mul,
+    torch.div,
+    torch.maximum,
+    torch.minimum,
+    torch.fmax,
+    torch.fmin,
+    torch.hypot,
+    torch.atan2,
+    torch.remainder,
+    torch.fmod,
+    torch.copysign,
+    torch.special.xlogy,
+    torch.floor_divide,
+]
 COMPARISONS = [torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge]
 LOGICAL = [torch.logical_and, torch.logical_or, torch.logical_xor]
 BITWISE = [torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor]
@@ -40,9 +54,12 @@ def test_symbolic_sizes_equal_eager(function):
     differentiable = function not in STEPS
     a, b = torch.rand(3, 5) + 0.2, torch.rand(5) + 0.2
     assert_like_eager(
-        function, a.requires_grad_(differentiable), b.requires_grad_(differentiable),
-        gradients=differentiable, dynamic=True,
-    )  # fmt: skip
+        function,
+        a.requires_grad_(differentiable),
+        b.requires_grad_(differentiable),
+        gradients=differentiable,
+        dynamic=True,
+    )
 
 
 @pytest.mark.parametrize("function", [*ARITHMETIC, *COMPARISONS, *LOGICAL, torch.pow], ids=named)
@@ -98,11 +115,17 @@ def test_rounded_quotients_equal_eager(mode):
     n = torch.tensor([7, -7, 6, -6, 0])
     assert_like_eager(
         lambda a, b, n: (
-            torch.div(a, b, rounding_mode=mode), torch.div(a, 0.1, rounding_mode=mode),
-            torch.div(n, 4, rounding_mode=mode), torch.div(n, -4, rounding_mode=mode), torch.div(n.int(), 2.5, rounding_mode=mode),
+            torch.div(a, b, rounding_mode=mode),
+            torch.div(a, 0.1, rounding_mode=mode),
+            torch.div(n, 4, rounding_mode=mode),
+            torch.div(n, -4, rounding_mode=mode),
+            torch.div(n.int(), 2.5, rounding_mode=mode),
         ),
-        a, b, n, gradients=False,
-    )  # fmt: skip
+        a,
+        b,
+        n,
+        gradients=False,
+    )
 
 
 def test_an_integer_quotient_by_a_tensor_stays_in_eager():
@@ -135,26 +158,39 @@ def test_bits_equal_eager(function):
     n, b = torch.tensor([0, 5, -3, 127, -128]), torch.tensor([True, False, True])
     integers = [n, n.int(), n.short(), n.to(torch.int8), n.abs().to(torch.uint8)]
     assert_like_eager(
-        lambda b, *n: [function(b, b.flip(0)), *(function(m, m.flip(0)) for m in n), function(n[0], 6), function(n[1], n[0])],
-        b, *integers, gradients=False,
-    )  # fmt: skip
+        lambda b, *n: [
+            function(b, b.flip(0)),
+            *(function(m, m.flip(0)) for m in n),
+            function(n[0], 6),
+            function(n[1], n[0]),
+        ],
+        b,
+        *integers,
+        gradients=False,
+    )
 
 
 def test_shifts_equal_eager():
     n, k = torch.tensor([0, 5, -3, 127, -128]), torch.tensor([0, 1, 2, 3, 7])
     assert_like_eager(
-        lambda n, k, u: (n << k, n >> k, n << 3, n >> 3, n.int() >> k.int(), u << 2, u >> 2), n, k,
-        k.to(torch.uint8), gradients=False,
-    )  # fmt: skip
+        lambda n, k, u: (n << k, n >> k, n << 3, n >> 3, n.int() >> k.int(), u << 2, u >> 2),
+        n,
+        k,
+        k.to(torch.uint8),
+        gradients=False,
+    )
 
 
 @pytest.mark.parametrize("function", LOGICAL, ids=named)
 def test_logic_of_any_dtype_equals_eager(function):
     x = torch.tensor([0.0, -0.0, 1.0, -2.0, math.nan, 0.25])
     assert_like_eager(
-        lambda x, n, b: [function(p, q) for p in (x, n, b) for q in (x, n, b)], x, torch.arange(6) % 2, x > 0,
+        lambda x, n, b: [function(p, q) for p in (x, n, b) for q in (x, n, b)],
+        x,
+        torch.arange(6) % 2,
+        x > 0,
         gradients=False,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,19 @@ def test_filled_tensors_equal_eager(dtype, dynamic):
         n, m = x.shape
         like = x.to(dtype)
         return (
-            torch.zeros(n, m + 1, dtype=dtype), torch.ones((m, n * 2), dtype=dtype), torch.full((n,), 1, dtype=dtype),
-            torch.full((), 1, dtype=dtype), torch.full_like(like, 1), torch.zeros_like(like), torch.ones_like(like),
-            like.new_zeros(m), like.new_ones(n, 2), like.new_full((n, 0), 1), like.new_full((n, m), 1), torch.zeros(0, 3, dtype=dtype),
-        )  # fmt: skip
+            torch.zeros(n, m + 1, dtype=dtype),
+            torch.ones((m, n * 2), dtype=dtype),
+            torch.full((n,), 1, dtype=dtype),
+            torch.full((), 1, dtype=dtype),
+            torch.full_like(like, 1),
+            torch.zeros_like(like),
+            torch.ones_like(like),
+            like.new_zeros(m),
+            like.new_ones(n, 2),
+            like.new_full((n, 0), 1),
+            like.new_full((n, m), 1),
+            torch.zeros(0, 3, dtype=dtype),
+        )
 
     assert_like_eager(function, torch.randn(3, 5), gradients=False, dynamic=dynamic)
 
@@ -35,10 +44,18 @@ def test_filled_tensors_equal_eager(dtype, dynamic):
 def test_filled_tensors_of_any_number_equal_eager():
     def function(x):
         return (
-            torch.full((2, 3), 0.1), torch.full((2,), -7), torch.full((2,), True), torch.full((2, 2), float("-inf")),
-            torch.full_like(x, 0.1, dtype=torch.float64), torch.full_like(x, -3, dtype=torch.int32), torch.tensor(2.5) * x,
-            torch.full((2,), x.shape[0]), torch.empty(2, 3).fill_(4.0), torch.empty_like(x).copy_(x), torch.scalar_tensor(3.5),
-        )  # fmt: skip
+            torch.full((2, 3), 0.1),
+            torch.full((2,), -7),
+            torch.full((2,), True),
+            torch.full((2, 2), float("-inf")),
+            torch.full_like(x, 0.1, dtype=torch.float64),
+            torch.full_like(x, -3, dtype=torch.int32),
+            torch.tensor(2.5) * x,
+            torch.full((2,), x.shape[0]),
+            torch.empty(2, 3).fill_(4.0),
+            torch.empty_like(x).copy_(x),
+            torch.scalar_tensor(3.5),
+        )
 
     assert_like_eager(function, torch.randn(3, 5), gradients=False)
     assert_like_eager(function, torch.randn(3, 5), gradients=False, dynamic=True)
@@ -55,10 +72,17 @@ def test_ranges_equal_eager(dynamic):
     def function(x):
         n = x.shape[0]
         return (
-            torch.arange(n), torch.arange(2, n + 5), torch.arange(n, -n, -2), torch.arange(0, 1, 0.1),
-            torch.arange(n, dtype=torch.float32), torch.arange(n, dtype=torch.int32), torch.arange(0.5, 4.2, 0.7, dtype=torch.float64),
-            torch.arange(1, 10, 3, dtype=torch.float16), torch.arange(3, 3), torch.arange(10.0, 0.0, -1.5),
-        )  # fmt: skip
+            torch.arange(n),
+            torch.arange(2, n + 5),
+            torch.arange(n, -n, -2),
+            torch.arange(0, 1, 0.1),
+            torch.arange(n, dtype=torch.float32),
+            torch.arange(n, dtype=torch.int32),
+            torch.arange(0.5, 4.2, 0.7, dtype=torch.float64),
+            torch.arange(1, 10, 3, dtype=torch.float16),
+            torch.arange(3, 3),
+            torch.arange(10.0, 0.0, -1.5),
+        )
 
     assert_like_eager(function, torch.randn(7), gradients=False, dynamic=dynamic)
 
@@ -67,9 +91,14 @@ def test_linspace_eye_and_triangles_equal_eager():
     def function(x):
         n = x.shape[0]
         return (
-            torch.linspace(0, 1, 7), torch.linspace(-3, 2, 4, dtype=torch.float64), torch.eye(4), torch.eye(n, n + 2),
-            torch.tril_indices(3, 4), torch.triu_indices(4, 3, 1), torch.tril_indices(2, 5, -1, dtype=torch.int32),
-        )  # fmt: skip
+            torch.linspace(0, 1, 7),
+            torch.linspace(-3, 2, 4, dtype=torch.float64),
+            torch.eye(4),
+            torch.eye(n, n + 2),
+            torch.tril_indices(3, 4),
+            torch.triu_indices(4, 3, 1),
+            torch.tril_indices(2, 5, -1, dtype=torch.int32),
+        )
 
     assert_like_eager(function, torch.randn(5), gradients=False)
 

@@ -46,18 +46,36 @@ def test_integer_sums_equal_eager(function):
     assert_like_eager(
         lambda x, b: [
             *(function(x.to(d), 1) for d in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)),
-            function(b), function(b, 0), function(x, 1, dtype=torch.float32), function(x, 1, dtype=torch.int32), function(x),
+            function(b),
+            function(b, 0),
+            function(x, 1, dtype=torch.float32),
+            function(x, 1, dtype=torch.int32),
+            function(x),
         ],
-        numbers, numbers > 2, gradients=False,
-    )  # fmt: skip
+        numbers,
+        numbers > 2,
+        gradients=False,
+    )
 
 
 def test_half_width_reductions_equal_eager():
     def function(x):
         return (
-            x.sum(), x.mean(), x.sum(1), x.mean(0), x.amax(1), x.amin(0), x.max(), x.sum(dtype=torch.float32), x.var(1), x.std(0),
-            x.norm(), x.sum((0, 1)), x.mean(dtype=torch.float64), x.cumsum(1),
-        )  # fmt: skip
+            x.sum(),
+            x.mean(),
+            x.sum(1),
+            x.mean(0),
+            x.amax(1),
+            x.amin(0),
+            x.max(),
+            x.sum(dtype=torch.float32),
+            x.var(1),
+            x.std(0),
+            x.norm(),
+            x.sum((0, 1)),
+            x.mean(dtype=torch.float64),
+            x.cumsum(1),
+        )
 
     for dtype in (torch.float16, torch.bfloat16):
         assert_like_eager(function, (torch.rand(30, 40) + 1).to(dtype).requires_grad_())
@@ -83,7 +101,7 @@ def test_empty_reductions_equal_eager(shape):
             x.norm(),
             x.var(),
         ]
-        return results + ([x.amax(0), x.amax(0, True)] if x.shape[0] else [])  # fmt: skip
+        return results + ([x.amax(0), x.amax(0, True)] if x.shape[0] else [])
 
     assert_like_eager(function, torch.randn(*shape), gradients=False)
 
@@ -144,9 +162,18 @@ def test_truth_equals_eager(function, dtype):
         .to(dtype)
     )
     assert_like_eager(
-        lambda x: (function(x), function(x, 0), function(x, -1, True), function(x, dim=(0, 1)), function(x, dim=()), function(x[0, 0]), function(x[0, 0], 0)),
-        x, gradients=False,
-    )  # fmt: skip
+        lambda x: (
+            function(x),
+            function(x, 0),
+            function(x, -1, True),
+            function(x, dim=(0, 1)),
+            function(x, dim=()),
+            function(x[0, 0]),
+            function(x[0, 0], 0),
+        ),
+        x,
+        gradients=False,
+    )
     assert_like_eager(lambda x: (function(x), function(x, 1)), x, gradients=False, dynamic=True)
 
 

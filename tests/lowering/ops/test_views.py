@@ -31,9 +31,15 @@ VIEWS = {
     "t": (lambda x: x.t() * 2, (3, 4)),
     "unsqueeze": (lambda x: (x.unsqueeze(0), x.unsqueeze(-1), x[:, None]), (3, 4)),
     "squeeze": (lambda x: (x.squeeze(), x.squeeze(1), x.squeeze(0), x.squeeze((-1, 1)), x.squeeze(-1)), (3, 1, 4, 1)),
-    "expand": (lambda x: (x.expand(5, 3, 1, 4), x.expand(-1, 2, -1), x.expand(3, 1, 4), x.expand(3, x.shape[0], 4)), (3, 1, 4)),
+    "expand": (
+        lambda x: (x.expand(5, 3, 1, 4), x.expand(-1, 2, -1), x.expand(3, 1, 4), x.expand(3, x.shape[0], 4)),
+        (3, 1, 4),
+    ),
     "broadcast": (lambda x: torch.broadcast_to(x, (2, 3, 4)), (3, 1)),
-    "repeat": (lambda x: (x.repeat(2, 1), x.repeat(2, 3, 2), x.repeat(1, 1), x.tile((2,)), x.repeat(x.shape[0], 1)), (3, 4)),
+    "repeat": (
+        lambda x: (x.repeat(2, 1), x.repeat(2, 3, 2), x.repeat(1, 1), x.tile((2,)), x.repeat(x.shape[0], 1)),
+        (3, 4),
+    ),
     "repeat of ones": (lambda x: x.repeat(3, 2), (1, 1)),
     "slice": (lambda x: (x[1:], x[:, :2], x[:, 1:-1], x[:-1], x[:], x[-2:], x[::2], x[:, 3:1], x[5:]), (4, 5)),
     "slice to a symbol": (lambda x: (x[:, : x.shape[0]], x[x.shape[1] - 3 :]), (4, 5)),
@@ -47,12 +53,18 @@ VIEWS = {
     "chunk": (lambda x: (*x.chunk(2, 1), *x.chunk(3)), (3, 4)),
     "unbind": (lambda x: x.unbind(1), (4, 3)),
     "unbind and use some": (lambda x: x.unbind(1)[1], (4, 3)),
-    "heads of a joint projection": (lambda x: [p * 2 for p in x.view(x.shape[0], x.shape[1], 3, 2, 2).permute(2, 0, 3, 1, 4).unbind(0)], (2, 3, 12)),
+    "heads of a joint projection": (
+        lambda x: [p * 2 for p in x.view(x.shape[0], x.shape[1], 3, 2, 2).permute(2, 0, 3, 1, 4).unbind(0)],
+        (2, 3, 12),
+    ),
     "cat": (lambda x: (torch.cat([x, x * 2]), torch.cat([x, x[:, :1]], -1), torch.cat([x])), (3, 4)),
     "cat with nothing": (lambda x: torch.cat([x.new_empty(0), x, x[:0]]), (3, 4)),
     "stack": (lambda x: (torch.stack([x, x * 2]), torch.stack([x, x], -1), torch.stack([x], 1)), (3, 4)),
     "hstack": (lambda x: (torch.hstack([x, x]), torch.vstack([x, x]), torch.dstack([x, x])), (3, 4)),
-    "diagonal": (lambda x: (x.diagonal() * 2, x.diagonal(1, 0, 1) * 2, x.diagonal(-2, -1, 0) * 2, x.diagonal(0, 1, 2) * 2), (4, 3, 5)),
+    "diagonal": (
+        lambda x: (x.diagonal() * 2, x.diagonal(1, 0, 1) * 2, x.diagonal(-2, -1, 0) * 2, x.diagonal(0, 1, 2) * 2),
+        (4, 3, 5),
+    ),
     "flip": (lambda x: (x.flip(0), x.flip(0, 1), x.flip(-1)), (3, 4)),
     "roll": (lambda x: (x.roll(1, 0), x.roll((1, -2), (0, 1)), x.roll(3)), (3, 4)),
     "rotation": (lambda x: torch.rot90(x), (3, 4)),
@@ -63,7 +75,7 @@ VIEWS = {
     "repeat interleave": (lambda x: x.repeat_interleave(2, 1), (3, 4)),
     "rotate half": (lambda x: torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1), (2, 3, 4)),
     "as a number": (lambda x: (x.view(()), x.expand(2, 1).squeeze()[1], x.reshape(1, 1).squeeze()), (1,)),
-}  # fmt: skip
+}
 STATIC = ("expand", "broadcast", "unflatten")
 cases = pytest.mark.parametrize(("function", "shape"), VIEWS.values(), ids=VIEWS.keys())
 
@@ -87,9 +99,22 @@ def test_symbolic_sizes_equal_eager(function, shape):
 def test_every_dtype_equals_eager(dtype):
     def function(x):
         return (
-            x.view(-1), x.t(), x.expand(2, 3, 4), x.repeat(2, 1), x[1:], x[0], *x.split([1, 3], 1), *x.unbind(), torch.cat([x, x]),
-            torch.stack([x, x]), x.diagonal(), x.unfold(1, 2, 1), x.flip(0), x[:, None], x[None].squeeze(0),
-        )  # fmt: skip
+            x.view(-1),
+            x.t(),
+            x.expand(2, 3, 4),
+            x.repeat(2, 1),
+            x[1:],
+            x[0],
+            *x.split([1, 3], 1),
+            *x.unbind(),
+            torch.cat([x, x]),
+            torch.stack([x, x]),
+            x.diagonal(),
+            x.unfold(1, 2, 1),
+            x.flip(0),
+            x[:, None],
+            x[None].squeeze(0),
+        )
 
     assert_like_eager(function, (n(3, 4) % 3).to(dtype), gradients=False)
 
@@ -133,9 +158,14 @@ def test_unfold_equals_eager():
 
 def test_as_strided_of_a_contiguous_tensor_equals_eager():
     assert_like_eager(
-        lambda x: (torch.as_strided(x * 2, (2, 3), (1, 2)) * 1, torch.as_strided(x * 2, (3,), (4,), 1) * 1, torch.as_strided(x * 2, (12,), (1,)) * 1),
-        torch.randn(3, 4), gradients=False,
-    )  # fmt: skip
+        lambda x: (
+            torch.as_strided(x * 2, (2, 3), (1, 2)) * 1,
+            torch.as_strided(x * 2, (3,), (4,), 1) * 1,
+            torch.as_strided(x * 2, (12,), (1,)) * 1,
+        ),
+        torch.randn(3, 4),
+        gradients=False,
+    )
 
 
 def test_as_strided_of_a_permuted_tensor_stays_in_eager():

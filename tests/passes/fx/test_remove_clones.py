@@ -24,20 +24,22 @@ def run(function: Callable[..., Any]) -> tuple[GraphModule, bool]:
 
 
 def test_a_clone_that_is_only_computed_with_goes() -> None:
-    gm, modified = run(lambda x: x.clone().view(3, 2) * 2)
+    gm, modified = run(lambda x: (x + 1).clone().view(3, 2) * 2)
     assert modified
-    assert [n.name for n in gm.graph.nodes] == ["x_1", "view", "mul", "output"]
+    assert [n.name for n in gm.graph.nodes] == ["x_1", "add", "view", "mul", "output"]
 
 
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: x.clone(),
-        lambda x: x.clone().t()[0],
-        lambda x: x.t().clone(memory_format=torch.contiguous_format) * 2,
-        lambda x: x.clone().split(1),
+        lambda x: (x + 1).clone(),
+        lambda x: (x + 1).clone().t()[0],
+        lambda x: (x + 1).t().clone(memory_format=torch.contiguous_format) * 2,
+        lambda x: (x + 1).clone().split(1),
+        lambda x: x.clone() * 2,
+        lambda x: x.t().clone() * 2,
     ],
-    ids=["the output", "a view is the output", "other strides", "pieces are outputs"],
+    ids=["the output", "a view is the output", "other strides", "pieces", "of an input", "of a view of an input"],
 )
 def test_the_nearest_other_clones_stay(function: Callable[..., Any]) -> None:
     gm, modified = run(function)

@@ -36,7 +36,7 @@ POOLS = {
     "adaptive 2d tiles": (nn.AdaptiveAvgPool2d((3, 2)), (2, 3, 9, 8)),
     "adaptive 2d to more": (nn.AdaptiveAvgPool2d((7, 9)), (2, 3, 4, 5)),
     "adaptive 2d to one": (nn.AdaptiveAvgPool2d(1), (2, 3, 4, 5)),
-    "adaptive 2d to itself": (nn.AdaptiveAvgPool2d(None), (2, 3, 4, 5)),
+    "adaptive 2d to itself": (nn.AdaptiveAvgPool2d((None, 2)), (2, 3, 4, 5)),
     "adaptive 2d without a batch": (nn.AdaptiveAvgPool2d(2), (3, 6, 4)),
     "adaptive 1d": (nn.AdaptiveAvgPool1d(3), (2, 4, 7)),
     "adaptive 3d": (nn.AdaptiveAvgPool3d((2, 1, 3)), (1, 2, 5, 3, 4)),

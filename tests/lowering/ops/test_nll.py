@@ -47,7 +47,7 @@ def test_total_weight_equals_eager(weighted, reduction):
     def function(x, t, w):
         return (
             aten.nll_loss_forward(x, t, w, reduction, -100),
-            aten.nll_loss_forward(x, t, w, reduction, 1),
+            aten.nll_loss_forward(x[:2], t[:2], w, reduction, 1),
             aten.nll_loss2d_forward(image, t[:, None, None].expand(4, 2, 3), w, reduction, -100),
             aten.nll_loss_forward(x[0], t[1], w, reduction, -100),
         )
@@ -86,7 +86,3 @@ def test_cross_entropy_with_probabilities_equals_eager():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_cross_entropy_of_other_dtypes_equals_eager(dtype):
     assert_like_eager(lambda x, t: F.cross_entropy(x, t), r(30, 40, dtype=dtype), torch.randint(40, (30,)))
-
-
-def test_targets_may_be_bytes():
-    assert_like_eager(lambda x, t: F.nll_loss(x, t), r(3, 4), torch.tensor([0, 3, 1], dtype=torch.uint8))

@@ -5,8 +5,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ort_dynamo.testing import assert_like_eager
+from ort_dynamo.compiler import compile_graph
+from ort_dynamo.options import parse_options
+from ort_dynamo.testing import assert_close, assert_like_eager
 
 inf, nan = math.inf, math.nan
 
@@ -39,13 +42,20 @@ def test_softmax_that_widens_half_equals_eager():
     assert_like_eager(function, r(4, 5, dtype=torch.float16))
 
 
-def test_half_to_float_softmax_equals_eager():
-    # Only CUDA has the operator in this form, so eager's result is spelled out.
+@pytest.mark.parametrize("operator", [torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default])
+def test_half_to_float_gives_float32(operator):
+    # Only CUDA has the operators in this form, so the graph is made by hand.
     x = torch.randn(4, 5).half()
-    compiled = torch.compile(lambda x: torch._softmax(x, -1, True), backend="ort_train")
-    if not torch.cuda.is_available():
-        pytest.skip("torch._softmax(half_to_float=True) is for CUDA")
-    torch.testing.assert_close(compiled(x), x.float().softmax(-1))
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    result = graph.call_function(operator, (node, -1, True))
+    graph.output((result,))
+    with FakeTensorMode():
+        node.meta["val"], result.meta["val"] = torch.empty(4, 5, dtype=torch.float16), torch.empty(4, 5)
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    (actual,) = compile_graph(gm, "inference", parse_options(None, {"fallback": "error"}))([x])
+    expected = operator(x.float(), -1, False)
+    assert_close(actual, expected, "result")
 
 
 def test_softmax_of_a_number_equals_eager():

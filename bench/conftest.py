@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from ort_dynamo.runtime.capabilities import installed_runtime
 
 _RESULTS = pytest.StashKey[list[Result]]()
 
+_LOAD = pytest.StashKey[float]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ort_dynamo benchmarks")
@@ -28,13 +31,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_RESULTS] = []
+    config.stash[_LOAD] = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     # torch says that its caches are off, which is what bench_first_step asks for.
     config.addinivalue_line("filterwarnings", "ignore:.* force disabled by torch.compiler.config:UserWarning")
+    # A benchmark that fails or is skipped before it measures has said why.
+    config.addinivalue_line("filterwarnings", "ignore:Benchmark fixture was not used at all in this test")
 
 
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    del config
     runtime = installed_runtime()
+    machine_info["load_before"] = config.stash[_LOAD]
     machine_info["torch"] = torch.__version__
     machine_info["torch_threads"] = torch.get_num_threads()
     machine_info["torch_cpu_capability"] = torch.backends.cpu.get_cpu_capability()
@@ -53,6 +59,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         f"torch {torch.__version__}, {runtime.package} {runtime.version}"
     )
     terminalreporter.line("median [quartiles] over the rounds; below 1 the first of the two is faster")
+    if (load := config.stash[_LOAD]) > 0.5:
+        terminalreporter.line(
+            f"the machine was busy (load average {load:.1f} before the run): do not trust these", red=True
+        )
     for question, group in itertools.groupby(results, key=lambda result: result.question):
         terminalreporter.line("")
         terminalreporter.line(question, bold=True)
@@ -67,7 +77,7 @@ def size(pytestconfig: pytest.Config) -> Size:
     return chosen
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def backends() -> tuple[str, ...]:
     """The contestants that can run here."""
     return tuple(backend for backend in BACKENDS if why_absent(backend) is None)

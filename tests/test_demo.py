@@ -6,9 +6,9 @@ import contextlib
 import dataclasses
 import importlib.util
 import io
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,15 +27,14 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def short_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def short_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     pytest.importorskip("sklearn")
     pytest.importorskip("tqdm")
     folder = tmp_path_factory.mktemp("onnx") / "new"
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         status = main(["demo", "--steps", "3", "--save-onnx", str(folder)])
-    yield Run(status, output.getvalue(), folder)
-    torch._dynamo.reset()
+    return Run(status, output.getvalue(), folder)
 
 
 def test_a_short_run_succeeds_and_says_what_it_did_not_check(short_run: Run) -> None:
@@ -206,6 +205,17 @@ class _Forgetful(torch.nn.Module):
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         scale = 2.0 if torch.compiler.is_compiling() else 1.0
         return ((self.weight * inputs - targets) ** 2).mean() + (scale - 1) * self.weight.abs()
+
+
+@pytest.mark.parametrize(("load", "said"), [(0.1, False), (1000.0, True)])
+def test_a_busy_machine_is_said(
+    load: float, said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tqdm")
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr(program, "train_side_by_side", lambda *arguments: _outcome())
+    assert main(["demo", "--model", "gpt"]) == 0
+    assert ("this machine is busy" in capsys.readouterr().out) == said
 
 
 def test_a_training_that_goes_another_way_is_noticed() -> None:

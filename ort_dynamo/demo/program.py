@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,8 @@ def run_demo(models: Sequence[str], steps: int, seed: int, save_onnx: Path | Non
         f"{torch.get_num_threads()} thread(s)",
         flush=True,
     )
+    if _is_busy():
+        print("this machine is busy: step times will say little (--threads 1 suffers less)", flush=True)
     verdicts = []
     for name in models:
         task = TASKS[name](seed)
@@ -87,13 +90,18 @@ def _train(name: str, task: Task, steps: int, seed: int, folder: Path | None) ->
     from tqdm import tqdm
 
     options = {} if folder is None else {"save_onnx": str(folder)}
-    with tqdm(total=steps, desc=name, unit="step", disable=None) as bar:  # None: no bar when stderr is a file
+    with tqdm(total=steps, desc=name, unit=" step", disable=None) as bar:  # None: no bar when stderr is a file
 
         def progress(eager: Trace, ort: Trace) -> None:
             bar.set_postfix_str(f"loss: eager {eager.losses[-1]:.4f}, ort_train {ort.losses[-1]:.4f}", refresh=False)
             bar.update()
 
         return train_side_by_side(task, steps, seed, options, progress)
+
+
+def _is_busy() -> bool:
+    # Threads that wait for one another multiply what other processes take from them.
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1)
 
 
 def _onnx_files(folder: Path | None) -> dict[Path, int]:

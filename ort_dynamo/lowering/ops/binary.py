@@ -270,6 +270,7 @@ _TYPE_KEEPING: dict[torch._ops.OpOverload, Formula] = {
 _WITH_WIDE_NUMBERS = (_multiply, _true_divide, _divide_trunc, _divide_floor)
 
 _MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
+    aten.ldexp.Tensor: lambda ctx, a, b: ctx.op.Mul(a, ctx.op.Pow(two(ctx, a), b)),
     aten.atan2.default: _atan2,
     aten.copysign.Tensor: _copysign,
     aten.copysign.Scalar: _copysign,

@@ -27,6 +27,7 @@ def to_copy(ctx: LoweringContext, self: ir.Value, *args: Any, **kwargs: Any) -> 
     aten.alias.default,
     aten.detach.default,
     aten.contiguous.default,
+    aten.lift.default,
     aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
     aten.positive.default,

@@ -38,6 +38,7 @@ _FILLS: dict[torch._ops.OpOverload, Number] = {
     # Nobody may rely on what an empty tensor holds.
     aten.empty.memory_format: 0,
     aten.empty_like.default: 0,
+    aten.empty_permuted.default: 0,
     aten.empty_strided.default: 0,
     aten.new_empty.default: 0,
     aten.new_empty_strided.default: 0,

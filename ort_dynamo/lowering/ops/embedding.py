@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import torch
 
+from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
@@ -36,22 +37,17 @@ def embedding_dense_backward(
     scale_grad_by_freq: bool,
 ) -> ir.Value:
     """embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights, SymInt padding_idx, bool scale_grad_by_freq) -> Tensor"""  # noqa: E501
-    # ScatterElements walks the entries in order, so a row's sum is the same in every run. ScatterND(reduction="add")
-    # is three times as fast and a data race where a row is looked up twice; a product with the one-hot matrix is
-    # faster only for tables of a few hundred rows.
     op = ctx.op
     dtype = float_dtype(ctx.out.dtype)
     width = ctx.sizes(grad_output)[-1]
-    rows = op.Reshape(ctx.cast(indices, torch.int64), [-1, 1])
-    count = ctx.fake(indices).numel()
-    grad = ctx.reshape(ctx.cast(grad_output, dtype), [count, width])
+    rows = ctx.reshape(ctx.cast(indices, torch.int64), [ctx.fake(indices).numel(), 1])
+    grad = ctx.reshape(ctx.cast(grad_output, dtype), [ctx.fake(indices).numel(), width])
     if scale_grad_by_freq:
         ones = op.Expand(ctx.constant(1, dtype), op.Shape(rows))
-        looked_up = op.ScatterElements(zeros(ctx, grad, [num_weights, 1]), rows, ones, axis=0, reduction="add")
-        grad = op.Div(grad, op.Gather(looked_up, op.Squeeze(rows, [1]), axis=0))
-    table = zeros(ctx, grad, [num_weights, width])
-    where = op.Expand(rows, ctx.shape([count, width]))
-    result = op.ScatterElements(table, where, grad, axis=0, reduction="add")
+        count = op.ScatterElements(zeros(ctx, grad, [num_weights, 1]), rows, ones, axis=0, reduction="add")
+        grad = op.Div(grad, op.Gather(count, op.Squeeze(rows, [1]), axis=0))
+    table = zeros(ctx, grad, [num_weights * width])
+    result = ctx.reshape(add_rows(ctx, table, rows, grad, width), [num_weights, width])
     if not isinstance(padding_idx, int) or padding_idx >= 0:
         # Clearing one row of the result is less work than clearing its share of the gradients.
         row = op.Reshape(ctx.shape([padding_idx]), [1, 1])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import torch
 
+from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.ops.views import axis, same_size
 from ort_dynamo.lowering.promotion import float_dtype
@@ -26,6 +27,7 @@ class _Selection:
     Attributes:
         data: the tensor, its indexed dimensions merged.
         axis: where they are in `data`.
+        merged: their size.
         before, after: sizes of the dimensions of `data` around it.
         positions: int64 of shape `sizes`; positions along the merged dimension, from its end where negative.
         sizes: the common shape of the index tensors.
@@ -34,6 +36,7 @@ class _Selection:
 
     data: ir.Value
     axis: int
+    merged: Size
     before: list[Size]
     after: list[Size]
     positions: ir.Value
@@ -47,19 +50,20 @@ def _select(ctx: LoweringContext, self: ir.Value, indices: Sequence[ir.Value | N
         raise ctx.refuse("a mask as index: the size of the result depends on the data")
     sizes = ctx.sizes(self)
     dims = list(given)
-    merged = [sizes[dim] for dim in dims]
-    positions = _positions(ctx, list(given.values()), merged, checked)
+    block = [sizes[dim] for dim in dims]
+    merged = math.prod(block)
+    positions = _positions(ctx, list(given.values()), block, checked)
     broadcast = _broadcast([ctx.sizes(index) for index in given.values()])
     first, last = dims[0], dims[-1]
     if dims == list(range(first, last + 1)):
         before, after = list(sizes[:first]), list(sizes[last + 1 :])
-        data = self if len(dims) == 1 else ctx.reshape(self, [*before, math.prod(merged), *after])
-        return _Selection(data, first, before, after, positions, broadcast, None)
+        data = self if len(dims) == 1 else ctx.reshape(self, [*before, merged, *after])
+        return _Selection(data, first, merged, before, after, positions, broadcast, None)
     # Index tensors with a gap between them: their dimensions come first in the result.
     others = [dim for dim in range(len(sizes)) if dim not in given]
     after = [sizes[dim] for dim in others]
-    data = ctx.reshape(ctx.op.Transpose(self, perm=dims + others), [math.prod(merged), *after])
-    return _Selection(data, 0, [], after, positions, broadcast, dims + others)
+    data = ctx.reshape(ctx.op.Transpose(self, perm=dims + others), [merged, *after])
+    return _Selection(data, 0, merged, [], after, positions, broadcast, dims + others)
 
 
 def _positions(ctx: LoweringContext, indices: Sequence[ir.Value], sizes: Sequence[Size], checked: bool) -> ir.Value:
@@ -67,15 +71,17 @@ def _positions(ctx: LoweringContext, indices: Sequence[ir.Value], sizes: Sequenc
     op = ctx.op
     # A negative first index needs no wrapping: the sum stays negative, and ONNX counts it from the end.
     positions = ctx.cast(indices[0], torch.int64)
+    total = sizes[0]
     for value, size_ in zip(indices[1:], sizes[1:], strict=True):
         size = ctx.scalar(size_, torch.int64)
         index = ctx.cast(value, torch.int64)
         index = op.Where(op.Less(index, 0), op.Add(index, size), index)
         merged = op.Add(op.Mul(positions, size), index)
+        total = total * size_
         if checked:
-            # Out of its own range an index could still land inside the block; it must fail as in eager.
+            # An index out of its own range could still land inside the block; one past its end fails as in eager.
             valid = op.And(op.GreaterOrEqual(index, 0), op.Less(index, size))
-            merged = op.Where(valid, merged, torch.iinfo(torch.int64).max)
+            merged = op.Where(valid, merged, ctx.scalar(total, torch.int64))
         positions = merged
     return positions
 
@@ -135,6 +141,9 @@ def _write(ctx: LoweringContext, selection: _Selection, data: ir.Value, values: 
     source = op.Expand(values, ctx.shape([*before, *selection.sizes, *after]))
     if selection.axis == 0 and not accumulate:
         return op.ScatterND(data, op.Unsqueeze(selection.positions, [-1]), source)
+    if selection.axis == 0:
+        rows = add_rows(ctx, data, selection.positions, source, math.prod(after))
+        return ctx.reshape(rows, [selection.merged, *after])
     count = math.prod(selection.sizes)
     flat = [*before, count, *after]
     where = op.Expand(ctx.reshape(selection.positions, [count] + [1] * len(after)), ctx.shape(flat))

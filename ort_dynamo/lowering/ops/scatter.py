@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
+from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.ops.views import axis, same_size
 from ort_dynamo.lowering.promotion import float_dtype
@@ -189,6 +191,10 @@ def index_add(
     scaled = ctx.cast(_at_least_1d(ctx, source), dtype)
     if not (isinstance(alpha, (int, float)) and alpha == 1):
         scaled = ctx.op.Mul(scaled, ctx.scalar(alpha, dtype))
+    if axis(dim, ctx.rank(self)) == 0 and ctx.out.dtype != torch.bool:
+        width = math.prod(ctx.sizes(self)[1:])
+        rows = add_rows(ctx, ctx.cast(self, dtype), ctx.cast(index, torch.int64), scaled, width)
+        return ctx.reshape(ctx.cast(rows, ctx.out.dtype), ctx.sizes(self))
     where = _spread(ctx, self, dim, index, _sizes_1d(ctx, source))
     return _reduced(ctx, self, dim, where, scaled, "sum")
 

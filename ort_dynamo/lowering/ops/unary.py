@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -52,14 +53,20 @@ def _rounding(formula: Formula) -> Formula:
 
 def square_root(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     """The square root of a floating-point value."""
-    root = ctx.op.Sqrt(x)
-    # onnxruntime-training 1.19.2: the square root of inf is nan, and erf(nan) is 1.
-    return ctx.op.Where(ctx.op.Equal(x, math.inf), x, root) if _is_old(ctx) else root
+    op = ctx.op
+    if not _is_old(ctx):
+        return op.Sqrt(x)
+    # onnxruntime-training 1.19.2: the square root of inf is nan. The difference is 0, or inf, or nan.
+    assert x.dtype is not None
+    largest = float(np.finfo(x.dtype.numpy()).max)
+    finite = op.Clip(x, -math.inf, largest)
+    return op.Add(op.Sqrt(finite), op.Sub(x, finite))
 
 
 def _erf(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     value = ctx.op.Erf(x)
-    return ctx.op.Where(ctx.op.IsNaN(x), x, value) if _is_old(ctx) else value
+    # onnxruntime-training 1.19.2: erf(nan) is 1. The clamp is 0 or nan.
+    return ctx.op.Add(value, ctx.op.Clip(x, 0.0, 0.0)) if _is_old(ctx) else value
 
 
 def _is_old(ctx: LoweringContext) -> bool:
@@ -82,9 +89,12 @@ def _tan(ctx: LoweringContext, x: ir.Value) -> ir.Value:
 def _sign(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     if x.dtype == ir.DataType.BOOL:
         return x
-    signed = ctx.op.Sign(x)
+    op = ctx.op
+    if not is_float(x):
+        return op.Sign(x)
     # torch: the sign of nan is 0; ONNX Runtime: nan.
-    return ctx.op.Where(ctx.op.IsNaN(x), 0.0, signed) if is_float(x) else signed
+    positive, negative = (op.Cast(test, to=x.dtype) for test in (op.Greater(x, 0.0), op.Less(x, 0.0)))
+    return op.Sub(positive, negative)
 
 
 def _expm1(ctx: LoweringContext, x: ir.Value) -> ir.Value:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.registry import lowering
@@ -21,6 +22,11 @@ aten = torch.ops.aten
 def same_size(a: Size, b: Size) -> bool:
     """Whether two sizes are the same expression; installs no guard."""
     return bool(expression(a) == expression(b))
+
+
+def size_is_zero(size: Size) -> bool:
+    """Whether a size is zero; a symbolic size with a known value never is. Installs no guard."""
+    return same_size(size, 0)
 
 
 def axis(dim: int, rank: int) -> int:
@@ -47,7 +53,8 @@ def reshape(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], new: S
     shape, which ONNX Runtime's fusions see through.
     """
     target: list[Size] = list(new)
-    if any(isinstance(size, int) and size == 0 for size in (*sizes, *new)):
+    # With an empty dimension, or one that may be, 0 and -1 together have no meaning.
+    if any(free_unbacked_symbols(size) or size_is_zero(size) for size in (*sizes, *new)):
         return ctx.reshape(value, new)
     symbolic = [i for i, size in enumerate(new) if isinstance(size, torch.SymInt)]
     for i in symbolic:

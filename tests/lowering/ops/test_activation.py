@@ -104,6 +104,10 @@ def test_prelu_equals_eager():
 
 
 def test_the_gradient_of_relu_at_nan_equals_eager():
-    x = torch.tensor([math.nan, -1.0, 1.0, 0.0])
-    grad = torch.tensor([1.0, math.inf, math.inf, math.nan])
+    x, grad = torch.tensor([math.nan, -1.0, 1.0, 0.0]), torch.tensor([1.0, 3.0, math.inf, 2.0])
     assert_like_eager(lambda g, x: torch.ops.aten.threshold_backward(g, x, 0), grad, x, gradients=False)
+
+
+@pytest.mark.parametrize("slope", [0.0, 1.0, -0.5, 3.0])
+def test_unusual_slopes_equal_eager(slope):
+    assert_like_eager(lambda x: F.leaky_relu(x, slope), torch.randn(3, 5, requires_grad=True))

@@ -54,6 +54,13 @@ def test_averages_and_gradients_equal_eager(case):
     assert_like_eager(module, leaf(*shape))
 
 
+@pytest.mark.parametrize("case", ["1d", "2d overlapping", "adaptive 1d", "adaptive 2d"])
+def test_averages_in_inference_equal_eager(case):
+    module, shape = POOLS[case]
+    with torch.no_grad():
+        assert_like_eager(module, torch.randn(shape), gradients=False)
+
+
 @pytest.mark.parametrize(
     "case", ["2d", "2d overlapping ceil mode", "2d without the padding", "2d own divisor", "3d overlapping"]
 )
@@ -72,15 +79,14 @@ def test_averages_by_tables_equal_eager(case, monkeypatch):
 )  # fmt: skip
 def test_average_pool_with_symbolic_sizes_equals_eager(case):
     module, shape = POOLS[case]
-    x = leaf(*shape)
-    torch._dynamo.mark_dynamic(x, [axis for axis, size in enumerate(shape) if axis != 1 and size > 1])
-    assert_like_eager(module, x)
+    assert_like_eager(module, leaf(*shape), dynamic=True)
 
 
 def test_tiles_of_a_symbolic_size_equal_eager():
-    x = leaf(2, 3, 6, 8)
-    torch._dynamo.mark_dynamic(x, [2, 3])
-    assert_like_eager(lambda x: functional.avg_pool2d(functional.pad(x, [0, x.shape[3], 0, x.shape[2]]), 2), x)
+    def halved(x):
+        return functional.avg_pool2d(functional.pad(x, [0, x.shape[3], 0, x.shape[2]]), 2)
+
+    assert_like_eager(halved, leaf(2, 3, 6, 8), dynamic=True, allow_eager=True)
 
 
 @pytest.mark.parametrize("module", [nn.AvgPool2d(2), nn.AvgPool2d(3, 2, 1), nn.AdaptiveAvgPool2d((3, 2))], ids=repr)

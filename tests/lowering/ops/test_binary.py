@@ -204,3 +204,7 @@ def test_bools_equal_eager(function):
 def test_a_symbolic_size_as_an_operand_equals_eager():
     x = torch.randn(3, 5, requires_grad=True)
     assert_like_eager(lambda x: (x * x.shape[0] + x.shape[1], x / x.shape[1], x - (x.shape[0] - 7)), x, dynamic=True)
+
+
+def test_ldexp_equals_eager():
+    assert_like_eager(torch.ldexp, torch.randn(3, 4), torch.tensor([-3, 0, 1, 10]), gradients=False)

@@ -3,9 +3,11 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.nn import functional
 
 from ort_dynamo.lowering.ops import convolution
+from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.testing import assert_like_eager
 
 CONVOLUTIONS = {
@@ -47,12 +49,16 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.fixture(params=["kernels of the target", "standard operators"])
+FORMS = (
+    ["training kernels", "standard operators"] if installed_runtime().has_gradient_kernels else ["standard operators"]
+)
+
+
+@pytest.fixture(params=FORMS)
 def form(request, monkeypatch):
     """The gradient kernel of the training build, where it is installed, and the form that every runtime has."""
     if request.param == "standard operators":
         monkeypatch.setattr(convolution._Gradient, "_has_conv_grad", False)
-    return request.param
 
 
 def image(shape):
@@ -87,9 +93,21 @@ def test_gradient_with_a_big_kernel_for_another_device_equals_eager(monkeypatch)
 )  # fmt: skip
 def test_convolution_with_symbolic_sizes_equals_eager(case, form):
     module, shape = CONVOLUTIONS[case]
-    x = image((3, *shape[1:]))
-    torch._dynamo.mark_dynamic(x, [0, *range(2, len(shape))])
-    assert_like_eager(module, x)
+    assert_like_eager(module, image((3, *shape[1:])), dynamic=True)
+
+
+def test_one_compilation_serves_images_of_other_sizes(form):
+    module = nn.Conv2d(2, 4, 5, stride=3, padding=1)
+    compiled = torch.compile(module, backend="ort_train", dynamic=True, fullgraph=True)
+    for size in ((2, 2, 16, 18), (3, 2, 17, 19), (4, 2, 12, 20)):
+        x, grad = image(size), None
+        for function in (module, compiled):
+            y = function(x)
+            found = torch.autograd.grad(y, [x, module.weight], torch.ones_like(y))
+            for mine, theirs in zip(found, grad or found, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+            grad = found
+    assert counters["ort_train"]["graphs"] == 2
 
 
 @pytest.mark.parametrize("needed", ["x", "w", "b", "xw", "xb", "wb"])

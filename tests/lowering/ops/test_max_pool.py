@@ -77,9 +77,7 @@ def test_maxima_alone_equal_eager(case):
 )  # fmt: skip
 def test_max_pool_with_symbolic_sizes_equals_eager(case):
     module, shape = POOLS[case]
-    x = with_ties(*shape)
-    torch._dynamo.mark_dynamic(x, [axis for axis, size in enumerate(shape) if axis != 1 and size > 1])
-    assert_like_eager(and_places(module), x)
+    assert_like_eager(and_places(module), with_ties(*shape), dynamic=True)
 
 
 @pytest.mark.parametrize("module", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1), nn.AdaptiveMaxPool2d((3, 2))], ids=repr)

@@ -8,12 +8,16 @@ from torch import nn
 from torch.nn import functional
 
 from ort_dynamo.lowering.ops import normalization
+from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.testing import TOLERANCES, Tolerance, assert_like_eager
 
+# The LayerNormalization of the training build is not accurate enough to be used.
+FORMS = ["nodes"] if installed_runtime().has_gradient_kernels else ["kernel", "nodes"]
 
-@pytest.fixture(params=["kernel of the target", "nodes"])
+
+@pytest.fixture(params=FORMS)
 def form(request, monkeypatch):
-    """LayerNormalization, where the installed runtime has an accurate one, and the form that every runtime has."""
+    """LayerNormalization, where it is accurate, and the form that every runtime has."""
     if request.param == "nodes":
         monkeypatch.setattr(normalization, "_fused_dtype", lambda *_: None)
 
@@ -56,15 +60,11 @@ def test_only_the_layer_norm_gradients_asked_for_are_computed(needed, form):
 
 
 def test_layer_norm_with_symbolic_sizes_equals_eager(form):
-    x = leaf(3, 6, 5)
-    torch._dynamo.mark_dynamic(x, [0, 1])
-    assert_like_eager(nn.LayerNorm(5), x)
+    assert_like_eager(nn.LayerNorm(5), leaf(3, 6, 5), dynamic=True)
 
 
 def test_layer_norm_over_symbolic_sizes_equals_eager(form):
-    x = leaf(3, 6, 5)
-    torch._dynamo.mark_dynamic(x, [0, 1, 2])
-    assert_like_eager(lambda x: functional.layer_norm(x, x.shape[1:]), x)
+    assert_like_eager(lambda x: functional.layer_norm(x, x.shape[1:]), leaf(3, 6, 5), dynamic=True)
 
 
 @pytest.mark.parametrize("mean", [30.0, 1000.0])
@@ -99,8 +99,8 @@ def test_float64_layer_norm_equals_eager():
 
 def test_layer_norm_keeps_nan_and_infinity_in_their_rows(form):
     x = torch.randn(5, 8)
-    x[1, 3], x[2, 2] = math.nan, math.inf
-    assert_like_eager(lambda x: functional.layer_norm(x, (8,))[[0, 1, 3, 4]], x, gradients=False, allow_eager=True)
+    x[1, 3], x[2, 2], x[3] = math.nan, math.inf, 7.0
+    assert_like_eager(lambda x: functional.layer_norm(x, (8,)), x, gradients=False)
 
 
 def test_layer_norm_of_an_empty_batch_equals_eager(form):
@@ -135,9 +135,7 @@ def test_only_the_group_norm_gradients_asked_for_are_computed(needed):
 
 @pytest.mark.parametrize("affine", [True, False])
 def test_group_norm_with_symbolic_sizes_equals_eager(affine):
-    x = leaf(3, 4, 5, 6)
-    torch._dynamo.mark_dynamic(x, [0, 2, 3])
-    assert_like_eager(nn.GroupNorm(2, 4, affine=affine), x)
+    assert_like_eager(nn.GroupNorm(2, 4, affine=affine), leaf(3, 4, 5, 6), dynamic=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

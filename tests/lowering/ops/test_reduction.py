@@ -227,6 +227,7 @@ def test_other_norms_equal_eager():
         lambda x: (x.norm(), x.norm(2, 1), x.norm(1, (0, 1), True), torch.linalg.norm(x), torch.linalg.matrix_norm(x)),
         x,
     )
+    assert_like_eager(lambda x, y: (torch.dist(x, y), torch.dist(x, y, 1), torch.dist(x, y, math.inf)), x, r(4))
     assert_like_eager(lambda x: torch.nn.functional.normalize(x, dim=1), x)
     assert_like_eager(lambda x: torch.nn.functional.cosine_similarity(x, x.flip(0)), x)
     assert_like_eager(lambda x: torch.linalg.vector_norm(x, dim=1), torch.zeros(2, 3, requires_grad=True))

@@ -1,0 +1,179 @@
+"""Gather and scatter along one dimension."""
+
+import math
+
+import pytest
+import torch
+
+from ort_dynamo.testing import assert_like_eager
+
+t = torch.tensor
+FEW = t([0, 2, 2])
+REDUCTIONS = ["sum", "prod", "mean", "amax", "amin"]
+
+
+def r(*sizes, dtype=torch.float32):
+    return torch.randn(*sizes, dtype=dtype).requires_grad_()
+
+
+def places(*sizes, limit=4):
+    return torch.randint(limit, sizes)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gather_equals_eager(dynamic):
+    def function(x, i, j):
+        return x.gather(1, i), x.gather(-2, j), torch.take_along_dim(x, j[:1, :, :1], 1)
+
+    assert_like_eager(function, r(5, 4, 6), places(3, 7, 6), places(5, 2, 1), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_scatter_equals_eager(dynamic):
+    index = torch.stack([torch.randperm(4)[:2] for _ in range(30)], 1).reshape(2, 5, 6).transpose(0, 1).contiguous()
+    assert_like_eager(
+        lambda x, i, s: (x.scatter(1, i, s), x.scatter(1, i, 2.0)), r(5, 4, 6), index, r(5, 2, 6), dynamic=dynamic
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_source_larger_than_its_index_is_cut(dynamic):
+    index = t([[[1, 0], [2, 3]]])
+    assert_like_eager(
+        lambda x, i, s: (x.scatter(1, i, s), x.scatter_add(1, i, s), x.scatter_reduce(1, i, s, "amax")),
+        torch.randn(5, 4, 6),
+        index,
+        torch.randn(7, 9, 8),
+        gradients=False,
+        dynamic=dynamic,
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_scatter_add_at_repeated_places_equals_eager(dynamic):
+    assert_like_eager(lambda x, i, s: x.scatter_add(1, i, s), r(5, 4, 6), places(5, 9, 6), r(5, 9, 6), dynamic=dynamic)
+
+
+@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter:UserWarning")
+@pytest.mark.parametrize("reduce", ["add", "multiply"])
+def test_scatter_with_an_old_reduction_equals_eager(reduce):
+    assert_like_eager(
+        lambda x, i, s: (x.scatter(1, i, s, reduce=reduce), x.scatter(1, i, 1.5, reduce=reduce)),
+        torch.randn(5, 4),
+        places(5, 3),
+        torch.randn(5, 3),
+        gradients=False,
+    )
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_scatter_reduce_and_gradients_equal_eager(reduce, include_self):
+    def function(x, i, s):
+        return x.scatter_reduce(1, i, s, reduce, include_self=include_self)
+
+    assert_like_eager(function, r(5, 4, 6), places(5, 3, 6), r(5, 3, 6))
+    assert_like_eager(function, r(5, 4, 6), places(5, 3, 6), r(5, 3, 6), dynamic=True)
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("reduce", REDUCTIONS[1:])
+def test_index_reduce_and_gradients_equal_eager(reduce, include_self):
+    def function(x, i, s):
+        return x.index_reduce(1, i, s, reduce, include_self=include_self)
+
+    assert_like_eager(function, r(5, 4, 6), FEW, r(5, 3, 6), dynamic=include_self)
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_nan_and_infinity_in_a_reduction_equal_eager(reduce):
+    x = t([[1.0, math.nan, 3, -math.inf], [math.inf, 0, math.nan, math.nan], [2, 2, 1, 2]])
+    index = t([[0, 0, 1, 1], [1, 1, 1, 0], [0, 1, 2, 2]])
+
+    def function(x, i, s):
+        return [x.scatter_reduce(0, i, s, reduce, include_self=included) for included in (True, False)]
+
+    assert_like_eager(function, x, index, x.flip(1), gradients=False)
+
+
+DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scatter_of_every_dtype_equals_eager(dtype):
+    def function(x, i, s):
+        results = [x.scatter(0, i[:1], s), x.scatter(0, i[:1], 1), x.gather(0, i), x.scatter_add(0, i, s)]
+        for reduce in REDUCTIONS:
+            results += [x.scatter_reduce(0, i, s, reduce, include_self=included) for included in (True, False)]
+        return [*results, x.index_add(1, i[0], s), x.index_copy(1, i[0, :1], s[:, :1]), x.index_fill(0, i[0], 3)]
+
+    low = 0 if dtype == torch.uint8 else -4
+    x, source = torch.randint(low, 5, (4, 5)).to(dtype), torch.randint(low, 5, (4, 3)).to(dtype)
+    assert_like_eager(function, x, places(4, 3), source, gradients=False)
+
+
+def test_scatter_of_bool_equals_eager():
+    def function(x, i):
+        return (
+            x.scatter(1, i, x),
+            x.scatter(1, i, True),
+            x.gather(1, i),
+            x.index_copy(0, FEW[:2], x[:2]),
+            x.index_fill(0, FEW, False),
+        )
+
+    assert_like_eager(function, torch.rand(4, 5) > 0.5, t([[0], [4], [2], [2]]), gradients=False)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_slices_by_index_and_gradients_equal_eager(dim, dynamic):
+    def function(x, i, s):
+        return x.index_add(dim, i, s, alpha=2), x.index_copy(dim, i[:2], s.narrow(dim, 0, 2)), x.index_fill(dim, i, 2.0)
+
+    sizes = [5, 4, 6]
+    sizes[dim] = 3
+    assert_like_eager(function, r(5, 4, 6), FEW, r(*sizes), dynamic=dynamic)
+
+
+def test_index_fill_with_a_tensor_equals_eager():
+    assert_like_eager(lambda x, i: x.index_fill(0, i - 3, t(2.0)), torch.randn(5, 4), FEW, gradients=False)
+    assert_like_eager(lambda x, i, v: x.index_fill(1, i, v), r(5, 4), FEW, t(2.0, requires_grad=True))
+
+
+def test_numbers_equal_eager():
+    zero, s, x = t(0), t(3.5, requires_grad=True), r(4)
+
+    def function(s, x, i):
+        return (
+            s.gather(0, i),
+            s.gather(0, i[None]),
+            s.scatter(0, i, 2.0),
+            s.scatter(0, i, s * 2),
+            s.scatter_add(0, i, s),
+            s.index_add(0, i, s),
+            s.index_copy(0, i, s * 2),
+            s.index_fill(0, i, 2.0),
+            x.gather(0, i),
+            x.scatter(0, i, s),
+            x.scatter_add(0, i, s),
+        )
+
+    assert_like_eager(function, s, x, zero)
+
+
+def test_no_places_equal_eager():
+    def function(x, i):
+        return (
+            x.gather(1, i[:, None]),
+            x.scatter(1, i[:, None], x[:0, :1]),
+            x.scatter_add(1, i[:, None], x[:0, :1]),
+            x.index_add(0, i, x[:0]),
+            x.index_copy(0, i, x[:0]),
+            x.index_fill(0, i, 1.0),
+            x.index_copy(1, i, x[:, :0]),
+        )
+
+    assert_like_eager(function, r(4, 6), torch.empty(0, dtype=torch.int64))

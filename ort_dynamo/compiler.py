@@ -48,9 +48,9 @@ def compile_graph(gm: GraphModule, role: str, options: Options) -> Callable[[lis
     segmented = segment(gm, partial(refusal, target=target), device)
     report(segmented, role)
     check_fallback(segmented, options.segment, role)
+    pipeline = identity(onnx_passes(options.passes, target))
     for name, island in segmented.islands.items():
-        pipeline = identity(onnx_passes(options.passes, target))
-        key = graph_key(island, pipeline, options.session, target, device)
+        key = graph_key(island, pipeline, options.session.resolved(), options.dump, target, device)
         compiled = CACHE.get_or_make(key, partial(compile_island, island, key, role, options, target, device))
         segmented.gm.set_submodule(name, Island(compiled))
     return boxed(segmented.gm)
@@ -67,5 +67,5 @@ def compile_island(
     name = f"{role}-{key or 'unkeyed'}"
     dump_model(model, options.dump, name)
     dtypes = {value.dtype for node in lowered.model.graph for value in node.outputs if value.dtype is not None}
-    session = open_session(model, options.session, target, device, name, dtypes)
+    session = open_session(model, options.session.resolved(), target, device, name, dtypes)
     return CompiledGraph(session, lowered.inputs, lowered.outputs, device)

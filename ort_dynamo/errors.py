@@ -9,6 +9,7 @@ __all__ = [
     "FallbackRefusedError",
     "InvalidOptionError",
     "LoweringError",
+    "MissingPackageError",
     "OrtDynamoError",
     "ProviderNotAvailableError",
     "RuntimeNotInstalledError",
@@ -48,6 +49,12 @@ class SeveralRuntimesError(OrtDynamoError, ImportError):
         "Run 'pip uninstall -y {uninstall}', then install exactly one of the extras "
         "'ort-dynamo[cpu]', 'ort-dynamo[cuda]' or 'ort-dynamo[training]'."
     )
+
+
+class MissingPackageError(OrtDynamoError, ImportError):
+    """A package of the extra `demo` is not installed."""
+
+    message = "The demo needs {missing}. Install the extra: pip install 'ort-dynamo[demo]'."
 
 
 class ProviderNotAvailableError(OrtDynamoError):

@@ -1,7 +1,7 @@
 """Options of torch.compile(backend="ort_train"): frozen, validated, grouped by the stage that reads them.
 
-The groups `segment`, `passes` and `session` change what is compiled and enter every graph key by their repr;
-`dump` does not.
+What a group decides about a compiled graph enters its key by its repr. So does `dump`: a graph that is to be saved or
+verified is compiled for that, even if the same one is in memory.
 """
 
 from __future__ import annotations
@@ -13,9 +13,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
 
-__all__ = ["MODES", "DumpOptions", "Options", "PassOptions", "SegmentOptions", "SessionOptions", "parse_options"]
+__all__ = [
+    "MODES",
+    "DumpOptions",
+    "Options",
+    "PassOptions",
+    "SegmentOptions",
+    "SessionOptions",
+    "SessionSettings",
+    "parse_options",
+]
 
 GraphOptimization = Literal["disable", "basic", "extended", "all"]
 
@@ -54,7 +65,7 @@ class SessionOptions:
 
     Attributes:
         graph_optimization: ONNX Runtime's own optimisation level.
-        intra_op_num_threads: threads of a CPU session; None takes torch.get_num_threads().
+        intra_op_num_threads: threads of a CPU session; None takes torch.get_num_threads() at the compile.
         provider_options: (name, value) pairs handed to the execution provider.
     """
 
@@ -72,6 +83,29 @@ class SessionOptions:
             raise InvalidOptionError(name="provider_options", value=given, expected="a dict of str to str")
         items = given.items() if isinstance(given, Mapping) else given
         object.__setattr__(self, "provider_options", tuple(sorted((str(k), str(v)) for k, v in items)))
+
+    def resolved(self) -> SessionSettings:
+        """These options with what they leave to torch's present settings filled in; this is what keys hold."""
+        return SessionSettings(
+            graph_optimization=self.graph_optimization,
+            intra_op_num_threads=self.intra_op_num_threads or torch.get_num_threads(),
+            provider_options=self.provider_options,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """SessionOptions with every value decided.
+
+    Attributes:
+        deterministic: torch.use_deterministic_algorithms() was on.
+    """
+
+    graph_optimization: GraphOptimization
+    intra_op_num_threads: int
+    provider_options: tuple[tuple[str, str], ...]
+    deterministic: bool
 
 
 @dataclass(frozen=True)

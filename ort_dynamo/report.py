@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from torch._dynamo.utils import counters
 
-from ort_dynamo.logs import get_logger
 from ort_dynamo.segments import Segmented
 
 __all__ = ["report"]
 
-_log = get_logger(__name__)
+_log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows all of it
 _said: set[tuple[str, str]] = set()
 
 

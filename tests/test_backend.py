@@ -286,6 +286,24 @@ def test_the_same_graph_twice_opens_one_session() -> None:
     assert CACHE.misses - before > opened
 
 
+def test_a_graph_in_memory_is_saved_when_asked(tmp_path: Path) -> None:
+    for options in ({}, {"save_onnx": str(tmp_path)}):
+        compiled(lambda x: x + 1, **options)(torch.ones(2))
+    assert len(list(tmp_path.glob("inference-*.onnx"))) == 1
+
+
+def test_torchs_own_settings_decide_about_the_session() -> None:
+    threads = torch.get_num_threads()
+    before = CACHE.misses
+    try:
+        for number, function in ((1, lambda x: x + 1), (2, lambda y: y + 1), (1, lambda z: z + 1)):
+            torch.set_num_threads(number)
+            compiled(function)(torch.ones(2))
+    finally:
+        torch.set_num_threads(threads)
+    assert CACHE.misses - before == 2
+
+
 def test_reset_forgets_the_sessions() -> None:
     compiled(lambda x: x + 1)(torch.ones(2))
     assert len(CACHE)

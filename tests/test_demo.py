@@ -17,6 +17,7 @@ import torch
 from ort_dynamo.__main__ import main
 from ort_dynamo.demo import data, models, program, training, verdict
 from ort_dynamo.demo.training import Outcome, Trace
+from ort_dynamo.errors import MissingPackageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +117,7 @@ def test_missing_packages_are_named_with_the_extra(
 
 def test_the_gpt_alone_does_not_need_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(data.MissingPackageError, match=r"needs tqdm\."):
+    with pytest.raises(MissingPackageError, match=r"needs tqdm\."):
         program.run_demo(["gpt"], 1, 0, None)
 
 

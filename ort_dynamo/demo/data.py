@@ -11,23 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ort_dynamo.errors import OrtDynamoError
+from ort_dynamo.errors import MissingPackageError
 
 __all__ = [
     "Digits",
-    "MissingPackageError",
     "check_packages",
     "digit_batches",
     "load_digits",
     "read_library_text",
     "text_batches",
 ]
-
-
-class MissingPackageError(OrtDynamoError, ImportError):
-    """A package of the extra `demo` is not installed."""
-
-    message = "The demo needs {missing}. Install the extra: pip install 'ort-dynamo[demo]'."
 
 
 def check_packages(packages: dict[str, str]) -> None:

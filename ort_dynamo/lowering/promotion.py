@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,20 +21,24 @@ INT_TO_FLOAT = KIND.INT_TO_FLOAT
 
 
 def promote(
-    ctx: LoweringContext, *operands: ir.Value | Number, kind: KIND = KIND.DEFAULT, wide_numbers: bool = False
+    ctx: LoweringContext,
+    *operands: ir.Value | Number,
+    kind: KIND = KIND.DEFAULT,
+    wide_numbers: bool = False,
+    stand_ins: Mapping[ir.Value, ir.Value] = {},
 ) -> tuple[list[ir.Value], torch.dtype]:
     """The operands as values of their common computation dtype, and that dtype.
 
     float16 and bfloat16 compute in float32, as torch's kernels do; the caller casts the result to `ctx.out.dtype`.
     Beside half-width tensors, a number is rounded to half width first, as torch does for all operators but products and
-    quotients: those pass `wide_numbers`.
+    quotients: those pass `wide_numbers`. An operand with a stand-in decides the dtype, its stand-in takes part.
     """
     fakes: list[Any] = [ctx.fake(o) if isinstance(o, ir.Value) else o for o in operands]
     dtype, result = elementwise_dtypes(*fakes, type_promotion_kind=kind)
 
     def settle(operand: ir.Value | Number) -> ir.Value:
         if isinstance(operand, ir.Value):
-            return ctx.cast(operand, dtype)
+            return ctx.cast(stand_ins.get(operand, operand), dtype)
         return ctx.scalar(operand if wide_numbers else rounded(operand, result), dtype)
 
     return [settle(operand) for operand in operands], dtype

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.errors import ProviderNotAvailableError, SessionError
-from ort_dynamo.options import SessionOptions
+from ort_dynamo.options import SessionSettings
 from ort_dynamo.runtime.capabilities import broken_optimizers
 from ort_dynamo.runtime.providers import provider_options
 from ort_dynamo.target import Target
@@ -19,7 +19,7 @@ __all__ = ["open_session"]
 
 def open_session(
     model: bytes,
-    options: SessionOptions,
+    options: SessionSettings,
     target: Target,
     device: torch.device,
     name: str,
@@ -29,7 +29,7 @@ def open_session(
 
     Args:
         model: a serialised ONNX ModelProto, under 2 GiB.
-        options: the session options.
+        options: how to open it.
         target: what the model was lowered for.
         device: the torch device of its tensors.
         name: how errors call the graph, e.g. "forward-1f0a…".
@@ -66,7 +66,7 @@ def open_session(
     return session
 
 
-def _session_settings(options: SessionOptions, device: torch.device) -> Any:
+def _session_settings(options: SessionSettings, device: torch.device) -> Any:
     import onnxruntime
 
     levels = onnxruntime.GraphOptimizationLevel
@@ -78,10 +78,10 @@ def _session_settings(options: SessionOptions, device: torch.device) -> Any:
         "all": levels.ORT_ENABLE_ALL,
     }[options.graph_optimization]
     settings.log_severity_level = 3  # errors only: warnings speak of ONNX Runtime's choices, not of the user's model
-    settings.intra_op_num_threads = options.intra_op_num_threads or torch.get_num_threads()
+    settings.intra_op_num_threads = options.intra_op_num_threads
     settings.inter_op_num_threads = 1
     if device.type == "cpu":
         # torch's threads run between sessions on the same cores; spinning ones would take their time.
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    settings.use_deterministic_compute = torch.are_deterministic_algorithms_enabled()
+    settings.use_deterministic_compute = options.deterministic
     return settings

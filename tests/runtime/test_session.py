@@ -22,7 +22,7 @@ HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
 
 def graph(text: str, inputs: list[ValueSpec], outputs: list[ValueSpec]) -> CompiledGraph:
     model = ir.to_proto(ir.from_onnx_text(HEADER + text)).SerializeToString()
-    session = open_session(model, SessionOptions(), find_target("cpu"), CPU, "test")
+    session = open_session(model, SessionOptions().resolved(), find_target("cpu"), CPU, "test")
     return CompiledGraph(session, inputs, outputs, CPU)
 
 
@@ -117,4 +117,6 @@ def test_a_model_the_runtime_refuses_is_a_session_error() -> None:
         "{ y = no.such.Op (x) }"
     )
     with pytest.raises(SessionError, match="cannot open the backward-abc graph"):
-        open_session(ir.to_proto(bad).SerializeToString(), SessionOptions(), find_target("cpu"), CPU, "backward-abc")
+        open_session(
+            ir.to_proto(bad).SerializeToString(), SessionOptions().resolved(), find_target("cpu"), CPU, "backward-abc"
+        )

@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 import torch
+from torch._prims_common import elementwise_dtypes
 
 from ort_dynamo.lowering.context import LoweringContext, Number
 from ort_dynamo.lowering.ops.unary import is_float, sign_bit, square_root, truncate, two
+from ort_dynamo.lowering.ops.views import same_size
 from ort_dynamo.lowering.promotion import DEFAULT, INT_TO_FLOAT, KIND, promote, rounded
 from ort_dynamo.lowering.registry import lowering, register
 
@@ -104,11 +106,12 @@ def div(ctx: LoweringContext, self: Operand, other: Operand, rounding_mode: str 
 
 
 def _apply_quotient(formula: Formula, kind: KIND, ctx: LoweringContext, self: Operand, other: Operand) -> ir.Value:
-    (a, b), dtype = promote(ctx, self, other, kind=kind, wide_numbers=formula in _WITH_WIDE_NUMBERS)
+    operands = [ctx.fake(o) if isinstance(o, ir.Value) else o for o in (self, other)]
+    dtype, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
     if not dtype.is_floating_point and (isinstance(other, ir.Value) or other == 0):
         # onnxruntime-training 1.19.2 ends the process on an integer division by zero; torch raises.
         raise ctx.refuse("an integer division whose divisor may be zero")
-    return ctx.cast(formula(ctx, a, b), ctx.out.dtype)
+    return _apply(formula, kind, ctx, self, other)
 
 
 # -- powers ------------------------------------------------------------------------------------------------------
@@ -295,8 +298,36 @@ _LOGICAL: dict[torch._ops.OpOverload, str] = {
 
 
 def _apply(formula: Formula, kind: KIND, ctx: LoweringContext, self: Operand, other: Operand) -> ir.Value:
-    (a, b), _ = promote(ctx, self, other, kind=kind, wide_numbers=formula in _WITH_WIDE_NUMBERS)
-    return ctx.cast(formula(ctx, a, b), ctx.out.dtype)
+    wide = formula in _WITH_WIDE_NUMBERS
+    stand_ins, shape = _unexpanded(ctx, self, other)
+    (a, b), _ = promote(ctx, self, other, kind=kind, wide_numbers=wide, stand_ins=stand_ins)
+    result = ctx.cast(formula(ctx, a, b), ctx.out.dtype)
+    return result if shape is None else ctx.op.Expand(result, shape)
+
+
+def _unexpanded(
+    ctx: LoweringContext, self: Operand, other: Operand
+) -> tuple[dict[ir.Value, ir.Value], ir.Value | None]:
+    """What operands that are expanded were expanded from, and the shape the result must still be expanded to.
+
+    Gradients of sums and means are full of expanded tensors. Beside a tensor of the full shape the operator
+    broadcasts by itself; beside a number the expansion can wait.
+    """
+    for one, another in ((self, other), (other, self)):
+        node = one.producer() if isinstance(one, ir.Value) else None
+        if node is None or node.op_type != "Expand" or node.inputs[0] is None:
+            continue
+        assert isinstance(one, ir.Value)
+        if not isinstance(another, ir.Value):
+            return {one: node.inputs[0]}, node.inputs[1]
+        if _full(ctx, another):
+            return {one: node.inputs[0]}, None
+    return {}, None
+
+
+def _full(ctx: LoweringContext, value: ir.Value) -> bool:
+    sizes = ctx.sizes(value)
+    return len(sizes) == ctx.out.dim() and all(map(same_size, sizes, ctx.out.shape))
 
 
 def _logical(op_type: str, ctx: LoweringContext, self: ir.Value, other: ir.Value) -> ir.Value:

@@ -13,10 +13,11 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.dtypes import onnx_dtype
+from ort_dynamo.lowering.channel_sum import channel_sum
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.symbols import expression
+from ort_dynamo.lowering.windows import fixed
 
 aten = torch.ops.aten
 
@@ -101,13 +102,6 @@ def _is_empty(sizes: Sequence[Size]) -> bool:
     return any(isinstance(size, int) and size == 0 for size in sizes)
 
 
-def _fixed(sizes: Sequence[Size]) -> list[int] | None:
-    """`sizes` as plain ints, or None where one is symbolic."""
-    if all(expression(size).is_Integer for size in sizes):
-        return [int(size) for size in sizes]
-    return None
-
-
 @lowering(aten.convolution.default)
 def convolution(
     ctx: LoweringContext,
@@ -179,7 +173,7 @@ def convolution_backward(
     results = (
         gradient.of_input() if wanted[0] else None,
         gradient.of_weight() if wanted[1] else None,
-        ctx.op.ReduceSum(gradient.grad, [0, *form.axes], keepdims=0) if wanted[2] else None,
+        channel_sum(ctx, gradient.grad, len(form.weight)) if wanted[2] else None,
     )
     return tuple(
         None if value is None else ctx.cast(value, fake.dtype) for value, fake in zip(results, ctx.out, strict=True)
@@ -224,7 +218,7 @@ class _Gradient:
             return self._of_input_by_conv()
         if self._has_conv_grad:
             return self._conv_grad(0)
-        remainders = _fixed(form.remainders(sizes, self.grad_sizes[2:]))
+        remainders = fixed(form.remainders(sizes, self.grad_sizes[2:]))
         if remainders is not None:
             return op.ConvTranspose(self.grad, self.weight, output_padding=remainders, **form.attributes)
         most = [s - 1 for s in form.stride]
@@ -300,7 +294,7 @@ class _Gradient:
         found = op.Conv(
             image, filters, strides=form.dilation, dilations=form.stride, pads=form.padding * 2, group=form.groups
         )
-        fixed = _fixed(remainders)
+        fixed = fixed(remainders)
         if fixed is None or any(r >= d for r, d in zip(fixed, form.dilation, strict=True)):
             found = self._cropped(found, kernel)
         return op.Transpose(found, perm=[1, 0, *rest])
@@ -331,7 +325,7 @@ class _Gradient:
         """`image` with its padding and without the last places, which no window reaches."""
         padding = self.form.padding
         ends = [p - r for p, r in zip(padding, remainders, strict=True)]
-        if not any(padding) and _fixed(ends) == [0] * len(ends):
+        if not any(padding) and fixed(ends) == [0] * len(ends):
             return image
         return self.ctx.op.Pad(image, self.ctx.shape([0, 0, *padding, 0, 0, *ends]))
 

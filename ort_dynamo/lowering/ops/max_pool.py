@@ -238,7 +238,8 @@ def _unpooled(
     dtype = float_dtype(ctx.dtype(grad_output))
     grad, leading = ctx.cast(grad_output, dtype), sizes[: len(sizes) - rank]
     kinds = {"T1": onnx_dtype(dtype), "T2": ir.DataType.INT64}
-    if pool is not None and pool.is_disjoint and len(leading) == 2 and ctx.target.takes("MaxUnpool", "", kinds):
+    fits = pool is not None and pool.is_disjoint and pool.fits_onnx and len(leading) == 2
+    if pool is not None and fits and ctx.target.takes("MaxUnpool", "", kinds):
         # No place is the maximum of two windows: MaxUnpool, which overwrites, is ten times as fast as adding.
         places = op.Add(indices, _plane_starts(ctx, leading, sizes[-rank:]))
         pads = [*pool.padding, *pool.ends]  # the kernel checks that the windows fit into the result

@@ -93,6 +93,11 @@ def t(ctx: LoweringContext, self: ir.Value) -> ir.Value:
 
 
 def _transpose(ctx: LoweringContext, value: ir.Value, order: list[int]) -> ir.Value:
+    node = value.producer()
+    if node is not None and node.op_type == "Transpose":  # two in a row are one, or none
+        inner = node.attributes["perm"].as_ints()
+        order = [inner[i] for i in order]
+        (value,) = node.inputs
     if order == sorted(order):
         return value
     return ctx.op.Transpose(value, perm=order)

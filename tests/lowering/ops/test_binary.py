@@ -208,3 +208,29 @@ def test_a_symbolic_size_as_an_operand_equals_eager():
 
 def test_ldexp_equals_eager():
     assert_like_eager(torch.ldexp, torch.randn(3, 4), torch.tensor([-3, 0, 1, 10]), gradients=False)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_expanded_operands_equal_eager(dynamic):
+    def function(x, y):
+        wide = y.expand(x.shape[0], 4)
+        return (
+            wide * x,
+            x - wide,
+            wide / 3,
+            2 - wide,
+            wide + wide,
+            wide.half() * x,
+            (wide > 0) & (x > 0),
+            wide * y,
+            wide,
+        )
+
+    assert_like_eager(
+        function, torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True), dynamic=dynamic
+    )
+
+
+def test_gradients_of_means_equal_eager():
+    x, y = torch.randn(3, 4, 5, requires_grad=True), torch.randn(3, 4, 5, requires_grad=True)
+    assert_like_eager(lambda x, y: (x * (x * x).mean(-1, keepdim=True)).sum(1).mean() + (x * y).mean(0).sum(), x, y)

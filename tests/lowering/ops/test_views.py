@@ -189,3 +189,18 @@ def test_writing_into_views_equals_eager():
 
 def test_outputs_that_are_views_of_inputs_equal_eager():
     assert_like_eager(lambda x: (x.t(), x[1:], x * 2, x.view(-1)), r(3, 4))
+
+
+def test_permutations_of_permutations_equal_eager():
+    def function(x):
+        y = x.permute(1, 2, 0) * 2
+        return (
+            y.permute(2, 0, 1),
+            y.permute(1, 0, 2).transpose(0, 2),
+            y.mT.mT,
+            x.mT.mT + 1,
+            x.permute(2, 1, 0).transpose(0, 1),
+        )
+
+    assert_like_eager(function, r(2, 3, 4))
+    assert_like_eager(function, torch.randn(2, 4, 3).mT.requires_grad_())

@@ -49,10 +49,11 @@ def rsub(ctx: LoweringContext, self: Operand, other: Operand, alpha: Number = 1)
 
 def _scaled(ctx: LoweringContext, op_type: str, left: Operand, right: Operand, alpha: Number) -> ir.Value:
     """left (op) alpha * right"""
-    (a, b), dtype = promote(ctx, left, right)
+    stand_ins, shape = _unexpanded(ctx, left, right)
+    (a, b), dtype = promote(ctx, left, right, stand_ins=stand_ins)
     if not (isinstance(alpha, (int, float)) and alpha == 1):
         b = ctx.op.Mul(b, ctx.scalar(rounded(alpha, ctx.out.dtype), dtype))
-    return ctx.cast(getattr(ctx.op, op_type)(a, b), ctx.out.dtype)
+    return _finish(ctx, getattr(ctx.op, op_type)(a, b), shape)
 
 
 def _multiply(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -301,7 +302,11 @@ def _apply(formula: Formula, kind: KIND, ctx: LoweringContext, self: Operand, ot
     wide = formula in _WITH_WIDE_NUMBERS
     stand_ins, shape = _unexpanded(ctx, self, other)
     (a, b), _ = promote(ctx, self, other, kind=kind, wide_numbers=wide, stand_ins=stand_ins)
-    result = ctx.cast(formula(ctx, a, b), ctx.out.dtype)
+    return _finish(ctx, formula(ctx, a, b), shape)
+
+
+def _finish(ctx: LoweringContext, value: ir.Value, shape: ir.Value | None) -> ir.Value:
+    result = ctx.cast(value, ctx.out.dtype)
     return result if shape is None else ctx.op.Expand(result, shape)
 
 
@@ -318,7 +323,7 @@ def _unexpanded(
         if node is None or node.op_type != "Expand" or node.inputs[0] is None:
             continue
         assert isinstance(one, ir.Value)
-        if not isinstance(another, ir.Value):
+        if not isinstance(another, ir.Value) or another is one:
             return {one: node.inputs[0]}, node.inputs[1]
         if _full(ctx, another):
             return {one: node.inputs[0]}, None

@@ -294,8 +294,8 @@ class _Gradient:
         found = op.Conv(
             image, filters, strides=form.dilation, dilations=form.stride, pads=form.padding * 2, group=form.groups
         )
-        fixed = fixed(remainders)
-        if fixed is None or any(r >= d for r, d in zip(fixed, form.dilation, strict=True)):
+        known = fixed(remainders)
+        if known is None or any(r >= d for r, d in zip(known, form.dilation, strict=True)):
             found = self._cropped(found, kernel)
         return op.Transpose(found, perm=[1, 0, *rest])
 

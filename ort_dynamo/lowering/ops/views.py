@@ -97,7 +97,9 @@ def _transpose(ctx: LoweringContext, value: ir.Value, order: list[int]) -> ir.Va
     if node is not None and node.op_type == "Transpose":  # two in a row are one, or none
         inner = node.attributes["perm"].as_ints()
         order = [inner[i] for i in order]
-        (value,) = node.inputs
+        source = node.inputs[0]
+        assert source is not None
+        value = source
     if order == sorted(order):
         return value
     return ctx.op.Transpose(value, perm=order)

@@ -103,16 +103,15 @@ class Pool:
 
     @property
     def ends(self) -> list[int]:
-        """Padding at the end with which as many windows fit without ceil_mode, or more where a size is symbolic."""
+        """Padding at the end with which the windows of ceil_mode fit as they do without it.
+
+        Where a size is symbolic, it is the most that they may exceed the input by. torch drops a window that starts
+        beyond the input and its padding, which then takes s - 1 + p >= kernel: `fits_onnx` is false.
+        """
         if (excess := fixed(self.excess)) is not None:
             return [max(e, 0) for e in excess]
         more = [s - 1 if self.ceil_mode else 0 for s in self.stride]
         return [p + m for p, m in zip(self.padding, more, strict=True)]
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether `ends` gives the output's size, and no larger one."""
-        return not self.ceil_mode or fixed(self.excess) is not None
 
     @property
     def fits_onnx(self) -> bool:

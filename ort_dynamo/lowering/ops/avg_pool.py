@@ -94,8 +94,6 @@ def _avg_pool(
         count_include_pad=int(count_include_pad or corrected),
     )
     y = y if batched else op.Squeeze(y, [0])
-    if not pool.is_exact:
-        y = op.Slice(y, [0] * rank, ctx.shape(pool.out), list(range(len(sizes) - rank, len(sizes))))
     if corrected:
         total = op.Mul(y, float(pool.places))
         y = _divided(ctx, total, pool, count_include_pad, divisor_override, dtype)

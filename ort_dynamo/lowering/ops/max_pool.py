@@ -153,15 +153,10 @@ def _by_kernel(
         "pads": [*pool.padding, *pool.ends],
         "dilations": pool.dilation,
     }
-    axes = list(range(2, 2 + pool.rank))
-
-    def cropped(value: ir.Value) -> ir.Value:
-        return value if pool.is_exact else op.Slice(value, [0] * pool.rank, ctx.shape(pool.out), axes)
-
     if not wanted:
-        return cropped(op.MaxPool(x, **attributes)), None
+        return op.MaxPool(x, **attributes), None
     y, place = op.MaxPool(x, _outputs=2, **attributes)
-    return cropped(y), op.Sub(cropped(place), _plane_starts(ctx, sizes[:2], pool.sizes))
+    return y, op.Sub(place, _plane_starts(ctx, sizes[:2], pool.sizes))
 
 
 def _by_tables(

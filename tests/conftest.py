@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers share the cores; threads that spin in each of them would wait for one another.
     torch.set_num_threads(1)

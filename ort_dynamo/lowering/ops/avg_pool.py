@@ -144,8 +144,9 @@ def _avg_pool_backward(
 def _spread(ctx: LoweringContext, shares: ir.Value, pool: Pool, sizes: Sequence[Size]) -> ir.Value:
     """Every entry of a value (…, *out) added to all places of its window: a transposed convolution with ones."""
     op = ctx.op
+    assert shares.dtype is not None
     planes = op.Reshape(shares, ctx.shape([-1, 1, *pool.out]))
-    ones = op.Expand(op.CastLike(1.0, shares), [1, 1, *pool.kernel])
+    ones = op.Expand(ctx.builder.constant(1, shares.dtype), [1, 1, *pool.kernel])
     excess = fixed(pool.excess)
     # The input ends before the last window does, or after it; where that is not known, it is cut to size.
     ends = [0] * pool.rank if excess is None else [max(e, 0) for e in excess]

@@ -95,7 +95,9 @@ def native_layer_norm(
         x, w, b = ctx.cast(input, dtype), optional(ctx, weight, dtype), optional(ctx, bias, dtype)
         if w is None:
             w = op.Expand(ctx.constant(1, dtype), ctx.shape(normalized_shape))
-        return settled(ctx, *op.LayerNormalization(x, w, b, axis=axes[0], epsilon=eps, _outputs=3))
+        y, mean, rstd = op.LayerNormalization(x, w, b, axis=axes[0], epsilon=eps, _outputs=3)
+        mean.dtype = rstd.dtype = ir.DataType.FLOAT
+        return settled(ctx, y, mean, rstd)
     dtype = float_dtype(ctx.dtype(input))
     x, w, b = ctx.cast(input, dtype), optional(ctx, weight, dtype), optional(ctx, bias, dtype)
     mean = op.ReduceMean(x, axes)

@@ -28,6 +28,10 @@ def _comparable(ctx: LoweringContext, self: ir.Value, nan: float = math.inf) -> 
     return ctx.op.Where(ctx.op.IsNaN(x), nan, x)
 
 
+def _is_empty(ctx: LoweringContext, value: ir.Value) -> bool:
+    return any(isinstance(size, int) and size == 0 for size in ctx.sizes(value))
+
+
 # -- sorting -----------------------------------------------------------------------------------------------------
 
 
@@ -38,6 +42,12 @@ def _sorted(
     op = ctx.op
     if ctx.rank(self) == 0:
         return op.Identity(self), ctx.constant(0, torch.int64)
+    if _is_empty(ctx, self) or (isinstance(count, int) and count == 0):
+        # onnxruntime-training 1.19.2 divides by zero here, which ends the process.
+        sizes = list(ctx.sizes(self))
+        sizes[dim] = count
+        nothing = ctx.shape(sizes)
+        return op.Expand(ctx.constant(0, ctx.dtype(self)), nothing), op.Expand(ctx.constant(0, torch.int64), nothing)
     a = axis(dim, ctx.rank(self))
     values, positions = op.TopK(
         _comparable(ctx, self), ctx.shape([count]), axis=a, largest=int(largest), sorted=int(in_order), _outputs=2
@@ -91,6 +101,8 @@ def _extreme(
 ) -> ir.Value:
     """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
     op = ctx.op
+    if _is_empty(ctx, self):
+        return op.Expand(ctx.constant(0, torch.int64), ctx.shape(ctx.out.shape))
     largest = op_type == "ArgMax"
     x = _comparable(ctx, self, math.inf if largest else -math.inf)
     if dim is None or ctx.rank(self) == 0:
@@ -143,7 +155,7 @@ def flip(ctx: LoweringContext, self: ir.Value, dims: Sequence[int]) -> ir.Value:
 def roll(ctx: LoweringContext, self: ir.Value, shifts: Sequence[Size], dims: Sequence[int] = ()) -> ir.Value:
     """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor"""
     sizes = ctx.sizes(self)
-    if any(isinstance(size, int) and size == 0 for size in sizes) or not sizes:
+    if _is_empty(ctx, self) or not sizes:
         return self
     if not dims:
         flat = ctx.op.Reshape(self, [-1])

@@ -87,7 +87,8 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         substitute = self._substitutes(op_type, domain, bound)
         if not substitute:
             return super().call_op(op_type, inputs, kwargs, domain, version, outputs, name)
-        assert schema is not None  # only variables of a schema are substituted
+        if schema is None:  # a contrib operator: which inputs share a type variable is not known here
+            raise UnsupportedNodeError(f"{self.target.provider} has no {op_type} kernel for {bound}")
         inputs = [
             super(LoweringBuilder, self).call_op("Cast", [value], {"to": substitute[variable]}, version=OPSET)
             if value is not None and (variable := _variable(schema.inputs, index)) in substitute
@@ -188,15 +189,20 @@ def _output_types(schema: onnx.defs.OpSchema | None, node: ir.Node) -> list[ir.D
         first = next((value for value in node.inputs if value is not None), None)
         return [first.dtype if first is not None else None] * len(node.outputs)
     bound = _bind(schema, node.inputs)
-    types: list[ir.DataType | None] = []
-    for index in range(len(node.outputs)):
-        variable = _variable(schema.outputs, index)
-        if variable.startswith("tensor("):
-            types.append(ir.DataType[variable[7:-1].upper()])
-        else:
-            # A variable bound by no input is float32 in the operators used here (LayerNormalization's U, Range …).
-            types.append(bound.get(variable))
-    return types
+    return [_output_type(schema, _variable(schema.outputs, index), bound) for index in range(len(node.outputs))]
+
+
+def _output_type(schema: onnx.defs.OpSchema, variable: str, bound: Mapping[str, ir.DataType]) -> ir.DataType | None:
+    """The dtype of an output: its own, its inputs', or the only one its variable may be (bool of Equal)."""
+    if variable in bound:
+        return bound[variable]
+    allowed = [variable] if "(" in variable else _allowed(schema, variable)
+    return ir.DataType[allowed[0][7:-1].upper()] if len(allowed) == 1 else None
+
+
+def _allowed(schema: onnx.defs.OpSchema, variable: str) -> list[str]:
+    (constraint,) = [c for c in schema.type_constraints if c.type_param_str == variable]
+    return list(constraint.allowed_type_strs)
 
 
 def _variable(formals: Sequence[Any], index: int) -> str:

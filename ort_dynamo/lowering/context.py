@@ -46,7 +46,7 @@ class LoweringContext:
         self.contrib: OpBuilder = builder.opset("com.microsoft", 1)
         self.target: Target = builder.target
         self.node = node
-        self.out: Any = node.meta["val"]
+        self.out: Any = node.meta.get("val")
         self.used: frozenset[int] = frozenset(
             int(user.args[1])  # type: ignore[arg-type]
             for user in node.users

@@ -17,7 +17,7 @@ from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.builder import LoweringBuilder
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.registry import find_lowering
-from ort_dynamo.lowering.symbols import Symbols, known_dims
+from ort_dynamo.lowering.symbols import Symbols, known_dims, symbols_of
 from ort_dynamo.target import OPSET, Target
 
 __all__ = ["Lowered", "lower", "refusal", "user_line"]
@@ -67,6 +67,7 @@ def refusal(node: Node, target: Target) -> str | None:
     """
     walk = _Walk(target)
     try:
+        walk.offer_all_sizes(node)
         for argument in node.all_input_nodes:
             walk.add_input(argument)
         walk.add_node(node)
@@ -84,6 +85,12 @@ class _Walk:
         self._symbols = Symbols(self._builder)
         self._fakes: dict[ir.Value, torch.Tensor] = {}
         self._values: dict[Node, Any] = {}
+
+    def offer_all_sizes(self, node: Node) -> None:
+        """Make every size symbol around `node` readable, as segments.py does for an island that lacks one."""
+        fakes = [node.meta.get("val"), *(argument.meta.get("val") for argument in node.all_input_nodes)]
+        for symbol in symbols_of(fakes).free:
+            self._symbols.offer_scalar(symbol, self._builder.input(f"size_{symbol}", ir.DataType.INT64, []))
 
     def add_input(self, node: Node) -> ValueSpec:
         fake = node.meta["val"]
@@ -122,7 +129,7 @@ class _Walk:
                 raise AssertionError(f"output {node.args[1]} of {node.args[0]} was not lowered")
             self._values[node] = value
             return
-        _check_outputs(node.meta.get("val"))
+        _check_outputs(node)
         assert isinstance(node.target, torch._ops.OpOverload)
         context = LoweringContext(self._builder, self._symbols, self._fakes, node)
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._values.__getitem__)
@@ -183,8 +190,17 @@ def _located(node: Node, error: Exception) -> LoweringError:
     return LoweringError(node=node.format_node(), where=user_line(node), error=detail)
 
 
-def _check_outputs(fake: Any) -> None:
-    for one in fake if isinstance(fake, (tuple, list)) else (fake,):
+def _check_outputs(node: Node) -> None:
+    """Refuse outputs that no session can give, unless nobody reads them."""
+    fake = node.meta.get("val")
+    if fake is None:
+        raise UnsupportedNodeError("it has no output: it is run for its effect")
+    if isinstance(fake, (tuple, list)):
+        read = [user.args[1] for user in node.users if user.target is operator.getitem]
+        fakes = [one for index, one in enumerate(fake) if index in read]
+    else:
+        fakes = [fake]
+    for one in fakes:
         if isinstance(one, torch.Tensor):
             _check_tensor(one)
         elif one is not None:

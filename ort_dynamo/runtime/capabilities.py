@@ -40,11 +40,22 @@ _GRADIENT_KERNELS = (
     "ConvGrad",
     "GeluGrad",
     "LayerNormalizationGrad",
-    "LogSoftmaxGrad_13",
     "ReluGrad",
     "SigmoidGrad",
     "SoftmaxGrad_13",
     "TanhGrad",
+)
+
+
+_FUSIONS_WITHOUT_DOUBLE = (
+    "MatmulTransposeFusion",
+    "MatMulScaleFusion",
+    "GeluFusion",
+    "GeluFusionL1",
+    "GeluFusionL2",
+    "FastGeluFusion",
+    "QuickGeluFusion",
+    "BiasGeluFusion",
 )
 
 
@@ -118,9 +129,9 @@ def kernel_table(runtime: InstalledRuntime, provider: str) -> KernelTable:
 def broken_optimizers(dtypes: Collection[ir.DataType]) -> list[str]:
     """ONNX Runtime's own graph optimizers that would break a model with values of `dtypes`.
 
-    MatmulTransposeFusion and MatMulScaleFusion make a FusedMatMul of any MatMul, but its CPU kernel is float32 only.
+    These make contrib operators of float64 nodes without asking whether a float64 kernel exists.
     """
-    return ["MatmulTransposeFusion", "MatMulScaleFusion"] if ir.DataType.DOUBLE in dtypes else []
+    return list(_FUSIONS_WITHOUT_DOUBLE) if ir.DataType.DOUBLE in dtypes else []
 
 
 def _asked_kernels(provider: str) -> Iterable[tuple[str, str, dict[str, list[str]]]]:

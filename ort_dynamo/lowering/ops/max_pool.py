@@ -11,13 +11,12 @@ import torch
 from onnxscript import OpBuilder
 
 from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.lowering.builder import LoweringBuilder
+from ort_dynamo.lowering.branches import all_finite, either
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import register
 from ort_dynamo.lowering.windows import Pool, Windows, adaptive_windows, gather_windows, sliding_windows
 from ort_dynamo.lowering.zeros import zeros
-from ort_dynamo.target import OPSET
 
 aten = torch.ops.aten
 
@@ -108,8 +107,9 @@ def _pooled(
     else:
         kernel = functools.partial(_by_kernel, ctx, pool=pool, x=x, sizes=sizes, wanted=wanted)
         if is_float and ctx.target.device_type == "cpu":
-            finite = op.Less(op.Abs(op.ReduceSum(x, keepdims=0)), math.inf)
-            y, place = _either(ctx, finite, kernel, functools.partial(tables, windows=windows()), wanted)
+            exact = functools.partial(tables, windows=windows())
+            found = either(ctx, all_finite(ctx, x), _present(kernel), _present(exact))
+            y, place = found if wanted else (found[0], None)
         else:
             y, place = kernel(op)
     if not is_batched:
@@ -117,30 +117,9 @@ def _pooled(
     return ctx.cast(y, ctx.out[0].dtype), place
 
 
-def _either(
-    ctx: LoweringContext,
-    condition: ir.Value,
-    then: Callable[[OpBuilder], Pooled],
-    otherwise: Callable[[OpBuilder], Pooled],
-    wanted: bool,
-) -> Pooled:
-    """`then` where `condition` holds when the session runs, else `otherwise`."""
-    branches = {"then_branch": _branch(ctx, "then", then), "else_branch": _branch(ctx, "else", otherwise)}
-    found = ctx.op.If(condition, **branches, _outputs=2 if wanted else 1)
-    y, place = found if wanted else (found, None)
-    y.dtype = branches["then_branch"].outputs[0].dtype
-    if place is not None:
-        place.dtype = ir.DataType.INT64
-    return y, place
-
-
-def _branch(ctx: LoweringContext, name: str, build: Callable[[OpBuilder], Pooled]) -> ir.Graph:
-    """A graph without inputs, which reads the values around it."""
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=f"{ctx.node.name}_{name}")
-    builder = LoweringBuilder(graph, ctx.target)
-    builder.push_module(f"{ctx.node.name}.{name}")  # no two branches share a name
-    graph.outputs.extend(value for value in build(builder.op) if value is not None)
-    return graph
+def _present(build: Callable[[OpBuilder], Pooled]) -> Callable[[OpBuilder], list[ir.Value]]:
+    """`build` without the output that nobody wants."""
+    return lambda op: [value for value in build(op) if value is not None]
 
 
 def _by_kernel(

@@ -86,7 +86,7 @@ def test_tiles_of_a_symbolic_size_equal_eager():
     def halved(x):
         return functional.avg_pool2d(functional.pad(x, [0, x.shape[3], 0, x.shape[2]]), 2)
 
-    assert_like_eager(halved, leaf(2, 3, 6, 8), dynamic=True, allow_eager=True)
+    assert_like_eager(halved, leaf(2, 3, 6, 8), dynamic=True)
 
 
 @pytest.mark.parametrize("module", [nn.AvgPool2d(2), nn.AvgPool2d(3, 2, 1), nn.AdaptiveAvgPool2d((3, 2))], ids=repr)

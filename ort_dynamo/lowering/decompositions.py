@@ -23,13 +23,14 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     2. Random draws: torch draws them in eager's order only if they reach us as eager calls them.
     """
     whole = set(registered())
+    table: dict[OpOverload, Callable[..., Any]] = dict(core_aten_decompositions())
     return {
         overload: function
-        for overload, function in core_aten_decompositions().items()
+        for overload, function in table.items()
         if isinstance(overload, OpOverload) and overload not in whole and not _draws(overload)
     }
 
 
 def _draws(overload: OpOverload) -> bool:
     """Whether the overload itself draws; a composite one (dropout, lstm) leaves that to what it calls."""
-    return torch.Tag.nondeterministic_seeded in overload.tags and not overload._can_decompose()  # type: ignore[no-untyped-call]
+    return torch.Tag.nondeterministic_seeded in overload.tags and not overload._can_decompose()

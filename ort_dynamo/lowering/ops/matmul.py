@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -29,9 +30,16 @@ def _plain(ctx: LoweringContext, number: Number) -> float:
     return float(number)
 
 
+def _fits_attribute(ctx: LoweringContext, factor: float) -> bool:
+    """Whether `factor` can be an attribute, which is float32: too coarse beside float64 operands."""
+    return ctx.out.dtype is not torch.float64 or factor == float(np.float32(factor))
+
+
 def product(ctx: LoweringContext, a: ir.Value, b: ir.Value, alpha: Number = 1) -> ir.Value:
     """alpha * a @ b over the last two dimensions; a transposed operand becomes an attribute, not a copy."""
     scale = _plain(ctx, alpha)
+    if not _fits_attribute(ctx, scale):
+        return ctx.op.Mul(product(ctx, a, b), ctx.constant(scale, ctx.out.dtype))
     if ctx.sizes(a)[-1] == 0:  # onnxruntime-training 1.19.2 leaves the output as it found the memory
         return ctx.op.Expand(ctx.constant(0, ctx.dtype(a)), ctx.shape(ctx.out.shape))
     ta, tb = transposed(a), transposed(b)
@@ -66,7 +74,8 @@ def addmm(
     ctx: LoweringContext, self: ir.Value, mat1: ir.Value, mat2: ir.Value, *, beta: Number = 1, alpha: Number = 1
 ) -> ir.Value:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
-    if beta == 0 or ctx.sizes(mat1)[-1] == 0 or not ctx.out.dtype.is_floating_point:
+    scaled = all(_fits_attribute(ctx, _plain(ctx, factor)) for factor in (alpha, beta))
+    if beta == 0 or ctx.sizes(mat1)[-1] == 0 or not ctx.out.dtype.is_floating_point or not scaled:
         return _plus(ctx, self, product(ctx, mat1, mat2, alpha), beta)
     ta, tb = transposed(mat1), transposed(mat2)
     return ctx.op.Gemm(

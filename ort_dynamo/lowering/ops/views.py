@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -20,8 +21,9 @@ aten = torch.ops.aten
 
 
 def same_size(a: Size, b: Size) -> bool:
-    """Whether two sizes are the same expression; installs no guard."""
-    return bool(expression(a) == expression(b))
+    """Whether two sizes are the same polynomial of size symbols; installs no guard."""
+    first, second = expression(a), expression(b)
+    return bool(first == second or sympy.expand(first - second) == 0)
 
 
 def size_is_zero(size: Size) -> bool:
@@ -238,6 +240,46 @@ def unfold(ctx: LoweringContext, self: ir.Value, dimension: int, size: int, step
     return _transpose(ctx, gathered, [*range(a + 1), *range(a + 2, rank + 1), a + 1])
 
 
+def _in_order(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Whether strides are those of contiguous memory; dimensions of size 1 may have any."""
+    expected: Size = 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if not same_size(size, 1):
+            if not same_size(stride, expected):
+                return False
+            expected = expected * size
+    return True
+
+
+def _restates_all(
+    ctx: LoweringContext, self: ir.Value, size: Sequence[Size], stride: Sequence[Size], offset: Size | None
+) -> bool:
+    """Whether as_strided sees all elements of `self` in order, and so is a reshape."""
+    fake = ctx.fake(self)
+    return (
+        same_size(fake.storage_offset(), 0)
+        and same_size(0 if offset is None else offset, 0)
+        and same_size(math.prod(fake.shape), math.prod(size))
+        and _in_order(fake.shape, fake.stride())
+        and _in_order(size, stride)
+    )
+
+
+@lowering(aten.as_strided_scatter.default)
+def as_strided_scatter(
+    ctx: LoweringContext,
+    self: ir.Value,
+    src: ir.Value,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    storage_offset: Size | None = None,
+) -> ir.Value:
+    """as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"""  # noqa: E501
+    if _restates_all(ctx, self, size, stride, storage_offset):
+        return ctx.reshape(src, ctx.sizes(self))
+    raise ctx.refuse("as_strided_scatter into a part of the tensor, or in another order")
+
+
 @lowering(aten.as_strided.default)
 def as_strided(
     ctx: LoweringContext,
@@ -247,6 +289,8 @@ def as_strided(
     storage_offset: Size | None = None,
 ) -> ir.Value:
     """as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)"""
+    if _restates_all(ctx, self, size, stride, storage_offset):
+        return ctx.reshape(self, size)
     fake = ctx.fake(self)
     static = ctx.static([*fake.shape, *size, *stride, fake.storage_offset(), storage_offset or 0], "an as_strided size")
     if not fake.is_contiguous() or fake.storage_offset() != 0:

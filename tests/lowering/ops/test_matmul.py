@@ -118,3 +118,12 @@ def test_a_weight_used_twice_equals_eager():
         return (x @ w).relu() @ w.t()
 
     assert_like_eager(tied, r(3, 4), r(4, 5))
+
+
+@pytest.mark.parametrize("function", [torch.addmm, torch.baddbmm])
+def test_float64_scales_keep_their_precision(function):
+    lead = () if function is torch.addmm else (2,)
+    c, a, b = (
+        torch.randn(*lead, *shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 5), (3, 4), (4, 5))
+    )
+    assert_like_eager(lambda c, a, b: function(c, a, b, beta=0.7, alpha=0.3), c, a, b)

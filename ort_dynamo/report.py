@@ -18,12 +18,14 @@ def report(segmented: Segmented, role: str) -> None:
     """Count the graph, its native and its eager nodes, and warn about eager ones not warned about before.
 
     Counters (torch._dynamo.utils.counters): "ort_train" -> graphs, islands, native_nodes, eager_nodes;
-    "ort_train_eager" -> "<target>: <reason>" -> nodes.
+    "ort_train_native" -> "<target>" -> nodes; "ort_train_eager" -> "<target>: <reason>" -> nodes.
     """
     counts = counters["ort_train"]
     counts["graphs"] += 1
     counts["islands"] += len(segmented.islands)
-    counts["native_nodes"] += segmented.native
+    native = segmented.native.total()
+    counts["native_nodes"] += native
+    counters["ort_train_native"].update(segmented.native)
     counts["eager_nodes"] += len(segmented.eager)
     for node in segmented.eager:
         counters["ort_train_eager"][f"{node.target}: {node.reason}"] += 1
@@ -39,7 +41,7 @@ def report(segmented: Segmented, role: str) -> None:
     _log.info(
         "%s graph: %d nodes in %d island(s), %d in eager",
         role,
-        segmented.native,
+        native,
         len(segmented.islands),
         len(segmented.eager),
     )

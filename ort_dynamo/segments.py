@@ -16,7 +16,8 @@ takes linear time.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -59,13 +60,13 @@ class Segmented:
             a tuple. Its island submodules are the islands' graphs, to be replaced by what runs them.
         islands: island name (the submodule's) -> its graph.
         eager: the nodes that stay in eager because they must.
-        native: number of computing nodes inside islands.
+        native: overload, as text -> its nodes inside islands.
     """
 
     gm: GraphModule
     islands: dict[str, GraphModule]
     eager: tuple[EagerNode, ...]
-    native: int
+    native: Counter[str]
 
 
 def segment(gm: GraphModule, refuse: Callable[[Node], str | None], device: torch.device) -> Segmented:
@@ -84,12 +85,12 @@ def segment(gm: GraphModule, refuse: Callable[[Node], str | None], device: torch
         for node, reason in reasons.items()
         if reason not in (None, _HOST, _DRAWN) and node.target is not operator.getitem
     )
-    native = sum(map(_count_computing, islands.values()))
+    native = Counter(str(node.target) for island in islands.values() for node in _computing(island))
     return Segmented(outer, islands, eager, native)
 
 
-def _count_computing(island: GraphModule) -> int:
-    return sum(node.op == "call_function" and node.target is not operator.getitem for node in island.graph.nodes)
+def _computing(island: GraphModule) -> Iterator[Node]:
+    return (n for n in island.graph.nodes if n.op == "call_function" and n.target is not operator.getitem)
 
 
 def check_fallback(segmented: Segmented, options: SegmentOptions, role: str) -> None:

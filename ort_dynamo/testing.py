@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx
@@ -21,6 +22,7 @@ __all__ = [
     "assert_like_eager",
     "assert_rewrites",
     "eager_reasons",
+    "observe",
 ]
 
 
@@ -109,16 +111,18 @@ def assert_like_eager(
     """
     torch._dynamo.reset()
     counters.clear()
-    expected = _observe(function, args, gradients, seed, lambda f: f)
-    actual = _observe(
-        function,
-        args,
-        gradients,
-        seed,
-        lambda f: torch.compile(
-            f, backend="ort_train", dynamic=dynamic, options=dict(options) if options else None, fullgraph=True
-        ),
+    compile_ = partial(
+        torch.compile,
+        backend="ort_train",
+        dynamic=dynamic,
+        options=dict(options) if options else None,
+        fullgraph=True,
     )
+    expected = observe(function, args, seed, gradients)
+    actual = observe(function, args, seed, gradients, compile_)
+    if gradients:
+        some = any(what.startswith("gradient") for what in expected)
+        assert some, "no output or no argument requires a gradient; pass gradients=False"
     assert counters["ort_train"]["graphs"] > 0, "nothing was compiled"
     if not allow_eager:
         assert not eager_reasons(), f"nodes stay in eager: {eager_reasons()}"
@@ -161,13 +165,25 @@ def eager_reasons() -> dict[str, int]:
     return dict(counters["ort_train_eager"])
 
 
-def _observe(
+def observe(
     function: Callable[..., Any],
     args: tuple[Any, ...],
-    gradients: bool,
     seed: int,
-    compile_: Callable[[Callable[..., Any]], Callable[..., Any]],
+    gradients: bool = True,
+    compile_: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda f: f,
 ) -> dict[str, Any]:
+    """Run `compile_(function)(*args)` on copies, and name everything observable of the run.
+
+    Args:
+        function: a function or module; a module is deep-copied.
+        args: its arguments; tensors anywhere in them are copied with their strides and requires_grad.
+        seed: of torch's generator.
+        gradients: also run the backward, for random cotangents, where an output and a leaf require gradients.
+        compile_: makes the callable from the copied function.
+
+    Returns:
+        "output i", "buffer name", "gradient of argument i" or "of parameter name", and "argument i after".
+    """
     subject = copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
     inputs = tree_map(_copy, args)
     torch.manual_seed(seed)
@@ -177,21 +193,25 @@ def _observe(
     if isinstance(subject, torch.nn.Module):
         leaves |= {f"parameter {name}": p for name, p in subject.named_parameters()}
         seen |= {f"buffer {name}": _detached(b) for name, b in subject.named_buffers()}
-    if gradients:
-        wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad and leaf.is_leaf}
-        differentiable = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
-        assert differentiable, "no output requires a gradient; pass gradients=False"
-        assert wanted, "no argument requires a gradient; pass gradients=False"
+    wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad and leaf.is_leaf}
+    differentiable = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
+    if gradients and wanted and differentiable:
         generator = torch.Generator().manual_seed(seed + 1)
-        cotangents = [torch.randn(o.shape, generator=generator).to(o) for o in differentiable]
+        cotangents = [torch.randn(o.shape, dtype=_drawn(o), generator=generator).to(o) for o in differentiable]
         found = torch.autograd.grad(differentiable, list(wanted.values()), cotangents, allow_unused=True)
         seen |= {f"gradient of {name}": g for name, g in zip(wanted, found, strict=True)}
     return seen | {f"{name} after": _detached(leaf) for name, leaf in leaves.items()}
 
 
+def _drawn(output: torch.Tensor) -> torch.dtype:
+    return torch.complex64 if output.is_complex() else torch.float32
+
+
 def _copy(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
+    if value.layout is not torch.strided:
+        return value.detach().clone().requires_grad_(value.requires_grad)
     with torch.no_grad():
         # clone() would make an expanded or sliced tensor dense; strides are part of what is tested.
         storage = value.untyped_storage().clone()  # type: ignore[no-untyped-call]

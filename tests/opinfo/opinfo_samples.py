@@ -1,0 +1,156 @@
+"""One sample of PyTorch's operator database: run in eager and under ort_train, and compared."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+
+from ort_dynamo.testing import Tolerance, assert_close, observe
+
+__all__ = ["DTYPES", "Verdict", "check_sample", "operators", "samples_of"]
+
+DTYPES = {
+    name: getattr(torch, name)
+    for name in (
+        *("float32", "float64", "bfloat16", "float16"),
+        *("int64", "int32", "int16", "int8", "uint8", "bool"),
+        *("complex64", "complex128"),
+    )
+}
+
+UNDEFINED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+"""Operators whose result is whatever the memory held."""
+
+TOLERANCES = {
+    # A gradient formula's sum of cancelling terms, or a product of many factors, loses more than one operator does.
+    torch.float32: Tolerance(1e-4, 1e-5),
+    torch.float64: Tolerance(1e-9, 1e-11),
+    torch.float16: Tolerance(1e-2, 2e-3),
+    torch.bfloat16: Tolerance(5e-2, 1e-2),
+}
+"""The sweep's one table: by the dtype swept, relative to each tensor's largest entry."""
+
+
+@dataclass
+class Verdict:
+    """What became of one sample.
+
+    Attributes:
+        kind: "same"; "different" or "failed", both while aot_eager agrees with eager; "not comparable", where eager
+            or aot_eager fails too.
+        detail: what differs, or what was raised.
+        native: overload -> nodes in ONNX Runtime.
+        eager: "<overload>: <reason>" -> nodes in eager.
+    """
+
+    kind: str
+    detail: str = ""
+    native: dict[str, int] = field(default_factory=dict)
+    eager: dict[str, int] = field(default_factory=dict)
+
+
+@cache
+def operators() -> dict[str, OpInfo]:
+    """Full name (with the variant) -> operator."""
+    return {op.full_name: op for op in op_db}
+
+
+def samples_of(op: OpInfo, dtype: torch.dtype, limit: int | None) -> list[SampleInput]:
+    """The operator's samples for `dtype`, or at most `limit` of them, evenly spread; none if it lacks the dtype."""
+    if dtype not in op.supported_dtypes("cpu"):
+        return []
+    requires_grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    torch.manual_seed(0)
+    with quiet():
+        samples = list(op.sample_inputs("cpu", dtype, requires_grad=requires_grad))
+    if limit is None or len(samples) <= limit:
+        return samples
+    return [samples[round(i * (len(samples) - 1) / max(limit - 1, 1))] for i in range(limit)]
+
+
+def check_sample(op: OpInfo, sample: SampleInput, dtype: torch.dtype, *, dynamic: bool, in_place: bool) -> Verdict:
+    """Run one sample, forward and with random cotangents backward, in eager and under ort_train.
+
+    Args:
+        dynamic: compile with symbolic sizes.
+        in_place: the operator's in-place variant, on a copy of the input.
+    """
+    function = _call_in_place(op) if in_place else _call(op)
+    arguments = (sample.input, tuple(sample.args), dict(sample.kwargs))
+    with quiet():
+        try:
+            expected = observe(function, arguments, seed=0)
+        except Exception as error:
+            return Verdict("not comparable", f"eager raises {_short(error)}")
+        counters.clear()
+        try:
+            _compare(op, dtype, _compiled(function, arguments, "ort_train", dynamic), expected)
+        except Exception as error:
+            kind = "different" if isinstance(error, AssertionError) else "failed"
+            native, eager = _nodes()
+            try:
+                _compare(op, dtype, _compiled(function, arguments, "aot_eager", dynamic), expected)
+            except Exception as other:
+                return Verdict("not comparable", f"aot_eager: {_short(other)}", native, eager)
+            return Verdict(kind, _short(error), native, eager)
+        return Verdict("same", "", *_nodes())
+
+
+def _call(op: OpInfo) -> Callable[..., Any]:
+    function = op.op
+
+    def call(value: Any, args: Any, kwargs: Any) -> Any:
+        return function(value, *args, **kwargs)
+
+    return call
+
+
+def _call_in_place(op: OpInfo) -> Callable[..., Any]:
+    function = op.get_inplace()
+
+    def call(value: Any, args: Any, kwargs: Any) -> Any:
+        return function(value.clone(), *args, **kwargs)
+
+    return call
+
+
+def _compiled(function: Callable[..., Any], arguments: Any, backend: str, dynamic: bool) -> dict[str, Any]:
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=backend, dynamic=dynamic)
+    return observe(compiled, arguments, seed=0)
+
+
+def _compare(op: OpInfo, dtype: torch.dtype, actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual.keys() == expected.keys(), f"{sorted(actual)} is not {sorted(expected)}"
+    for what, value in expected.items():
+        mine = actual[what]
+        if op.name in UNDEFINED and isinstance(value, torch.Tensor):
+            mine, value = torch.zeros_like(mine), torch.zeros_like(value)
+        # AOTAutograd lays a cotangent out like its output, eager does not: strides of gradients follow them.
+        assert_close(mine, value, what, TOLERANCES.get(dtype), strides=what.startswith("output"))
+
+
+def _nodes() -> tuple[dict[str, int], dict[str, int]]:
+    return dict(counters["ort_train_native"]), dict(counters["ort_train_eager"])
+
+
+def _short(error: Exception) -> str:
+    lines = [line for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
+    return " | ".join(lines)[:600]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Samples warn about what they sample: deprecated functions, sparse layouts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

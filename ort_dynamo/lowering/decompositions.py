@@ -7,23 +7,31 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 
 from ort_dynamo.lowering.registry import registered
 
 __all__ = ["decompositions"]
 
+aten = torch.ops.aten
+
+_ALSO: tuple[OpOverload, ...] = (
+    # With the formulas below every node has a kernel; whole, they would stay in eager.
+    aten._addmm_activation.default,
+)
+"""Overloads that torch has a decomposition for outside its core table."""
+
 
 @functools.cache
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """The table given to AOTAutograd: torch's core decompositions, less two kinds of overload that stay whole.
+    """The table given to AOTAutograd: torch's core decompositions and _ALSO, less two kinds of overload.
 
     1. Those with a lowering of our own: one ONNX operator, or a better formula, in the decomposition's place.
     2. Random draws: torch draws them in eager's order only if they reach us as eager calls them.
     """
     whole = set(registered())
-    table: dict[OpOverload, Callable[..., Any]] = dict(core_aten_decompositions())
+    table: dict[Any, Callable[..., Any]] = {**core_aten_decompositions(), **get_decompositions(_ALSO)}
     return {
         overload: function
         for overload, function in table.items()

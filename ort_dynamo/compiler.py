@@ -17,6 +17,7 @@ from ort_dynamo.boxed import Island, boxed
 from ort_dynamo.cache.memory import MemoryCache
 from ort_dynamo.dump import dump_model
 from ort_dynamo.graph_key import GraphKey, graph_key
+from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.options import Options
 from ort_dynamo.passes.pipelines import identity, onnx_passes
@@ -50,7 +51,8 @@ def compile_graph(gm: GraphModule, role: str, options: Options) -> Callable[[lis
     check_fallback(segmented, options.segment, role)
     pipeline = identity(onnx_passes(options.passes, target))
     for name, island in segmented.islands.items():
-        key = graph_key(island, pipeline, options.session.resolved(), options.dump, target, device)
+        outside = outside_lowerings(node.target for node in island.graph.nodes)
+        key = graph_key(island, pipeline, options.session.resolved(), options.dump, target, device, functions=outside)
         compiled = CACHE.get_or_make(key, partial(compile_island, island, key, role, options, target, device))
         segmented.gm.set_submodule(name, Island(compiled))
     return boxed(segmented.gm)

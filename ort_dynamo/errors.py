@@ -87,7 +87,10 @@ class UnknownModeError(OrtDynamoError, ValueError):
 class DuplicateLoweringError(OrtDynamoError):
     """A second lowering for an overload that has one."""
 
-    message = "{overload} already has a lowering, {first}; the second one is {second}."
+    message = (
+        "{overload} already has a lowering, {first}; the second one is {second}. "
+        "From outside the project, register_lowering(..., replace=True) replaces it."
+    )
 
 
 class UnsupportedNodeError(OrtDynamoError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import GraphModule, Node
+
+from ort_dynamo.function_key import NotKeyableError, spell_function
 
 __all__ = ["GraphKey", "graph_key"]
 
@@ -34,12 +36,15 @@ class GraphKey:
         return self.digest[:16]
 
 
-def graph_key(gm: GraphModule, *context: object) -> GraphKey | None:
+def graph_key(
+    gm: GraphModule, *context: object, functions: Mapping[str, Callable[..., Any]] | None = None
+) -> GraphKey | None:
     """The key of `gm` compiled in `context`, or None if the graph holds something that cannot be keyed.
 
     Args:
         gm: placeholders, call_function nodes and one output, with fake values in meta["val"].
         context: everything else that decides the result (options, target, passes), each identified by its repr.
+        functions: functions of the user's that decide it, too, by the role each plays; identified by what they do.
 
     Raises:
         TypeError: a context value whose repr is an address.
@@ -48,17 +53,14 @@ def graph_key(gm: GraphModule, *context: object) -> GraphKey | None:
     try:
         for node in gm.graph.nodes:
             writer.write_node(node)
-    except _NotKeyableError:
+        written = [f"{role}: {spell_function(function)}" for role, function in sorted((functions or {}).items())]
+    except NotKeyableError:
         return None
     described = list(map(repr, context))
     if any(" at 0x" in text for text in described):
         raise TypeError(f"the context of a graph key must have reprs that spell content: {described}")
-    lines = [*_versions(), *described, *writer.lines]
+    lines = [*_versions(), *described, *written, *writer.lines]
     return GraphKey(hashlib.sha256("\n".join(lines).encode()).hexdigest())
-
-
-class _NotKeyableError(Exception):
-    """A value whose content the writer cannot spell."""
 
 
 class _Writer:
@@ -93,7 +95,7 @@ class _Writer:
                 return "{" + ",".join(f"{k}:{self._spell(v)}" for k, v in sorted(value.items())) + "}"
             case slice():
                 return f"slice({self._spell([value.start, value.stop, value.step])})"
-        raise _NotKeyableError(type(value))
+        raise NotKeyableError(type(value))
 
     def _spell_tensor(self, fake: torch.Tensor) -> str:
         strides = fake.stride() if fake.layout is torch.strided else ()
@@ -115,7 +117,7 @@ def _spell_target(target: Any) -> str:
         return str(target)
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if module is None or name is None:
-        raise _NotKeyableError(target)
+        raise NotKeyableError(target)
     return f"{module}.{name}"
 
 

@@ -82,6 +82,8 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
     ) -> Any:
         """Add one node, with casts around it where the target's kernels need them."""
         schema = self._get_schema(op_type, domain, version)
+        if schema is None and domain == "" and version is not None:
+            raise AttributeError(f"ONNX has no operator {op_type} in opset {version}")
         inputs = self._cast_inputs(schema, args)
         bound = _bind(schema, inputs)
         substitute = self._substitutes(op_type, domain, bound)

@@ -23,14 +23,17 @@ _ALSO: tuple[OpOverload, ...] = (
 """Overloads that torch has a decomposition for outside its core table."""
 
 
-@functools.cache
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """The table given to AOTAutograd: torch's core decompositions and _ALSO, less two kinds of overload.
 
-    1. Those with a lowering of our own: one ONNX operator, or a better formula, in the decomposition's place.
+    1. Those with a lowering, ours or a user's: one ONNX operator, or a better formula, in the decomposition's place.
     2. Random draws: torch draws them in eager's order only if they reach us as eager calls them.
     """
-    whole = set(registered())
+    return _decompositions(registered())
+
+
+@functools.lru_cache(maxsize=1)
+def _decompositions(whole: frozenset[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {**core_aten_decompositions(), **get_decompositions(_ALSO)}
     return {
         overload: function

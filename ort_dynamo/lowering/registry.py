@@ -8,11 +8,20 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, TypeVar
 
-from torch._ops import OpOverload
+from torch._library.custom_ops import CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket
 
 from ort_dynamo.errors import DuplicateLoweringError
 
-__all__ = ["Lowering", "find_lowering", "lowering", "register", "registered"]
+__all__ = [
+    "Lowering",
+    "find_lowering",
+    "lowering",
+    "outside_lowerings",
+    "register",
+    "register_lowering",
+    "registered",
+]
 
 Lowering = Callable[..., Any]
 """lowering(ctx, *args, **kwargs) -> ir.Value, or a tuple of ir.Value | None for several outputs.
@@ -23,6 +32,7 @@ its torch.SymInt / SymFloat. An output nobody reads may be None.
 
 _F = TypeVar("_F", bound=Lowering)
 _REGISTRY: dict[OpOverload, Lowering] = {}
+_FROM_OUTSIDE: dict[OpOverload, Lowering] = {}  # registered by users; goes before ours
 
 
 def register(overload: OpOverload, function: Lowering) -> None:
@@ -47,16 +57,56 @@ def lowering(*overloads: OpOverload) -> Callable[[_F], _F]:
     return decorate
 
 
+def register_lowering(*overloads: OpOverload, replace: bool = False) -> Callable[[_F], _F]:
+    """Decorator by which a program adds a lowering of its own, for ATen or custom (torch.library) overloads.
+
+    It counts for graphs compiled from then on; graphs compiled before keep what they were compiled with until
+    torch._dynamo.reset(). An overload with a lowering is not decomposed, and its nodes no longer stay in eager.
+
+    Args:
+        overloads: e.g. torch.ops.mylib.scale.default, and the overload of its gradient.
+        replace: take the place of a lowering that an overload has already, ours or one registered before.
+
+    Returns:
+        A decorator that returns the function unchanged. The function gets a LoweringContext and the node's arguments,
+        tensors as onnx_ir.Value, and returns one onnx_ir.Value, or a tuple of them (docs/add_an_operator.md).
+
+    Raises:
+        TypeError: an argument is no overload.
+        DuplicateLoweringError: an overload has a lowering and `replace` is False; nothing was registered then.
+    """
+    for overload in overloads:
+        if not isinstance(overload, OpOverload):
+            raise TypeError(f"register_lowering takes overloads, {_advice(overload)}")
+    if not overloads:
+        raise TypeError("register_lowering takes at least one overload: @register_lowering(torch.ops.mylib.op.default)")
+
+    def decorate(function: _F) -> _F:
+        for overload in overloads:
+            found = find_lowering(overload)
+            if found is not None and not replace:
+                raise DuplicateLoweringError(overload=overload, first=_name(found), second=_name(function))
+        _FROM_OUTSIDE.update(dict.fromkeys(overloads, function))
+        return function
+
+    return decorate
+
+
 def find_lowering(overload: OpOverload) -> Lowering | None:
-    """Our own lowering of exactly this overload, or None."""
+    """The lowering of exactly this overload, a user's before our own, or None."""
     _load_families()
-    return _REGISTRY.get(overload)
+    return _FROM_OUTSIDE.get(overload) or _REGISTRY.get(overload)
 
 
-def registered() -> Iterable[OpOverload]:
-    """Every overload with a lowering of our own."""
+def registered() -> frozenset[OpOverload]:
+    """Every overload with a lowering, our own or a user's."""
     _load_families()
-    return tuple(_REGISTRY)
+    return frozenset(_REGISTRY) | frozenset(_FROM_OUTSIDE)
+
+
+def outside_lowerings(targets: Iterable[object]) -> dict[str, Lowering]:
+    """Overload, as text -> its lowering, for those of `targets` whose lowering a user registered."""
+    return {str(t): _FROM_OUTSIDE[t] for t in targets if isinstance(t, OpOverload) and t in _FROM_OUTSIDE}
 
 
 @functools.cache
@@ -69,4 +119,13 @@ def _load_families() -> None:
 
 def _name(function: Lowering) -> str:
     inner = function.func if isinstance(function, functools.partial) else function
-    return f"{inner.__module__}.{inner.__qualname__}"
+    return f"{inner.__module__}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+
+
+def _advice(given: object) -> str:
+    if isinstance(given, OpOverloadPacket):
+        names: list[str] = given.overloads()  # type: ignore[no-untyped-call]
+        return f"and {given} has several: " + ", ".join(f"torch.ops.{given}.{name}" for name in names)
+    if isinstance(given, CustomOpDef):
+        return f"not the function: torch.ops.{given._qualname.replace('::', '.')}.default"
+    return f"e.g. torch.ops.aten.mul.Tensor, not {given!r}"

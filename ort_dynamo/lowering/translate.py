@@ -143,12 +143,16 @@ class _Walk:
         if isinstance(fake, torch.Tensor):
             self._values[node] = self._settle_one(node.name, result, fake)
             return
+        if not isinstance(result, (tuple, list)) or len(result) != len(fake):
+            raise AssertionError(f"the lowering gives {result!r}, torch gives {len(fake)} outputs")
         settled = []
         for index, (value, one) in enumerate(zip(result, fake, strict=True)):
             settled.append(value if value is None else self._settle_one(f"{node.name}_{index}", value, one))
         self._values[node] = tuple(settled)
 
     def _settle_one(self, name: str, value: ir.Value, fake: torch.Tensor) -> ir.Value:
+        if not isinstance(value, ir.Value):
+            raise AssertionError(f"the lowering gives {value!r}, not an onnx_ir.Value")
         expected = onnx_dtype(fake.dtype)
         if value.dtype is None:
             value.dtype = expected

@@ -1,0 +1,208 @@
+"""Lowerings that a program adds from outside."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
+
+import ort_dynamo
+from ort_dynamo import LoweringContext, register_lowering
+from ort_dynamo.compiler import CACHE
+from ort_dynamo.errors import DuplicateLoweringError
+from ort_dynamo.lowering import registry
+from ort_dynamo.lowering.decompositions import decompositions
+from ort_dynamo.testing import assert_close, assert_like_eager, eager_reasons
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_FROM_OUTSIDE", {})
+
+
+@torch.library.custom_op("ort_dynamo_tests::scale", mutates_args=())
+def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
+
+
+@scale.register_fake
+def _(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+scale.register_autograd(
+    lambda ctx, grad: (scale(grad, ctx.factor), None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[1]),
+)
+SCALE = torch.ops.ort_dynamo_tests.scale.default
+
+
+def lower_scale(ctx: LoweringContext, x: ir.Value, factor: float) -> ir.Value:
+    return ctx.op.Mul(x, factor)
+
+
+def model(x: torch.Tensor) -> torch.Tensor:
+    return scale(x.exp(), 3.0).tanh()
+
+
+def compiled_once(function: Any = model) -> torch.Tensor:
+    torch._dynamo.reset_code_caches()
+    return torch.compile(function, backend="ort_train")(torch.ones(3))
+
+
+# -- registering -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_both_halves_of_a_custom_operator_are_native(dynamic: bool) -> None:
+    register_lowering(SCALE)(lower_scale)
+    assert_like_eager(model, torch.randn(3, 4, requires_grad=True), dynamic=dynamic)
+
+
+def test_the_example_of_the_guide_runs() -> None:
+    text = (DOCS / "add_an_operator.md").read_text()
+    (program,) = re.findall(r"```python\n(import onnx_ir.*?)```", text, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(program, "guide", "exec", dont_inherit=True), names)
+    x = names["x"].detach().clone().requires_grad_()
+    names["soft_clip"](x * 3, 2.0).sum().backward()
+    assert_close(names["x"].grad, x.grad, "the gradient")
+    assert not eager_reasons()
+
+
+def test_several_overloads_take_one_function() -> None:
+    @register_lowering(SCALE, aten.special_airy_ai.default)
+    def double(ctx: LoweringContext, x: ir.Value, *rest: float) -> ir.Value:
+        return ctx.op.Add(x, x)
+
+    found = torch.compile(lambda x: torch.special.airy_ai(scale(x, 9.0)), backend="ort_train")(torch.ones(2))
+    assert torch.equal(found, torch.full((2,), 4.0))
+
+
+def test_a_second_lowering_is_refused_unless_it_replaces_the_first() -> None:
+    register_lowering(SCALE)(lower_scale)
+    with pytest.raises(DuplicateLoweringError, match=r"scale.default already has a lowering, .*lower_scale"):
+        register_lowering(SCALE)(lambda ctx, x, factor: x)
+    register_lowering(SCALE, replace=True)(lambda ctx, x, factor: ctx.op.Neg(x))
+    assert_close(torch.compile(lambda x: scale(x, 3.0), backend="ort_train")(torch.ones(2)), -torch.ones(2), "it")
+
+
+def test_one_of_ours_is_replaced_only_on_purpose() -> None:
+    with pytest.raises(DuplicateLoweringError, match="unary"):
+        register_lowering(SCALE, aten.exp.default)(lower_scale)
+    assert registry.find_lowering(SCALE) is None, "a refused registration leaves nothing behind"
+    register_lowering(aten.exp.default, replace=True)(lambda ctx, x: ctx.op.Abs(x))
+    found = torch.compile(lambda x: x.exp(), backend="ort_train")(-torch.ones(2))
+    assert torch.equal(found, torch.ones(2))
+
+
+def test_an_overload_with_a_lowering_is_not_decomposed() -> None:
+    addr = aten.addr.default
+    assert addr in decompositions()
+    register_lowering(addr)(lambda ctx, x, a, b: ctx.op.Neg(x))
+    assert addr not in decompositions()
+    x = torch.ones(2, 2)
+    found = torch.compile(lambda x: torch.addr(x, x[0], x[0]), backend="ort_train")(x)
+    assert torch.equal(found, -x)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (aten.mul, "aten.mul has several: torch.ops.aten.mul.Tensor"),
+        (scale, r"torch\.ops\.ort_dynamo_tests\.scale\.default"),
+        (torch.mul, "e.g. torch.ops.aten.mul.Tensor"),
+    ],
+    ids=["a packet", "the decorated function", "a function"],
+)
+def test_what_is_no_overload_is_refused_with_what_would_do(wrong: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        register_lowering(wrong)
+    with pytest.raises(TypeError, match="at least one"):
+        register_lowering()
+
+
+def test_the_package_offers_two_names_and_no_others() -> None:
+    assert all(getattr(ort_dynamo, name) for name in ort_dynamo.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'lowerings'"):
+        _ = ort_dynamo.lowerings
+
+
+# -- what was compiled before, and keys --------------------------------------------------------------------------
+
+
+def test_graphs_compiled_before_keep_what_they_have() -> None:
+    function = torch.compile(model, backend="ort_train")
+    function(torch.ones(3))
+    assert eager_reasons()
+    register_lowering(SCALE)(lambda ctx, x, factor: ctx.op.Sub(x, x))
+    assert_close(function(torch.ones(3)), model(torch.ones(3)), "the result")
+    torch._dynamo.reset()
+    assert torch.equal(function(torch.ones(3)), torch.zeros(3))
+
+
+def test_a_changed_lowering_is_another_graph_and_an_equal_one_the_same() -> None:
+    def times(number: float) -> Any:
+        return lambda ctx, x, factor: ctx.op.Mul(x, factor * number)
+
+    misses = []
+    for number in (1.0, 2.0, 1.0):
+        before = CACHE.misses
+        register_lowering(SCALE, replace=True)(times(number))
+        expected = torch.tanh(torch.ones(3).exp() * 3 * number)
+        assert_close(compiled_once(), expected, f"the result of {number}")
+        misses.append(CACHE.misses - before)
+    assert misses == [1, 1, 0]
+
+
+def test_a_lowering_that_cannot_be_spelled_is_compiled_each_time() -> None:
+    class Settings:
+        number = 1.0
+
+    settings = Settings()
+    register_lowering(SCALE)(lambda ctx, x, factor: ctx.op.Mul(x, settings.number))
+    before = len(CACHE)
+    for number in (2.0, 5.0):
+        settings.number = number
+        assert_close(compiled_once(), torch.tanh(torch.ones(3).exp() * number), "the result")
+    assert len(CACHE) == before
+
+
+# -- defects -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lowering", "message"),
+    [
+        (lambda ctx, x: x, "TypeError"),
+        (lambda ctx, x, factor: None, "gives None, not an onnx_ir.Value"),
+        (lambda ctx, x, factor: ctx.op.Greater(x, factor), "gives BOOL, torch gives FLOAT"),
+        (lambda ctx, x, factor: ctx.op.Mull(x, factor), "Mull"),
+    ],
+    ids=["arguments", "nothing", "dtype", "operator"],
+)
+def test_a_defective_lowering_is_an_error_that_names_the_line(lowering: Any, message: str) -> None:
+    register_lowering(SCALE)(lowering)
+    with pytest.raises(BackendCompilerFailed, match="LoweringError") as caught:
+        torch.compile(model, backend="ort_train")(torch.ones(3))
+    text = str(caught.value)
+    assert message in text
+    assert "test_register_lowering.py" in text
+    assert "scale(x.exp(), 3.0)" in text
+
+
+def test_a_lowering_that_refuses_leaves_the_node_in_eager() -> None:
+    @register_lowering(SCALE)
+    def refuse(ctx: LoweringContext, x: ir.Value, factor: float) -> ir.Value:
+        raise ctx.refuse("it is Sunday")
+
+    assert_like_eager(model, torch.randn(3), gradients=False, allow_eager=True)
+    assert eager_reasons() == {f"{SCALE}: it is Sunday": 1}

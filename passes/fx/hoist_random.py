@@ -39,6 +39,23 @@ _CREATE = (aten.rand, aten.randn, aten.randint, aten.randperm)
 _CREATE_OVERLOADS = (aten.normal.float_float,)
 
 
+_LIBRARY = torch.library.Library("ort_dynamo", "DEF")
+_LIBRARY.define(
+    "bernoulli(SymInt[] size, SymInt[] stride, float p, *, Device device) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+
+
+@torch.library.impl(_LIBRARY, "bernoulli", "CompositeExplicitAutograd")
+def _bernoulli(size: list[int], stride: list[int], p: float, *, device: torch.device) -> torch.Tensor:
+    """A boolean mask with eager dropout's stream.
+
+    Drawn in place, as eager does: aten's functional form draws a channels_last mask in another order. One functional
+    operator, because the partitioner takes a graph with recomputed nodes only if no node of it mutates.
+    """
+    return torch.empty_strided(size, stride, dtype=torch.bool, device=device).bernoulli_(p)
+
+
 @dataclass(frozen=True)
 class HoistRandom(PassBase):
     """Make each random draw independent of data, and mark it (meta[DRAWN]) to be run by torch and saved.
@@ -100,9 +117,9 @@ class _Rewriter:
         with self._graph.inserting_before(node):
             if fake.device.type == "cpu":
                 # Eager draws into a tensor of x's dtype; the generator's stream does not depend on the dtype.
-                empty = self._empty_like(fake, torch.bool)
-                # In place, as eager does: the functional form would draw a channels_last mask in another order.
-                mask = _mark(self._call(aten.bernoulli_.float, empty, 1 - probability))
+                sizes, strides = self._layout(fake)
+                draw = torch.ops.ort_dynamo.bernoulli.default
+                mask = _mark(self._call(draw, sizes, strides, 1 - probability, device=fake.device))
             else:
                 # The CUDA kernel's stream depends on dtype and vector width, so eager's own call draws.
                 empty = self._empty_like(fake, fake.dtype)
@@ -125,8 +142,11 @@ class _Rewriter:
         _mark(node)
 
     def _empty_like(self, fake: torch.Tensor, dtype: torch.dtype) -> Node:
-        sizes, strides = list(map(self._number, fake.shape)), list(map(self._number, fake.stride()))
+        sizes, strides = self._layout(fake)
         return _mark(self._call(aten.empty_strided.default, sizes, strides, dtype=dtype, device=fake.device))
+
+    def _layout(self, fake: torch.Tensor) -> tuple[list[int | Node], list[int | Node]]:
+        return list(map(self._number, fake.shape)), list(map(self._number, fake.stride()))
 
     def _call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         made = self._graph.call_function(target, args, kwargs)

@@ -32,14 +32,13 @@ def test_dropout_becomes_a_drawn_mask_and_eagers_formula() -> None:
     assert result is not None
     assert result.modified
     assert text(gm) == [
-        "empty_strided_default = aten.empty_strided.default([2, 3], [3, 1])",
-        "bernoulli__float = aten.bernoulli_.float(empty_strided_default, 0.75)",
-        "_to_copy_default = aten._to_copy.default(bernoulli__float,)",
+        "bernoulli_default = ort_dynamo.bernoulli.default([2, 3], [3, 1], 0.75)",
+        "_to_copy_default = aten._to_copy.default(bernoulli_default,)",
         "div_tensor = aten.div.Tensor(_to_copy_default, 0.75)",
         "mul_tensor = aten.mul.Tensor(x_1, div_tensor)",
     ]
     drawn = [n.name for n in gm.graph.nodes if n.meta.get(DRAWN)]
-    assert drawn == ["empty_strided_default", "bernoulli__float"]
+    assert drawn == ["bernoulli_default"]
     assert all(n.meta["recompute"] is CheckpointPolicy.MUST_SAVE for n in gm.graph.nodes if n.name in drawn)
     again = HoistRandom()(gm)
     assert again is not None

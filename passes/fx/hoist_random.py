@@ -39,8 +39,8 @@ _CREATE = (aten.rand, aten.randn, aten.randint, aten.randperm)
 _CREATE_OVERLOADS = (aten.normal.float_float,)
 
 
-_LIBRARY = torch.library.Library("ort_dynamo", "DEF")
-_LIBRARY.define(
+_LIBRARY = torch.library.Library("ort_dynamo", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
     "bernoulli(SymInt[] size, SymInt[] stride, float p, *, Device device) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),
 )

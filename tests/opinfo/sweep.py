@@ -2,6 +2,7 @@
 
     python tests/opinfo/sweep.py --dtypes float32 int64 --results results.json
     python tests/opinfo/sweep.py --only 'nn.functional.*pool*' --samples 8
+    python tests/opinfo/write_report.py results.json more.json
 
 Operators run in worker processes. A worker that dies or hangs costs one sample, which is recorded as a crash.
 """
@@ -18,10 +19,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from opinfo_samples import DTYPES, check_sample, operators, samples_of
+
+from ort_dynamo.runtime.capabilities import installed_runtime
 
 _HANGS_AFTER = 300.0
 """Seconds for one sample."""
@@ -171,7 +175,9 @@ def main() -> int:
     ]
     records = sweep(jobs, arguments.workers)
     if arguments.results:
-        arguments.results.write_text(json.dumps(records, indent=1))
+        runtime = installed_runtime()
+        about = {"runtime": f"{runtime.package} {runtime.version}", "torch": version("torch").split("+")[0]}
+        arguments.results.write_text(json.dumps({**about, "records": records}, indent=1))
     total = Counter(kind for record in records for kind, n in record["kinds"].items() for _ in range(n))
     print(", ".join(f"{n} {kind}" for kind, n in total.most_common()))
     sent = {overload for record in records for overload in record["native"]}

@@ -9,23 +9,15 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
+from onnxscript import OpBuilder
 
-from ort_dynamo.dtypes import onnx_dtype
+from ort_dynamo.lowering.branches import all_finite, either
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.ops.views import axis, cut
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering, register
 
 aten = torch.ops.aten
-
-
-def _comparable(ctx: LoweringContext, self: ir.Value, nan: float = math.inf) -> ir.Value:
-    """`self` as ONNX Runtime can order it: nan, which torch takes for the greatest number, becomes `nan`."""
-    dtype = ctx.dtype(self)
-    if not dtype.is_floating_point:
-        return self
-    x = ctx.cast(self, float_dtype(dtype))
-    return ctx.op.Where(ctx.op.IsNaN(x), nan, x)
 
 
 def _is_empty(ctx: LoweringContext, value: ir.Value) -> bool:
@@ -35,26 +27,51 @@ def _is_empty(ctx: LoweringContext, value: ir.Value) -> bool:
 # -- sorting -----------------------------------------------------------------------------------------------------
 
 
-def _sorted(
+def sorted_along(
     ctx: LoweringContext, self: ir.Value, count: Size, dim: int, largest: bool, in_order: bool = True
 ) -> tuple[ir.Value, ir.Value]:
     """The first `count` values along `dim` and their positions; of equal values the one that came first is first."""
     op = ctx.op
     if ctx.rank(self) == 0:
         return op.Identity(self), ctx.constant(0, torch.int64)
+    a = axis(dim, ctx.rank(self))
     if _is_empty(ctx, self) or (isinstance(count, int) and count == 0):
         # onnxruntime-training 1.19.2 divides by zero here, which ends the process.
         sizes = list(ctx.sizes(self))
-        sizes[dim] = count
+        sizes[a] = count
         nothing = ctx.shape(sizes)
         return op.Expand(ctx.constant(0, ctx.dtype(self)), nothing), op.Expand(ctx.constant(0, torch.int64), nothing)
-    a = axis(dim, ctx.rank(self))
-    values, positions = op.TopK(
-        _comparable(ctx, self), ctx.shape([count]), axis=a, largest=int(largest), sorted=int(in_order), _outputs=2
+    kept = ctx.shape([count])
+
+    def plain(op: OpBuilder) -> Sequence[ir.Value]:
+        values, positions = op.TopK(x, kept, axis=a, largest=int(largest), sorted=int(in_order), _outputs=2)
+        return values, positions
+
+    if not ctx.dtype(self).is_floating_point:
+        x = self
+        values, positions = plain(op)
+        return values, positions
+    x = ctx.cast(self, float_dtype(ctx.dtype(self)))
+    everything = ctx.shape([ctx.sizes(self)[a]])
+    values, positions = either(
+        ctx, all_finite(ctx, x), plain, lambda op: sorted_with_nan(op, x, a, everything, kept, largest)
     )
-    if ctx.dtype(self).is_floating_point:
-        values = op.GatherElements(self, positions, axis=a)
-    return values, positions
+    return ctx.cast(values, ctx.dtype(self)), positions
+
+
+def sorted_with_nan(
+    op: OpBuilder, x: ir.Value, a: int, everything: ir.Value, kept: ir.Value, largest: bool
+) -> tuple[ir.Value, ir.Value]:
+    """The first `kept` of `everything` along axis `a`, and their positions; nan is the greatest number.
+
+    Sorted twice, because TopK takes no nan, and because none may mix with the infinities.
+    """
+    nan = op.IsNaN(x)
+    _, first = op.TopK(op.Where(nan, math.inf, x), everything, axis=a, largest=int(largest), _outputs=2)
+    nan = op.GatherElements(op.Cast(nan, to=ir.DataType.INT32), first, axis=a)
+    _, second = op.TopK(nan, kept, axis=a, largest=int(largest), _outputs=2)
+    positions = op.GatherElements(first, second, axis=a)
+    return op.GatherElements(x, positions, axis=a), positions
 
 
 @lowering(aten.topk.default)
@@ -62,14 +79,14 @@ def topk(
     ctx: LoweringContext, self: ir.Value, k: Size, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[ir.Value, ...]:
     """topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"""  # noqa: E501
-    return _sorted(ctx, self, k, dim, largest, sorted)
+    return sorted_along(ctx, self, k, dim, largest, sorted)
 
 
 @lowering(aten.sort.default)
 def sort(ctx: LoweringContext, self: ir.Value, dim: int = -1, descending: bool = False) -> tuple[ir.Value, ...]:
     """sort(Tensor self, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"""
     size = ctx.sizes(self)[dim] if ctx.rank(self) else 1
-    return _sorted(ctx, self, size, dim, descending)
+    return sorted_along(ctx, self, size, dim, descending)
 
 
 @lowering(aten.sort.stable)
@@ -78,19 +95,6 @@ def sort_stable(
 ) -> tuple[ir.Value, ...]:
     """sort.stable(Tensor self, *, bool? stable, int dim=-1, bool descending=False) -> (Tensor values, Tensor indices)"""  # noqa: E501
     return sort(ctx, self, dim, descending)
-
-
-@lowering(aten.kthvalue.default)
-def kthvalue(
-    ctx: LoweringContext, self: ir.Value, k: Size, dim: int = -1, keepdim: bool = False
-) -> tuple[ir.Value, ...]:
-    """kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"""
-    first = _sorted(ctx, self, k, dim, largest=False)
-    if ctx.rank(self) == 0:
-        return first
-    a = axis(dim, ctx.rank(self))
-    last = [cut(ctx, value, a, -1, sys.maxsize) for value in first]
-    return tuple(last if keepdim else (ctx.op.Squeeze(value, [a]) for value in last))
 
 
 # -- positions of extremes ---------------------------------------------------------------------------------------
@@ -103,38 +107,33 @@ def _extreme(
     op = ctx.op
     if _is_empty(ctx, self):
         return op.Expand(ctx.constant(0, torch.int64), ctx.shape(ctx.out.shape))
-    largest = op_type == "ArgMax"
-    x = _comparable(ctx, self, math.inf if largest else -math.inf)
+    x = ctx.cast(self, float_dtype(ctx.dtype(self)))
     if dim is None or ctx.rank(self) == 0:
         x, a = op.Reshape(x, [-1]), 0
     else:
         a = axis(dim, ctx.rank(self))
-    if x.dtype == ir.DataType.INT64 and not ctx.target.takes(op_type, "", {"T": ir.DataType.INT64}):
-        _, found = op.TopK(x, [1], axis=a, largest=int(largest), _outputs=2)
-        return ctx.reshape(found, ctx.out.shape)
-    found = getattr(op, op_type)(x, axis=a, keepdims=1)
+    if not ctx.dtype(self).is_floating_point:
+        return ctx.reshape(_place(ctx, op_type, x, a), ctx.out.shape)
+
+    def with_nan(op: OpBuilder) -> Sequence[ir.Value]:
+        nan = op.Cast(op.IsNaN(x), to=ir.DataType.INT32)
+        some = op.Cast(op.ReduceMax(nan, [a], keepdims=1), to=ir.DataType.BOOL)
+        return [op.Where(some, op.ArgMax(nan, axis=a), getattr(op, op_type)(x, axis=a))]
+
+    # The first nan is the extreme, both ways.
+    (found,) = either(ctx, all_finite(ctx, x), lambda op: [getattr(op, op_type)(x, axis=a)], with_nan)
     return ctx.reshape(found, ctx.out.shape)
+
+
+def _place(ctx: LoweringContext, op_type: str, x: ir.Value, a: int) -> ir.Value:
+    if x.dtype == ir.DataType.INT64 and not ctx.target.takes(op_type, "", {"T": ir.DataType.INT64}):
+        _, found = ctx.op.TopK(x, [1], axis=a, largest=int(op_type == "ArgMax"), _outputs=2)
+        return found
+    return getattr(ctx.op, op_type)(x, axis=a)
 
 
 register(aten.argmax.default, functools.partial(_extreme, "ArgMax"))
 register(aten.argmin.default, functools.partial(_extreme, "ArgMin"))
-
-
-# -- places in a sorted list -------------------------------------------------------------------------------------
-
-
-@lowering(aten.bucketize.Tensor)
-def bucketize(
-    ctx: LoweringContext, self: ir.Value, boundaries: ir.Value, *, out_int32: bool = False, right: bool = False
-) -> ir.Value:
-    """bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
-    op = ctx.op
-    dtype = torch.promote_types(ctx.dtype(self), ctx.dtype(boundaries))
-    x, b = op.Unsqueeze(ctx.cast(self, dtype), [-1]), ctx.cast(boundaries, dtype)
-    # Negated, so that nan lies behind every boundary.
-    passed = op.Not(op.Greater(b, x) if right else op.GreaterOrEqual(b, x))
-    total = op.ReduceSum(op.Cast(passed, to=onnx_dtype(torch.int64)), [-1], keepdims=0)
-    return ctx.cast(total, ctx.out.dtype)
 
 
 # -- reversals ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Sums, means, extrema, variances, norms, running sums."""
+"""Sums, means, extrema, variances, norms."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.ops.unary import is_float, square_root
 from ort_dynamo.lowering.ops.views import axis
-from ort_dynamo.lowering.promotion import float_dtype, promote
+from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.lowering.total import is_short, total
 
 aten = torch.ops.aten
 
@@ -31,12 +32,15 @@ def reduce(ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence[i
     return getattr(ctx.op, op_type)(value, ctx.ints(axes), keepdims=int(keepdim))
 
 
-def sum_of_squares(ctx: LoweringContext, value: ir.Value, axes: Sequence[int], rank: int, keepdim: bool) -> ir.Value:
-    """Sum of value² over `axes` of its `rank` dimensions."""
-    if list(axes) == list(range(rank - len(axes), rank)):
-        return reduce(ctx, "ReduceSumSquare", value, axes, keepdim)
+def sum_of_squares(
+    ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], axes: Sequence[int], keepdim: bool
+) -> ir.Value:
+    """Sum of value² over `axes` of a value of shape `sizes`."""
+    rank = len(sizes)
+    if sorted(axes) == list(range(rank - len(axes), rank)):
+        return total(ctx, value, sizes, axes, keepdim, first="ReduceSumSquare")
     # ReduceSumSquare took eight times as long as this over leading dimensions.
-    return reduce(ctx, "ReduceSum", ctx.op.Mul(value, value), axes, keepdim)
+    return total(ctx, ctx.op.Mul(value, value), sizes, axes, keepdim)
 
 
 def is_empty(ctx: LoweringContext, value: ir.Value, axes: Sequence[int]) -> bool:
@@ -67,7 +71,7 @@ def sum_(
     """sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     value = ctx.cast(self, float_dtype(ctx.out.dtype))
     if ctx.rank(self):
-        value = reduce(ctx, "ReduceSum", value, axes_of(dim, ctx.rank(self)), keepdim)
+        value = total(ctx, value, ctx.sizes(self), axes_of(dim, ctx.rank(self)), keepdim)
     return ctx.cast(value, ctx.out.dtype)
 
 
@@ -80,8 +84,12 @@ def mean(
     if is_empty(ctx, self, axes):
         return constant_like_out(ctx, math.nan)
     value = ctx.cast(self, float_dtype(ctx.out.dtype))
-    if axes:
+    count = count_of(ctx, self, axes)
+    if axes and is_short(count):
         value = reduce(ctx, "ReduceMean", value, axes, keepdim)
+    elif axes:
+        dtype = float_dtype(ctx.out.dtype)
+        value = ctx.op.Div(total(ctx, value, ctx.sizes(self), axes, keepdim), ctx.scalar(count, dtype))
     return ctx.cast(value, ctx.out.dtype)
 
 
@@ -232,9 +240,9 @@ def _variance(
         centred, average = op.Sub(x, x), x
         squares = centred
     else:
-        kept = op.Div(reduce(ctx, "ReduceSum", x, axes, True), count)
+        kept = op.Div(total(ctx, x, ctx.sizes(self), axes, True), count)
         centred = op.Sub(x, kept)
-        squares = sum_of_squares(ctx, centred, axes, ctx.rank(self), keepdim)
+        squares = sum_of_squares(ctx, centred, ctx.sizes(self), axes, keepdim)
         average = kept if keepdim else op.Squeeze(kept, axes)
     less = ctx.scalar(1 if correction is None else correction, dtype)
     return op.Div(squares, op.Max(op.Sub(count, less), 0.0)), average
@@ -252,63 +260,26 @@ def vector_norm(
     rank = ctx.rank(self)
     if not rank:
         x, dim, keepdim = ctx.op.Reshape(x, [1]), None, False
-    return ctx.cast(_norm(ctx, x, max(rank, 1), ord, axes_of(dim, max(rank, 1)), keepdim), ctx.out.dtype)
+    sizes = ctx.sizes(self) if rank else (1,)
+    return ctx.cast(norm(ctx, x, sizes, ord, axes_of(dim, max(rank, 1)), keepdim), ctx.out.dtype)
 
 
-def _norm(ctx: LoweringContext, x: ir.Value, rank: int, order: float, axes: Sequence[int], keepdim: bool) -> ir.Value:
-    """(Σ |x|^order)^(1 / order) and its limits, of a floating-point value with `rank` dimensions."""
+def norm(
+    ctx: LoweringContext, x: ir.Value, sizes: Sequence[Size], order: float, axes: Sequence[int], keepdim: bool
+) -> ir.Value:
+    """(Σ |x|^order)^(1 / order) and its limits, of a floating-point value of shape `sizes`."""
     op = ctx.op
     assert x.dtype is not None
     match order:
         case 0:
-            return reduce(ctx, "ReduceSum", op.Cast(op.Not(op.Equal(x, 0.0)), to=x.dtype), axes, keepdim)
+            return total(ctx, op.Cast(op.Not(op.Equal(x, 0.0)), to=x.dtype), sizes, axes, keepdim)
         case 1:
-            return reduce(ctx, "ReduceSum", op.Abs(x), axes, keepdim)
+            return total(ctx, op.Abs(x), sizes, axes, keepdim)
         case 2:
-            return square_root(ctx, sum_of_squares(ctx, x, axes, rank, keepdim))
+            return square_root(ctx, sum_of_squares(ctx, x, sizes, axes, keepdim))
         case math.inf:
             return extremum(ctx, "ReduceMax", op.Abs(x), axes, keepdim)
         case _ if order == -math.inf:
             return extremum(ctx, "ReduceMin", op.Abs(x), axes, keepdim)
     powers = op.Pow(op.Abs(x), ctx.builder.constant(float(order), x.dtype))
-    return op.Pow(reduce(ctx, "ReduceSum", powers, axes, keepdim), ctx.builder.constant(1 / order, x.dtype))
-
-
-@lowering(aten.dist.default)
-def dist(ctx: LoweringContext, self: ir.Value, other: ir.Value, p: float = 2) -> ir.Value:
-    """dist(Tensor self, Tensor other, Scalar p=2) -> Tensor"""
-    (a, b), _ = promote(ctx, self, other)
-    difference = ctx.op.Reshape(ctx.op.Sub(a, b), [-1])
-    return ctx.cast(_norm(ctx, difference, 1, p, [0], False), ctx.out.dtype)
-
-
-# -- running sums and products -----------------------------------------------------------------------------------
-
-
-@lowering(aten.cumsum.default)
-def cumsum(ctx: LoweringContext, self: ir.Value, dim: int, *, dtype: torch.dtype | None = None) -> ir.Value:
-    """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
-    value = ctx.cast(self, float_dtype(ctx.out.dtype))
-    if ctx.rank(self):
-        value = ctx.op.CumSum(value, ctx.constant(axis(dim, ctx.rank(self)), torch.int64))
-    return ctx.cast(value, ctx.out.dtype)
-
-
-@lowering(aten.cumprod.default)
-def cumprod(ctx: LoweringContext, self: ir.Value, dim: int, *, dtype: torch.dtype | None = None) -> ir.Value:
-    """cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
-    op, rank = ctx.op, ctx.rank(self)
-    compute = float_dtype(ctx.out.dtype)
-    value = ctx.cast(self, compute)
-    if not rank:
-        return ctx.cast(value, ctx.out.dtype)
-    a = axis(dim, rank)
-    (size,) = ctx.static([ctx.sizes(self)[a]], "the length of a running product")
-    # Doubling (Hillis and Steele 1986): after the step of `shift`, each place holds the product of 2 * shift elements.
-    shift = 1
-    while shift < size:
-        head = op.Slice(value, [0], [shift], [a])
-        tail = op.Mul(op.Slice(value, [shift], [size], [a]), op.Slice(value, [0], [size - shift], [a]))
-        value = op.Concat(head, tail, axis=a)
-        shift *= 2
-    return ctx.cast(value, ctx.out.dtype)
+    return op.Pow(total(ctx, powers, sizes, axes, keepdim), ctx.builder.constant(1 / order, x.dtype))

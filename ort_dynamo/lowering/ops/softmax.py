@@ -12,6 +12,7 @@ import torch
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.promotion import INT_TO_FLOAT, float_dtype, promote
 from ort_dynamo.lowering.registry import lowering, register
+from ort_dynamo.lowering.total import total
 
 __all__ = ["softmax_gradient"]
 
@@ -73,8 +74,8 @@ def log_softmax_backward(
     op = ctx.op
     accumulate = float_dtype(ctx.dtype(output))
     grad, y = ctx.cast(grad_output, accumulate), ctx.cast(output, accumulate)
-    total = grad if ctx.rank(output) == 0 else op.ReduceSum(grad, [dim], keepdims=1)
-    return ctx.cast(op.Sub(grad, op.Mul(op.Exp(y), total)), input_dtype)
+    summed = grad if ctx.rank(output) == 0 else op.ReduceSum(grad, [dim], keepdims=1)
+    return ctx.cast(op.Sub(grad, op.Mul(op.Exp(y), summed)), input_dtype)
 
 
 @lowering(aten.logsumexp.default)
@@ -91,6 +92,6 @@ def logsumexp(ctx: LoweringContext, self: ir.Value, dim: Sequence[int], keepdim:
         return op.Expand(ctx.constant(-math.inf, ctx.out.dtype), ctx.shape(ctx.out.shape))
     largest = op.ReduceMax(x, axes, keepdims=1)
     shift = op.Where(op.IsInf(largest), 0.0, largest)
-    total = op.ReduceSum(op.Exp(op.Sub(x, shift)), axes, keepdims=1)
-    result = op.Add(op.Log(total), shift)
+    summed = total(ctx, op.Exp(op.Sub(x, shift)), sizes, axes, keepdim=True)
+    result = op.Add(op.Log(summed), shift)
     return ctx.cast(result if keepdim else op.Squeeze(result, axes), ctx.out.dtype)

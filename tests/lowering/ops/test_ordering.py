@@ -64,11 +64,6 @@ def test_nan_is_the_greatest_number():
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_kthvalue_and_gradient_equal_eager(dynamic):
-    assert_like_eager(lambda x: (x.kthvalue(2, 1), x.kthvalue(3, keepdim=True)), r(5, 4, 6), dynamic=dynamic)
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", [torch.argmax, torch.argmin])
 def test_positions_of_extremes_equal_eager(function, dynamic):
     x = torch.randint(9, (5, 4, 6)).float()  # of equal values the first one counts
@@ -82,6 +77,24 @@ def test_positions_of_extremes_equal_eager(function, dynamic):
 def test_the_first_nan_is_the_extreme():
     x = t([[3, 1, nan, 2], [1, nan, 5, nan], [1, 2, 2, 0], [-inf, inf, inf, -inf]])
     assert_like_eager(lambda x: (x.argmax(1), x.argmin(1), x.argmax(), x.argmin(0, keepdim=True)), x, gradients=False)
+
+
+def test_nan_and_infinity_do_not_mix():
+    x = t([[nan, inf, 1, nan, inf], [inf, nan, -inf, inf, nan], [nan, nan, nan, nan, nan], [1, 2, inf, 0, -inf]])
+
+    def function(x):
+        return (
+            x.sort(1),
+            x.sort(stable=True, dim=1, descending=True),
+            x.argmax(1),
+            x.argmin(1),
+            x.topk(3, 0),
+            x.argmax(),
+        )
+
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        assert_like_eager(function, x.to(dtype), gradients=False)
+    assert_like_eager(function, x, gradients=False, dynamic=True)
 
 
 def test_numbers_equal_eager():
@@ -116,12 +129,3 @@ def test_roll_and_gradient_equal_eager(dynamic):
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bool], ids=str)
 def test_reversals_of_every_dtype_equal_eager(dtype):
     assert_like_eager(lambda x: (x.flip(1), x.roll(1, 0)), torch.arange(6).reshape(2, 3).to(dtype), gradients=False)
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_bucketize_equals_eager(dynamic):
-    def function(x, i, b):
-        return torch.bucketize(x, b), torch.bucketize(x, b, right=True, out_int32=True), torch.bucketize(i, b)
-
-    x = t([[0.1, nan, 0.5], [2, -1, inf]])
-    assert_like_eager(function, x, t([0, 1, 2]), t([0.1, 0.5, 2]), gradients=False, dynamic=dynamic)

@@ -1,0 +1,99 @@
+"""Running sums, products, extrema and log-sum-exps along one dimension."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import onnx_ir as ir
+import torch
+from onnxscript import OpBuilder
+
+from ort_dynamo.dtypes import onnx_dtype
+from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.lowering.ops.unary import is_float
+from ort_dynamo.lowering.ops.views import axis
+from ort_dynamo.lowering.positions import positions_along
+from ort_dynamo.lowering.prefix_scan import prefix_scan
+from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.registry import lowering, register
+
+aten = torch.ops.aten
+
+
+@lowering(aten.cumsum.default)
+def cumsum(ctx: LoweringContext, self: ir.Value, dim: int, *, dtype: torch.dtype | None = None) -> ir.Value:
+    """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
+    value = ctx.cast(self, _accumulator(ctx))
+    if ctx.rank(self):
+        value = ctx.op.CumSum(value, ctx.constant(axis(dim, ctx.rank(self)), torch.int64))
+    return ctx.cast(value, ctx.out.dtype)
+
+
+def _accumulator(ctx: LoweringContext) -> torch.dtype:
+    """The dtype torch's kernels accumulate in: on the CPU, float64 for every floating-point dtype."""
+    dtype = float_dtype(ctx.out.dtype)
+    wide = dtype.is_floating_point and ctx.target.device_type == "cpu"
+    return torch.float64 if wide else dtype
+
+
+@lowering(aten.cumprod.default)
+def cumprod(ctx: LoweringContext, self: ir.Value, dim: int, *, dtype: torch.dtype | None = None) -> ir.Value:
+    """cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
+    value = ctx.cast(self, _accumulator(ctx))
+    if ctx.rank(self):
+        a = axis(dim, ctx.rank(self))
+        value = prefix_scan(ctx, value, a, ctx.sizes(self)[a], lambda op, earlier, later: op.Mul(earlier, later))
+    return ctx.cast(value, ctx.out.dtype)
+
+
+# -- extrema -----------------------------------------------------------------------------------------------------
+
+
+def _running_extremum(op_type: str, ctx: LoweringContext, self: ir.Value, dim: int) -> tuple[ir.Value, ir.Value | None]:
+    """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
+    op, rank = ctx.op, ctx.rank(self)
+    if rank == 0:
+        return op.Identity(self), ctx.constant(0, torch.int64)
+    a = axis(dim, rank)
+    size = ctx.sizes(self)[a]
+    x = ctx.cast(self, float_dtype(ctx.dtype(self)))
+    extrema = prefix_scan(ctx, x, a, size, lambda op, earlier, later: getattr(op, op_type)(earlier, later))
+    values = ctx.cast(extrema, ctx.dtype(self))
+    if 1 not in ctx.used:
+        return values, None
+    if isinstance(size, int) and size == 0:
+        return values, op.Expand(ctx.constant(0, torch.int64), ctx.shape(ctx.sizes(self)))
+    # The last place so far that holds the extremum. A nan is the extremum, and equal to nothing.
+    holds = op.Equal(x, extrema)
+    if is_float(x):
+        holds = op.Or(holds, op.IsNaN(x))
+    places = op.Mul(op.Cast(holds, to=onnx_dtype(torch.int64)), positions_along(ctx, a, size, rank))
+    return values, prefix_scan(ctx, places, a, size, lambda op, earlier, later: op.Max(earlier, later))
+
+
+register(aten.cummax.default, functools.partial(_running_extremum, "Max"))
+register(aten.cummin.default, functools.partial(_running_extremum, "Min"))
+
+
+# -- log-sum-exp -------------------------------------------------------------------------------------------------
+
+
+@lowering(aten.logcumsumexp.default)
+def logcumsumexp(ctx: LoweringContext, self: ir.Value, dim: int) -> ir.Value:
+    """logcumsumexp(Tensor self, int dim) -> Tensor"""
+    x = ctx.cast(self, _accumulator(ctx))
+    if ctx.rank(self):
+        a = axis(dim, ctx.rank(self))
+        x = prefix_scan(ctx, x, a, ctx.sizes(self)[a], _log_add_exp)
+    return ctx.cast(x, ctx.out.dtype)
+
+
+def _log_add_exp(op: OpBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    """high + log(1 + exp(low - high)), with the logarithm of Goldberg 1991, theorem 4."""
+    high, low = op.Max(a, b), op.Min(a, b)
+    small = op.Exp(op.Sub(low, high))
+    u = op.Add(small, 1.0)
+    logarithm = op.Where(op.Equal(u, 1.0), small, op.Mul(op.Log(u), op.Div(small, op.Sub(u, 1.0))))
+    # Equal infinities have no difference.
+    return op.Add(high, op.Where(op.Equal(high, low), math.log(2), logarithm))

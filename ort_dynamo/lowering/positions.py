@@ -1,0 +1,17 @@
+"""Numbers of places along a dimension."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Size
+
+__all__ = ["positions_along"]
+
+
+def positions_along(ctx: LoweringContext, axis: int, size: Size, rank: int) -> ir.Value:
+    """0, 1, … size - 1 along `axis` of `rank` dimensions, the others of size 1: int64."""
+    zero, one = ctx.constant(0, torch.int64), ctx.constant(1, torch.int64)
+    places = ctx.op.Range(zero, ctx.scalar(size, torch.int64), one)
+    return ctx.op.Reshape(places, [-1 if i == axis else 1 for i in range(rank)])

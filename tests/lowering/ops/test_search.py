@@ -1,0 +1,64 @@
+"""Places in a sorted list, and histograms."""
+
+import math
+
+import pytest
+import torch
+
+from ort_dynamo.testing import assert_like_eager
+
+t = torch.tensor
+inf, nan = math.inf, math.nan
+SEARCHED = t([[0.1, nan, 0.5], [2, -1, inf]])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_bucketize_equals_eager(dynamic):
+    def function(x, i, b):
+        return torch.bucketize(x, b), torch.bucketize(x, b, right=True, out_int32=True), torch.bucketize(i, b)
+
+    assert_like_eager(function, SEARCHED, t([0, 1, 2]), t([0.1, 0.5, 2]), gradients=False, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("size", [1, 33, 64, 100])
+def test_search_in_a_long_list_equals_eager(size, dynamic):
+    def function(x, b):
+        return torch.searchsorted(b, x), torch.searchsorted(b, x, right=True), torch.bucketize(x[0], b, out_int32=True)
+
+    boundaries = torch.randint(50, (size,)).sort().values.float()
+    x = torch.cat([torch.randint(-2, 53, (4, 9)).float(), t([[nan, inf, -inf] * 3])])
+    assert_like_eager(function, x, boundaries, gradients=False, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("size", [5, 40])
+def test_search_in_lists_of_their_own_equals_eager(size):
+    def function(x, b, order):
+        ordered = b.gather(-1, order)
+        plain = torch.searchsorted(ordered, x, side="right"), torch.searchsorted(ordered[0, 0], 7)
+        return *plain, torch.searchsorted(b, x, sorter=order)
+
+    b = torch.randint(30, (2, 3, size))
+    assert_like_eager(function, torch.randint(30, (2, 3, 4)), b, b.argsort(-1), gradients=False)
+    assert_like_eager(function, torch.randint(30, (2, 3, 4)), b, b.argsort(-1), gradients=False, dynamic=True)
+
+
+def test_search_of_and_in_nothing_equals_eager():
+    def function(x, b, c):
+        return torch.bucketize(x, b), torch.bucketize(b, x[0]), torch.bucketize(c, x[0]), torch.searchsorted(c, b)
+
+    assert_like_eager(function, torch.rand(1, 3), torch.rand(0), torch.rand(5, 0, 2)[0, 0:0, 0], gradients=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32, torch.uint8], ids=str)
+def test_search_of_other_dtypes_equals_eager(dtype):
+    b, x = torch.arange(0, 80, 2).to(dtype), torch.randint(90, (3, 4)).to(dtype)
+    assert_like_eager(lambda x, b: (torch.bucketize(x, b), torch.searchsorted(b[:9], x)), x, b, gradients=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_histograms_equal_eager(dtype):
+    def function(x):
+        return x.histc(), x.histc(7, -1, 1.5), torch.zeros_like(x).histc(3), x[:0].histc(4), torch.histc(x, 5, 2, 3)
+
+    assert_like_eager(function, torch.randn(40, 9, dtype=dtype), gradients=False)

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from ort_dynamo.compiler import CACHE, compile_graph
 from ort_dynamo.lowering.decompositions import decompositions
+from ort_dynamo.lowering.whole import whole_resizes
 from ort_dynamo.options import Options, parse_options
 from ort_dynamo.partition import mark, partitioner
 from ort_dynamo.runtime.capabilities import installed_runtime
@@ -46,7 +47,7 @@ def ort_train(
     parsed = parse_options(mode, options)
     installed_runtime()
     # The backward is compiled together with the forward, so nothing can fail first at .backward().
-    with functorch_config.patch(force_non_lazy_backward_lowering=True):
+    with functorch_config.patch(force_non_lazy_backward_lowering=True), whole_resizes():
         compiled: Callable[..., Any] = aot_autograd(
             fw_compiler=partial(_compile_forward, options=parsed),
             bw_compiler=partial(_compile_backward, options=parsed),

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 from onnxscript import GraphBuilder
@@ -62,7 +63,7 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         self.origin = ""  # the FX node that the nodes being made come from
         self._constants: dict[tuple[ir.DataType, tuple[int, ...], bytes], ir.Value] = {}
 
-    def constant(self, value: bool | int | float | Sequence[int], dtype: ir.DataType) -> ir.Value:
+    def constant(self, value: bool | int | float | Sequence[int] | npt.NDArray[Any], dtype: ir.DataType) -> ir.Value:
         """A constant, one per value and dtype in the whole graph: 0-d for a number, 1-D for a sequence."""
         array = np.asarray(value, dtype=np.float64 if dtype.is_floating_point() else None)
         key = (dtype, array.shape, array.tobytes())  # bytes tell -0.0 from 0.0 and find nan equal to itself

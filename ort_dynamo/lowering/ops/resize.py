@@ -1,0 +1,158 @@
+"""Resizing (torch.nn.functional.interpolate) and its gradient, for fixed sizes: a matrix for each axis.
+
+The matrices are those that torch's own kernels apply; the gradient is the product with their transposes. ONNX's Resize
+serves where places are repeated a whole number of times; elsewhere its coordinates differ from torch's in rounding.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.interpolation import Resize, apply_maps, resize_map, source_index
+from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.registry import register
+
+aten = torch.ops.aten
+
+
+def _axes(
+    ctx: LoweringContext, mode: str, sizes: Sequence[Size], out: Sequence[Size], rest: Sequence[Any], dtype: torch.dtype
+) -> list[Resize]:
+    """The resized axes; `rest` is what follows the sizes in a signature: align_corners, not for nearest, and scales."""
+    rank = len(out)
+    align_corners, scales = (False, rest) if mode.startswith("nearest") else (bool(rest[0]), rest[1:])
+    before = ctx.static(sizes[-rank:], "a size of a resize")
+    after = ctx.static(out, "a size of a resize")
+    factors = [*scales, *[None] * (rank - len(scales))]
+    return [
+        Resize(mode, n, m, align_corners, factor, dtype) for n, m, factor in zip(before, after, factors, strict=True)
+    ]
+
+
+def _is_empty(ctx: LoweringContext, *values: ir.Value) -> bool:
+    return any(isinstance(size, int) and size == 0 for value in values for size in ctx.sizes(value))
+
+
+def _nothing(ctx: LoweringContext) -> ir.Value:
+    return ctx.op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(ctx.out.shape))
+
+
+# -- nearest -----------------------------------------------------------------------------------------------------
+
+
+def _repeats(axes: Sequence[Resize]) -> list[int] | None:
+    """How often each place is repeated, if all places of an axis are repeated equally often."""
+    counts = []
+    for axis in axes:
+        count = axis.out // axis.size
+        if count * axis.size != axis.out or not np.array_equal(source_index(axis), np.arange(axis.out) // count):
+            return None
+        counts.append(count)
+    return counts
+
+
+def _nearest(mode: str, ctx: LoweringContext, self: ir.Value, output_size: Sequence[Size], *scales: Any) -> ir.Value:
+    """upsample_nearest2d(Tensor self, SymInt[2] output_size, float? scales_h=None, float? scales_w=None) -> Tensor"""
+    if _is_empty(ctx, self):
+        return _nothing(ctx)
+    op, dtype = ctx.op, ctx.out.dtype
+    axes = _axes(ctx, mode, ctx.sizes(self), output_size, scales, float_dtype(dtype))
+    counts = _repeats(axes)
+    leading = ctx.rank(self) - len(axes)
+    if counts is not None and dtype == torch.float32:
+        factors = ctx.builder.constant([1] * leading + counts, ir.DataType.FLOAT)
+        modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        return op.Resize(self, None, factors, **modes)
+    result = self
+    for place, axis in enumerate(axes, start=leading):
+        if not resize_map(axis).is_identity:
+            result = op.Gather(result, ctx.ints(source_index(axis).tolist()), axis=place)
+    return result
+
+
+def _nearest_backward(
+    mode: str,
+    ctx: LoweringContext,
+    grad_output: ir.Value,
+    output_size: Sequence[Size],
+    input_size: Sequence[Size],
+    *scales: Any,
+) -> ir.Value:
+    """upsample_nearest2d_backward(Tensor grad_output, SymInt[2] output_size, SymInt[4] input_size, float? scales_h=None, float? scales_w=None) -> Tensor"""  # noqa: E501
+    if _is_empty(ctx, grad_output):
+        return _nothing(ctx)
+    dtype = float_dtype(ctx.out.dtype)
+    axes = _axes(ctx, mode, input_size, output_size, scales, dtype)
+    grad = ctx.cast(grad_output, dtype)
+    counts = _repeats(axes)
+    if counts is None:
+        return _transposed(ctx, grad, axes)
+    leading = ctx.rank(grad_output) - len(axes)
+    pairs = [number for axis, count in zip(axes, counts, strict=True) for number in (axis.size, count)]
+    tiles = ctx.op.Reshape(grad, [*[0] * leading, *pairs])
+    total = ctx.op.ReduceSum(tiles, [leading + 1 + 2 * i for i in range(len(axes))], keepdims=0)
+    return ctx.cast(total, ctx.out.dtype)
+
+
+# -- linear, cubic, antialiased ----------------------------------------------------------------------------------
+
+
+def _smooth(mode: str, ctx: LoweringContext, self: ir.Value, output_size: Sequence[Size], *rest: Any) -> ir.Value:
+    """upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"""  # noqa: E501
+    if not ctx.out.dtype.is_floating_point:
+        raise ctx.refuse("a resize of integers, which torch rounds in fixed-point arithmetic")
+    if _is_empty(ctx, self):
+        return _nothing(ctx)
+    dtype = float_dtype(ctx.out.dtype)
+    axes = _axes(ctx, mode, ctx.sizes(self), output_size, rest, dtype)
+    maps, sizes = [resize_map(axis) for axis in axes], [axis.size for axis in axes]
+    result = apply_maps(ctx, ctx.cast(self, dtype), ctx.rank(self) - len(axes), sizes, maps)
+    return ctx.cast(result, ctx.out.dtype)
+
+
+def _smooth_backward(
+    mode: str,
+    ctx: LoweringContext,
+    grad_output: ir.Value,
+    output_size: Sequence[Size],
+    input_size: Sequence[Size],
+    *rest: Any,
+) -> ir.Value:
+    """upsample_bilinear2d_backward(Tensor grad_output, SymInt[2] output_size, SymInt[4] input_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"""  # noqa: E501
+    if _is_empty(ctx, grad_output):
+        return _nothing(ctx)
+    dtype = float_dtype(ctx.out.dtype)
+    axes = _axes(ctx, mode, input_size, output_size, rest, dtype)
+    return _transposed(ctx, ctx.cast(grad_output, dtype), axes)
+
+
+def _transposed(ctx: LoweringContext, grad: ir.Value, axes: Sequence[Resize]) -> ir.Value:
+    maps, sizes = [resize_map(axis).transposed for axis in axes], [axis.out for axis in axes]
+    result = apply_maps(ctx, grad, len(ctx.out.shape) - len(axes), sizes, maps)
+    return ctx.cast(result, ctx.out.dtype)
+
+
+for _mode, _forward, _backward, _overloads in (
+    ("nearest", _nearest, _nearest_backward, ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")),
+    (
+        "nearest_exact",
+        _nearest,
+        _nearest_backward,
+        ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
+    ),
+    ("linear", _smooth, _smooth_backward, ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")),
+    ("cubic", _smooth, _smooth_backward, ("upsample_bicubic2d",)),
+    ("linear_aa", _smooth, _smooth_backward, ("_upsample_bilinear2d_aa",)),
+    ("cubic_aa", _smooth, _smooth_backward, ("_upsample_bicubic2d_aa",)),
+    ("lanczos_aa", _smooth, _smooth_backward, ("_upsample_lanczos2d_aa",)),
+):
+    for _name in _overloads:
+        register(getattr(aten, _name).default, functools.partial(_forward, _mode))
+        register(getattr(aten, f"{_name}_backward").default, functools.partial(_backward, _mode))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -237,6 +238,16 @@ def hardsigmoid(ctx: LoweringContext, self: ir.Value) -> ir.Value:
     """hardsigmoid(Tensor self) -> Tensor"""
     (x,), _ = promote(ctx, self)
     return ctx.cast(_hardsigmoid(ctx, x), ctx.out.dtype)
+
+
+@lowering(aten.hardsigmoid_backward.default)
+def hardsigmoid_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.Value) -> ir.Value:
+    """hardsigmoid_backward(Tensor grad_output, Tensor self) -> Tensor"""
+    (dy, x), _ = promote(ctx, grad_output, self)
+    op = ctx.op
+    # torch's kernel has the sixth of a float32 in every dtype.
+    slope = op.Mul(dy, float(np.float32(1) / np.float32(6)))
+    return ctx.cast(op.Where(op.Less(op.Abs(x), 3.0), slope, 0.0), ctx.out.dtype)
 
 
 @lowering(aten.hardswish.default)

@@ -11,6 +11,7 @@ import torch
 from torch._prims_common import elementwise_dtypes
 
 from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.ops.trigonometry import atan
 from ort_dynamo.lowering.ops.unary import is_float, sign_bit, square_root, truncate, two
 from ort_dynamo.lowering.ops.views import same_size
 from ort_dynamo.lowering.promotion import DEFAULT, INT_TO_FLOAT, KIND, promote, rounded
@@ -193,7 +194,7 @@ def _atan2(ctx: LoweringContext, y: ir.Value, x: ir.Value) -> ir.Value:
     low, high = op.Min(ay, ax), op.Max(ay, ax)
     quotient = op.Where(op.Equal(low, high), 1.0, op.Div(low, high))  # inf / inf is 1 …
     quotient = op.Where(op.Equal(high, 0.0), 0.0, quotient)  # … and 0 / 0 is 0
-    angle = op.Atan(quotient)
+    angle = atan(ctx, quotient)
     angle = op.Where(op.Greater(ay, ax), op.Sub(math.pi / 2, angle), angle)
     angle = op.Where(sign_bit(ctx, x), op.Sub(math.pi, angle), angle)
     return op.Where(sign_bit(ctx, y), op.Neg(angle), angle)

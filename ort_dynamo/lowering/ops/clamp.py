@@ -6,6 +6,7 @@ import math
 
 import onnx_ir as ir
 import torch
+from torch._inductor import inductor_prims
 
 from ort_dynamo.lowering.context import LoweringContext, Number
 from ort_dynamo.lowering.promotion import INT_TO_FLOAT, promote
@@ -107,3 +108,11 @@ def addcdiv(
     if value != 1:
         b = ctx.op.Mul(b, ctx.scalar(value, dtype))
     return ctx.cast(ctx.op.Add(a, ctx.op.Div(b, c)), ctx.out.dtype)
+
+
+@lowering(inductor_prims.fma)
+def fma(ctx: LoweringContext, a: ir.Value, b: ir.Value | Number, c: ir.Value | Number) -> ir.Value:
+    """fma(Tensor a, Tensor b, Tensor c) -> Tensor"""
+    # Dynamo makes it of addcmul and addcdiv by a tensor; torch's own kernel of it rounds twice, too.
+    (x, y, z), _ = promote(ctx, a, b, c)
+    return ctx.cast(ctx.op.Add(ctx.op.Mul(x, y), z), ctx.out.dtype)

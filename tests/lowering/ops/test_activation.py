@@ -89,6 +89,7 @@ def test_edges_equal_eager(function):
         "hardswish",
         "softplus",
         "logsigmoid",
+        "hardsigmoid",
         "threshold",
         "gelu tanh",
     ],

@@ -64,7 +64,7 @@ def test_edges_of_float32_equal_eager(function):
 
 @pytest.mark.parametrize("function", [torch.exp, torch.log, torch.sqrt, torch.tanh, torch.sigmoid, torch.abs, torch.neg,
                                       torch.floor, torch.round, torch.trunc, torch.sin, torch.rsqrt, torch.expm1,
-                                      torch.log1p, torch.sign], ids=named)  # fmt: skip
+                                      torch.log1p, torch.sign, torch.log2, torch.exp2], ids=named)  # fmt: skip
 def test_float64_values_equal_eager(function):
     assert_like_eager(function, (torch.rand(3, 5, dtype=torch.float64) + 0.1).requires_grad_())
 

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
 
+from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.patches import Sliding, fold
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import register
-from ort_dynamo.lowering.windows import Pool, Windows, adaptive_windows, fixed, sliding_windows, window_sum
+from ort_dynamo.lowering.windows import Pool, Windows, adaptive_windows, fixed, is_empty, sliding_windows, window_sum
 
 aten = torch.ops.aten
 
 
-def _is_empty(sizes: Sequence[Size]) -> bool:
-    return any(isinstance(size, int) and size == 0 for size in sizes)
-
-
 def _shares(ctx: LoweringContext, lengths: Sequence[ir.Value]) -> ir.Value:
     """1 / the size of every window, (*out), from its lengths (out,) along each axis."""
-    op, rank = ctx.op, len(lengths)
-    columns = [op.Reshape(length, [-1, *[1] * (rank - 1 - axis)]) for axis, length in enumerate(lengths)]
-    return op.Reciprocal(functools.reduce(op.Mul, columns))
+    return ctx.op.Reciprocal(functools.reduce(ctx.op.Mul, _columns(ctx, lengths)))
 
 
-def _tiled(ctx: LoweringContext, value: ir.Value, leading: int, kernel: Sequence[int]) -> ir.Value:
-    """Every entry spread over a tile of `kernel` places."""
-    scales = ctx.builder.constant([1] * leading + list(kernel), ir.DataType.FLOAT)
+def _columns(ctx: LoweringContext, lengths: Sequence[ir.Value]) -> list[ir.Value]:
+    """Lengths (out,) along each axis in shapes that broadcast to (*out)."""
+    rank = len(lengths)
+    return [ctx.op.Reshape(length, [-1, *[1] * (rank - 1 - axis)]) for axis, length in enumerate(lengths)]
+
+
+def _tiled(ctx: LoweringContext, value: ir.Value, pool: Pool, sizes: Sequence[Size]) -> ir.Value:
+    """Every entry of a value (…, *out) spread over its tile; `sizes` is the whole shape of the result."""
+    op, leading = ctx.op, len(sizes) - pool.rank
+    assert value.dtype is not None
+    if not ctx.target.takes("Resize", "", {"T1": value.dtype}):
+        value = op.Unsqueeze(value, [leading + 2 * axis + 1 for axis in range(pool.rank)])
+        tile = [size for k in pool.kernel for size in (1, k)]
+        return ctx.reshape(op.Expand(value, [1] * leading + tile), sizes)
+    scales = ctx.builder.constant([1] * leading + pool.kernel, ir.DataType.FLOAT)
     modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return ctx.op.Resize(value, None, scales, **modes)
+    return op.Resize(value, None, scales, **modes)
 
 
 # -- windows of one size -----------------------------------------------------------------------------------------
@@ -74,12 +83,12 @@ def _avg_pool(
     bool count_include_pad=True, int? divisor_override=None) -> Tensor
     """
     op, sizes, out = ctx.op, ctx.sizes(self), tuple(ctx.out.shape)
-    if _is_empty(out):
+    if is_empty(out):
         return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(out))
     pool = Pool.of(sizes, out, kernel_size, stride, padding, (1,), ceil_mode, rank)
     dtype = float_dtype(ctx.dtype(self))
     x = ctx.cast(self, dtype)
-    if not pool.fits_onnx:
+    if not pool.fits_onnx or not ctx.target.takes("AveragePool", "", {"T": onnx_dtype(dtype)}):
         axes = zip(pool.sizes, pool.out, pool.kernel, pool.stride, pool.padding, pool.dilation, strict=True)
         total = window_sum(ctx, x, len(sizes), [sliding_windows(ctx, *axis) for axis in axes])
         y = _divided(ctx, total, pool, count_include_pad, divisor_override, dtype)
@@ -109,6 +118,9 @@ def _divided(
     dtype: torch.dtype,
 ) -> ir.Value:
     """A value (…, *out) divided by what torch divides the windows' sums by."""
+    if not dtype.is_floating_point:
+        places = _lengths(ctx, pool, count_include_pad, dtype)
+        return ctx.op.Div(value, divisor_override or functools.reduce(ctx.op.Mul, _columns(ctx, places)))
     if divisor_override is not None:
         return ctx.op.Mul(value, 1 / divisor_override)
     if _is_uniform(pool, count_include_pad):
@@ -132,12 +144,12 @@ def _avg_pool_backward(
     bool ceil_mode, bool count_include_pad, int? divisor_override) -> Tensor
     """
     op, sizes, out = ctx.op, ctx.sizes(self), ctx.sizes(grad_output)
-    if _is_empty(sizes) or _is_empty(out):
+    if is_empty(sizes) or is_empty(out):
         return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(sizes))
     pool = Pool.of(sizes, out, kernel_size, stride, padding, (1,), ceil_mode, rank)
     dtype = float_dtype(ctx.dtype(self))
     shares = _divided(ctx, ctx.cast(grad_output, dtype), pool, count_include_pad, divisor_override, dtype)
-    spread = _tiled(ctx, shares, len(sizes) - rank, pool.kernel) if pool.covers else _spread(ctx, shares, pool, sizes)
+    spread = _tiled(ctx, shares, pool, sizes) if pool.covers else _spread(ctx, shares, pool, sizes)
     return ctx.cast(spread, ctx.out.dtype)
 
 
@@ -145,6 +157,8 @@ def _spread(ctx: LoweringContext, shares: ir.Value, pool: Pool, sizes: Sequence[
     """Every entry of a value (…, *out) added to all places of its window: a transposed convolution with ones."""
     op = ctx.op
     assert shares.dtype is not None
+    if not ctx.target.takes("ConvTranspose", "", {"T": shares.dtype}):
+        return _overlapped(ctx, shares, pool, sizes)
     planes = op.Reshape(shares, ctx.shape([-1, 1, *pool.out]))
     ones = op.Expand(ctx.builder.constant(1, shares.dtype), [1, 1, *pool.kernel])
     excess = fixed(pool.excess)
@@ -164,6 +178,15 @@ def _spread(ctx: LoweringContext, shares: ir.Value, pool: Pool, sizes: Sequence[
     return ctx.reshape(result, sizes)
 
 
+def _overlapped(ctx: LoweringContext, shares: ir.Value, pool: Pool, sizes: Sequence[Size]) -> ir.Value:
+    """The same by slices."""
+    window = Sliding(pool.kernel, pool.stride, pool.padding, pool.dilation, pool.sizes, pool.out)
+    leading: list[Size] = [math.prod(sizes[: -pool.rank]), 1]
+    columns = ctx.reshape(shares, [*leading, *[1] * pool.rank, *pool.out])
+    columns = ctx.op.Expand(columns, [1, 1, *pool.kernel, *[1] * pool.rank])
+    return ctx.reshape(fold(ctx, columns, leading, window), sizes)
+
+
 # -- windows of adapted sizes ------------------------------------------------------------------------------------
 
 
@@ -174,7 +197,7 @@ def _adaptive_windows(ctx: LoweringContext, sizes: Sequence[Size], out: Sequence
 def _adaptive_avg_pool(rank: int, ctx: LoweringContext, self: ir.Value, output_size: Sequence[Size]) -> ir.Value:
     """_adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
     op, sizes, out = ctx.op, ctx.sizes(self), tuple(ctx.out.shape)
-    if _is_empty(out):
+    if is_empty(out):
         return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(out))
     dtype = float_dtype(ctx.dtype(self))
     x, axes = ctx.cast(self, dtype), list(range(len(sizes) - rank, len(sizes)))
@@ -196,12 +219,12 @@ def _adaptive_avg_pool(rank: int, ctx: LoweringContext, self: ir.Value, output_s
 def _adaptive_avg_pool_backward(rank: int, ctx: LoweringContext, grad_output: ir.Value, self: ir.Value) -> ir.Value:
     """_adaptive_avg_pool2d_backward(Tensor grad_output, Tensor self) -> Tensor"""
     op, sizes, out = ctx.op, ctx.sizes(self), ctx.sizes(grad_output)
-    if _is_empty(sizes) or _is_empty(out):
+    if is_empty(sizes) or is_empty(out):
         return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(sizes))
     dtype = float_dtype(ctx.dtype(self))
     grad, pool = ctx.cast(grad_output, dtype), Pool.tiles(sizes, out, rank)
     if pool is not None:
-        spread = _tiled(ctx, op.Mul(grad, 1 / pool.places), len(sizes) - rank, pool.kernel)
+        spread = _tiled(ctx, op.Mul(grad, 1 / pool.places), pool, sizes)
         return ctx.cast(spread, ctx.out.dtype)
     windows = _adaptive_windows(ctx, sizes[-rank:], out[-rank:])
     shares = op.Mul(grad, _shares(ctx, [window.lengths(ctx, dtype) for window in windows]))

@@ -15,13 +15,16 @@ from ort_dynamo.lowering.branches import all_finite, either
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import register
-from ort_dynamo.lowering.windows import Pool, Windows, adaptive_windows, gather_windows, sliding_windows
+from ort_dynamo.lowering.windows import Pool, Windows, adaptive_windows, gather_windows, is_empty, sliding_windows
 from ort_dynamo.lowering.zeros import zeros
 
 aten = torch.ops.aten
 
 _FURTHEST = 2**62
 """Beyond every place of a tensor."""
+
+_LOWEST = -(2**63)
+"""The lowest int64."""
 
 Pooled = tuple[ir.Value, ir.Value | None]
 """Maxima, and their places within the plane unless nobody reads them."""
@@ -32,10 +35,6 @@ def _product(sizes: Sequence[Size]) -> Size:
     for size in sizes:
         product = product * size
     return product
-
-
-def _is_empty(sizes: Sequence[Size]) -> bool:
-    return any(isinstance(size, int) and size == 0 for size in sizes)
 
 
 def _plane_starts(ctx: LoweringContext, leading: Sequence[Size], pool_sizes: Sequence[Size]) -> ir.Value:
@@ -93,16 +92,14 @@ def _pooled(
     outside the tensor for windows of nothing but -inf. So a tensor whose sum is not finite goes by the tables.
     """
     op, sizes, wanted = ctx.op, ctx.sizes(self), 1 in ctx.used
-    if _is_empty(ctx.out[0].shape):
+    if is_empty(ctx.out[0].shape):
         return tuple(op.Expand(ctx.constant(0, fake.dtype), ctx.shape(fake.shape)) for fake in ctx.out)
-    x = ctx.cast(self, float_dtype(ctx.dtype(self)))
+    is_float = ctx.dtype(self).is_floating_point
+    x = ctx.cast(self, float_dtype(ctx.dtype(self)) if is_float else torch.int64)
     is_batched = len(sizes) == rank + 2
     x, sizes = (x, sizes) if is_batched else (op.Unsqueeze(x, [0]), (1, *sizes))
-    is_float = ctx.dtype(self).is_floating_point
     tables = functools.partial(_by_tables, ctx, x=x, sizes=sizes, wanted=wanted)
-    if pool is None or not pool.fits_onnx:
-        if not is_float:
-            raise ctx.refuse("max pooling of integers with these windows")
+    if pool is None or not pool.fits_onnx or not is_float:
         y, place = tables(op, windows=windows())
     else:
         kernel = functools.partial(_by_kernel, ctx, pool=pool, x=x, sizes=sizes, wanted=wanted)
@@ -150,18 +147,23 @@ def _by_tables(
         return op.Unsqueeze(table, [d for d in range(2 * rank) if d not in (axis, rank + axis)])
 
     inside = functools.reduce(op.And, [crossed(window.inside, axis) for axis, window in enumerate(windows)])
-    found = op.Where(inside, gather_windows(op, x, 2 + rank, windows), -math.inf)
+    is_float = x.dtype != ir.DataType.INT64
+    found = op.Where(inside, gather_windows(op, x, 2 + rank, windows), -math.inf if is_float else _LOWEST)
     largest = op.ReduceMax(found, under)
-    is_nan = op.IsNaN(found)
-    any_nan = op.Greater(op.ReduceMax(op.Cast(is_nan, to=ir.DataType.INT32), under), 0)
-    y = op.Squeeze(op.Where(any_nan, math.nan, largest), under)
+    if is_float:
+        is_nan = op.IsNaN(found)
+        any_nan = op.Greater(op.ReduceMax(op.Cast(is_nan, to=ir.DataType.INT32), under), 0)
+        largest = op.Where(any_nan, math.nan, largest)
+    y = op.Squeeze(largest, under)
     if not wanted:
         return y, None
     steps = [ctx.scalar(_product(sizes[3 + axis :]), torch.int64) for axis in range(rank)]
     places = [op.Mul(crossed(window.index, axis), steps[axis]) for axis, window in enumerate(windows)]
     place = functools.reduce(op.Add, places)
-    is_largest = op.And(op.And(op.Equal(found, largest), inside), op.Not(any_nan))
+    is_largest = op.And(op.Equal(found, largest), inside)  # nowhere, where it is nan
     first = op.ReduceMin(op.Where(is_largest, place, _FURTHEST), under)
+    if not is_float:
+        return y, op.Squeeze(first, under)
     last = op.ReduceMax(op.Where(is_nan, place, -1), under)
     return y, op.Squeeze(op.Where(any_nan, last, first), under)
 
@@ -207,7 +209,7 @@ def _unpooled(
 ) -> ir.Value:
     """Every entry of the gradient added to the place that its window took the maximum from."""
     op, out = ctx.op, ctx.sizes(grad_output)
-    if _is_empty(out):
+    if is_empty(out):
         return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(sizes))
     dtype = float_dtype(ctx.dtype(grad_output))
     grad, leading = ctx.cast(grad_output, dtype), sizes[: len(sizes) - rank]

@@ -102,9 +102,26 @@ def test_half_width_average_pool_equals_eager(module, dtype):
     assert_like_eager(module, torch.randn(2, 3, 8, 8, dtype=dtype, requires_grad=True))
 
 
-def test_float64_adaptive_average_pool_equals_eager():
-    assert_like_eager(nn.AdaptiveAvgPool2d((3, 2)), torch.randn(2, 3, 9, 8, dtype=torch.float64, requires_grad=True),
-                      allow_eager=True)  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    ["2d with a rest", "2d overlapping ceil mode", "2d without the padding", "2d gaps ceil mode", "2d unequal", "2d",
+     "2d own divisor", "2d without a batch", "1d", "3d overlapping", "adaptive 2d", "adaptive 2d tiles",
+     "adaptive 3d tiles"],
+)  # fmt: skip
+def test_float64_averages_without_a_kernel_equal_eager(case):
+    module, shape = POOLS[case]
+    assert_like_eager(module, torch.randn(shape, dtype=torch.float64, requires_grad=True))
+
+
+def test_float64_averages_of_symbolic_sizes_equal_eager():
+    module, shape = POOLS["2d overlapping ceil mode"]
+    assert_like_eager(module, torch.randn(shape, dtype=torch.float64, requires_grad=True), dynamic=True)
+
+
+@pytest.mark.parametrize("case", ["2d overlapping ceil mode", "2d without the padding", "2d own divisor", "1d", "3d"])
+def test_averages_of_integers_equal_eager(case):
+    module, shape = POOLS[case]
+    assert_like_eager(module, torch.randint(-50, 50, shape), gradients=False)
 
 
 def test_average_pool_of_an_empty_batch_equals_eager():

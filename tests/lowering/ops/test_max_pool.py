@@ -99,6 +99,16 @@ def test_other_dtypes_equal_eager(dtype):
     assert_like_eager(and_places(nn.MaxPool2d(3, 2, 1)), with_ties(2, 3, 8, 8).detach().to(dtype).requires_grad_())
 
 
+@pytest.mark.parametrize("case", ["2d overlapping ceil mode", "2d dilation", "1d", "3d"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_maxima_and_places_of_integers_equal_eager(case, dtype):
+    module, shape = POOLS[case]
+    info = torch.iinfo(dtype)
+    x = torch.randint(0, 5, shape).to(dtype)
+    x[0, 0], x[-1, -1, 1:] = info.min, info.max
+    assert_like_eager(and_places(module), x, gradients=False)
+
+
 def test_max_pool_of_an_empty_batch_equals_eager():
     assert_like_eager(and_places(nn.MaxPool2d(2)), torch.randn(0, 3, 6, 6, requires_grad=True))
 

@@ -7,7 +7,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -15,91 +14,13 @@ import torch
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.channel_sum import channel_sum
 from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.convolution_form import ConvolutionForm, convolution_form
+from ort_dynamo.lowering.matrix_convolution import MatrixConvolution
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.windows import fixed
+from ort_dynamo.lowering.windows import fixed, is_empty
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class _Form:
-    """What is fixed about a convolution: one number per spatial dimension, and the channels.
-
-    Attributes:
-        weight: shape of the weight, (out, in / groups, *kernel); transposed, (in, out / groups, *kernel).
-    """
-
-    weight: list[int]
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
-    output_padding: list[int]
-    groups: int
-    transposed: bool
-
-    @property
-    def kernel(self) -> list[int]:
-        return self.weight[2:]
-
-    @property
-    def axes(self) -> list[int]:
-        """The spatial dimensions."""
-        return list(range(2, len(self.weight)))
-
-    @property
-    def reach(self) -> list[int]:
-        """From the first to the last place under the kernel."""
-        return [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Of the ONNX operators Conv, ConvTranspose and ConvGrad."""
-        return {
-            "strides": self.stride,
-            "pads": self.padding * 2,
-            "dilations": self.dilation,
-            "group": self.groups,
-            "kernel_shape": self.kernel,
-        }
-
-    def remainders(self, sizes: Sequence[Size], out: Sequence[Size]) -> list[Size]:
-        """How many of the last places of the padded input no window reaches, because the stride steps over them."""
-        return [
-            0 if s == 1 else n + 2 * p - reach - 1 - s * (m - 1)
-            for n, m, s, p, reach in zip(sizes, out, self.stride, self.padding, self.reach, strict=True)
-        ]
-
-
-def _form(
-    ctx: LoweringContext,
-    weight: ir.Value,
-    stride: Sequence[Size],
-    padding: Sequence[Size],
-    dilation: Sequence[Size],
-    transposed: bool,
-    output_padding: Sequence[Size],
-    groups: Size,
-) -> _Form:
-    shape = ctx.static(ctx.sizes(weight), "the shape of the weight")
-
-    def each(numbers: Sequence[Size], what: str) -> list[int]:
-        fixed = ctx.static(numbers, what)
-        return fixed * (len(shape) - 2) if len(fixed) == 1 else fixed
-
-    return _Form(
-        shape,
-        each(stride, "the stride"),
-        each(padding, "the padding"),
-        each(dilation, "the dilation"),
-        each(output_padding, "the output padding"),
-        ctx.static([groups], "the number of groups")[0],
-        transposed,
-    )
-
-
-def _is_empty(sizes: Sequence[Size]) -> bool:
-    return any(isinstance(size, int) and size == 0 for size in sizes)
 
 
 @lowering(aten.convolution.default)
@@ -118,28 +39,50 @@ def convolution(
     """convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
     bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor
     """
-    form = _form(ctx, weight, stride, padding, dilation, transposed, output_padding, groups)
+    form = convolution_form(ctx, weight, stride, padding, dilation, transposed, output_padding, groups)
     op = ctx.op
-    if _is_empty(ctx.out.shape):
+    if is_empty(ctx.out.shape):
         return _zeros(ctx, ctx.out)
-    if _is_empty(ctx.sizes(input)):
+    if is_empty(ctx.sizes(input)):
         raise ctx.refuse("a convolution over no channels")
+    if not _has_kernel(ctx, ctx.out.dtype):
+        return _by_matrices(ctx, form, input, weight, bias)
     if not transposed:
         return op.Conv(input, weight, bias, **form.attributes)
-    extra, attributes = form.output_padding, form.attributes
-    if _reaches_stride(form):
-        # ONNX Runtime takes an output padding below the stride only. Less padding at the end gives the same places.
-        ends = [max(p - e, 0) for p, e in zip(form.padding, extra, strict=True)]
-        extra = [max(e - p, 0) for p, e in zip(form.padding, extra, strict=True)]
-        attributes["pads"] = [*form.padding, *ends]
-        if any(e >= s for e, s in zip(extra, form.stride, strict=True)):
-            raise ctx.refuse("an output padding that exceeds the padding by the stride or more")
-    return op.ConvTranspose(input, weight, bias, output_padding=extra, **attributes)
+    if not form.reaches_stride:
+        return op.ConvTranspose(input, weight, bias, output_padding=form.output_padding, **form.attributes)
+    # ONNX Runtime takes an output padding below the stride only. Less padding at the end gives the same places, and
+    # what lies beyond all windows is nothing but bias.
+    pads = zip(form.padding, form.output_padding, strict=True)
+    ends, extra = zip(*((max(p - e, 0), max(e - p, 0)) for p, e in pads), strict=True)
+    beyond = [max(e - s + 1, 0) for e, s in zip(extra, form.stride, strict=True)]
+    attributes = form.attributes | {"pads": [*form.padding, *ends]}
+    attributes["output_padding"] = [e - more for e, more in zip(extra, beyond, strict=True)]
+    if not any(beyond):
+        return op.ConvTranspose(input, weight, bias, **attributes)
+    result = op.Pad(op.ConvTranspose(input, weight, **attributes), [0] * (len(beyond) + 4) + beyond)
+    return _plus_bias(ctx, result, bias, len(form.weight))
 
 
-def _reaches_stride(form: _Form) -> bool:
-    """Whether the output padding makes room for one more window, as a dilation allows."""
-    return any(extra >= s for extra, s in zip(form.output_padding, form.stride, strict=True))
+def _has_kernel(ctx: LoweringContext, dtype: torch.dtype) -> bool:
+    """Whether ONNX Runtime convolves `dtype`, or a wider one in its place."""
+    return ctx.target.takes("Conv", "", {"T": onnx_dtype(float_dtype(dtype))})
+
+
+def _by_matrices(
+    ctx: LoweringContext, form: ConvolutionForm, input: ir.Value, weight: ir.Value, bias: ir.Value | None
+) -> ir.Value:
+    sizes, out = ctx.sizes(input), tuple(ctx.out.shape)
+    if form.transposed:
+        result = MatrixConvolution(ctx, form, sizes[0], out[2:], sizes[2:]).transpose(input, weight)
+    else:
+        result = MatrixConvolution(ctx, form, sizes[0], sizes[2:], out[2:]).convolve(input, weight)
+    return _plus_bias(ctx, result, bias, len(form.weight))
+
+
+def _plus_bias(ctx: LoweringContext, result: ir.Value, bias: ir.Value | None, rank: int) -> ir.Value:
+    op = ctx.op
+    return result if bias is None else op.Add(result, op.Reshape(bias, [-1, *[1] * (rank - 2)]))
 
 
 @lowering(aten.convolution_backward.default)
@@ -161,11 +104,11 @@ def convolution_backward(
     SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, bool[3] output_mask)
     -> (Tensor, Tensor, Tensor)
     """
-    form = _form(ctx, weight, stride, padding, dilation, transposed, output_padding, groups)
+    form = convolution_form(ctx, weight, stride, padding, dilation, transposed, output_padding, groups)
     wanted = [bool(mask) and index in ctx.used for index, mask in enumerate(output_mask)]
-    if _is_empty(ctx.sizes(grad_output)):
+    if is_empty(ctx.sizes(grad_output)):
         return tuple(_zeros(ctx, fake) if want else None for fake, want in zip(ctx.out, wanted, strict=True))
-    if _is_empty(ctx.sizes(input)):
+    if is_empty(ctx.sizes(input)):
         raise ctx.refuse("a convolution over no channels")
     dtype = _compute_dtype(ctx, ctx.dtype(grad_output))
     grad, image, filters = (ctx.cast(value, dtype) for value in (grad_output, input, weight))
@@ -201,7 +144,7 @@ class _Gradient:
     """
 
     ctx: LoweringContext
-    form: _Form
+    form: ConvolutionForm
     grad: ir.Value
     input: ir.Value
     weight: ir.Value
@@ -211,9 +154,12 @@ class _Gradient:
     def of_input(self) -> ir.Value:
         op, form = self.ctx.op, self.form
         sizes = self.input_sizes[2:]
+        if not self._has_kernel:
+            matrices = self._matrices
+            return (matrices.convolve if form.transposed else matrices.transpose)(self.grad, self.weight)
         if form.transposed:
             result = op.Conv(self.grad, self.weight, **form.attributes)
-            return self._cropped(result, sizes) if _reaches_stride(form) else result
+            return self._cropped(result, sizes) if form.reaches_stride else result
         if self._on_cpu and set(form.stride) == {1} and self._fits_inside():
             return self._of_input_by_conv()
         if self._has_conv_grad:
@@ -226,8 +172,11 @@ class _Gradient:
 
     def of_weight(self) -> ir.Value:
         form = self.form
+        if not self._has_kernel:
+            both = (self.grad, self.input) if form.transposed else (self.input, self.grad)
+            return self._matrices.correlate(*both)
         if form.transposed:
-            if self._has_conv_grad and not _reaches_stride(form):
+            if self._has_conv_grad and not form.reaches_stride:
                 return self._conv_grad(1)
             image, filters, sizes, out = self.grad, self.input, self.grad_sizes, self.input_sizes
         else:
@@ -245,6 +194,17 @@ class _Gradient:
     @property
     def _on_cpu(self) -> bool:
         return self.ctx.target.device_type == "cpu"
+
+    @property
+    def _has_kernel(self) -> bool:
+        return self.ctx.target.takes("Conv", "", {"T": self.grad.dtype or ir.DataType.UNDEFINED})
+
+    @property
+    def _matrices(self) -> MatrixConvolution:
+        sizes, out = self.input_sizes, self.grad_sizes
+        if self.form.transposed:
+            sizes, out = out, sizes
+        return MatrixConvolution(self.ctx, self.form, sizes[0], sizes[2:], out[2:])
 
     @property
     def _has_conv_grad(self) -> bool:

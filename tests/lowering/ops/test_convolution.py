@@ -1,5 +1,7 @@
 """Convolutions and their gradients."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -119,15 +121,13 @@ def test_only_the_gradients_asked_for_are_computed(needed, form):
     assert_like_eager(lambda x, w, b: functional.conv2d(x, w, b, stride=2, groups=2), x, w, b)
 
 
-@pytest.mark.parametrize("padding", [0, 1, 2])
-def test_transposed_convolution_with_output_padding_beyond_the_stride_equals_eager(padding, form):
-    x, w = torch.randn(2, 3, 5, requires_grad=True), torch.randn(3, 4, 3, requires_grad=True)
-    assert_like_eager(
-        lambda x, w: functional.conv_transpose1d(x, w, stride=2, dilation=3, padding=padding, output_padding=2),
-        x,
-        w,
-        allow_eager=padding == 0,
-    )
+@pytest.mark.parametrize(("stride", "padding"), [(1, 0), (1, 2), (2, 0), (2, 1), (2, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_transposed_convolution_with_output_padding_beyond_the_stride_equals_eager(dtype, stride, padding):
+    x = torch.randn(2, 3, 5, dtype=dtype, requires_grad=True)
+    w, b = torch.randn(3, 4, 3, dtype=dtype, requires_grad=True), torch.randn(4, dtype=dtype, requires_grad=True)
+    options = {"stride": stride, "dilation": 3, "padding": padding, "output_padding": 2}
+    assert_like_eager(lambda x, w, b: functional.conv_transpose1d(x, w, b, **options), x, w, b)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -149,6 +149,25 @@ def test_convolution_after_convolution_equals_eager(form):
     assert_like_eager(net, image((2, 1, 12, 12)))
 
 
-def test_float64_convolution_stays_in_eager():
-    x = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
-    assert_like_eager(nn.Conv2d(2, 2, 3).double(), x, allow_eager=True)
+@pytest.mark.parametrize(
+    "case",
+    ["1d stride padding dilation groups", "2d", "2d stride without remainder", "2d stride with remainder",
+     "2d stride beyond the kernel", "2d patches", "2d unequal", "2d groups", "2d padding beyond the kernel", "3d",
+     "transposed 1d", "transposed 2d output padding", "transposed 2d groups", "transposed 2d dilation"],
+)  # fmt: skip
+def test_float64_convolution_without_a_kernel_equals_eager(case):
+    module, shape = CONVOLUTIONS[case]
+    assert_like_eager(copy.deepcopy(module).double(), image(shape).detach().double().requires_grad_())
+
+
+@pytest.mark.parametrize("case", ["2d stride with remainder", "2d groups", "2d patches", "transposed 2d groups"])
+def test_float64_convolution_with_symbolic_sizes_equals_eager(case):
+    module, shape = CONVOLUTIONS[case]
+    x = torch.randn((7, *shape[1:]), dtype=torch.float64, requires_grad=True)
+    assert_like_eager(copy.deepcopy(module).double(), x, dynamic=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_convolution_of_integers_equals_eager(dtype):
+    x, w = torch.randint(0, 99, (2, 4, 6, 7)).to(dtype), torch.randint(0, 99, (6, 2, 3, 2)).to(dtype)
+    assert_like_eager(lambda x, w: functional.conv2d(x, w, stride=2, padding=1, groups=2), x, w, gradients=False)

@@ -1,0 +1,102 @@
+"""What is fixed about a convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.patches import Sliding
+
+__all__ = ["ConvolutionForm", "convolution_form"]
+
+
+@dataclass(frozen=True)
+class ConvolutionForm:
+    """What is fixed about a convolution: one number per spatial dimension, and the channels.
+
+    Attributes:
+        weight: shape of the weight, (out, in / groups, *kernel); transposed, (in, out / groups, *kernel).
+    """
+
+    weight: list[int]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    output_padding: list[int]
+    groups: int
+    transposed: bool
+
+    @property
+    def kernel(self) -> list[int]:
+        """Its size in each spatial dimension."""
+        return self.weight[2:]
+
+    @property
+    def axes(self) -> list[int]:
+        """The spatial dimensions."""
+        return list(range(2, len(self.weight)))
+
+    @property
+    def reach(self) -> list[int]:
+        """From the first to the last place under the kernel."""
+        return [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Of the ONNX operators Conv, ConvTranspose and ConvGrad."""
+        return {
+            "strides": self.stride,
+            "pads": self.padding * 2,
+            "dilations": self.dilation,
+            "group": self.groups,
+            "kernel_shape": self.kernel,
+        }
+
+    def sliding(self, sizes: Sequence[Size], out: Sequence[Size]) -> Sliding:
+        """The kernel as a window that takes `out` places on an image of `sizes`."""
+        return Sliding(self.kernel, self.stride, self.padding, self.dilation, tuple(sizes), tuple(out))
+
+    @property
+    def reaches_stride(self) -> bool:
+        """Whether the output padding makes room for one more window, as a dilation allows."""
+        return any(extra >= s for extra, s in zip(self.output_padding, self.stride, strict=True))
+
+    def remainders(self, sizes: Sequence[Size], out: Sequence[Size]) -> list[Size]:
+        """How many of the last places of the padded input no window reaches."""
+        return self.sliding(sizes, out).remainders
+
+
+def convolution_form(
+    ctx: LoweringContext,
+    weight: ir.Value,
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    transposed: bool,
+    output_padding: Sequence[Size],
+    groups: Size,
+) -> ConvolutionForm:
+    """From ATen's arguments, where one number stands for all dimensions.
+
+    Raises:
+        UnsupportedNodeError: one of them is symbolic.
+    """
+    shape = ctx.static(ctx.sizes(weight), "the shape of the weight")
+
+    def each(numbers: Sequence[Size], what: str) -> list[int]:
+        fixed = ctx.static(numbers, what)
+        return fixed * (len(shape) - 2) if len(fixed) == 1 else fixed
+
+    return ConvolutionForm(
+        shape,
+        each(stride, "the stride"),
+        each(padding, "the padding"),
+        each(dilation, "the dilation"),
+        each(output_padding, "the output padding"),
+        ctx.static([groups], "the number of groups")[0],
+        transposed,
+    )

@@ -65,7 +65,7 @@ def _by_batch(
     op, dtype, rank = ctx.op, float_dtype(ctx.dtype(input)), ctx.rank(input)
     _check_not_empty(ctx.sizes(input))
     x, w, b = ctx.cast(input, dtype), optional(ctx, weight, dtype), optional(ctx, bias, dtype)
-    if _has_training_kernel(ctx, rank):
+    if _has_training_kernel(ctx, rank) and dtype != torch.float64:  # whose epsilon an attribute cannot hold
         y, mean, variance = _by_one_kernel(ctx, x, w, b, rank, eps)
         inverse_std = inverse_root(ctx, variance, eps)
     else:
@@ -136,7 +136,7 @@ def _by_running(
     x, w, b = ctx.cast(input, dtype), optional(ctx, weight, dtype), optional(ctx, bias, dtype)
     mean, variance = (ctx.cast(value, dtype) for value in running)
     inverse_std = inverse_root(ctx, variance, eps)
-    if rank > 2 and w is not None and b is not None:
+    if rank > 2 and w is not None and b is not None and dtype != torch.float64:
         y = op.BatchNormalization(x, w, b, mean, variance, epsilon=eps)
     else:
         y = op.Sub(x, _across(ctx, mean, rank))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -12,6 +13,7 @@ from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.ops.unary import square_root
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.lowering.windows import is_empty
 
 __all__ = ["inverse_root", "optional", "settled"]
 
@@ -46,9 +48,12 @@ def _inner_axes(rank: int, normalized_shape: Sequence[Size]) -> list[int]:
     return list(range(rank - len(normalized_shape), rank))
 
 
-def _check_not_empty(sizes: Sequence[Size]) -> None:
-    if any(isinstance(size, int) and size == 0 for size in sizes):
-        raise LoweringContext.refuse("a normalization of no elements")
+def _filled(ctx: LoweringContext, *numbers: float) -> tuple[ir.Value | None, ...]:
+    """The node's results where there is nothing to normalize: each one is a number, repeated."""
+    return tuple(
+        ctx.op.Expand(ctx.constant(number, fake.dtype), ctx.shape(fake.shape)) if index in ctx.used else None
+        for index, (number, fake) in enumerate(zip(numbers, ctx.out, strict=True))
+    )
 
 
 def _outer_sum(ctx: LoweringContext, value: ir.Value, like: ir.Value, count: int) -> ir.Value:
@@ -89,7 +94,8 @@ def native_layer_norm(
     -> (Tensor, Tensor, Tensor)
     """
     op = ctx.op
-    _check_not_empty(normalized_shape)
+    if is_empty(ctx.sizes(input)):
+        return _filled(ctx, 0, 0, math.nan)
     axes = _inner_axes(ctx.rank(input), normalized_shape)
     if (dtype := _fused_dtype(ctx, input, weight, bias)) is not None:
         x, w, b = ctx.cast(input, dtype), optional(ctx, weight, dtype), optional(ctx, bias, dtype)
@@ -128,7 +134,8 @@ def native_layer_norm_backward(
     """
     # LayerNormalizationGrad of the training build is not used: its CPU kernel takes four times as long as these nodes.
     op = ctx.op
-    _check_not_empty(normalized_shape)
+    if is_empty(ctx.sizes(input)):
+        return _filled(ctx, 0, 0, 0)
     axes = _inner_axes(ctx.rank(input), normalized_shape)
     wanted = [bool(mask) and index in ctx.used for index, mask in enumerate(output_mask)]
     dtype = float_dtype(ctx.dtype(input))
@@ -158,7 +165,8 @@ def fused_rms_norm(
 ) -> tuple[ir.Value | None, ...]:
     """_fused_rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)"""
     op, dtype = ctx.op, float_dtype(ctx.dtype(input))
-    _check_not_empty(normalized_shape)
+    if is_empty(ctx.sizes(input)):
+        return _filled(ctx, 0, math.nan)
     axes = _inner_axes(ctx.rank(input), normalized_shape)
     x, w = ctx.cast(input, dtype), optional(ctx, weight, dtype)
     rstd = inverse_root(ctx, op.ReduceMean(op.Mul(x, x), axes), torch.finfo(dtype).eps if eps is None else eps)
@@ -180,7 +188,8 @@ def fused_rms_norm_backward(
     bool[2] output_mask) -> (Tensor, Tensor)
     """
     op, dtype = ctx.op, float_dtype(ctx.dtype(input))
-    _check_not_empty(normalized_shape)
+    if is_empty(ctx.sizes(input)):
+        return _filled(ctx, 0, 0)
     axes = _inner_axes(ctx.rank(input), normalized_shape)
     wanted = [bool(mask) and index in ctx.used for index, mask in enumerate(output_mask)]
     grad, x, rstd = (ctx.cast(value, dtype) for value in (grad_out, input, rstd))
@@ -215,7 +224,8 @@ def native_group_norm(
     float eps) -> (Tensor, Tensor, Tensor)
     """
     op = ctx.op
-    _check_not_empty([N, C, HxW])
+    if is_empty(ctx.sizes(input)):
+        return _filled(ctx, 0, 0, math.nan)
     dtype = float_dtype(ctx.dtype(input))
     w, b = optional(ctx, weight, dtype), optional(ctx, bias, dtype)
     x = op.Reshape(ctx.cast(input, dtype), [0, group, -1])
@@ -250,7 +260,10 @@ def native_group_norm_backward(
     SymInt C, SymInt HxW, int group, bool[3] output_mask) -> (Tensor, Tensor, Tensor)
     """
     op, dtype = ctx.op, float_dtype(ctx.dtype(input))
-    _check_not_empty([N, C, HxW])
+    if is_empty([N]):
+        return _filled(ctx, 0, 0, 0)
+    if is_empty([C, HxW]):
+        raise ctx.refuse("the gradient of a group normalization over no places")  # torch does not trace it either
     wanted = [bool(mask) and index in ctx.used for index, mask in enumerate(output_mask)]
     grad, x, mean, rstd = (ctx.cast(value, dtype) for value in (grad_out, input, mean, rstd))
     w = optional(ctx, weight, dtype)

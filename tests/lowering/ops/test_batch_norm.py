@@ -164,3 +164,9 @@ def test_batch_norm_backward_equals_eager():
             grad, x, w, *running, *saved, torch.empty(0, dtype=torch.uint8),
             gradients=False,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_float64_epsilon_keeps_its_digits(training):
+    x = (torch.randn(4, 3, 5, dtype=torch.float64) * 1e-3).requires_grad_()
+    assert_like_eager(nn.BatchNorm1d(3).double().train(training), x)

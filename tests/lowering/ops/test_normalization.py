@@ -103,8 +103,11 @@ def test_layer_norm_keeps_nan_and_infinity_in_their_rows(form):
     assert_like_eager(lambda x: functional.layer_norm(x, (8,)), x, gradients=False)
 
 
-def test_layer_norm_of_an_empty_batch_equals_eager(form):
-    assert_like_eager(nn.LayerNorm(4), leaf(0, 4))
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
+def test_layer_norm_of_no_elements_equals_eager(shape, form):
+    assert_like_eager(nn.LayerNorm(shape[1]), leaf(*shape))
+    x = torch.randn(shape)
+    assert_like_eager(lambda x: torch.native_layer_norm(x, shape[1:], None, None, 1e-5), x, gradients=False)
 
 
 def test_layer_norm_in_inference_equals_eager(form):
@@ -152,6 +155,16 @@ def test_group_norm_of_a_large_mean_is_as_accurate_as_eager():
     assert_like_eager(lambda x: functional.group_norm(x, 2), x, tolerance=Tolerance(3e-4, 1e-6))
 
 
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 4, 0), (2, 0, 3)])
+def test_group_norm_of_no_elements_equals_eager(shape):
+    x, w, b = leaf(*shape), leaf(shape[1]), leaf(shape[1])
+    traceable = shape[0] == 0  # torch's own shape function of the gradient divides by the number of places
+    with torch.set_grad_enabled(traceable):
+        assert_like_eager(
+            lambda x, w, b: torch.native_group_norm(x, w, b, *shape, 2, 1e-5), x, w, b, gradients=traceable
+        )
+
+
 # -- root-mean-square normalization ------------------------------------------------------------------------------
 
 
@@ -170,3 +183,9 @@ def test_fused_rms_norm_and_its_gradients_equal_eager(weight, eps, dtype):
 
 def test_fused_rms_norm_over_two_dimensions_equals_eager():
     assert_like_eager(lambda x, w: torch.ops.aten._fused_rms_norm(x, [3, 5], w, None), leaf(4, 3, 5), leaf(3, 5))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
+def test_fused_rms_norm_of_no_elements_equals_eager(shape):
+    w = leaf(shape[1])
+    assert_like_eager(lambda x, w: torch.ops.aten._fused_rms_norm(x, shape[1:], w, None), leaf(*shape), w)

@@ -92,7 +92,13 @@ class _Feed:
             value = value.contiguous()
         if self._is_bool:
             value = value.view(torch.uint8)
-        feeds.push_back(_to_dlpack(value), self._is_bool)
+        try:
+            feeds.push_back(_to_dlpack(value), self._is_bool)
+        except RuntimeError:
+            # An empty tensor is contiguous for torch whatever its strides are; ONNX Runtime looks at them.
+            if value.numel():
+                raise
+            feeds.push_back(_to_dlpack(torch.empty_like(value, memory_format=torch.contiguous_format)), self._is_bool)
 
 
 class _Fetch:

@@ -82,6 +82,17 @@ def masked_scatter_backward(
     return ctx.reshape(op.Slice(gathered, [0], ctx.shape([count])), sizes)
 
 
+@lowering(aten.nonzero_static.default)
+def nonzero_static(ctx: LoweringContext, self: ir.Value, *, size: Size, fill_value: int = -1) -> ir.Value:
+    """nonzero_static(Tensor self, *, SymInt size, int fill_value=-1) -> Tensor"""
+    op = ctx.op
+    filler = op.Expand(ctx.constant(fill_value, torch.int64), ctx.shape(ctx.out.shape))
+    if ctx.rank(self) == 0 or any(isinstance(n, int) and n == 0 for n in ctx.sizes(self)):
+        return filler
+    found = op.Transpose(op.NonZero(ctx.cast(self, torch.bool)), perm=[1, 0])
+    return op.Slice(op.Concat(found, filler, axis=0), [0], ctx.shape([size]), [0])
+
+
 # -- refused -----------------------------------------------------------------------------------------------------
 
 
@@ -92,7 +103,6 @@ def _refuse(ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
 
 for _overload in (
     aten.nonzero.default,
-    aten.nonzero_static.default,
     aten.masked_select.default,
     aten.bincount.default,
     aten._unique2.default,

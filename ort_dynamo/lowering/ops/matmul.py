@@ -7,7 +7,9 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.ops.views import size_is_zero
 from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.lowering.zeros import zeros
 
 aten = torch.ops.aten
 
@@ -40,8 +42,9 @@ def product(ctx: LoweringContext, a: ir.Value, b: ir.Value, alpha: Number = 1) -
     scale = _plain(ctx, alpha)
     if not _fits_attribute(ctx, scale):
         return ctx.op.Mul(product(ctx, a, b), ctx.constant(scale, ctx.out.dtype))
-    if ctx.sizes(a)[-1] == 0:  # onnxruntime-training 1.19.2 leaves the output as it found the memory
-        return ctx.op.Expand(ctx.constant(0, ctx.dtype(a)), ctx.shape(ctx.out.shape))
+    if any(size_is_zero(size) for size in (ctx.sizes(a)[-1], *ctx.out.shape)):
+        # onnxruntime-training 1.19.2 leaves the output as it found the memory, or divides by zero.
+        return zeros(ctx, a, ctx.out.shape)
     ta, tb = transposed(a), transposed(b)
     assert a.dtype is not None
     fused = ctx.target.takes("FusedMatMul", "com.microsoft", {"T": a.dtype})
@@ -75,7 +78,8 @@ def addmm(
 ) -> ir.Value:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     scaled = all(_fits_attribute(ctx, _plain(ctx, factor)) for factor in (alpha, beta))
-    if beta == 0 or ctx.sizes(mat1)[-1] == 0 or not ctx.out.dtype.is_floating_point or not scaled:
+    empty = any(size_is_zero(size) for size in (ctx.sizes(mat1)[-1], *ctx.out.shape))
+    if beta == 0 or empty or not ctx.out.dtype.is_floating_point or not scaled:
         return _plus(ctx, self, product(ctx, mat1, mat2, alpha), beta)
     ta, tb = transposed(mat1), transposed(mat2)
     return ctx.op.Gemm(
@@ -102,6 +106,8 @@ def addbmm(
     ctx: LoweringContext, self: ir.Value, batch1: ir.Value, batch2: ir.Value, *, beta: Number = 1, alpha: Number = 1
 ) -> ir.Value:
     """addbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
+    if any(map(size_is_zero, (*ctx.sizes(batch1), *ctx.out.shape))):
+        return _plus(ctx, self, zeros(ctx, batch1, ctx.out.shape), beta)
     total = ctx.op.ReduceSum(product(ctx, batch1, batch2, alpha), [0], keepdims=0)
     return _plus(ctx, self, total, beta)
 
@@ -127,7 +133,7 @@ def addmv(
 
 
 def _matrix_vector(ctx: LoweringContext, matrix: ir.Value, vector: ir.Value, alpha: Number = 1) -> ir.Value:
-    if ctx.sizes(matrix)[-1] == 0:
+    if any(map(size_is_zero, ctx.sizes(matrix))):
         return product(ctx, matrix, vector)
     # The vector as a matrix of one column: ONNX Runtime's own fusion of Transpose and MatMul errs beside a vector.
     return ctx.op.Squeeze(product(ctx, matrix, ctx.op.Unsqueeze(vector, [1]), alpha), [1])

@@ -94,3 +94,12 @@ def test_results_of_unknown_size_stay_in_eager(function):
         x = t([1.0, 0, -1, 2])
         assert torch.equal(compiled(x), function(x))
     assert any("depends on the data" in reason for reason in eager_reasons())
+
+
+def test_nonzero_of_a_given_size_equals_eager():
+    def function(x):
+        sizes = (0, 2, 30)
+        return [torch.nonzero_static(x, size=n, fill_value=-7) for n in sizes], torch.nonzero_static(x[0, 0], size=3)
+
+    assert_like_eager(function, torch.tensor([[0.0, 1, 2], [3, 0, -4]]), gradients=False)
+    assert_like_eager(function, torch.rand(3, 4) > 0.5, gradients=False, dynamic=True)

@@ -102,6 +102,16 @@ def test_empty_products_equal_eager(left, right):
     assert_like_eager(torch.matmul, r(*left), r(*right))
 
 
+@pytest.mark.parametrize(
+    ("left", "right"), [((2, 0, 1), (2, 1, 0)), ((2, 3, 1), (2, 1, 0)), ((2, 3, 0), (2, 0, 5)), ((0, 3, 4), (0, 4, 5))]
+)
+def test_empty_batched_products_equal_eager(left, right):
+    def function(c, a, b):
+        return torch.bmm(a.mT.contiguous().mT, b), torch.addbmm(c, a, b), torch.baddbmm(c, a, b, beta=0.5)
+
+    assert_like_eager(function, r(left[1], right[2]), r(*left), r(*right))
+
+
 def test_a_linear_layer_without_input_features_gives_its_bias():
     assert_like_eager(torch.nn.functional.linear, r(3, 0), r(5, 0), r(5))
 

@@ -1,0 +1,62 @@
+"""Determinants; factorisations, which torch's LAPACK computes, are refused here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.lowering.ops.views import size_is_zero
+from ort_dynamo.lowering.registry import lowering, register
+
+aten = torch.ops.aten
+
+
+@lowering(aten._linalg_det.default)
+def det(ctx: LoweringContext, self: ir.Value) -> tuple[ir.Value | None, ...]:
+    """_linalg_det(Tensor A) -> (Tensor result, Tensor LU, Tensor pivots)"""
+    if ctx.used - {0}:
+        raise ctx.refuse("the gradient of a determinant needs the LU factorisation, which ONNX does not have")
+    sizes = ctx.sizes(self)
+    if any(map(size_is_zero, sizes)):
+        fake = ctx.out[0]
+        return ctx.op.Expand(ctx.constant(1, fake.dtype), ctx.shape(fake.shape)), None, None
+    return ctx.op.Det(self), None, None
+
+
+def _refuse(ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
+    """linalg_cholesky_ex(Tensor self, *, bool upper=False, bool check_errors=False) -> (Tensor L, Tensor info)"""
+    raise ctx.refuse("LAPACK computes it, ONNX has no operator for it")
+
+
+for _overload in (
+    aten._linalg_eigh.default,
+    aten._linalg_eigvals.default,
+    aten._linalg_slogdet.default,
+    aten._linalg_solve_ex.default,
+    aten._linalg_svd.default,
+    aten.cholesky.default,
+    aten.cholesky_inverse.default,
+    aten.cholesky_solve.default,
+    aten.geqrf.default,
+    aten.linalg_cholesky_ex.default,
+    aten.linalg_eig.default,
+    aten.linalg_householder_product.default,
+    aten.linalg_inv_ex.default,
+    aten.linalg_ldl_factor_ex.default,
+    aten.linalg_ldl_solve.default,
+    aten.linalg_lstsq.default,
+    aten.linalg_lu.default,
+    aten.linalg_lu_factor_ex.default,
+    aten.linalg_lu_solve.default,
+    aten.linalg_matrix_exp.default,
+    aten.linalg_pinv.atol_rtol_tensor,
+    aten.linalg_qr.default,
+    aten.linalg_solve_triangular.default,
+    aten.lu_unpack.default,
+    aten.ormqr.default,
+    aten.triangular_solve.default,
+):
+    register(_overload, _refuse)

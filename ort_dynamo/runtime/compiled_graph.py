@@ -90,6 +90,8 @@ class _Feed:
             value = value.permute(self._order)
         if not value.is_contiguous():
             value = value.contiguous()
+        elif not value.numel():
+            value = value.new_empty(value.shape)  # contiguous to torch with any strides, not to ONNX Runtime
         if self._is_bool:
             value = value.view(torch.uint8)
         try:

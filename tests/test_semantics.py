@@ -24,7 +24,9 @@ def same_as_eager(program: Program, **kwargs: Any) -> None:
     torch.manual_seed(0)
     expected = tree_leaves(program(lambda function, **_: function))
     torch.manual_seed(0)
-    found = tree_leaves(program(lambda function, **more: torch.compile(function, backend="ort_train", **kwargs, **more)))
+    found = tree_leaves(
+        program(lambda function, **more: torch.compile(function, backend="ort_train", **kwargs, **more))
+    )
     assert len(found) == len(expected)
     for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
         assert type(mine) is type(theirs), f"value {index} is {type(mine)}, eager gives {type(theirs)}"
@@ -421,7 +423,9 @@ def with_layouts(compile_: Compile) -> Any:
 
 @program("outputs")
 def of_convolutions_in_channels_last(compile_: Compile) -> Any:
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3, padding=1, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU()
+    )
     model = model.to(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last).requires_grad_()
     y = compile_(model)(x)
@@ -451,7 +455,14 @@ def nothing_at_all(compile_: Compile) -> Any:
 @program("outputs")
 def constants(compile_: Compile) -> Any:
     def function(x: torch.Tensor) -> Any:
-        return torch.ones(2), torch.tensor([1.0, 2.0]), torch.arange(3), torch.tensor(5), torch.full((2,), 3), x.shape[0]
+        return (
+            torch.ones(2),
+            torch.tensor([1.0, 2.0]),
+            torch.arange(3),
+            torch.tensor(5),
+            torch.full((2,), 3),
+            x.shape[0],
+        )
 
     return facts(*compile_(function)(torch.ones(2)))
 

@@ -82,7 +82,7 @@ def changing() -> dict[str, Callable[[torch.Tensor], Any]]:
         return x[: b // 2], x[:, n // 2 :], x[b // 2 :: 2], x[-1:], x.narrow(1, 0, n // 2), F.pad(x, (n // 2, 1))
 
     def reduced(x: torch.Tensor) -> Any:
-        return x.sum(0), x.sum(), x.mean((0, 1)), x.var(1, correction=0), x.softmax(1), x.cumsum(0), x.norm()
+        return x.sum(0), x.sum(), x.mean((0, 1)), x.amax(1, keepdim=True), x.softmax(1), x.cumsum(0), x.norm()
 
     def multiplied(x: torch.Tensor) -> Any:
         return x @ x.t(), torch.bmm(x.unsqueeze(0), x.t().unsqueeze(0)), torch.einsum("bn,cn->bc", x, x)
@@ -100,17 +100,16 @@ def changing() -> dict[str, Callable[[torch.Tensor], Any]]:
         return x[index], x.index_select(0, index), x.gather(1, x.argsort(1)), x.flip(0, 1), x.roll(1, 0)
 
     def normalized(x: torch.Tensor) -> Any:
-        return F.layer_norm(x, x.shape[1:]), F.normalize(x, dim=-1)
+        return F.layer_norm(x, x.shape[1:], eps=0.1), F.normalize(x + 3, dim=-1)
 
     return {name: f for name, f in locals().items() if callable(f)}
 
 
 @pytest.mark.parametrize("function", changing().values(), ids=changing())
 def test_a_function_called_with_many_sizes(function: Callable[[torch.Tensor], Any]) -> None:
-    sizes = [size for size in SIZES if 0 not in size or function.__name__ not in ("gathered", "attended")]
+    refuses_empty = function.__name__ in ("gathered", "attended", "reduced")
+    sizes = [size for size in SIZES if 0 not in size or not refuses_empty]
     torch._dynamo.config.patch(recompile_limit=30)(like_eager)(function, *normals(*sizes))
-    torch._dynamo.reset()
-    torch._dynamo.config.patch(recompile_limit=30)(like_eager)(function, *normals(*sizes), dynamic=True)
 
 
 def test_a_rank_that_changes() -> None:
@@ -130,7 +129,7 @@ def test_guards_on_sizes() -> None:
 
 def test_numbers_that_change() -> None:
     calls = [(torch.randn(3), n, f) for n, f in ((2, 0.5), (3, 0.25), (7, -1.0), (0, 0.0), (1, 1.0), (4, float("inf")))]
-    like_eager(lambda x, n, f: (x * n + f, x**n, x.roll(n), torch.full((n,), f), n * 3, f * 2), *calls)
+    like_eager(lambda x, n, f: (x * n + f, x.detach() ** n, x.roll(n), torch.full((n,), f), n * 3, f * 2), *calls)
 
 
 def test_marked_dimensions_compile_once() -> None:
@@ -215,9 +214,9 @@ def by_data() -> dict[str, Callable[[torch.Tensor], Any]]:
         return a * 2, b.sum()
 
     def sorted_and_cut(x: torch.Tensor) -> Any:
-        values, order = x.flatten().sort()
+        values, order = x.flatten().sort(stable=True)
         keep = values > 0
-        return values[keep].cumsum(0), order[keep]
+        return values[keep].exp(), order[keep]
 
     def reshaped(x: torch.Tensor) -> Any:
         rows = x[x[:, 0] > 0]
@@ -227,14 +226,11 @@ def by_data() -> dict[str, Callable[[torch.Tensor], Any]]:
 
 
 @pytest.mark.usefixtures("captured")
-@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("function", by_data().values(), ids=by_data())
-def test_sizes_that_depend_on_data(function: Callable[[torch.Tensor], Any], dynamic: bool) -> None:
+def test_sizes_that_depend_on_data(function: Callable[[torch.Tensor], Any]) -> None:
     torch.manual_seed(1)
-    calls = [*normals((4, 5), (4, 5), (6, 5) if dynamic else (4, 5)), (torch.ones(4, 5),)]
-    if function.__name__ != "unique":
-        calls.append((-torch.ones(4, 5),))
-    like_eager(function, *calls, dynamic=dynamic)
+    calls = [*normals((4, 5), (4, 5)), (torch.ones(4, 5),), (-torch.ones(4, 5),), *normals((6, 5))]
+    like_eager(function, *calls)
 
 
 @pytest.mark.usefixtures("captured")

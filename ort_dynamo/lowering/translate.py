@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ort_dynamo.boundary import ValueSpec, inverse, physical_order, promised_strides
 from ort_dynamo.dtypes import is_representable, onnx_dtype
@@ -73,6 +74,8 @@ def refusal(node: Node, target: Target) -> str | None:
         walk.add_node(node)
     except UnsupportedNodeError as error:
         return error.reason
+    except GuardOnDataDependentSymNode as error:
+        return f"its form depends on a size that is known only when the data is: {error.cond}"
     except Exception as error:
         raise _located(node, error) from error
     return None

@@ -129,9 +129,11 @@ def kernel_table(runtime: InstalledRuntime, provider: str) -> KernelTable:
 def broken_optimizers(dtypes: Collection[ir.DataType]) -> list[str]:
     """ONNX Runtime's own graph optimizers that would break a model with values of `dtypes`.
 
-    These make contrib operators of float64 nodes without asking whether a float64 kernel exists.
+    Those for float64 make contrib operators of float64 nodes without asking whether a float64 kernel exists. In the
+    training build, NoopElimination takes an empty constant for a zero and loses the output of a sum with it.
     """
-    return list(_FUSIONS_WITHOUT_DOUBLE) if ir.DataType.DOUBLE in dtypes else []
+    broken = list(_FUSIONS_WITHOUT_DOUBLE) if ir.DataType.DOUBLE in dtypes else []
+    return [*broken, "NoopElimination"] if installed_runtime().has_gradient_kernels else broken
 
 
 def _asked_kernels(provider: str) -> Iterable[tuple[str, str, dict[str, list[str]]]]:

@@ -77,5 +77,5 @@ def test_the_kernel_table_stays_out_of_the_targets_repr() -> None:
 
 
 def test_double_graphs_leave_out_the_fusions_without_a_kernel() -> None:
-    assert broken_optimizers({ir.DataType.FLOAT}) == []
+    assert "MatmulTransposeFusion" not in broken_optimizers({ir.DataType.FLOAT})
     assert "MatmulTransposeFusion" in broken_optimizers({ir.DataType.FLOAT, ir.DataType.DOUBLE})

@@ -61,9 +61,12 @@ def masked_scatter(ctx: LoweringContext, self: ir.Value, mask: ir.Value, source:
         return op.Expand(self, ctx.shape(sizes))
     chosen = op.Expand(ctx.cast(mask, torch.bool), ctx.shape(sizes))
     flat = op.Reshape(chosen, [-1])
-    # Entries that are not set read any valid place.
+    # Entries that are not set read any valid place; a source that may be empty gets one.
     places = op.Where(flat, _ordinals(ctx, flat), 0)
-    values = ctx.reshape(op.Gather(op.Reshape(source, [-1]), places, axis=0), sizes)
+    given = op.Reshape(source, [-1])
+    if not isinstance(count, int):
+        given = op.Concat(given, zeros(ctx, source, [1]), axis=0)
+    values = ctx.reshape(op.Gather(given, places, axis=0), sizes)
     return op.Where(chosen, values, self)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from ort_dynamo.lowering.context import LoweringContext, Number
 from ort_dynamo.lowering.ops.views import size_is_zero
@@ -42,9 +43,12 @@ def product(ctx: LoweringContext, a: ir.Value, b: ir.Value, alpha: Number = 1) -
     scale = _plain(ctx, alpha)
     if not _fits_attribute(ctx, scale):
         return ctx.op.Mul(product(ctx, a, b), ctx.constant(scale, ctx.out.dtype))
-    if any(size_is_zero(size) for size in (ctx.sizes(a)[-1], *ctx.out.shape)):
+    sizes = (ctx.sizes(a)[-1], *ctx.out.shape)
+    if any(size_is_zero(size) for size in sizes):
         # onnxruntime-training 1.19.2 leaves the output as it found the memory, or divides by zero.
         return zeros(ctx, a, ctx.out.shape)
+    if ctx.target.gradient_kernels and any(has_free_unbacked_symbols(size) for size in sizes):
+        raise ctx.refuse("a size that depends on the data may be zero, which its kernel here does not survive")
     ta, tb = transposed(a), transposed(b)
     assert a.dtype is not None
     fused = ctx.target.takes("FusedMatMul", "com.microsoft", {"T": a.dtype})

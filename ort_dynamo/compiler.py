@@ -51,7 +51,7 @@ def compile_graph(gm: GraphModule, role: str, options: Options) -> Callable[[lis
     check_fallback(segmented, options.segment, role)
     pipeline = identity(onnx_passes(options.passes, target))
     for name, island in segmented.islands.items():
-        outside = outside_lowerings(node.target for node in island.graph.nodes)
+        outside = outside_lowerings(island)
         key = graph_key(island, pipeline, options.session.resolved(), options.dump, target, device, functions=outside)
         compiled = CACHE.get_or_make(key, partial(compile_island, island, key, role, options, target, device))
         segmented.gm.set_submodule(name, Island(compiled))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -71,7 +72,7 @@ class _Writer:
 
     def write_node(self, node: Node) -> None:
         self._numbers[node] = len(self._numbers)
-        target = "" if node.op in ("placeholder", "output") else _spell_target(node.target)
+        target = "" if node.op in ("placeholder", "output", "get_attr") else _spell_target(node.target)
         arguments = [] if node.op == "placeholder" else [self._spell(node.args), self._spell(node.kwargs)]
         self.lines.append("|".join([node.op, target, *arguments, self._spell(node.meta.get("val"))]))
 
@@ -81,6 +82,8 @@ class _Writer:
                 return f"%{self._numbers[value]}"
             case torch.Tensor():
                 return self._spell_tensor(value)
+            case GraphModule():
+                return self._spell_subgraph(value)
             case torch.SymInt() | torch.SymFloat() | torch.SymBool():
                 return f"sym({self._spell_expr(value.node.expr)})"
             case float():
@@ -96,6 +99,17 @@ class _Writer:
             case slice():
                 return f"slice({self._spell([value.start, value.stop, value.step])})"
         raise NotKeyableError(type(value))
+
+    def _spell_subgraph(self, gm: GraphModule) -> str:
+        start = len(self.lines)
+        for node in gm.graph.nodes:
+            if node.op == "get_attr" and isinstance(found := operator.attrgetter(str(node.target))(gm), GraphModule):
+                node.meta.setdefault("val", found)
+            elif node.op == "get_attr":
+                raise NotKeyableError(node.target)  # a tensor, whose values count
+            self.write_node(node)
+        written, self.lines[start:] = self.lines[start:], []
+        return f"graph({';'.join(written)})"
 
     def _spell_tensor(self, fake: torch.Tensor) -> str:
         strides = fake.stride() if fake.layout is torch.strided else ()
@@ -113,7 +127,7 @@ class _Writer:
 
 
 def _spell_target(target: Any) -> str:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
         return str(target)
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if module is None or name is None:

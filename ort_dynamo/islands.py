@@ -89,13 +89,14 @@ class _Cutter:
         for (_, lowered), group in sorted(groups.items(), key=lambda item: item[0]):
             if not lowered:
                 for node in group:
-                    self._copy(node)
+                    if not (is_subgraph(node) and all(user in self._lowered for user in node.users)):
+                        self._copy(node)
             elif wanted := [node for node in group if node in exports]:
                 name = f"island_{len(islands)}"
                 islands[name] = self._cut_island(name, group, wanted)
         (output,) = self._gm.graph.find_nodes(op="output")
         self._outer.output(torch.fx.node.map_arg(output.args[0], self._view_outside))
-        return GraphModule({**_attributes(self._gm), **islands}, self._outer), islands
+        return GraphModule({**_attributes(self._gm, self._outer), **islands}, self._outer), islands
 
     # -- what crosses ------------------------------------------------------------------------------------------
 
@@ -169,7 +170,7 @@ class _Cutter:
             item = self._outer.call_function(operator.getitem, (call, index))
             item.meta = dict(node.meta)
             self._outside[node] = item
-        return GraphModule(torch.nn.Module(), island.graph)
+        return GraphModule(_attributes(self._gm, island.graph), island.graph)
 
     def _add_sizes(self, island: _Island) -> None:
         """Hand over the size symbols that the island's values mention and none of its inputs carries."""
@@ -218,8 +219,8 @@ class _Island:
         return self._inside[value]
 
     def _belongs(self, node: Node) -> bool:
-        """Whether the island computes `node`: its own, and views of what it imports."""
-        return node in self._group or self._cutter.makes_view(node)
+        """Whether the island holds `node`: its own, views of what it imports, and sub-graphs of its operators."""
+        return node in self._group or self._cutter.makes_view(node) or is_subgraph(node)
 
     def _import(self, node: Node) -> None:
         self._inside[node] = self._add_placeholder(node.name, node)
@@ -238,7 +239,12 @@ class _Island:
         return made
 
 
-def _attributes(gm: GraphModule) -> dict[str, Any]:
-    """The constants and sub-graphs that get_attr nodes of `gm` name."""
-    names = {str(node.target) for node in gm.graph.find_nodes(op="get_attr")}
+def _attributes(gm: GraphModule, graph: Graph) -> dict[str, Any]:
+    """The constants and sub-graphs of `gm` that get_attr nodes of `graph` name."""
+    names = {str(node.target) for node in graph.find_nodes(op="get_attr")}
     return {name: operator.attrgetter(name)(gm) for name in names}
+
+
+def is_subgraph(node: Node) -> bool:
+    """Whether `node` is a graph that a higher-order operator runs."""
+    return node.op == "get_attr" and isinstance(node.meta.get("val"), GraphModule)

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from ort_dynamo.errors import FallbackRefusedError
 from ort_dynamo.islands import cut
-from ort_dynamo.lowering.translate import user_line
+from ort_dynamo.lowering.translate import COND, user_line
 from ort_dynamo.options import SegmentOptions
 
 __all__ = ["EagerNode", "Segmented", "check_fallback", "segment", "session_device"]
@@ -130,7 +130,9 @@ def _classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.
             reasons[node] = reasons.get(node.args[0], _HOST)
         elif _is_host(node):
             reasons[node] = _HOST
-        elif node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        elif isinstance(node.target, torch._ops.HigherOrderOperator) and node.target is not COND:
+            reasons[node] = f"no lowering for the higher-order operator {node.target}"
+        elif node.op != "call_function" or not (isinstance(node.target, torch._ops.OpOverload) or node.target is COND):
             reasons[node] = f"{node.op} of {node.target} is not an ATen operator"
         else:
             reasons[node] = _other_device(node, device) or refuse(node)

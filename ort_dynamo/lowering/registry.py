@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, TypeVar
 
 from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.fx import GraphModule
 
 from ort_dynamo.errors import DuplicateLoweringError
 
@@ -104,9 +105,11 @@ def registered() -> frozenset[OpOverload]:
     return frozenset(_REGISTRY) | frozenset(_FROM_OUTSIDE)
 
 
-def outside_lowerings(targets: Iterable[object]) -> dict[str, Lowering]:
-    """Overload, as text -> its lowering, for those of `targets` whose lowering a user registered."""
-    return {str(t): _FROM_OUTSIDE[t] for t in targets if isinstance(t, OpOverload) and t in _FROM_OUTSIDE}
+def outside_lowerings(gm: GraphModule) -> dict[str, Lowering]:
+    """Overload, as text -> its lowering, for nodes of `gm` and of its sub-graphs whose lowering a user registered."""
+    graphs = [module.graph for module in gm.modules() if isinstance(module, GraphModule)]
+    targets: set[Any] = {node.target for graph in graphs for node in graph.nodes}
+    return {str(target): _FROM_OUTSIDE[target] for target in targets & _FROM_OUTSIDE.keys()}
 
 
 @functools.cache

@@ -18,10 +18,13 @@ from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.builder import LoweringBuilder
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.registry import find_lowering
-from ort_dynamo.lowering.symbols import Symbols, known_dims, symbols_of
+from ort_dynamo.lowering.symbols import Symbols, expression, known_dims, symbols_of
 from ort_dynamo.target import OPSET, Target
 
-__all__ = ["Lowered", "lower", "refusal", "user_line"]
+__all__ = ["COND", "Lowered", "lower", "refusal", "user_line"]
+
+COND = torch.ops.higher_order.cond
+"""The one higher-order operator that is lowered; segments.py keeps the others in eager."""
 
 _IR_VERSION = 10  # the newest that onnxruntime-training 1.19.2 reads
 
@@ -39,8 +42,8 @@ def lower(gm: GraphModule, target: Target) -> Lowered:
     """Lower a graph in which every node was found lowerable.
 
     Args:
-        gm: placeholders and call_function nodes with fake values in meta["val"]; one output node that holds a tuple
-            of tensors.
+        gm: placeholders, get_attr nodes of sub-graphs, and call_function nodes, with fake values in meta["val"]; one
+            output node that holds a tuple of tensors.
         target: what to lower for.
 
     Raises:
@@ -49,10 +52,11 @@ def lower(gm: GraphModule, target: Target) -> Lowered:
     walk = _Walk(target)
     inputs = tuple(walk.add_input(node) for node in gm.graph.find_nodes(op="placeholder"))
     for node in gm.graph.nodes:
-        if node.op != "call_function":
-            continue
         try:
-            walk.add_node(node)
+            if node.op == "call_function":
+                walk.add_node(node)
+            elif node.op == "get_attr":
+                walk.add_subgraph(node)
         except Exception as error:
             raise _located(node, error) from error
     (output,) = gm.graph.find_nodes(op="output")
@@ -70,7 +74,10 @@ def refusal(node: Node, target: Target) -> str | None:
     try:
         walk.offer_all_sizes(node)
         for argument in node.all_input_nodes:
-            walk.add_input(argument)
+            if argument.op == "get_attr" and isinstance(argument.meta["val"], GraphModule):
+                walk.add_subgraph(argument)
+            else:
+                walk.add_input(argument)
         walk.add_node(node)
     except UnsupportedNodeError as error:
         return error.reason
@@ -82,12 +89,18 @@ def refusal(node: Node, target: Target) -> str | None:
 
 
 class _Walk:
-    def __init__(self, target: Target) -> None:
-        self.graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET, "com.microsoft": 1}, name="ort_train")
+    """One graph being lowered: a whole one, or, with `around`, a branch inside another, whose values it reads."""
+
+    def __init__(self, target: Target, name: str = "", around: _Walk | None = None) -> None:
+        opsets = {"": OPSET, "com.microsoft": 1}
+        self.graph = ir.Graph([], [], nodes=[], opset_imports=opsets, name=name or "ort_train")
         self._builder = LoweringBuilder(self.graph, target)
-        self._symbols = Symbols(self._builder)
-        self._fakes: dict[ir.Value, torch.Tensor] = {}
+        self._symbols: Symbols = around._symbols if around else Symbols(self._builder)
+        self._fakes: dict[ir.Value, torch.Tensor] = around._fakes if around else {}
         self._values: dict[Node, Any] = {}
+        self._prefix = f"{name}." if name else ""  # no two graphs of a model share a name
+        if name:
+            self._builder.push_module(name)
 
     def offer_all_sizes(self, node: Node) -> None:
         """Make every size symbol around `node` readable, as segments.py does for an island that lacks one."""
@@ -125,7 +138,13 @@ class _Walk:
         self._fakes[value] = fake
         return value
 
+    def add_subgraph(self, node: Node) -> None:
+        self._values[node] = node.meta["val"]
+
     def add_node(self, node: Node) -> None:
+        if node.target is COND:
+            self._add_cond(node)
+            return
         if node.target is operator.getitem:
             value = self._values[node.args[0]][node.args[1]]  # type: ignore[index]
             if value is None:
@@ -133,7 +152,8 @@ class _Walk:
             self._values[node] = value
             return
         _check_outputs(node)
-        assert isinstance(node.target, torch._ops.OpOverload)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise UnsupportedNodeError(f"{node.target} is not an ATen operator")
         context = LoweringContext(self._builder, self._symbols, self._fakes, node)
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._values.__getitem__)
         function = find_lowering(node.target)
@@ -163,10 +183,73 @@ class _Walk:
             raise AssertionError(f"the lowering gives {value.dtype}, torch gives {expected}")
         if value in self._fakes or value.is_initializer() or value.is_graph_input():
             value = self._builder.op.Identity(value)  # one FX node, one value: the fake tensors may differ
-        value.name = name
+        value.name = f"{self._prefix}{name}"
         value.shape = ir.Shape([_dim(size) for size in fake.shape])
         self._fakes[value] = fake
         return value
+
+    # -- torch.cond --------------------------------------------------------------------------------------------
+
+    def _add_cond(self, node: Node) -> None:
+        """cond(predicate, true_graph, false_graph, operands) -> tuple, as If; the branches read the operands."""
+        arguments = torch.fx.node.map_arg(node.args, self._values.__getitem__)
+        predicate, on_true, on_false, operands = arguments
+        if not isinstance(predicate, ir.Value):
+            raise UnsupportedNodeError("its condition is a symbolic truth value")
+        fakes = node.meta["val"]
+        returned = [index for index, fake in enumerate(fakes) if fake is not None]
+        if not returned or not all(isinstance(fakes[index], torch.Tensor) for index in returned):
+            raise UnsupportedNodeError("its branches return something other than tensors")
+        for index in returned:
+            _check_tensor(fakes[index])
+        then_branch = self._branch(f"{self._prefix}{node.name}_then", on_true, operands, returned)
+        else_branch = self._branch(f"{self._prefix}{node.name}_else", on_false, operands, returned)
+        self._builder.origin = f"{node.name}: {node.target}"
+        op = self._builder.op
+        condition = op.Reshape(predicate, []) if self._fakes[predicate].dim() else predicate
+        found = op.If(condition, then_branch=then_branch, else_branch=else_branch, _outputs=len(returned))
+        results: list[ir.Value | None] = [None] * len(fakes)
+        for index, value in zip(returned, (found,) if isinstance(found, ir.Value) else found, strict=True):
+            results[index] = value
+        self._settle(node, results)
+
+    def _branch(self, name: str, gm: GraphModule, operands: Any, returned: list[int]) -> ir.Graph:
+        walk = _Walk(self._builder.target, name, around=self)
+        for placeholder, operand in zip(gm.graph.find_nodes(op="placeholder"), operands, strict=True):
+            walk._values[placeholder] = operand
+        for node in gm.graph.nodes:
+            try:
+                walk._add_branch_node(gm, node)
+            except UnsupportedNodeError as error:
+                raise UnsupportedNodeError(f"in a branch, {node.target}: {error.reason}") from error
+        (output,) = gm.graph.find_nodes(op="output")
+        for index in returned:
+            value = walk._values.get(output.args[0][index])
+            if not isinstance(value, ir.Value):
+                raise UnsupportedNodeError("a branch returns something other than a tensor")
+            value = _behind_identity(value)
+            producer = value.producer()
+            if producer is None or producer.graph is not walk.graph or value in walk.graph.outputs:
+                # Not by Identity, which passes remove: a branch must not return a value from around it, or one twice.
+                value = walk._builder.op.Expand(value, walk._builder.constant([], ir.DataType.INT64))
+                value.name = f"{walk._prefix}output_{index}"
+            walk.graph.outputs.append(value)
+        return walk.graph
+
+    def _add_branch_node(self, gm: GraphModule, node: Node) -> None:
+        if node.op == "get_attr":
+            self._values[node] = attribute = operator.attrgetter(str(node.target))(gm)
+            if not isinstance(attribute, GraphModule):
+                raise UnsupportedNodeError("a constant tensor")
+        elif node.op == "call_function":
+            number = node.meta.get("val")
+            if isinstance(number, (int, torch.SymInt)):
+                self._symbols.value(expression(number))  # refuses what depends on data
+                self._values[node] = number
+                return
+            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                raise UnsupportedNodeError("a random draw")
+            self.add_node(node)
 
     def add_output(self, node: Node, index: int) -> ValueSpec:
         value, fake = self._values[node], node.meta["val"]
@@ -181,6 +264,14 @@ class _Walk:
         value.shape = ir.Shape([_dim(fake.shape[axis]) for axis in order or range(fake.dim())])
         self.graph.outputs.append(value)
         return ValueSpec(fake.dtype, order, strides=promised_strides(fake))
+
+
+def _behind_identity(value: ir.Value) -> ir.Value:
+    while (producer := value.producer()) is not None and producer.op_type == "Identity":
+        (source,) = producer.inputs
+        assert source is not None
+        value = source
+    return value
 
 
 def user_line(node: Node) -> str:

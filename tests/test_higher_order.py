@@ -1,0 +1,265 @@
+"""Operators that run functions: torch.cond in ONNX Runtime where its branches can, all others in eager, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._higher_order_ops import associative_scan, scan, while_loop
+from torch._higher_order_ops.map import map as map_
+from torch._library.effects import EffectType
+
+from ort_dynamo import register_lowering
+from ort_dynamo.compiler import CACHE
+from ort_dynamo.lowering import registry
+from ort_dynamo.testing import assert_close, assert_like_eager, eager_reasons
+
+
+def like_eager_both_ways(function: Callable[..., Any], *shape: int, **kwargs: Any) -> None:
+    x = torch.rand(*shape).requires_grad_(kwargs.get("gradients", True))
+    assert_like_eager(lambda x: (function(x), function(-x)), x, **kwargs)
+
+
+# -- cond --------------------------------------------------------------------------------------------------------
+
+
+def conditions() -> dict[str, Callable[[torch.Tensor], Any]]:
+    weight = torch.nn.Parameter(torch.randn(4))
+
+    def plain(x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: (x * 2).sin(), lambda x: x - 1, (x,))
+
+    def with_captured_tensors(x: torch.Tensor) -> Any:
+        y = x.exp()
+        return torch.cond(x.sum() > 0, lambda x: F.gelu(x * weight) + y, lambda x: y * weight, (x,)) * 2
+
+    def of_several_values(x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: (x.exp(), x.sum()), lambda x: (x - 1, x.mean()), (x,))
+
+    def nested(x: torch.Tensor) -> Any:
+        def inner(x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.mean() > 0.5, lambda x: x * 3, lambda x: x.cos(), (x,))
+
+        return torch.cond(x.sum() > 0, inner, lambda x: x - 1, (x,))
+
+    def of_constants_and_sizes(x: torch.Tensor) -> Any:
+        return torch.cond(
+            x.sum() > 0, lambda x: x + torch.arange(x.shape[1]), lambda x: torch.zeros_like(x) + x.shape[0], (x,)
+        )
+
+    def twice(x: torch.Tensor) -> Any:
+        y = torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x + 2, (x,))
+        return torch.cond(y.sum() > 0, lambda y: y * 2, lambda y: y * 3, (y,)) + y
+
+    def with_the_same_value_in_both(x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: (x.clone(), x + 0), lambda x: (x + 0, x.clone()), (x,))
+
+    def of_a_transposed_value(x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: (x.t() @ x).t().contiguous(), lambda x: x.t() @ (x + 1), (x.t(),))
+
+    return {name: f for name, f in locals().items() if name != "weight"}
+
+
+@pytest.mark.parametrize("function", conditions().values(), ids=conditions())
+def test_conditions_are_native_in_both_halves(function: Callable[[torch.Tensor], Any]) -> None:
+    like_eager_both_ways(function, 3, 4)
+
+
+@pytest.mark.parametrize("name", ["with_captured_tensors", "of_constants_and_sizes"])
+def test_conditions_with_symbolic_sizes_are_native(name: str) -> None:
+    like_eager_both_ways(conditions()[name], 3, 4, dynamic=True)
+
+
+def test_a_condition_of_sizes_is_decided_when_compiled() -> None:
+    function = torch.compile(
+        lambda x: torch.cond(x.shape[0] > 3, lambda x: x * 2, lambda x: x - 1, (x,)), backend="ort_train", dynamic=True
+    )
+    for size in (2, 5, 3):
+        x = torch.randn(size, 2)
+        assert_close(function(x), x * 2 if size > 3 else x - 1, "the value")
+
+
+def test_a_branch_that_cannot_be_lowered_keeps_the_condition_in_eager() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: torch.special.airy_ai(x), lambda x: x - 1, (x * 2,)) + 1
+
+    like_eager_both_ways(function, 4, gradients=False, allow_eager=True)
+    ((reason, count),) = eager_reasons().items()
+    assert reason.startswith("cond: in a branch, aten.special_airy_ai.default: no lowering")
+    assert count == 2
+
+
+def test_a_draw_in_a_branch_is_torchs() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = torch.rand(2)
+        b = torch.cond(x.sum() > 0, lambda x: F.dropout(x, 0.5), lambda x: x + torch.rand_like(x), (x,))
+        return a, b, torch.rand(3)
+
+    # Without gradients: AOTAutograd's backward of a condition runs the branch again, and draws again.
+    like_eager_both_ways(function, 3, 4, gradients=False, allow_eager=True)
+
+
+def test_branches_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_FROM_OUTSIDE", {})
+
+    def condition(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: torch.cond(x.sum() > 0, lambda x: x.exp() * factor, lambda x: x - 1, (x,))
+
+    def results(*factors: float) -> list[int]:
+        misses = []
+        for factor in factors:
+            before = CACHE.misses
+            torch._dynamo.reset_code_caches()
+            found = torch.compile(condition(factor), backend="ort_train")(torch.zeros(2) + 1)
+            misses.append(CACHE.misses - before)
+            assert found[0].item() == pytest.approx(factor * expected)
+        return misses
+
+    expected = 2.718281828
+    assert results(2.0, 3.0, 2.0) == [1, 1, 0]
+    register_lowering(torch.ops.aten.exp.default, replace=True)(lambda ctx, x: ctx.op.Add(x, x))
+    expected = 2.0
+    assert results(2.0) == [1], "a lowering that a branch uses is part of the key"
+
+
+def test_a_defect_inside_a_branch_names_the_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_FROM_OUTSIDE", {})
+    register_lowering(torch.ops.aten.exp.default, replace=True)(lambda ctx: None)
+    with pytest.raises(BackendCompilerFailed, match=r"LoweringError.*\n?.*cond"):
+        torch.compile(conditions()["of_several_values"], backend="ort_train")(torch.ones(2))
+
+
+# -- what stays in eager -----------------------------------------------------------------------------------------
+
+
+def loops() -> dict[str, Callable[[torch.Tensor], Any]]:
+    weight = torch.nn.Parameter(torch.randn(4))
+
+    def scanned(x: torch.Tensor) -> Any:
+        return scan(lambda c, x: (c + x, (c * x).sin()), torch.zeros(4), x * 2, dim=0)
+
+    def associatively_scanned(x: torch.Tensor) -> Any:
+        return associative_scan(lambda a, b: a * b, x * 2, 0, combine_mode="generic") + 1
+
+    def mapped(x: torch.Tensor) -> Any:
+        return map_(lambda a, w: a.sin() * w, x * 2, weight) + 1
+
+    @torch.compiler.nested_compile_region
+    def region(x: torch.Tensor) -> torch.Tensor:
+        return (x * weight).tanh()
+
+    def in_a_compiled_region(x: torch.Tensor) -> Any:
+        return region(region(x * 2)) + 1
+
+    return {name: f for name, f in locals().items() if name not in ("weight", "region")}
+
+
+@pytest.mark.parametrize("function", loops().values(), ids=loops())
+def test_loops_and_their_gradients(function: Callable[[torch.Tensor], Any]) -> None:
+    assert_like_eager(function, torch.randn(5, 4, requires_grad=True), allow_eager=True)
+
+
+def test_a_while_loop() -> None:
+    def function(x: torch.Tensor) -> Any:
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2 + 1), (torch.tensor(0), x + 1))
+
+    assert_like_eager(function, torch.randn(4), gradients=False, allow_eager=True)
+    assert eager_reasons() == {"while_loop: no lowering for the higher-order operator while_loop": 1}
+
+
+@pytest.mark.filterwarnings("ignore:.*flex_attention:UserWarning")
+def test_flex_attention() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q = torch.randn(1, 2, 16, 16)
+    found = torch.compile(
+        lambda q: flex_attention(q * 1, q, q, score_mod=lambda score, b, h, i, j: score + (i - j)), backend="ort_train"
+    )(q)
+    bias = torch.arange(16.0).unsqueeze(1) - torch.arange(16.0)
+    assert_close(found, F.scaled_dot_product_attention(q, q, q, bias), "the attention")
+
+
+@torch.library.custom_op("ort_dynamo_tests::accumulate", mutates_args=("into",))
+def accumulate(into: torch.Tensor, x: torch.Tensor) -> None:
+    into.add_(x)
+
+
+@torch.library.custom_op("ort_dynamo_tests::double_and_add", mutates_args=("x",))
+def double_and_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    return x + y
+
+
+double_and_add.register_fake(lambda x, y: torch.empty_like(x))
+
+SEEN: list[float] = []
+
+
+@torch.library.custom_op("ort_dynamo_tests::log", mutates_args=())
+def log(x: torch.Tensor) -> torch.Tensor:
+    SEEN.append(round(x.sum().item(), 3))
+    return x * 2
+
+
+log.register_fake(torch.empty_like)
+
+
+def test_operators_of_the_users_that_write() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        z = y * 1
+        accumulate(z, y)
+        w = z + 1
+        accumulate(w[0], y[0])
+        accumulate(x, w)
+        return z, w, double_and_add(z, w), x * 2
+
+    assert_like_eager(function, torch.randn(3, 4), torch.randn(3, 4), gradients=False, allow_eager=True)
+    assert set(eager_reasons()) == {
+        "auto_functionalized_v2: no lowering for the higher-order operator auto_functionalized_v2"
+    }
+
+
+def test_effects_happen_in_order() -> None:
+    from torch._higher_order_ops.effects import _register_effectful_op
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        first = log(x.exp() + 10)
+        second = log(x * 3 - 10)
+        return log(second * 0 + 1) + first
+
+    handle = _register_effectful_op("ort_dynamo_tests::log", EffectType.ORDERED)
+    try:
+        SEEN.clear()
+        assert_like_eager(function, torch.randn(3), gradients=False, allow_eager=True)
+        assert len(SEEN) == 6
+        assert SEEN[:3] == pytest.approx(SEEN[3:], abs=1e-3)
+    finally:
+        handle.destroy()
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.filterwarnings("ignore")
+def test_collectives_stay_in_eager_in_order() -> None:
+    import torch.distributed._functional_collectives as collectives
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        summed = collectives.all_reduce(y, "sum", dist.group.WORLD)
+        gathered = collectives.all_gather_tensor(summed + 1, 0, dist.group.WORLD)
+        dist.all_reduce(gathered)
+        return gathered * 3
+
+    assert_like_eager(function, torch.randn(4), gradients=False, allow_eager=True)
+    assert all("_c10d_functional" in reason for reason in eager_reasons())

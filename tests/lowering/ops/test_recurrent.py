@@ -1,0 +1,50 @@
+"""Recurrent cells and layers."""
+
+import pytest
+import torch
+from torch import nn
+
+from ort_dynamo.testing import assert_like_eager
+
+
+@pytest.fixture
+def captured_layers():
+    """Dynamo leaves whole recurrent layers to eager unless it is told not to."""
+    with torch._dynamo.config.patch(allow_rnn=True):
+        yield
+
+
+@pytest.mark.parametrize(
+    "cell", [nn.RNNCell(4, 6), nn.RNNCell(4, 6, nonlinearity="relu"), nn.GRUCell(4, 6, bias=False)]
+)
+def test_cells_equal_eager(cell):
+    assert_like_eager(cell, torch.randn(3, 4, requires_grad=True), torch.randn(3, 6, requires_grad=True))
+
+
+def test_an_lstm_cell_equals_eager():
+    state = (torch.randn(3, 6, requires_grad=True), torch.randn(3, 6, requires_grad=True))
+    assert_like_eager(nn.LSTMCell(4, 6), torch.randn(3, 4, requires_grad=True), state)
+
+
+@pytest.mark.usefixtures("captured_layers")
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_layers_that_train_equal_eager(kind):
+    assert_like_eager(kind(4, 6, bidirectional=True, batch_first=True), torch.randn(3, 2, 4, requires_grad=True))
+
+
+@pytest.mark.usefixtures("captured_layers")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_lstm_that_does_not_train_equals_eager(dynamic):
+    layer = nn.LSTM(4, 6, bidirectional=True).requires_grad_(False)
+    plain = nn.LSTM(12, 6, bias=False).requires_grad_(False)
+    assert_like_eager(lambda x: plain(layer(x)[0]), torch.randn(5, 3, 4), gradients=False, dynamic=dynamic)
+
+
+def test_packed_sequences_equal_eager():
+    layer, x, lengths = nn.GRU(4, 6), torch.randn(5, 3, 4), torch.tensor([5, 4, 2])
+
+    def function(x):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths)
+        return nn.utils.rnn.pad_packed_sequence(layer(packed)[0])[0] * 2
+
+    torch.testing.assert_close(torch.compile(function, backend="ort_train")(x), function(x))

@@ -151,7 +151,7 @@ def log_sigmoid_forward(ctx: LoweringContext, self: ir.Value) -> tuple[ir.Value 
         second = op.Expand(ctx.constant(0, buffer.dtype), ctx.shape(buffer.shape))
     else:
         second = ctx.cast(op.Exp(op.Neg(op.Abs(x))), buffer.dtype)
-    return ctx.cast(op.Neg(_softplus(ctx, op.Neg(x))), output.dtype), second
+    return ctx.cast(op.Neg(log1p_exp(ctx, op.Neg(x))), output.dtype), second
 
 
 @lowering(aten.log_sigmoid_backward.default)
@@ -161,7 +161,8 @@ def log_sigmoid_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.V
     return ctx.cast(ctx.op.Mul(dy, ctx.op.Sigmoid(ctx.op.Neg(x))), ctx.out.dtype)
 
 
-def _softplus(ctx: LoweringContext, x: ir.Value) -> ir.Value:
+def log1p_exp(ctx: LoweringContext, x: ir.Value) -> ir.Value:
+    """log(1 + exp(x)); the kernel is for float32 alone."""
     op = ctx.op
     if x.dtype == _FLOAT:
         return op.Softplus(x)
@@ -174,7 +175,7 @@ def softplus(ctx: LoweringContext, self: ir.Value, beta: Number = 1, threshold: 
     (x,), dtype = promote(ctx, self)
     op = ctx.op
     scaled = x if beta == 1 else op.Mul(x, ctx.scalar(beta, dtype))
-    result = _softplus(ctx, scaled)
+    result = log1p_exp(ctx, scaled)
     if beta != 1:
         result = op.Div(result, ctx.scalar(beta, dtype))
     # Above the threshold torch gives x itself. Above 40 the two agree to the last digit of a float64, above 20 of a

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.ops.activation import log1p_exp
 from ort_dynamo.lowering.promotion import float_dtype, promote
 from ort_dynamo.lowering.registry import lowering, register
 from ort_dynamo.lowering.symbols import expression
@@ -63,14 +64,19 @@ def _huber_slope(ctx: LoweringContext, x: ir.Value, t: ir.Value, delta: float) -
 
 
 def _soft_margin(ctx: LoweringContext, x: ir.Value, t: ir.Value, _: float) -> ir.Value:
-    op = ctx.op
-    return op.Log(op.Add(op.Exp(op.Neg(op.Mul(x, t))), 1.0))
+    return ctx.op.Log(ctx.op.Add(_exponential(ctx, x, t), 1.0))
 
 
 def _soft_margin_slope(ctx: LoweringContext, x: ir.Value, t: ir.Value, _: float) -> ir.Value:
     op = ctx.op
-    z = op.Exp(op.Neg(op.Mul(x, t)))
+    z = _exponential(ctx, x, t)
     return op.Neg(op.Div(op.Mul(t, z), op.Add(z, 1.0)))
+
+
+def _exponential(ctx: LoweringContext, x: ir.Value, t: ir.Value) -> ir.Value:
+    """exp(-x t). torch keeps it in the operands' dtype, so that of float16 overflows."""
+    assert x.dtype is not None
+    return ctx.op.Cast(ctx.cast(ctx.op.Exp(ctx.op.Neg(ctx.op.Mul(x, t))), ctx.out.dtype), to=x.dtype)
 
 
 def _entropy(ctx: LoweringContext, x: ir.Value, t: ir.Value, _: float) -> ir.Value:
@@ -209,7 +215,7 @@ def binary_cross_entropy_with_logits(
     op = ctx.op
     weights = [value for value in (weight, pos_weight) if value is not None]
     (x, t, *_), dtype = promote(ctx, self, target, *weights)
-    soft = op.Softplus(op.Neg(x))
+    soft = log1p_exp(ctx, op.Neg(x))
     if pos_weight is not None:
         soft = op.Mul(soft, op.Add(op.Mul(op.Sub(ctx.cast(pos_weight, dtype), 1.0), t), 1.0))
     losses = op.Add(op.Mul(op.Sub(1.0, t), x), soft)

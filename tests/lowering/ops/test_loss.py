@@ -118,3 +118,14 @@ def test_losses_that_torch_decomposes_equal_eager():
 
     with pytest.warns(UserWarning, match="reduction"):
         assert_like_eager(function, r(3, 4), r(3, 4), torch.rand(3, 4))
+
+
+def test_soft_margin_of_float16_overflows_as_in_eager():
+    x = torch.tensor([-20.0, 3.0, 20.0], dtype=torch.float16)
+    assert_like_eager(F.soft_margin_loss, x, torch.ones_like(x), gradients=False)
+
+
+def test_binary_cross_entropy_with_logits_of_float64_equals_eager():
+    x = torch.tensor([-800.0, -40.0, 0.0, 1e-9, 40.0, 800.0], dtype=torch.float64, requires_grad=True)
+    t = torch.rand(6, dtype=torch.float64)
+    assert_like_eager(lambda x: F.binary_cross_entropy_with_logits(x, t, reduction="none"), x)

@@ -10,6 +10,7 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 
+from ort_dynamo.lowering.composites import COMPOSITES
 from ort_dynamo.lowering.foreach import foreach_decompositions
 from ort_dynamo.lowering.registry import registered
 
@@ -25,7 +26,7 @@ _ALSO: tuple[OpOverload, ...] = (
 
 
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """The table given to AOTAutograd: torch's core decompositions, _ALSO and _foreach_*, less two kinds of overload.
+    """The table given to AOTAutograd: torch's core decompositions and those listed here, less two kinds of overload.
 
     1. Those with a lowering, ours or a user's: one ONNX operator, or a better formula, in the decomposition's place.
     2. Random draws: torch draws them in eager's order only if they reach us as eager calls them.
@@ -39,6 +40,7 @@ def _decompositions(whole: frozenset[OpOverload]) -> dict[OpOverload, Callable[.
         **core_aten_decompositions(),
         **get_decompositions(_ALSO),
         **foreach_decompositions(),
+        **COMPOSITES,
     }
     return {
         overload: function

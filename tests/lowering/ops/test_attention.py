@@ -197,3 +197,51 @@ def test_dropout_inside_a_fused_attention_is_refused():
 
     with pytest.raises(Exception, match="dropout inside a fused attention"):
         run(function, *qkv(grad=False))
+
+
+# -- modules on their fast paths, without gradients --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("activation", "norm_first"), [("relu", False), ("gelu", True)])
+def test_an_encoder_layer_that_does_not_train_equals_eager(activation, norm_first):
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, activation=activation, norm_first=norm_first, batch_first=True)
+    layer = layer.eval().requires_grad_(False)
+    assert_like_eager(layer, torch.randn(2, 5, 8), gradients=False)
+
+
+def test_masks_of_an_encoder_layer_that_does_not_train_equal_eager():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval().requires_grad_(False)
+    padding = torch.zeros(3, 5).masked_fill(torch.tensor([[0] * 5, [0, 0, 1, 1, 1], [1] * 5]).bool(), -inf)
+    causal = torch.nn.Transformer.generate_square_subsequent_mask(5)
+
+    def function(x):
+        return (
+            layer(x, src_key_padding_mask=padding),
+            layer(x, src_mask=causal, is_causal=True),
+            layer(x, causal, padding),
+        )
+
+    assert_like_eager(function, torch.randn(3, 5, 8), gradients=False)
+
+
+def test_the_fused_attention_module_equals_eager():
+    module = torch.nn.MultiheadAttention(8, 2, batch_first=True).requires_grad_(False)
+    padding = torch.tensor([[False] * 5, [False, False, True, True, True]])
+
+    def function(x):
+        weights = (module.in_proj_weight, module.in_proj_bias, module.out_proj.weight, module.out_proj.bias)
+        return [
+            torch._native_multi_head_attention(x, x, x, 8, 2, *weights, padding, True, average, 1)
+            for average in (False, True)
+        ]
+
+    assert_like_eager(function, torch.randn(2, 5, 8), gradients=False)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_mask_that_needs_a_gradient_equals_eager(dropout):
+    def function(q, k, v, *masks):
+        return [attend(q, k, v, mask, dropout) for mask in masks]
+
+    masks = [torch.randn(sizes, requires_grad=True) for sizes in ((5, 6), (2, 1, 1, 6), (2, 4, 5, 6))]
+    assert_like_eager(function, *qkv(), *masks)

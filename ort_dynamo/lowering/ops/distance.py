@@ -90,9 +90,10 @@ def _slope(ctx: LoweringContext, difference: ir.Value, grad: ir.Value, distance:
 
 def _pairs(ctx: LoweringContext, self: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The rows of each pair i < j, in order of i, then j."""
-    (count,) = ctx.static([ctx.sizes(self)[0]], "the number of rows")
-    pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
-    return ctx.ints([i for i, _ in pairs]), ctx.ints([j for _, j in pairs])
+    op, count = ctx.op, ctx.sizes(self)[0]
+    upper = op.Trilu(op.Expand(ctx.constant(1, torch.int64), ctx.shape([count, count])), 1, upper=1)
+    first, second = op.Split(op.NonZero(upper), axis=0, num_outputs=2, _outputs=2)
+    return op.Reshape(first, [-1]), op.Reshape(second, [-1])
 
 
 @lowering(aten._pdist_forward.default)

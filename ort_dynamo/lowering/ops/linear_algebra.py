@@ -1,4 +1,4 @@
-"""Determinants; factorisations, which torch's LAPACK computes, are refused here."""
+"""Determinants; factorisations and functions of matrices, which torch computes with LAPACK, are refused here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def det(ctx: LoweringContext, self: ir.Value) -> tuple[ir.Value | None, ...]:
 
 def _refuse(ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
     """linalg_cholesky_ex(Tensor self, *, bool upper=False, bool check_errors=False) -> (Tensor L, Tensor info)"""
-    raise ctx.refuse("LAPACK computes it, ONNX has no operator for it")
+    raise ctx.refuse("a factorisation or function of a matrix, for which ONNX has no operator")
 
 
 for _overload in (

@@ -27,22 +27,21 @@ def transposed(value: ir.Value) -> ir.Value | None:
     return node.inputs[0]
 
 
-def _plain(ctx: LoweringContext, number: Number) -> float:
-    if not isinstance(number, (int, float)):
-        raise ctx.refuse("a symbolic factor of a matrix product")
-    return float(number)
-
-
-def _fits_attribute(ctx: LoweringContext, factor: float) -> bool:
-    """Whether `factor` can be an attribute, which is float32: too coarse beside float64 operands."""
+def _fits_attribute(ctx: LoweringContext, factor: Number) -> bool:
+    """Whether `factor` can be an attribute: not symbolic, nor too fine for float32 beside float64 operands."""
+    if not isinstance(factor, (int, float)):
+        return False
     return ctx.out.dtype is not torch.float64 or factor == float(np.float32(factor))
+
+
+def _is(factor: Number, number: int) -> bool:
+    return isinstance(factor, (int, float)) and factor == number
 
 
 def product(ctx: LoweringContext, a: ir.Value, b: ir.Value, alpha: Number = 1) -> ir.Value:
     """alpha * a @ b over the last two dimensions; a transposed operand becomes an attribute, not a copy."""
-    scale = _plain(ctx, alpha)
-    if not _fits_attribute(ctx, scale):
-        return ctx.op.Mul(product(ctx, a, b), ctx.constant(scale, ctx.out.dtype))
+    if not _fits_attribute(ctx, alpha):
+        return ctx.op.Mul(product(ctx, a, b), ctx.scalar(alpha, ctx.out.dtype))
     sizes = (ctx.sizes(a)[-1], *ctx.out.shape)
     if any(size_is_zero(size) for size in sizes):
         # onnxruntime-training 1.19.2 leaves the output as it found the memory, or divides by zero.
@@ -52,16 +51,16 @@ def product(ctx: LoweringContext, a: ir.Value, b: ir.Value, alpha: Number = 1) -
     ta, tb = transposed(a), transposed(b)
     assert a.dtype is not None
     fused = ctx.target.takes("FusedMatMul", "com.microsoft", {"T": a.dtype})
-    if fused and (scale != 1 or ta is not None or tb is not None):
+    if fused and (alpha != 1 or ta is not None or tb is not None):
         return ctx.contrib.FusedMatMul(
             a if ta is None else ta,
             b if tb is None else tb,
-            alpha=scale,
+            alpha=float(alpha),  # type: ignore[arg-type]
             transA=int(ta is not None),
             transB=int(tb is not None),
         )
     result: ir.Value = ctx.op.MatMul(a, b)
-    return result if scale == 1 else ctx.op.Mul(result, ctx.scalar(alpha, ctx.out.dtype))
+    return result if alpha == 1 else ctx.op.Mul(result, ctx.scalar(alpha, ctx.out.dtype))
 
 
 @lowering(aten.mm.default)
@@ -81,17 +80,17 @@ def addmm(
     ctx: LoweringContext, self: ir.Value, mat1: ir.Value, mat2: ir.Value, *, beta: Number = 1, alpha: Number = 1
 ) -> ir.Value:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
-    scaled = all(_fits_attribute(ctx, _plain(ctx, factor)) for factor in (alpha, beta))
     empty = any(size_is_zero(size) for size in (ctx.sizes(mat1)[-1], *ctx.out.shape))
-    if beta == 0 or empty or not ctx.out.dtype.is_floating_point or not scaled:
+    whole = _is(beta, 0) or empty or not ctx.out.dtype.is_floating_point
+    if whole or not _fits_attribute(ctx, alpha) or not _fits_attribute(ctx, beta):
         return _plus(ctx, self, product(ctx, mat1, mat2, alpha), beta)
     ta, tb = transposed(mat1), transposed(mat2)
     return ctx.op.Gemm(
         mat1 if ta is None else ta,
         mat2 if tb is None else tb,
         self,
-        alpha=_plain(ctx, alpha),
-        beta=_plain(ctx, beta),
+        alpha=float(alpha),  # type: ignore[arg-type]
+        beta=float(beta),  # type: ignore[arg-type]
         transA=int(ta is not None),
         transB=int(tb is not None),
     )
@@ -145,7 +144,7 @@ def _matrix_vector(ctx: LoweringContext, matrix: ir.Value, vector: ir.Value, alp
 
 def _plus(ctx: LoweringContext, bias: ir.Value, result: ir.Value, beta: Number) -> ir.Value:
     """result + beta * bias; with beta 0 a nan in the bias does not spread."""
-    if beta == 0:
+    if _is(beta, 0):
         return result
-    scaled = bias if beta == 1 else ctx.op.Mul(bias, ctx.scalar(beta, ctx.out.dtype))
+    scaled = bias if _is(beta, 1) else ctx.op.Mul(bias, ctx.scalar(beta, ctx.out.dtype))
     return ctx.op.Add(result, scaled)

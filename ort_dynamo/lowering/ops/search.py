@@ -99,14 +99,13 @@ def _search(
 def histc(ctx: LoweringContext, self: ir.Value, bins: int = 100, min: Number = 0, max: Number = 0) -> ir.Value:
     """histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor"""
     op = ctx.op
-    if not ctx.dtype(self).is_floating_point or not all(isinstance(n, (int, float)) for n in (min, max)):
-        raise ctx.refuse("a histogram of integers, or with a symbolic range")
+    dtype = ctx.dtype(self)
+    if dtype not in (torch.float32, torch.float64) or not all(isinstance(n, (int, float)) for n in (min, max)):
+        raise ctx.refuse("a histogram of integers or half-width numbers, or with a symbolic range")
     x = op.Reshape(self, [-1])
-    x = ctx.cast(x, float_dtype(ctx.dtype(self)))
     none = zeros(ctx, x, [bins])
     if any(isinstance(size, int) and size == 0 for size in ctx.sizes(self)):
-        return ctx.cast(none, ctx.out.dtype)
-    dtype = float_dtype(ctx.dtype(self))
+        return none
     if min == max:
         low, high = (extremum(ctx, reduction, x, [0], True) for reduction in ("ReduceMin", "ReduceMax"))
         same = op.Equal(low, high)
@@ -118,4 +117,4 @@ def histc(ctx: LoweringContext, self: ir.Value, bins: int = 100, min: Number = 0
     place = op.Cast(op.Where(inside, scaled, 0.0), to=onnx_dtype(torch.int64))
     place = op.Min(place, bins - 1)  # the last bin holds its upper end
     ones = ctx.cast(inside, dtype)
-    return ctx.cast(op.ScatterElements(none, place, ones, axis=0, reduction="add"), ctx.out.dtype)
+    return op.ScatterElements(none, place, ones, axis=0, reduction="add")

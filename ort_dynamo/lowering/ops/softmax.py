@@ -94,4 +94,7 @@ def logsumexp(ctx: LoweringContext, self: ir.Value, dim: Sequence[int], keepdim:
     shift = op.Where(op.IsInf(largest), 0.0, largest)
     summed = total(ctx, op.Exp(op.Sub(x, shift)), sizes, axes, keepdim=True)
     result = op.Add(op.Log(summed), shift)
+    if x.dtype == ir.DataType.DOUBLE:
+        # ONNX Runtime's float64 exp(-inf) is 2.2e-308, whose logarithm is -708. The sum is that, or nan.
+        result = op.Where(op.Equal(largest, -math.inf), op.Add(largest, summed), result)
     return ctx.cast(result if keepdim else op.Squeeze(result, axes), ctx.out.dtype)

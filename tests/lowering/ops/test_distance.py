@@ -43,6 +43,7 @@ def test_distances_within_a_matrix_equal_eager(p):
 def test_distances_within_a_small_matrix_equal_eager():
     assert_like_eager(torch.nn.functional.pdist, r(2, 3))
     assert_like_eager(torch.nn.functional.pdist, r(1, 3), gradients=False)
+    assert_like_eager(torch.nn.functional.pdist, r(5, 3), dynamic=True)
 
 
 def test_distances_of_tensors_equal_eager():

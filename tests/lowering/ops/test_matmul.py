@@ -130,6 +130,14 @@ def test_a_weight_used_twice_equals_eager():
     assert_like_eager(tied, r(3, 4), r(4, 5))
 
 
+def test_symbolic_factors_equal_eager():
+    def function(c, a, b):
+        n = a.shape[0]
+        return torch.addmm(c, a, b, beta=n, alpha=2 * n), torch.addmv(c, a, b[:, 0], alpha=n)
+
+    assert_like_eager(function, r(3), r(3, 4), r(4, 3), dynamic=True)
+
+
 @pytest.mark.parametrize("function", [torch.addmm, torch.baddbmm])
 def test_float64_scales_keep_their_precision(function):
     lead = () if function is torch.addmm else (2,)

@@ -107,3 +107,10 @@ def test_logsumexp_of_large_numbers_does_not_overflow():
     assert_like_eager(
         lambda x: torch.logsumexp(x, 1), torch.tensor([[1000.0, 1001], [-1000, -1001]], requires_grad=True)
     )
+
+
+def test_log_sum_exps_of_nothing_but_minus_infinity_equal_eager():
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([[-inf, -inf], [-inf, nan], [-inf, 1], [inf, -inf], [inf, nan]])
+    for dtype in (torch.float32, torch.float64):
+        assert_like_eager(lambda x: (x.logsumexp(1), x.logsumexp(0, True)), x.to(dtype), gradients=False)

@@ -12,7 +12,7 @@ from onnxscript import OpBuilder
 
 __all__ = ["fit", "polynomial"]
 
-_DIGITS = 40
+_DIGITS = 30
 
 
 @functools.cache
@@ -23,11 +23,24 @@ def fit(function: Callable[[Any], Any], terms: int) -> tuple[float, ...]:
     "Approximation Theory and Approximation Practice", theorem 4.4).
 
     Args:
-        function: takes and gives an mpmath number.
+        function: takes and gives an mpmath number; is not asked for its values at -1 and 1.
         terms: how many coefficients.
     """
     with mpmath.workdps(_DIGITS):
-        return tuple(float(c) for c in mpmath.chebyfit(function, [-1, 1], terms))
+        angles = [mpmath.pi * (2 * k + 1) / (2 * terms) for k in range(terms)]
+        values = [function(mpmath.cos(angle)) for angle in angles]
+        series = [
+            2 * mpmath.fsum(v * mpmath.cos(n * angle) for v, angle in zip(values, angles, strict=True)) / terms
+            for n in range(terms)
+        ]
+        # Clenshaw's rule on polynomials, lowest power first: b(n) = 2 x b(n + 1) - b(n + 2) + c(n).
+        after = later = [mpmath.mpf(0)] * terms
+        for coefficient in reversed(series[1:]):
+            after, later = [2 * a - b for a, b in zip([0, *after[:-1]], later, strict=True)], after
+            after[0] += coefficient
+        powers = [a - b for a, b in zip([0, *after[:-1]], later, strict=True)]
+        powers[0] += series[0] / 2
+        return tuple(float(power) for power in reversed(powers))
 
 
 def polynomial(op: OpBuilder, x: ir.Value, coefficients: Iterable[float]) -> ir.Value:

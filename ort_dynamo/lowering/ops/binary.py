@@ -11,6 +11,7 @@ import torch
 from torch._prims_common import elementwise_dtypes
 
 from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.ops.integer import integer_power
 from ort_dynamo.lowering.ops.trigonometry import atan
 from ort_dynamo.lowering.ops.unary import is_float, sign_bit, square_root, truncate, two
 from ort_dynamo.lowering.ops.views import same_size
@@ -123,8 +124,8 @@ def _apply_quotient(formula: Formula, kind: KIND, ctx: LoweringContext, self: Op
 def pow_tensor(ctx: LoweringContext, self: Operand, exponent: Operand) -> ir.Value:
     """pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor"""
     (base, power), dtype = promote(ctx, self, exponent)
-    if dtype == torch.int64:
-        raise ctx.refuse("an int64 power: ONNX Runtime computes it in float64")
+    if not dtype.is_floating_point:
+        return ctx.cast(integer_power(ctx, base, power, dtype), ctx.out.dtype)
     return ctx.cast(ctx.op.Pow(base, power), ctx.out.dtype)
 
 
@@ -221,14 +222,6 @@ def _bitwise(op_type: str) -> Formula:
     return formula
 
 
-def _left_shift(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
-    return ctx.op.Mul(a, ctx.op.Pow(two(ctx, a), b))
-
-
-def _right_shift(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
-    return _divide_floor(ctx, a, ctx.op.Pow(two(ctx, a), b))
-
-
 # -- tables ------------------------------------------------------------------------------------------------------
 
 _TYPE_KEEPING: dict[torch._ops.OpOverload, Formula] = {
@@ -248,16 +241,6 @@ _TYPE_KEEPING: dict[torch._ops.OpOverload, Formula] = {
     aten.bitwise_xor.Tensor: _bitwise("Xor"),
     aten.bitwise_xor.Scalar: _bitwise("Xor"),
     aten.bitwise_xor.Scalar_Tensor: _bitwise("Xor"),
-    aten.bitwise_left_shift.Tensor: _left_shift,
-    aten.bitwise_left_shift.Tensor_Scalar: _left_shift,
-    aten.bitwise_left_shift.Scalar_Tensor: _left_shift,
-    aten.bitwise_right_shift.Tensor: _right_shift,
-    aten.bitwise_right_shift.Tensor_Scalar: _right_shift,
-    aten.bitwise_right_shift.Scalar_Tensor: _right_shift,
-    aten.__lshift__.Tensor: _left_shift,
-    aten.__lshift__.Scalar: _left_shift,
-    aten.__rshift__.Tensor: _right_shift,
-    aten.__rshift__.Scalar: _right_shift,
     aten.eq.Tensor: _single("Equal"),
     aten.eq.Scalar: _single("Equal"),
     aten.ne.Tensor: lambda ctx, a, b: ctx.op.Not(ctx.op.Equal(a, b)),

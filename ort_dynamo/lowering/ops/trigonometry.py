@@ -74,6 +74,9 @@ def _acos(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     return op.Mul(atan(ctx, square_root(ctx, op.Div(op.Sub(1.0, x), op.Add(x, 1.0)))), 2.0)
 
 
+acos = _or_kernel("Acos", _acos)
+
+
 # -- hyperbolic functions ------------------------------------------------------------------------------------------
 
 
@@ -125,7 +128,7 @@ _MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
     aten.cos.default: cos,
     aten.tan.default: _or_kernel("Tan", _tan),
     aten.asin.default: _or_kernel("Asin", _asin),
-    aten.acos.default: _or_kernel("Acos", _acos),
+    aten.acos.default: acos,
     aten.atan.default: atan,
     aten.sinh.default: _or_kernel("Sinh", _sinh),
     aten.cosh.default: _or_kernel("Cosh", _cosh),

@@ -80,6 +80,12 @@ def _sign(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     return op.Sub(positive, negative)
 
 
+def _angle(ctx: LoweringContext, x: ir.Value) -> ir.Value:
+    op = ctx.op
+    negative = op.Cast(op.Less(x, 0.0), to=x.dtype)
+    return op.Where(op.IsNaN(x), x, op.Mul(negative, math.pi))
+
+
 def expm1(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     """exp(x) - 1, precise near zero."""
     # exp(x) - 1 cancels near zero; the identity tanh(x/2) * (exp(x) + 1) does not.
@@ -127,6 +133,7 @@ _MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
     aten.reciprocal.default: single("Reciprocal"),
     aten.tanh.default: single("Tanh"),
     aten.sigmoid.default: single("Sigmoid"),
+    aten.angle.default: _angle,
 }
 """Integers are computed in the default floating-point dtype."""
 

@@ -170,17 +170,6 @@ def test_bits_equal_eager(function):
     )
 
 
-def test_shifts_equal_eager():
-    n, k = torch.tensor([0, 5, -3, 127, -128]), torch.tensor([0, 1, 2, 3, 7])
-    assert_like_eager(
-        lambda n, k, u: (n << k, n >> k, n << 3, n >> 3, n.int() >> k.int(), u << 2, u >> 2),
-        n,
-        k,
-        k.to(torch.uint8),
-        gradients=False,
-    )
-
-
 @pytest.mark.parametrize("function", LOGICAL, ids=named)
 def test_logic_of_any_dtype_equals_eager(function):
     x = torch.tensor([0.0, -0.0, 1.0, -2.0, math.nan, 0.25])

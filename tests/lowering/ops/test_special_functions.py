@@ -107,3 +107,24 @@ def test_symbolic_sizes_equal_eager(name):
 
 def test_a_derivative_of_high_order_stays_in_eager():
     assert_like_eager(lambda x: torch.polygamma(25, x) + 1, torch.rand(3) + 1, gradients=False, allow_eager=True)
+
+
+BESSEL = ["bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "modified_bessel_i0", "modified_bessel_i1",
+          "modified_bessel_k0", "modified_bessel_k1", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1",
+          "spherical_bessel_j0"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BESSEL)
+def test_bessel_functions_equal_eager(name):
+    function = getattr(torch.special, name)
+    x = torch.cat([torch.tensor([e for e in EDGES if abs(e) < 20 or math.isnan(e)]), torch.linspace(0.01, 25, 97)])
+    scale = function(x).abs() + 1
+    scale = torch.where(scale.isfinite(), scale, 1.0)
+    assert_like_eager(lambda x: function(x) / scale, x, gradients=False)
+    if name[:8] not in ("bessel_j", "bessel_y"):
+        assert_like_eager(lambda x: function(x) / scale, x.double(), gradients=False)
+
+
+def test_bessel_functions_that_torch_computes_roughly_stay_in_eager():
+    x = torch.rand(3, dtype=torch.float64) + 4
+    assert_like_eager(lambda x: torch.special.bessel_j0(x) + 1, x, gradients=False, allow_eager=True)

@@ -15,7 +15,7 @@ EVERYWHERE = [
     torch.neg, torch.abs, torch.sign, torch.sgn, torch.square, torch.relu, torch.exp, torch.exp2, torch.expm1,
     torch.sin, torch.cos, torch.tan, torch.atan, torch.sinh, torch.cosh, torch.asinh, torch.tanh, torch.sigmoid,
     torch.erf, torch.erfc, torch.floor, torch.ceil, torch.round, torch.trunc, torch.frac, torch.reciprocal,
-    torch.deg2rad, torch.positive, torch.sinc,
+    torch.deg2rad, torch.positive, torch.sinc, torch.angle,
 ]  # fmt: skip
 ON_POSITIVE = [torch.log, torch.log2, torch.log10, torch.log1p, torch.sqrt, torch.rsqrt]
 ON_UNIT = [torch.asin, torch.acos, torch.atanh, torch.special.logit]

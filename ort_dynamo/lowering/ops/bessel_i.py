@@ -22,21 +22,13 @@ _BORDER = 8.0  # between the two fits
 def _near(order: int, y: Any) -> Any:
     """exp(-x) I(x) / x^order of x = 4 (y + 1), in [0, 8]."""
     x = _BORDER * (y + 1) / 2
-    if x == 0:
-        return mpmath.mpf(0.5) ** order
     return mpmath.exp(-x) * mpmath.besseli(order, x) / x**order
 
 
 def _far(order: int, y: Any) -> Any:
     """exp(-x) √x I(x) of 8 / x = (y + 1) / 2, so x in [8, ∞]."""
-    inverse = (y + 1) / (2 * _BORDER)
-    if inverse > 1e-3:
-        return mpmath.exp(-1 / inverse) * mpmath.besseli(order, 1 / inverse) / mpmath.sqrt(inverse)
-    # Abramowitz & Stegun 9.7.1; the fifteenth term is below 1e-38 from x = 1000 on.
-    terms = [mpmath.mpf(1)]
-    for k in range(1, 16):
-        terms.append(-terms[-1] * (4 * order**2 - (2 * k - 1) ** 2) / (8 * k) * inverse)
-    return mpmath.fsum(terms) / mpmath.sqrt(2 * mpmath.pi)
+    x = 2 * _BORDER / (y + 1)
+    return mpmath.exp(-x) * mpmath.sqrt(x) * mpmath.besseli(order, x)
 
 
 _NEAR = [functools.partial(_near, order) for order in (0, 1)]  # `fit` remembers a function by its identity

@@ -1,0 +1,139 @@
+"""Shifts, powers and divisors of integers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import onnx_ir as ir
+import torch
+from onnxscript import OpBuilder
+
+from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.loops import Carried, repeat_while
+from ort_dynamo.lowering.ops.creation import filled
+from ort_dynamo.lowering.ops.views import size_is_zero
+from ort_dynamo.lowering.promotion import promote
+from ort_dynamo.lowering.registry import register
+
+aten = torch.ops.aten
+
+_UNSIGNED = ir.DataType.UINT64
+
+Formula = Callable[[LoweringContext, ir.Value, ir.Value, torch.dtype], ir.Value]
+"""formula(ctx, a, b, dtype): the result in int64 of operands in int64, which stand for numbers of `dtype`."""
+
+
+def _any_positive(op: OpBuilder, value: ir.Value) -> ir.Value:
+    return op.Greater(op.ReduceSum(op.Cast(op.Greater(value, 0), to=ir.DataType.INT64), keepdims=0), 0)
+
+
+# -- shifts ------------------------------------------------------------------------------------------------------
+
+
+def _left_shift(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> ir.Value:
+    op = ctx.op
+    bits = torch.iinfo(dtype).bits
+    shifted = op.BitShift(op.Cast(a, to=_UNSIGNED), op.Cast(op.Clip(b, 0, bits - 1), to=_UNSIGNED), direction="LEFT")
+    valid = op.And(op.GreaterOrEqual(b, 0), op.Less(b, bits))
+    return op.Where(valid, op.Cast(shifted, to=ir.DataType.INT64), 0)
+
+
+def _right_shift(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> ir.Value:
+    op = ctx.op
+    # As far as there are bits; so it is with a negative number of places, too.
+    most = torch.iinfo(dtype).bits - 1
+    places = op.Where(op.Or(op.Less(b, 0), op.Greater(b, most)), 8 if dtype == torch.uint8 else most, b)
+    # ONNX shifts unsigned numbers; a negative one is shifted as its complement.
+    sign = op.Where(op.Less(a, 0), -1, 0)
+    magnitude = op.Cast(op.BitwiseXor(a, sign), to=_UNSIGNED)
+    shifted = op.BitShift(magnitude, op.Cast(places, to=_UNSIGNED), direction="RIGHT")
+    return op.BitwiseXor(op.Cast(shifted, to=ir.DataType.INT64), sign)
+
+
+# -- powers ------------------------------------------------------------------------------------------------------
+
+
+def integer_power(ctx: LoweringContext, base: ir.Value, exponent: ir.Value, dtype: torch.dtype) -> ir.Value:
+    """base ** exponent of integers of `dtype`, which wraps around like torch's; ONNX Runtime's Pow takes a detour.
+
+    That is by float64, which is exact to 2**53 only and undefined from 2**63 on.
+    """
+    return _in_int64(_power, ctx, base, exponent, dtype)
+
+
+def _power(ctx: LoweringContext, base: ir.Value, exponent: ir.Value, dtype: torch.dtype) -> ir.Value:
+    op = ctx.op
+
+    def unfinished(op: OpBuilder, carried: Carried) -> ir.Value:
+        return _any_positive(op, carried[2])
+
+    def step(op: OpBuilder, carried: Carried) -> Carried:
+        product, factor, left = carried
+        half = op.Div(left, 2)
+        odd = op.Equal(op.Sub(left, op.Add(half, half)), 1)
+        return [op.Where(odd, op.Mul(product, factor), product), op.Mul(factor, factor), half]
+
+    one = op.Expand(ctx.constant(1, torch.int64), ctx.shape(ctx.out.shape))
+    product, _, _ = repeat_while(ctx, [one, op.Mul(base, one), op.Mul(op.Max(exponent, 0), one)], unfinished, step)
+    # To a negative power: 1 for 1, the sign for -1, else 0.
+    odd = op.Mod(exponent, 2)
+    inverse = op.Where(
+        op.Equal(base, 1), 1, op.Where(op.Equal(base, -1), op.Sub(1, op.Add(odd, odd)), ctx.constant(0, torch.int64))
+    )
+    return op.Where(op.Less(exponent, 0), inverse, product)
+
+
+# -- divisors ----------------------------------------------------------------------------------------------------
+
+
+def _gcd(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> ir.Value:
+    """Euclid's algorithm."""
+
+    def unfinished(op: OpBuilder, carried: Carried) -> ir.Value:
+        return _any_positive(op, carried[1])
+
+    def step(op: OpBuilder, carried: Carried) -> Carried:
+        larger, smaller = carried
+        done = op.Equal(smaller, 0)
+        divisor = op.Where(done, 1, smaller)  # a remainder by zero ends the process in onnxruntime-training 1.19.2
+        return [op.Where(done, larger, smaller), op.Where(done, 0, op.Mod(larger, divisor))]
+
+    op = ctx.op
+    shape = ctx.shape(ctx.out.shape)
+    start = [op.Expand(op.Abs(value), shape) for value in (a, b)]
+    divisor, _ = repeat_while(ctx, start, unfinished, step)
+    return divisor
+
+
+def _lcm(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> ir.Value:
+    op = ctx.op
+    divisor = op.Max(_gcd(ctx, a, b, dtype), 1)
+    return op.Abs(op.Mul(op.Div(a, divisor), b))
+
+
+# -- registration ------------------------------------------------------------------------------------------------
+
+
+def _apply(formula: Formula, ctx: LoweringContext, self: ir.Value | Number, other: ir.Value | Number) -> ir.Value:
+    """gcd(Tensor self, Tensor other) -> Tensor"""
+    (a, b), dtype = promote(ctx, self, other)
+    return ctx.cast(_in_int64(formula, ctx, a, b, dtype), ctx.out.dtype)
+
+
+def _in_int64(formula: Formula, ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> ir.Value:
+    if any(map(size_is_zero, ctx.out.shape)):
+        return filled(ctx, 0)  # onnxruntime-training 1.19.2 cannot fold a loop over nothing
+    return formula(ctx, ctx.cast(a, torch.int64), ctx.cast(b, torch.int64), dtype)
+
+
+for _formula, _packet, _overloads in (
+    (_left_shift, aten.bitwise_left_shift, ("Tensor", "Tensor_Scalar", "Scalar_Tensor")),
+    (_right_shift, aten.bitwise_right_shift, ("Tensor", "Tensor_Scalar", "Scalar_Tensor")),
+    (_left_shift, aten.__lshift__, ("Tensor", "Scalar")),
+    (_right_shift, aten.__rshift__, ("Tensor", "Scalar")),
+    (_gcd, aten.gcd, ("default",)),
+    (_lcm, aten.lcm, ("default",)),
+):
+    for _overload in _overloads:
+        register(getattr(_packet, _overload), functools.partial(_apply, _formula))

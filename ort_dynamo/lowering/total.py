@@ -71,7 +71,9 @@ def _factors(size: Size) -> list[Size]:
     number = int(expression(size).as_coeff_Mul()[0])
     if is_short(size) or number < _SMALLEST_FACTOR:
         return [size]
-    divisor = next(d for d in range(min(_STRIDED, number), 0, -1) if number % d == 0)
+    # Near the root: the stages are short, and the first leaves many sums to make in parallel.
+    largest = min(_STRIDED, math.isqrt(number) if isinstance(size, int) else number)
+    divisor = next(d for d in range(largest, 0, -1) if number % d == 0)
     if divisor < _SMALLEST_FACTOR:
         return [size]
     return [*_factors(size // divisor), divisor]

@@ -1,0 +1,153 @@
+"""as_strided: the elements of a tensor's memory under other sizes and strides.
+
+A session sees elements, not memory. Where each element lies in memory is known from the fake tensor's own strides, so
+that a place in memory becomes a place among the elements, as long as the tensor holds what lies there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.ops.views import same_size
+from ort_dynamo.lowering.registry import lowering
+
+aten = torch.ops.aten
+
+Places = npt.NDArray[np.int64]
+
+
+@lowering(aten.as_strided.default, aten.as_strided_copy.default)
+def as_strided(
+    ctx: LoweringContext,
+    self: ir.Value,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    storage_offset: Size | None = None,
+) -> ir.Value:
+    """as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)"""
+    if _restates_all(ctx, self, size, stride, storage_offset):
+        return ctx.reshape(self, size)
+    flat = ctx.op.Reshape(self, [-1])
+    places = _static_places(ctx, self, size, stride, storage_offset)
+    if places is None:
+        return ctx.op.Gather(flat, _symbolic_places(ctx, self, size, stride, storage_offset), axis=0)
+    numbers = places.flatten()
+    if _is_range(numbers):
+        first = int(numbers[0]) if numbers.size else 0
+        whole = numbers.size == ctx.fake(self).numel()
+        part = flat if whole else ctx.op.Slice(flat, [first], [first + numbers.size], [0])
+        return ctx.reshape(part, size)
+    return ctx.reshape(ctx.op.Gather(flat, ctx.ints(numbers.tolist()), axis=0), size)
+
+
+@lowering(aten.as_strided_scatter.default)
+def as_strided_scatter(
+    ctx: LoweringContext,
+    self: ir.Value,
+    src: ir.Value,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    storage_offset: Size | None = None,
+) -> ir.Value:
+    """as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"""  # noqa: E501
+    source = ctx.cast(src, ctx.out.dtype)
+    if ctx.sizes(src) != tuple(size):
+        source = ctx.op.Expand(source, ctx.shape(size))
+    if _restates_all(ctx, self, size, stride, storage_offset):
+        return ctx.reshape(source, ctx.sizes(self))
+    places = _static_places(ctx, self, size, stride, storage_offset)
+    if places is None:
+        where = ctx.op.Reshape(_symbolic_places(ctx, self, size, stride, storage_offset), [-1])
+    elif not places.size:
+        return self
+    elif len(np.unique(_own_places(ctx, self))) < math.prod(ctx.fake(self).shape):
+        raise ctx.refuse("as_strided_scatter into a tensor that has several elements in one place")
+    else:
+        where = ctx.ints(places.flatten().tolist())
+    flat, values = ctx.op.Reshape(self, [-1]), ctx.op.Reshape(source, [-1])
+    return ctx.reshape(ctx.op.ScatterElements(flat, where, values, axis=0), ctx.sizes(self))
+
+
+def _in_order(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Whether strides are those of contiguous memory; dimensions of size 1 may have any."""
+    expected: Size = 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if not same_size(size, 1):
+            if not same_size(stride, expected):
+                return False
+            expected = expected * size
+    return True
+
+
+def _restates_all(
+    ctx: LoweringContext, self: ir.Value, size: Sequence[Size], stride: Sequence[Size], offset: Size | None
+) -> bool:
+    """Whether as_strided sees all elements of `self` in order, and so is a reshape."""
+    fake = ctx.fake(self)
+    return (
+        same_size(fake.storage_offset(), fake.storage_offset() if offset is None else offset)
+        and same_size(math.prod(fake.shape), math.prod(size))
+        and _in_order(fake.shape, fake.stride())
+        and _in_order(size, stride)
+    )
+
+
+def _grid(sizes: Sequence[int], strides: Sequence[int], offset: int) -> Places:
+    """The place in memory of each element."""
+    places = np.full((), offset, np.int64)
+    for size, stride in zip(sizes, strides, strict=True):
+        places = places[..., None] + np.arange(size) * stride
+    return places
+
+
+def _own_places(ctx: LoweringContext, self: ir.Value) -> Places:
+    fake = ctx.fake(self)
+    return _grid(list(fake.shape), list(fake.stride()), int(fake.storage_offset())).flatten()
+
+
+def _static_places(
+    ctx: LoweringContext, self: ir.Value, size: Sequence[Size], stride: Sequence[Size], offset: Size | None
+) -> Places | None:
+    """For each element of the view, its number among the elements of `self`; None where a size is symbolic."""
+    fake = ctx.fake(self)
+    start = fake.storage_offset() if offset is None else offset
+    every = [*fake.shape, *fake.stride(), fake.storage_offset(), *size, *stride, start]
+    if any(isinstance(number, torch.SymInt) for number in every):
+        return None
+    wanted = _grid([int(n) for n in size], [int(n) for n in stride], int(start))
+    own = _own_places(ctx, self)
+    if not wanted.size:
+        return wanted
+    number = np.full(int(max(wanted.max(), own.max(initial=0))) + 1, -1)
+    number[own] = np.arange(own.size)
+    found = number[wanted]
+    if (found < 0).any():
+        raise ctx.refuse("as_strided reads memory that the tensor itself does not hold")
+    return np.asarray(found, np.int64)
+
+
+def _symbolic_places(
+    ctx: LoweringContext, self: ir.Value, size: Sequence[Size], stride: Sequence[Size], offset: Size | None
+) -> ir.Value:
+    """The same, computed while the session runs, for a tensor that fills its storage in order."""
+    op = ctx.op
+    fake = ctx.fake(self)
+    if not (same_size(fake.storage_offset(), 0) and _in_order(fake.shape, fake.stride())):
+        raise ctx.refuse("as_strided with symbolic sizes, of a tensor that does not fill its storage in order")
+    places = ctx.scalar(0 if offset is None else offset, torch.int64)
+    for count, step in zip(size, stride, strict=True):
+        zero, one = ctx.constant(0, torch.int64), ctx.constant(1, torch.int64)
+        along = op.Mul(op.Range(zero, ctx.scalar(count, torch.int64), one), ctx.scalar(step, torch.int64))
+        places = op.Add(op.Unsqueeze(places, [-1]), along)
+    return places
+
+
+def _is_range(numbers: Places) -> bool:
+    return bool((np.diff(numbers) == 1).all())

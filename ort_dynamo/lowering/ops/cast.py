@@ -25,7 +25,9 @@ def to_copy(ctx: LoweringContext, self: ir.Value, *args: Any, **kwargs: Any) -> 
 @lowering(
     aten.clone.default,
     aten.alias.default,
+    aten.alias_copy.default,
     aten.detach.default,
+    aten.detach_copy.default,
     aten.contiguous.default,
     aten.lift.default,
     aten.lift_fresh.default,

@@ -9,25 +9,16 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
-from ort_dynamo.lowering.ops.views import axis, cut, same_size
+from ort_dynamo.lowering.ops.views import axis, cut, from_front, same_size
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.zeros import zeros
 
 aten = torch.ops.aten
 
 
-def _from_front(ctx: LoweringContext, index: Size, size: Size) -> Size:
-    """`index`, which counts from the end where negative, counted from the front. Installs no guard."""
-    if isinstance(index, int):
-        return index if index >= 0 else size + index
-    if index.node.expr.is_nonnegative:
-        return index
-    raise ctx.refuse("an index whose sign is not known")
-
-
-def _clamped(ctx: LoweringContext, start: Size | None, size: Size) -> Size:
+def _clamped(start: Size | None, size: Size) -> Size:
     """The start of a slice, as slicing clamps it from below; above, ONNX clamps too."""
-    place = _from_front(ctx, 0 if start is None else start, size)
+    place = from_front(0 if start is None else start, size)
     return max(place, 0) if isinstance(place, int) else torch.sym_max(place, 0)  # type: ignore[no-untyped-call]
 
 
@@ -59,7 +50,7 @@ def _padded(ctx: LoweringContext, grad: ir.Value, rank: int, a: int, before: Siz
 def select_scatter(ctx: LoweringContext, self: ir.Value, src: ir.Value, dim: int, index: Size) -> ir.Value:
     """select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor"""
     a = axis(dim, ctx.rank(self))
-    start = _from_front(ctx, index, ctx.sizes(self)[a])
+    start = from_front(index, ctx.sizes(self)[a])
     row = ctx.op.Unsqueeze(ctx.cast(src, ctx.out.dtype), [a])
     return _replace_range(ctx, self, row, a, start, 1)
 
@@ -71,7 +62,7 @@ def select_backward(
     """select_backward(Tensor grad_output, SymInt[] input_sizes, int dim, SymInt index) -> Tensor"""
     rank = len(input_sizes)
     a = axis(dim, rank)
-    start = _from_front(ctx, index, input_sizes[a])
+    start = from_front(index, input_sizes[a])
     row = ctx.op.Unsqueeze(grad_output, [a])
     return _padded(ctx, row, rank, a, start, input_sizes[a] - start - 1)
 
@@ -94,7 +85,7 @@ def slice_scatter(
     a = axis(dim, ctx.rank(self))
     sizes = ctx.sizes(src)
     (stride,) = ctx.static([step], "the step of a slice")
-    first = _clamped(ctx, start, ctx.sizes(self)[a])
+    first = _clamped(start, ctx.sizes(self)[a])
     source = ctx.cast(src, ctx.out.dtype)
     if stride == 1:
         return _replace_range(ctx, self, source, a, first, sizes[a])
@@ -122,7 +113,7 @@ def slice_backward(
     a = axis(dim, rank)
     sizes = list(ctx.sizes(grad_output))
     (stride,) = ctx.static([step], "the step of a slice")
-    first = _clamped(ctx, start, input_sizes[a])
+    first = _clamped(start, input_sizes[a])
     if isinstance(sizes[a], int) and sizes[a] == 0:
         return ctx.op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(input_sizes))
     grad, count = grad_output, sizes[a]

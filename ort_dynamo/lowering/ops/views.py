@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import sympy
 import torch
@@ -36,12 +34,22 @@ def axis(dim: int, rank: int) -> int:
     return dim % max(rank, 1)
 
 
+def from_front(index: Size, size: Size) -> Size:
+    """`index`, which counts from the end where negative, counted from the front. Installs no guard."""
+    if isinstance(index, int):
+        return index if index >= 0 else size + index
+    if index.node.expr.is_nonnegative:
+        return index
+    negative = torch.sym_min(1, torch.sym_max(0, -index))  # type: ignore[no-untyped-call]
+    return index + size * negative
+
+
 # -- shape -------------------------------------------------------------------------------------------------------
 
 
 @lowering(
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default,
-    aten.flatten.using_ints, aten.unflatten.int,
+    aten.flatten.using_ints, aten.unflatten.int, aten.view_copy.default, aten._reshape_copy.default,
 )  # fmt: skip
 def view(ctx: LoweringContext, self: ir.Value, *args: Any) -> ir.Value:
     """view(Tensor(a) self, SymInt[] size) -> Tensor(a)"""
@@ -71,14 +79,14 @@ def reshape(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], new: S
     return ctx.op.Reshape(value, ctx.ints([int(size) for size in target]))
 
 
-@lowering(aten.permute.default)
+@lowering(aten.permute.default, aten.permute_copy.default)
 def permute(ctx: LoweringContext, self: ir.Value, dims: Sequence[int]) -> ir.Value:
     """permute(Tensor(a) self, int[] dims) -> Tensor(a)"""
     rank = ctx.rank(self)
     return _transpose(ctx, self, [axis(dim, rank) for dim in dims])
 
 
-@lowering(aten.transpose.int)
+@lowering(aten.transpose.int, aten.transpose_copy.int)
 def transpose(ctx: LoweringContext, self: ir.Value, dim0: int, dim1: int) -> ir.Value:
     """transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)"""
     order = list(range(ctx.rank(self)))
@@ -88,7 +96,7 @@ def transpose(ctx: LoweringContext, self: ir.Value, dim0: int, dim1: int) -> ir.
     return _transpose(ctx, self, order)
 
 
-@lowering(aten.t.default)
+@lowering(aten.t.default, aten.t_copy.default)
 def t(ctx: LoweringContext, self: ir.Value) -> ir.Value:
     """t(Tensor(a) self) -> Tensor(a)"""
     return _transpose(ctx, self, list(range(ctx.rank(self)))[::-1])
@@ -107,13 +115,16 @@ def _transpose(ctx: LoweringContext, value: ir.Value, order: list[int]) -> ir.Va
     return ctx.op.Transpose(value, perm=order)
 
 
-@lowering(aten.unsqueeze.default)
+@lowering(aten.unsqueeze.default, aten.unsqueeze_copy.default)
 def unsqueeze(ctx: LoweringContext, self: ir.Value, dim: int) -> ir.Value:
     """unsqueeze(Tensor(a) self, int dim) -> Tensor(a)"""
     return ctx.op.Unsqueeze(self, [axis(dim, ctx.rank(self) + 1)])
 
 
-@lowering(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+@lowering(
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
+    aten.squeeze_copy.default, aten.squeeze_copy.dim, aten.squeeze_copy.dims,
+)  # fmt: skip
 def squeeze(ctx: LoweringContext, self: ir.Value, dim: int | Sequence[int] | None = None) -> ir.Value:
     """squeeze.dims(Tensor(a) self, int[] dim) -> Tensor(a)"""
     sizes = ctx.sizes(self)
@@ -125,7 +136,7 @@ def squeeze(ctx: LoweringContext, self: ir.Value, dim: int | Sequence[int] | Non
     return ctx.op.Squeeze(self, ones) if ones else self
 
 
-@lowering(aten.expand.default)
+@lowering(aten.expand.default, aten.expand_copy.default)
 def expand(ctx: LoweringContext, self: ir.Value, size: Sequence[Size], *, implicit: bool = False) -> ir.Value:
     """expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)"""
     return expand_to(ctx, self, ctx.sizes(self), tuple(ctx.out.shape))
@@ -163,7 +174,7 @@ def cut(ctx: LoweringContext, value: ir.Value, dim: int, start: Size, end: Size,
     return ctx.op.Slice(value, *bounds, *([ctx.ints([step])] if step != 1 else []))
 
 
-@lowering(aten.slice.Tensor)
+@lowering(aten.slice.Tensor, aten.slice_copy.Tensor)
 def slice_tensor(
     ctx: LoweringContext,
     self: ir.Value,
@@ -180,13 +191,24 @@ def slice_tensor(
     return cut(ctx, self, a, 0 if start is None else start, sys.maxsize if end is None else end, stride)
 
 
-@lowering(aten.select.int)
+@lowering(aten.narrow_copy.default)
+def narrow_copy(ctx: LoweringContext, self: ir.Value, dim: int, start: Size, length: Size) -> ir.Value:
+    """narrow_copy(Tensor self, int dim, SymInt start, SymInt length) -> Tensor"""
+    a = axis(dim, ctx.rank(self))
+    first = from_front(start, ctx.sizes(self)[a])
+    return cut(ctx, self, a, first, first + length)
+
+
+@lowering(aten.select.int, aten.select_copy.int)
 def select(ctx: LoweringContext, self: ir.Value, dim: int, index: Size) -> ir.Value:
     """select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"""
     return ctx.op.Gather(self, ctx.scalar(index, torch.int64), axis=axis(dim, ctx.rank(self)))
 
 
-@lowering(aten.split.Tensor, aten.split_with_sizes.default, aten.unsafe_split.Tensor, aten.chunk.default)
+@lowering(
+    aten.split.Tensor, aten.split_with_sizes.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default,
+    aten.chunk.default, aten.split_copy.Tensor, aten.split_with_sizes_copy.default,
+)  # fmt: skip
 def split(ctx: LoweringContext, self: ir.Value, split_size: Any, dim: int = 0) -> tuple[ir.Value | None, ...]:
     """split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) -> Tensor(a)[]"""
     a = axis(dim, ctx.rank(self))
@@ -203,7 +225,7 @@ def split(ctx: LoweringContext, self: ir.Value, split_size: Any, dim: int = 0) -
     return tuple(parts)
 
 
-@lowering(aten.unbind.int)
+@lowering(aten.unbind.int, aten.unbind_copy.int)
 def unbind(ctx: LoweringContext, self: ir.Value, dim: int = 0) -> tuple[ir.Value | None, ...]:
     """unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]"""
     a = axis(dim, ctx.rank(self))
@@ -211,7 +233,7 @@ def unbind(ctx: LoweringContext, self: ir.Value, dim: int = 0) -> tuple[ir.Value
     return tuple(None if i is None else ctx.op.Gather(self, i, axis=a) for i in index)
 
 
-@lowering(aten.diagonal.default)
+@lowering(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(ctx: LoweringContext, self: ir.Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ir.Value:
     """diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)"""
     sizes, rank = ctx.sizes(self), ctx.rank(self)
@@ -227,86 +249,22 @@ def diagonal(ctx: LoweringContext, self: ir.Value, offset: int = 0, dim1: int = 
     return ctx.op.Gather(flat, places, axis=len(lead))
 
 
-@lowering(aten.unfold.default)
+@lowering(aten.unfold.default, aten.unfold_copy.default)
 def unfold(ctx: LoweringContext, self: ir.Value, dimension: int, size: int, step: int) -> ir.Value:
     """unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)"""
     rank = ctx.rank(self)
     a = axis(dimension, rank)
     if rank == 0:
         return ctx.op.Expand(self, ctx.ints([size]))
-    (windows,) = ctx.static([ctx.out.shape[a]], "the number of windows")
-    places = ctx.op.Reshape(ctx.ints([w * step + i for w in range(windows) for i in range(size)]), [windows, size])
+    windows = ctx.out.shape[a]
+    if isinstance(windows, int):
+        places = ctx.op.Reshape(ctx.ints([w * step + i for w in range(windows) for i in range(size)]), [windows, size])
+    else:
+        zero, one = ctx.constant(0, torch.int64), ctx.constant(1, torch.int64)
+        starts = ctx.op.Mul(ctx.op.Range(zero, ctx.scalar(windows, torch.int64), one), step)
+        places = ctx.op.Add(ctx.op.Unsqueeze(starts, [1]), ctx.ints(range(size)))
     gathered = ctx.op.Gather(self, places, axis=a)  # …, windows, size, …
     return _transpose(ctx, gathered, [*range(a + 1), *range(a + 2, rank + 1), a + 1])
-
-
-def _in_order(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
-    """Whether strides are those of contiguous memory; dimensions of size 1 may have any."""
-    expected: Size = 1
-    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
-        if not same_size(size, 1):
-            if not same_size(stride, expected):
-                return False
-            expected = expected * size
-    return True
-
-
-def _restates_all(
-    ctx: LoweringContext, self: ir.Value, size: Sequence[Size], stride: Sequence[Size], offset: Size | None
-) -> bool:
-    """Whether as_strided sees all elements of `self` in order, and so is a reshape."""
-    fake = ctx.fake(self)
-    return (
-        same_size(fake.storage_offset(), 0)
-        and same_size(0 if offset is None else offset, 0)
-        and same_size(math.prod(fake.shape), math.prod(size))
-        and _in_order(fake.shape, fake.stride())
-        and _in_order(size, stride)
-    )
-
-
-@lowering(aten.as_strided_scatter.default)
-def as_strided_scatter(
-    ctx: LoweringContext,
-    self: ir.Value,
-    src: ir.Value,
-    size: Sequence[Size],
-    stride: Sequence[Size],
-    storage_offset: Size | None = None,
-) -> ir.Value:
-    """as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"""  # noqa: E501
-    if _restates_all(ctx, self, size, stride, storage_offset):
-        return ctx.reshape(src, ctx.sizes(self))
-    raise ctx.refuse("as_strided_scatter into a part of the tensor, or in another order")
-
-
-@lowering(aten.as_strided.default)
-def as_strided(
-    ctx: LoweringContext,
-    self: ir.Value,
-    size: Sequence[Size],
-    stride: Sequence[Size],
-    storage_offset: Size | None = None,
-) -> ir.Value:
-    """as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)"""
-    if _restates_all(ctx, self, size, stride, storage_offset):
-        return ctx.reshape(self, size)
-    fake = ctx.fake(self)
-    static = ctx.static([*fake.shape, *size, *stride, fake.storage_offset(), storage_offset or 0], "an as_strided size")
-    if not fake.is_contiguous() or fake.storage_offset() != 0:
-        raise ctx.refuse("as_strided of a tensor that does not fill its storage in order")
-    sizes, strides = static[fake.dim() : fake.dim() + len(size)], static[fake.dim() + len(size) : -2]
-    places = np.full((), static[-1])
-    for n, s in zip(sizes, strides, strict=True):
-        places = places[..., None] + np.arange(n) * s
-    numbers = places.flatten().tolist()
-    elements = math.prod(static[: fake.dim()])
-    if numbers and max(numbers) >= elements:
-        raise ctx.refuse("as_strided beyond the tensor's own elements")
-    flat = ctx.op.Reshape(self, [-1])
-    if numbers == list(range(elements)):
-        return ctx.reshape(flat, sizes)
-    return ctx.reshape(ctx.op.Gather(flat, ctx.ints(numbers), axis=0), sizes)
 
 
 # -- joins -------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ort_dynamo.testing import assert_like_eager, eager_reasons
+from ort_dynamo.testing import assert_like_eager
 
 
 def r(*sizes):
@@ -156,23 +156,27 @@ def test_unfold_equals_eager():
     assert_like_eager(lambda x: (x.unfold(1, 3, 2) * 2, x.unfold(0, 2, 1) * 3, x.unfold(-1, 7, 1) * 2), r(4, 7))
 
 
-def test_as_strided_of_a_contiguous_tensor_equals_eager():
-    assert_like_eager(
-        lambda x: (
-            torch.as_strided(x * 2, (2, 3), (1, 2)) * 1,
-            torch.as_strided(x * 2, (3,), (4,), 1) * 1,
-            torch.as_strided(x * 2, (12,), (1,)) * 1,
-        ),
-        torch.randn(3, 4),
-        gradients=False,
-    )
+COPIES = {
+    "narrow": lambda x: (torch.narrow_copy(x, 1, 2, 3), torch.narrow_copy(x, -1, 3, 3), torch.narrow_copy(x, 0, 1, 0)),
+    "permute": lambda x: (torch.permute_copy(x, (1, 0)), torch.transpose_copy(x, 0, 1), torch.t_copy(x)),
+    "unbind": lambda x: torch.unbind_copy(x, 1)[::2],
+    "others": lambda x: (
+        torch.slice_copy(x, 1, 1, 5, 2),
+        torch.select_copy(x, 0, 1),
+        torch.diagonal_copy(x, 1),
+        torch.unfold_copy(x, 1, 2, 2),
+        torch.expand_copy(x, (2, 4, 6)),
+        torch.view_copy(x, (24,)),
+        torch.squeeze_copy(torch.unsqueeze_copy(x, 1)),
+        *torch.split_copy(x, 2),
+    ),
+}
 
 
-def test_as_strided_of_a_permuted_tensor_stays_in_eager():
-    assert_like_eager(
-        lambda x: torch.as_strided(x.t() * 2, (2, 3), (1, 2)) * 1, torch.randn(3, 4), gradients=False, allow_eager=True
-    )
-    assert any("as_strided" in reason for reason in eager_reasons())
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_of_views_equal_eager(name, dynamic):
+    assert_like_eager(COPIES[name], r(4, 6), dynamic=dynamic)
 
 
 def test_writing_into_views_equals_eager():

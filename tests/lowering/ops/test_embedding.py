@@ -54,3 +54,13 @@ def test_a_row_of_nan_gradients_stays_a_row():
 
 def test_tied_embedding_and_projection_equal_eager():
     assert_like_eager(lambda t, i: F.embedding(i, t) @ t.T, r(7, 4), INDICES)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.0, float("inf"), 0.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_rows_cut_to_a_greatest_norm_equal_eager(norm_type, dtype):
+    def function(table, indices, scale):
+        return F.embedding(indices, table, max_norm=1.5, norm_type=norm_type) * scale
+
+    # The table is changed in place, so it cannot require a gradient of its own here.
+    assert_like_eager(function, torch.randn(7, 4, dtype=dtype), INDICES, r(1, dtype=dtype))

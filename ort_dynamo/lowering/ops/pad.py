@@ -38,7 +38,17 @@ def reflection_pad(ctx: LoweringContext, self: ir.Value, padding: Sequence[Size]
 @lowering(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
 def replication_pad(ctx: LoweringContext, self: ir.Value, padding: Sequence[Size]) -> ir.Value:
     """replication_pad2d(Tensor self, SymInt[4] padding) -> Tensor"""
-    return ctx.op.Pad(self, _pads(ctx, ctx.rank(self), padding), mode="edge")
+    sizes, left = ctx.sizes(self), list(padding)
+    value = self
+    for i in range(len(left) // 2):
+        axis = len(sizes) - 1 - i
+        before, after, size = left[2 * i], left[2 * i + 1], sizes[axis]
+        if isinstance(before, int) and isinstance(after, int) and isinstance(size, int) and min(before, after) < 0:
+            # ONNX Runtime's Pad fails where a negative width cuts off a whole axis.
+            places = [min(max(place, 0), size - 1) for place in range(-before, size + after)]
+            value = ctx.op.Gather(value, ctx.ints(places), axis=axis)
+            left[2 * i] = left[2 * i + 1] = 0
+    return ctx.op.Pad(value, _pads(ctx, len(sizes), left), mode="edge")
 
 
 @lowering(
@@ -62,8 +72,13 @@ def replication_pad_backward(
 def _fold_edges(ctx: LoweringContext, grad: ir.Value, axis: int, before: int, after: int, size: Size) -> ir.Value:
     """Add what was copied out of the first and the last element of `axis` back to them."""
     op = ctx.op
-    if before > 0 and after > 0 and isinstance(size, int) and size == 1:
-        return op.ReduceSum(grad, [axis], keepdims=1)
+    if isinstance(size, int) and size <= max(-before, -after, 1):
+        # All is a copy of one element: the only one, or the last that was not cut off.
+        total = op.ReduceSum(grad, [axis], keepdims=1)
+        if size == 1:
+            return total
+        zero = ctx.constant(0, ctx.out.dtype)
+        return op.Pad(total, [size - 1, 0] if before < 0 else [0, size - 1], zero, [axis])
     first, last = (before + 1 if before > 0 else 0), (-after - 1 if after > 0 else sys.maxsize)
     parts = [op.Slice(grad, [first], [last], [axis])]
     if before > 0:
@@ -76,3 +91,43 @@ def _fold_edges(ctx: LoweringContext, grad: ir.Value, axis: int, before: int, af
     # A negative width cut elements off: nothing flows back to them.
     cut = [max(-before, 0), max(-after, 0)]
     return op.Pad(whole, cut, ctx.constant(0, ctx.out.dtype), [axis])
+
+
+@lowering(
+    aten.reflection_pad1d_backward.default,
+    aten.reflection_pad2d_backward.default,
+    aten.reflection_pad3d_backward.default,
+)
+def reflection_pad_backward(
+    ctx: LoweringContext, grad_output: ir.Value, self: ir.Value, padding: Sequence[Size]
+) -> ir.Value:
+    """reflection_pad2d_backward(Tensor grad_output, Tensor self, SymInt[4] padding) -> Tensor"""
+    sizes = ctx.sizes(self)
+    widths = ctx.static(padding, "the width of a reflection padding")
+    value = grad_output
+    for i in range(len(widths) // 2):
+        axis = len(sizes) - 1 - i
+        value = _fold_reflections(ctx, value, axis, widths[2 * i], widths[2 * i + 1], sizes[axis])
+    return value
+
+
+def _fold_reflections(ctx: LoweringContext, grad: ir.Value, axis: int, before: int, after: int, size: Size) -> ir.Value:
+    """Add what was reflected out of `axis` back to where it came from: before, the entries behind the first; after,
+    those ahead of the last."""
+    op = ctx.op
+
+    def turned(first: int, last: int) -> ir.Value:
+        """The entries from `first` down to the one behind `last`, from the end of the axis where negative."""
+        return op.Slice(grad, [first], [last], [axis], [-1])
+
+    def padded(value: ir.Value, front: Size, back: Size) -> ir.Value:
+        return op.Pad(value, ctx.shape([front, back]), ctx.constant(0, ctx.out.dtype), [axis])
+
+    middle = op.Slice(grad, [max(before, 0)], [-after if after > 0 else sys.maxsize], [axis])
+    # A negative width cut elements off: nothing flows back to them.
+    total = padded(middle, max(-before, 0), max(-after, 0)) if min(before, after) < 0 else middle
+    if before > 0:
+        total = op.Add(total, padded(turned(before - 1, -sys.maxsize - 1), 1, size - 1 - before))
+    if after > 0:
+        total = op.Add(total, padded(turned(-1, -after - 1), size - 1 - after, 1))
+    return total

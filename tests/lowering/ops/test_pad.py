@@ -43,8 +43,6 @@ MODES = [
 @pytest.mark.parametrize(("mode", "pad", "shape"), MODES, ids=str)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_other_padding_modes_equal_eager(mode, pad, shape, dynamic):
-    if mode == "circular" and dynamic:
-        pytest.skip("a slice up to a symbolic end of unknown sign stays in eager")
     # A module keeps its widths; dynamic=True makes numbers of a closure symbolic.
     kind = {"reflect": "Reflection", "replicate": "Replication", "circular": "Circular"}[mode]
     module = getattr(torch.nn, f"{kind}Pad{len(pad) // 2}d")(pad)
@@ -54,5 +52,13 @@ def test_other_padding_modes_equal_eager(mode, pad, shape, dynamic):
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
-def test_padding_that_crops_equals_eager(mode):
-    assert_like_eager(lambda x: F.pad(x * 1, (-1, 2), mode=mode), torch.randn(2, 3, 5, requires_grad=True))
+@pytest.mark.parametrize("pad", [(-1, 2), (2, -1), (-1, -2), (-2, 0), (-1, 2, 3, -2)], ids=str)
+def test_padding_that_crops_equals_eager(mode, pad):
+    assert_like_eager(lambda x: F.pad(x * 1, pad, mode=mode), torch.randn(3, 6, 5, requires_grad=True))
+
+
+def test_replication_that_crops_a_whole_axis_equals_eager():
+    def function(x):
+        return F.pad(x, (-5, 2), mode="replicate"), F.pad(x, (3, -6), mode="replicate")
+
+    assert_like_eager(function, torch.randn(2, 3, 5, requires_grad=True))

@@ -14,7 +14,7 @@ from torch._prims_common import elementwise_dtypes
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Number
 
-__all__ = ["DEFAULT", "INT_TO_FLOAT", "KIND", "float_dtype", "promote", "rounded"]
+__all__ = ["DEFAULT", "INT_TO_FLOAT", "KIND", "accumulator", "float_dtype", "promote", "rounded"]
 
 DEFAULT = KIND.DEFAULT
 INT_TO_FLOAT = KIND.INT_TO_FLOAT
@@ -54,3 +54,11 @@ def rounded(number: Number, dtype: torch.dtype) -> Number:
 def float_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype torch accumulates a floating-point `dtype` in: float32 for the half-width ones."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that sums, products and extremes of `dtype` are taken in: `float_dtype`, and int32 for bool.
+
+    Cast back to bool, a sum of bools is whether any holds, as in torch.
+    """
+    return torch.int32 if dtype == torch.bool else float_dtype(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,12 +13,10 @@ import torch
 from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.ops.views import axis, same_size
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.promotion import accumulator
 from ort_dynamo.lowering.registry import lowering
 
 aten = torch.ops.aten
-
-_MASKS = (torch.bool, torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class _Selection:
         merged: their size.
         before, after: sizes of the dimensions of `data` around it.
         positions: int64 of shape `sizes`; positions along the merged dimension, from its end where negative.
-        sizes: the common shape of the index tensors.
+        sizes: the common shape of the index tensors; None where a mask leaves it to the data.
         order: the dimensions of the indexed tensor as `data` has them; None where it needed no transposition.
     """
 
@@ -40,20 +39,19 @@ class _Selection:
     before: list[Size]
     after: list[Size]
     positions: ir.Value
-    sizes: list[Size]
+    sizes: list[Size] | None
     order: list[int] | None
 
 
 def _select(ctx: LoweringContext, self: ir.Value, indices: Sequence[ir.Value | None], checked: bool) -> _Selection:
-    given = {dim: index for dim, index in enumerate(indices) if index is not None}
-    if any(ctx.dtype(index) in _MASKS for index in given.values()):
-        raise ctx.refuse("a mask as index: the size of the result depends on the data")
     sizes = ctx.sizes(self)
+    masked = any(index is not None and _is_mask(ctx, index) for index in indices)
+    given = {dim: index for dim, index in enumerate(_numbers(ctx, indices)) if index is not None}
     dims = list(given)
     block = [sizes[dim] for dim in dims]
     merged = math.prod(block)
     positions = _positions(ctx, list(given.values()), block, checked)
-    broadcast = _broadcast([ctx.sizes(index) for index in given.values()])
+    broadcast = None if masked else _broadcast([ctx.sizes(index) for index in given.values()])
     first, last = dims[0], dims[-1]
     if dims == list(range(first, last + 1)):
         before, after = list(sizes[:first]), list(sizes[last + 1 :])
@@ -64,6 +62,24 @@ def _select(ctx: LoweringContext, self: ir.Value, indices: Sequence[ir.Value | N
     after = [sizes[dim] for dim in others]
     data = ctx.reshape(ctx.op.Transpose(self, perm=dims + others), [merged, *after])
     return _Selection(data, 0, merged, [], after, positions, broadcast, dims + others)
+
+
+def _is_mask(ctx: LoweringContext, index: ir.Value) -> bool:
+    return ctx.dtype(index) in (torch.bool, torch.uint8)
+
+
+def _numbers(ctx: LoweringContext, indices: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+    """`indices` with each mask replaced by the numbers of its set entries, one tensor a dimension."""
+    result: list[ir.Value | None] = []
+    for index in indices:
+        if index is None or not _is_mask(ctx, index):
+            result.append(index)
+        elif ctx.rank(index) == 0:
+            raise ctx.refuse("a mask without dimensions as index")
+        else:
+            found = ctx.op.NonZero(ctx.cast(index, torch.bool))
+            result.extend(ctx.op.Gather(found, i, axis=0) for i in range(ctx.rank(index)))
+    return result
 
 
 def _positions(ctx: LoweringContext, indices: Sequence[ir.Value], sizes: Sequence[Size], checked: bool) -> ir.Value:
@@ -99,6 +115,8 @@ def _broadcast(shapes: Sequence[Sequence[Size]]) -> list[Size]:
 @lowering(aten.index.Tensor)
 def index(ctx: LoweringContext, self: ir.Value, indices: Sequence[ir.Value | None]) -> ir.Value:
     """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"""
+    if any(index is not None and _is_mask(ctx, index) for index in indices):
+        raise ctx.refuse("a mask as index: the size of the result depends on the data")
     selection = _select(ctx, self, indices, checked=True)
     return ctx.op.Gather(selection.data, selection.positions, axis=selection.axis)
 
@@ -120,16 +138,12 @@ def index_put(
 ) -> ir.Value:
     """index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"""
     given = [index for index in indices if index is not None]
-    if len(given) == 1 and ctx.dtype(given[0]) in _MASKS:
+    if len(given) == 1 and _is_mask(ctx, given[0]):
         return _masked_put(ctx, self, indices, values, accumulate)
     checked = ctx.node.target == aten.index_put.default
     selection = _select(ctx, self, indices, checked)
     # Rows that come twice are summed in float32; ScatterND(reduction="add") would race on them.
-    dtype = ctx.out.dtype
-    if accumulate:
-        if dtype == torch.bool:
-            raise ctx.refuse("index_put(accumulate=True) of bool")
-        dtype = float_dtype(dtype)
+    dtype = accumulator(ctx.out.dtype) if accumulate else ctx.out.dtype
     data, source = ctx.cast(selection.data, dtype), ctx.cast(values, dtype)
     result = _write(ctx, selection, data, source, accumulate)
     return _restore(ctx, self, selection, ctx.cast(result, ctx.out.dtype))
@@ -137,18 +151,22 @@ def index_put(
 
 def _write(ctx: LoweringContext, selection: _Selection, data: ir.Value, values: ir.Value, accumulate: bool) -> ir.Value:
     op = ctx.op
-    before, after = selection.before, selection.after
-    source = op.Expand(values, ctx.shape([*before, *selection.sizes, *after]))
+    before, after, positions = selection.before, selection.after, selection.positions
+    if selection.sizes is None:
+        lead, trail = ctx.shape(before), ctx.shape(after)
+        full = op.Concat(lead, op.Shape(positions), trail, axis=0)
+        flat = op.Concat(lead, op.Reshape(op.Size(positions), [1]), trail, axis=0)
+    else:
+        full = ctx.shape([*before, *selection.sizes, *after])
+        flat = ctx.shape([*before, math.prod(selection.sizes), *after])
+    source = op.Expand(values, full)
     if selection.axis == 0 and not accumulate:
-        return op.ScatterND(data, op.Unsqueeze(selection.positions, [-1]), source)
+        return op.ScatterND(data, op.Unsqueeze(positions, [-1]), source)
     if selection.axis == 0:
-        rows = add_rows(ctx, data, selection.positions, source, math.prod(after))
-        return ctx.reshape(rows, [selection.merged, *after])
-    count = math.prod(selection.sizes)
-    flat = [*before, count, *after]
-    where = op.Expand(ctx.reshape(selection.positions, [count] + [1] * len(after)), ctx.shape(flat))
+        return ctx.reshape(add_rows(ctx, data, positions, source, math.prod(after)), [selection.merged, *after])
+    where = op.Expand(op.Reshape(positions, [-1] + [1] * len(after)), flat)
     reduction = {"reduction": "add"} if accumulate else {}
-    return op.ScatterElements(data, where, ctx.reshape(source, flat), axis=selection.axis, **reduction)
+    return op.ScatterElements(data, where, op.Reshape(source, flat, allowzero=1), axis=selection.axis, **reduction)
 
 
 def _restore(ctx: LoweringContext, self: ir.Value, selection: _Selection, data: ir.Value) -> ir.Value:
@@ -167,23 +185,34 @@ def _masked_put(
     values: ir.Value,
     accumulate: bool,
 ) -> ir.Value:
-    """index_put with one mask, where every selected place gets the same values."""
+    """index_put with one mask."""
     op = ctx.op
     (dim,) = (d for d, index in enumerate(indices) if index is not None)
     mask = indices[dim]
     assert mask is not None
     covered = ctx.rank(mask)
     after = ctx.rank(self) - dim - covered
-    sizes = list(ctx.sizes(values))
-    if len(sizes) > after:
-        place = len(sizes) - after - 1
-        if not same_size(sizes[place], 1):
-            raise ctx.refuse("a mask as index with a value for each selected place: their number depends on the data")
-        values = ctx.reshape(values, [*sizes[:place], *[1] * covered, *sizes[place + 1 :]])
     condition = ctx.reshape(ctx.cast(mask, torch.bool), [*ctx.sizes(mask), *[1] * after])
+    sizes = list(ctx.sizes(values))
     values = ctx.cast(values, ctx.out.dtype)
+    place = len(sizes) - after - 1
+    if place >= 0 and not same_size(sizes[place], 1):
+        if same_size(sizes[place], 0):
+            return self
+        # A value for each selected place, in order. Places that are not selected read any.
+        flat = op.Reshape(ctx.cast(mask, torch.bool), [-1])
+        before = op.CumSum(ctx.cast(flat, torch.int64), ctx.constant(0, torch.int64), exclusive=1)
+        count = op.ReduceSum(ctx.cast(flat, torch.int64), keepdims=0)
+        # Where they are not as many as the values, this reads outside of them: eager raises too.
+        other = op.Where(op.Equal(count, ctx.scalar(sizes[place], torch.int64)), 0, sys.maxsize)
+        values = op.Gather(values, op.Where(flat, before, other), axis=place)
+        values = ctx.reshape(values, [*sizes[:place], *ctx.sizes(mask), *sizes[place + 1 :]])
+    elif place >= 0:
+        values = ctx.reshape(values, [*sizes[:place], *[1] * covered, *sizes[place + 1 :]])
     if not accumulate:
         return op.Where(condition, values, self)
+    if ctx.out.dtype == torch.bool:
+        return op.Or(self, op.And(condition, values))
     return op.Add(self, op.Where(condition, values, ctx.constant(0, ctx.out.dtype)))
 
 
@@ -206,7 +235,7 @@ def take(ctx: LoweringContext, self: ir.Value, index: ir.Value) -> ir.Value:
 def put(ctx: LoweringContext, self: ir.Value, index: ir.Value, source: ir.Value, accumulate: bool = False) -> ir.Value:
     """put(Tensor self, Tensor index, Tensor source, bool accumulate=False) -> Tensor"""
     op = ctx.op
-    dtype = float_dtype(ctx.out.dtype)
+    dtype = accumulator(ctx.out.dtype) if accumulate else ctx.out.dtype
     parts = (op.Reshape(value, [-1]) for value in (ctx.cast(self, dtype), index, ctx.cast(source, dtype)))
     result = op.ScatterElements(*parts, axis=0, **({"reduction": "add"} if accumulate else {}))
     return ctx.reshape(ctx.cast(result, ctx.out.dtype), ctx.sizes(self))

@@ -12,8 +12,8 @@ import torch
 
 from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
-from ort_dynamo.lowering.ops.views import axis, same_size
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.ops.views import axis, same_size, size_is_zero
+from ort_dynamo.lowering.promotion import accumulator
 from ort_dynamo.lowering.registry import lowering, register
 from ort_dynamo.lowering.zeros import zeros
 
@@ -40,9 +40,15 @@ def _sizes_1d(ctx: LoweringContext, value: ir.Value) -> list[Size]:
     return list(ctx.sizes(value)) or [1]
 
 
+def _is_empty(ctx: LoweringContext, value: ir.Value) -> bool:
+    return any(size_is_zero(size) for size in ctx.sizes(value))
+
+
 @lowering(aten.gather.default)
 def gather(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, sparse_grad: bool = False) -> ir.Value:
     """gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"""
+    if _is_empty(ctx, index):  # of any rank
+        return ctx.op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(ctx.out.shape))
     data, where = _at_least_1d(ctx, self), _at_least_1d(ctx, index)
     result: ir.Value = ctx.op.GatherElements(data, where, axis=axis(dim, ctx.rank(self)))
     return result if ctx.rank(index) else ctx.reshape(result, [])
@@ -96,6 +102,8 @@ def _scatter(
     include_self: bool = True,
 ) -> ir.Value:
     """`src`, as far as `index` reaches, scattered into `self`."""
+    if _is_empty(ctx, index):  # of any rank
+        return self
     sizes = _sizes_1d(ctx, index)
     if isinstance(src, ir.Value):
         source = _at_least_1d(ctx, src)
@@ -119,9 +127,7 @@ def _reduced(
     op = ctx.op
     dtype = ctx.out.dtype
     if reduce is not None:
-        if dtype == torch.bool:
-            raise ctx.refuse(f"a scatter of bool with the reduction {reduce!r}")
-        dtype = float_dtype(dtype)
+        dtype = accumulator(dtype)
     at = functools.partial(op.ScatterElements, axis=axis(dim, ctx.rank(self)))
     data = ctx.cast(_at_least_1d(ctx, self), dtype)
     source = ctx.cast(source, dtype)
@@ -150,7 +156,7 @@ def _divide_by_count(
     include_self: bool,
 ) -> ir.Value:
     op = ctx.op
-    dtype = float_dtype(ctx.out.dtype)
+    dtype = accumulator(ctx.out.dtype)
     one = ctx.constant(1, dtype)
     ones = op.Expand(one, op.Shape(source))
     none = zeros(ctx, total, _sizes_1d(ctx, self))
@@ -187,11 +193,11 @@ def index_add(
     ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, source: ir.Value, *, alpha: Number = 1
 ) -> ir.Value:
     """index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) -> Tensor"""
-    dtype = float_dtype(ctx.out.dtype)
+    dtype = accumulator(ctx.out.dtype)
     scaled = ctx.cast(_at_least_1d(ctx, source), dtype)
     if not (isinstance(alpha, (int, float)) and alpha == 1):
         scaled = ctx.op.Mul(scaled, ctx.scalar(alpha, dtype))
-    if axis(dim, ctx.rank(self)) == 0 and ctx.out.dtype != torch.bool:
+    if axis(dim, ctx.rank(self)) == 0:
         width = math.prod(ctx.sizes(self)[1:])
         rows = add_rows(ctx, ctx.cast(self, dtype), ctx.cast(index, torch.int64), scaled, width)
         return ctx.reshape(ctx.cast(rows, ctx.out.dtype), ctx.sizes(self))

@@ -126,13 +126,42 @@ def test_writing_one_row_at_a_mask_equals_eager(name, dynamic):
     assert_like_eager(MASKED[name], *args, gradients=False, dynamic=dynamic)
 
 
+MASK = t([[True, False, True, True], [False, True, False, False]])
+AT_MASKS = {
+    "a value each": (lambda x, v, m: x.index_put((m,), v), (4, 6)),
+    "a value each, broadcast": (lambda x, v, m: x.index_put((m,), v), (4, 1)),
+    "a value each, added": (lambda x, v, m: x.index_put((m,), v, accumulate=True), (4, 6)),
+    "middle dimension": (lambda x, v, m: aten.index_put(x, [None, m[0]], v), (2, 3, 6)),
+    "no place": (lambda x, v, m: x.index_put((m & ~m,), v), (0, 6)),
+    "assigned": (lambda x, v, m: (x * 1).masked_fill(m[..., None], 0).index_put((m,), v), (4, 6)),
+    "mask and numbers": (lambda x, v, m: x.index_put((m[:, 0], t([1])), v), (1, 6)),
+    "mask and numbers, added": (lambda x, v, m: x.index_put((m[:, 1], t([1, 1])), v, accumulate=True), (2, 6)),
+    "mask, gap, numbers": (lambda x, v, m: aten.index_put(x, [m[:, 0], None, t([5, -2])], v), (1, 4)),
+    "later dimensions": (lambda x, v, m: aten.index_put(x, [None, m[0], FEW], v), (2, 3)),
+    "later dimensions, added": (lambda x, v, m: aten.index_put(x, [None, m[0], FEW], v, True), (2, 3)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", AT_MASKS)
+def test_writing_at_masks_equals_eager(name, dynamic):
+    function, sizes = AT_MASKS[name]
+    assert_like_eager(function, torch.randn(2, 4, 6), torch.randn(*sizes), MASK, gradients=False, dynamic=dynamic)
+
+
+def test_values_of_another_number_than_the_mask_has_raise():
+    compiled = torch.compile(lambda x, m, v: x.index_put((m,), v), backend="ort_train")
+    for count in (3, 5):
+        with pytest.raises(Exception, match=r"indices|index"):
+            compiled(torch.randn(2, 4), MASK, torch.randn(count))
+
+
 def test_a_mask_that_decides_the_size_stays_in_eager():
-    values = torch.randn(3)
-    mask = t([True, False, True, True])
-    assert_like_eager(
-        lambda x, m, v: x.index_put((m,), v), torch.randn(4), mask, values, gradients=False, allow_eager=True
-    )
-    assert any("mask as index" in reason for reason in eager_reasons())
+    compiled = torch.compile(lambda x, m: x[m] * 2, backend="ort_train")
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        x = torch.randn(2, 4)
+        assert torch.equal(compiled(x, MASK), x[MASK] * 2)
+    assert any("depends on the data" in reason for reason in eager_reasons())
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -165,10 +194,9 @@ DTYPES = [
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_indexing_of_every_dtype_equals_eager(dtype):
     def function(x, i, j):
-        results = [x[i], x[:, i], x[i, i], x.index_select(1, i), x.take(i), x.index_put((j,), x[:2])]
-        if dtype != torch.bool:
-            results += [x.index_put((i,), x[:3], accumulate=True), x.put(i, x[0, :3], accumulate=True)]
-        return results
+        reads = x[i], x[:, i], x[i, i], x.index_select(1, i), x.take(i), x.index_put((j,), x[:2])
+        sums = x.index_put((i,), x[:3], accumulate=True), x.put(i, x[0, :3], accumulate=True)
+        return (*reads, *sums, x.index_put((x > 0,), x[0, 0], accumulate=True))
 
     x = torch.randint(0, 2, (4, 6)).bool() if dtype == torch.bool else torch.arange(24).reshape(4, 6).to(dtype)
     assert_like_eager(function, x, FEW, t([0, 3]), gradients=False)

@@ -122,6 +122,9 @@ def test_scatter_of_bool_equals_eager():
             x.gather(1, i),
             x.index_copy(0, FEW[:2], x[:2]),
             x.index_fill(0, FEW, False),
+            x.scatter_add(1, i, x),
+            x.index_add(1, FEW, x[:, :3]),
+            *(x.scatter_reduce(1, i, x, reduce, include_self=False) for reduce in ("sum", "prod", "amax", "amin")),
         )
 
     assert_like_eager(function, torch.rand(4, 5) > 0.5, t([[0], [4], [2], [2]]), gradients=False)
@@ -177,3 +180,10 @@ def test_no_places_equal_eager():
         )
 
     assert_like_eager(function, r(4, 6), torch.empty(0, dtype=torch.int64))
+
+
+def test_an_empty_index_may_have_any_rank():
+    def function(x, i):
+        return x.gather(1, i), x.scatter(1, i, x), x.scatter_add(1, i, x), x.scatter_reduce(1, i, x, "amax")
+
+    assert_like_eager(function, torch.randn(4, 6), torch.empty(0, dtype=torch.int64), gradients=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.registry import lowering, register
@@ -85,6 +86,9 @@ def masked_scatter_backward(
     return ctx.reshape(op.Slice(gathered, [0], ctx.shape([count])), sizes)
 
 
+# -- a size that the caller gives --------------------------------------------------------------------------------
+
+
 @lowering(aten.nonzero_static.default)
 def nonzero_static(ctx: LoweringContext, self: ir.Value, *, size: Size, fill_value: int = -1) -> ir.Value:
     """nonzero_static(Tensor self, *, SymInt size, int fill_value=-1) -> Tensor"""
@@ -96,12 +100,29 @@ def nonzero_static(ctx: LoweringContext, self: ir.Value, *, size: Size, fill_val
     return op.Slice(op.Concat(found, filler, axis=0), [0], ctx.shape([size]), [0])
 
 
+@lowering(aten.repeat_interleave.Tensor)
+def repeat_interleave(ctx: LoweringContext, repeats: ir.Value, *, output_size: Size | None = None) -> ir.Value:
+    """repeat_interleave.Tensor(Tensor repeats, *, SymInt? output_size=None) -> Tensor"""
+    op = ctx.op
+    (count,) = ctx.out.shape
+    if free_unbacked_symbols(count):
+        raise ctx.refuse(_DATA)
+    # An entry's number is how many runs have ended before it.
+    ends = op.CumSum(ctx.cast(repeats, torch.int64), ctx.constant(0, torch.int64))
+    ones = op.Expand(ctx.constant(1, torch.int64), op.Shape(ends))
+    ended = op.ScatterElements(zeros(ctx, ends, [count + 1]), ends, ones, axis=0, reduction="add")
+    total = op.CumSum(ended, ctx.constant(0, torch.int64))
+    return ctx.cast(op.Slice(total, [0], ctx.shape([count])), ctx.out.dtype)
+
+
 # -- refused -----------------------------------------------------------------------------------------------------
+
+_DATA = "the size of the result depends on the data"
 
 
 def _refuse(ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
     """nonzero(Tensor self) -> Tensor"""
-    raise ctx.refuse("the size of the result depends on the data")
+    raise ctx.refuse(_DATA)
 
 
 for _overload in (
@@ -111,6 +132,5 @@ for _overload in (
     aten._unique2.default,
     aten.unique_dim.default,
     aten.unique_consecutive.default,
-    aten.repeat_interleave.Tensor,
 ):
     register(_overload, _refuse)

@@ -87,6 +87,33 @@ def test_triangles_of_every_dtype_equal_eager(dtype):
     assert_like_eager(lambda x: (x.tril(), x.triu(1)), torch.ones(4, 4).to(dtype), gradients=False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.bool], ids=str)
+def test_places_of_a_given_number_equal_eager(dtype):
+    def function(x):
+        return (
+            torch.nonzero_static(x, size=4),
+            torch.nonzero_static(x, size=30, fill_value=7),
+            torch.nonzero_static(x[0], size=0),
+            torch.nonzero_static(x[:0], size=2),
+            torch.nonzero_static(x[0, 0], size=2),
+        )
+
+    assert_like_eager(function, t([[0, 1, 0, 2], [3, 0, 0, 1], [0, 0, 0, 0]]).to(dtype), gradients=False)
+    if dtype.is_floating_point:
+        assert_like_eager(
+            lambda x: torch.nonzero_static(x, size=3), t([math.nan, -0.0, math.inf], dtype=dtype), gradients=False
+        )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_repetitions_of_a_given_total_equal_eager(dynamic):
+    def function(x, repeats):
+        return torch.repeat_interleave(x, repeats, dim=1, output_size=7), x.repeat_interleave(2, 0)
+
+    assert_like_eager(function, r(3, 5), t([2, 0, 1, 4, 0]), dynamic=dynamic)
+    assert_like_eager(function, r(3, 5), t([0, 0, 0, 0, 7], dtype=torch.int32), dynamic=dynamic)
+
+
 @pytest.mark.parametrize("function", [torch.nonzero, lambda x: x[x > 0]])
 def test_results_of_unknown_size_stay_in_eager(function):
     compiled = torch.compile(function, backend="ort_train")

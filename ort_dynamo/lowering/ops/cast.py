@@ -50,9 +50,15 @@ def copy(ctx: LoweringContext, self: ir.Value, src: ir.Value, non_blocking: bool
     return ctx.op.Expand(value, ctx.shape(ctx.out.shape))
 
 
-@lowering(aten.view.dtype)
+_BYTES = (torch.uint8, torch.int8)
+
+
+@lowering(aten.view.dtype, aten.view_copy.dtype)
 def view_dtype(ctx: LoweringContext, self: ir.Value, dtype: torch.dtype) -> ir.Value:
     """view.dtype(Tensor(a) self, ScalarType dtype) -> Tensor(a)"""
-    if dtype != ctx.dtype(self):
-        raise ctx.refuse("the bytes of one dtype read as another")
-    return self
+    own = ctx.dtype(self)
+    if dtype == own:
+        return self
+    if dtype in _BYTES and own in (*_BYTES, torch.bool):
+        return ctx.cast(self, dtype)  # wraps around
+    raise ctx.refuse(f"the bytes of {own} read as {dtype}: ONNX has no such operator")

@@ -84,3 +84,14 @@ def test_in_place_copies_equal_eager():
 def test_bytes_read_as_another_dtype_stay_in_eager():
     assert_like_eager(lambda x: x.view(torch.int32) + 1, torch.randn(4), gradients=False, allow_eager=True)
     assert any("bytes" in reason for reason in eager_reasons())
+
+
+def test_bytes_read_as_another_dtype_equal_eager():
+    def function(mask, number):
+        return mask.view(torch.uint8) + 1, number.view(torch.int8) + 1, (number + 1).view(torch.int8).view(torch.uint8)
+
+    assert_like_eager(
+        function, torch.rand(9) > 0.5, torch.tensor([0, 1, 127, 128, 200, 255], dtype=torch.uint8), gradients=False
+    )
+    assert_like_eager(lambda x: (x + 1).view(torch.int32) + 1, torch.randn(4), gradients=False, allow_eager=True)
+    assert any("read as torch.int32" in reason for reason in eager_reasons())

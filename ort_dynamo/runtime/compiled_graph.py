@@ -92,6 +92,8 @@ class _Feed:
             value = value.contiguous()
         elif not value.numel():
             value = value.new_empty(value.shape)  # contiguous to torch with any strides, not to ONNX Runtime
+        if value.is_neg():  # DLPack hands over the memory and drops the bit that negates it
+            value = value.resolve_neg()
         if self._is_bool:
             value = value.view(torch.uint8)
         try:

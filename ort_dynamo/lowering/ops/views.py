@@ -136,6 +136,12 @@ def squeeze(ctx: LoweringContext, self: ir.Value, dim: int | Sequence[int] | Non
     return ctx.op.Squeeze(self, ones) if ones else self
 
 
+@lowering(aten._neg_view.default, aten._neg_view_copy.default)
+def neg_view(ctx: LoweringContext, self: ir.Value) -> ir.Value:
+    """_neg_view(Tensor(a) self) -> Tensor(a)"""
+    return ctx.op.Neg(self)
+
+
 @lowering(aten.expand.default, aten.expand_copy.default)
 def expand(ctx: LoweringContext, self: ir.Value, size: Sequence[Size], *, implicit: bool = False) -> ir.Value:
     """expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)"""

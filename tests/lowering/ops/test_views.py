@@ -208,3 +208,11 @@ def test_permutations_of_permutations_equal_eager():
 
     assert_like_eager(function, r(2, 3, 4))
     assert_like_eager(function, torch.randn(2, 4, 3).mT.requires_grad_())
+
+
+def test_memory_that_is_read_negated_equals_eager():
+    number = torch.view_as_complex(torch.randn(4, 2))
+    outside = torch._neg_view(torch.arange(4.0))  # contiguous, with the bit that negates it
+    compiled = torch.compile(lambda x, z: (x * 2, z.conj().imag * 2), backend="ort_train")
+    for found, wanted in zip(compiled(outside, number), (outside * 2, number.conj().imag * 2), strict=True):
+        assert torch.equal(found, wanted)

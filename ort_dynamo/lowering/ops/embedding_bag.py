@@ -6,6 +6,7 @@ bag more, which is cut off.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -128,6 +129,7 @@ def _maximum(ctx: LoweringContext, every: _Entries, rows: ir.Value, width: Size)
     """
     op = ctx.op
     bags, entries = every.bag_count, every.entries
+    dtype = float_dtype(ctx.out[_OUTPUT].dtype)
     sizes = [bags + 1, width]
     place = op.Expand(op.Unsqueeze(every.kept, [-1]), ctx.shape([entries, width]))
     zero, one = ctx.constant(0, torch.int64), ctx.constant(1, torch.int64)
@@ -137,8 +139,8 @@ def _maximum(ctx: LoweringContext, every: _Entries, rows: ir.Value, width: Size)
     is_nan = op.IsNaN(rows)
     # A first nan beats everything, any other loses against everything.
     is_first = op.Equal(number, op.GatherElements(first, place, axis=0))
-    rank = op.Where(is_nan, op.Where(is_first, float("inf"), float("-inf")), rows)
-    low = op.Add(zeros(ctx, rows, sizes), float("-inf"))
+    rank = op.Where(is_nan, op.Where(is_first, ctx.constant(math.inf, dtype), ctx.constant(-math.inf, dtype)), rows)
+    low = op.Add(zeros(ctx, rows, sizes), ctx.constant(-math.inf, dtype))
     high = op.ScatterElements(low, place, rank, axis=0, reduction="max")
     reaches = op.Equal(rank, op.GatherElements(high, place, axis=0))
     # Where an infinity stands for a first nan, that first entry is also the first to reach it.

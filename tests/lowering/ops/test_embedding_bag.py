@@ -58,9 +58,10 @@ def test_bags_of_one_size_with_int32_indices_equal_eager(mode):
     assert_like_eager(lambda t, i: F.embedding_bag(i, t, mode=mode), r(7, 4), INDICES.int().reshape(2, 4))
 
 
-def test_the_first_of_equal_entries_is_the_maximum():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_the_first_of_equal_entries_is_the_maximum(dtype):
     # torch's kernel replaces the first entry by greater ones: a first nan stays, any other is passed over.
     nan = float("nan")
-    table = torch.tensor([[1.0, nan], [1.0, 3.0], [nan, 3.0], [-torch.inf, torch.inf]]).requires_grad_()
+    table = torch.tensor([[1.0, nan], [1.0, 3.0], [nan, 3.0], [-torch.inf, torch.inf]], dtype=dtype)
     bags = torch.tensor([[0, 1, 2], [2, 1, 0], [3, 2, 3]])
-    assert_like_eager(lambda t, i: F.embedding_bag(i, t, mode="max"), table, bags)
+    assert_like_eager(lambda t, i: F.embedding_bag(i, t, mode="max"), table.requires_grad_(), bags)

@@ -25,6 +25,10 @@ _TANH_SCALE = math.sqrt(2 / math.pi)  # Hendrycks & Gimpel, "Gaussian Error Line
 _TANH_CUBE = 0.044715
 
 
+def _is_one(number: Number) -> bool:
+    return isinstance(number, (int, float)) and number == 1
+
+
 def _has(ctx: LoweringContext, op_type: str, value: ir.Value) -> bool:
     return value.dtype is not None and ctx.target.takes(op_type, "com.microsoft", {"T": value.dtype})
 
@@ -189,24 +193,26 @@ def softplus(ctx: LoweringContext, self: ir.Value, beta: Number = 1, threshold: 
 
 
 @lowering(aten.leaky_relu.default)
-def leaky_relu(ctx: LoweringContext, self: ir.Value, negative_slope: float = 0.01) -> ir.Value:
+def leaky_relu(ctx: LoweringContext, self: ir.Value, negative_slope: Number = 0.01) -> ir.Value:
     """leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"""
-    (x,), _ = promote(ctx, self)
+    (x,), dtype = promote(ctx, self)
     op = ctx.op
-    if x.dtype == _FLOAT:
+    if x.dtype == _FLOAT and isinstance(negative_slope, (int, float)):
         return ctx.cast(op.LeakyRelu(x, alpha=float(negative_slope)), ctx.out.dtype)
-    return ctx.cast(op.Where(op.Greater(x, 0.0), x, op.Mul(x, float(negative_slope))), ctx.out.dtype)
+    return ctx.cast(op.Where(op.Greater(x, 0.0), x, op.Mul(x, ctx.scalar(negative_slope, dtype))), ctx.out.dtype)
 
 
 @lowering(aten.leaky_relu_backward.default)
 def leaky_relu_backward(
-    ctx: LoweringContext, grad_output: ir.Value, self: ir.Value, negative_slope: float, self_is_result: bool
+    ctx: LoweringContext, grad_output: ir.Value, self: ir.Value, negative_slope: Number, self_is_result: bool
 ) -> ir.Value:
     """leaky_relu_backward(Tensor grad_output, Tensor self, Scalar negative_slope, bool self_is_result) -> Tensor"""
     (dy, x), dtype = promote(ctx, grad_output, self)
-    op, slope = ctx.op, float(negative_slope)
+    op, slope = ctx.op, ctx.scalar(negative_slope, dtype)
     positive = op.Greater(x, 0.0)
-    if 0 <= slope <= 1:  # 1 or the slope, without a Where: its kernels are slow
+    if (
+        isinstance(negative_slope, (int, float)) and 0 <= negative_slope <= 1
+    ):  # 1 or the slope, without a Where: its kernels are slow
         result = op.Mul(dy, op.Max(ctx.cast(positive, dtype), slope))
     else:
         result = op.Where(positive, dy, op.Mul(dy, slope))
@@ -214,17 +220,25 @@ def leaky_relu_backward(
 
 
 @lowering(aten.elu.default)
-def elu(ctx: LoweringContext, self: ir.Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> ir.Value:
+def elu(
+    ctx: LoweringContext, self: ir.Value, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1
+) -> ir.Value:
     """elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor"""
-    (x,), _ = promote(ctx, self)
+    (x,), dtype = promote(ctx, self)
     op = ctx.op
-    if x.dtype == _FLOAT and input_scale == 1:
+    if (
+        isinstance(alpha, (int, float))
+        and isinstance(scale, (int, float))
+        and _is_one(input_scale)
+        and x.dtype == _FLOAT
+    ):
         result = op.Elu(x, alpha=float(alpha))
         return ctx.cast(result if scale == 1 else op.Mul(result, float(scale)), ctx.out.dtype)
-    low = op.Mul(op.Min(x, 0.0), 0.5 * input_scale)
+    factors = [ctx.scalar(number, dtype) for number in (alpha, scale, input_scale)]
+    low = op.Mul(op.Mul(op.Min(x, 0.0), 0.5), factors[2])
     # expm1(2 h) = tanh(h) * (exp(2 h) + 1)
-    negative = op.Mul(op.Mul(op.Tanh(low), op.Add(op.Exp(op.Add(low, low)), 1.0)), float(alpha * scale))
-    return ctx.cast(op.Where(op.Greater(x, 0.0), op.Mul(x, float(scale)), negative), ctx.out.dtype)
+    negative = op.Mul(op.Mul(op.Tanh(low), op.Add(op.Exp(op.Add(low, low)), 1.0)), op.Mul(factors[0], factors[1]))
+    return ctx.cast(op.Where(op.Greater(x, 0.0), op.Mul(x, factors[1]), negative), ctx.out.dtype)
 
 
 @lowering(aten.hardtanh.default)

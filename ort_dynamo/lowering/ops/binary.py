@@ -9,6 +9,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 import torch
 from torch._prims_common import elementwise_dtypes
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ort_dynamo.lowering.context import LoweringContext, Number
 from ort_dynamo.lowering.ops.integer import integer_power
@@ -111,10 +112,16 @@ def div(ctx: LoweringContext, self: Operand, other: Operand, rounding_mode: str 
 def _apply_quotient(formula: Formula, kind: KIND, ctx: LoweringContext, self: Operand, other: Operand) -> ir.Value:
     operands = [ctx.fake(o) if isinstance(o, ir.Value) else o for o in (self, other)]
     dtype, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
-    if not dtype.is_floating_point and (isinstance(other, ir.Value) or other == 0):
+    if not dtype.is_floating_point and _may_be_zero(other):
         # onnxruntime-training 1.19.2 ends the process on an integer division by zero; torch raises.
         raise ctx.refuse("an integer division whose divisor may be zero")
     return _apply(formula, kind, ctx, self, other)
+
+
+def _may_be_zero(divisor: Operand) -> bool:
+    if isinstance(divisor, (int, float)):
+        return divisor == 0
+    return isinstance(divisor, ir.Value) or not statically_known_true(divisor != 0)
 
 
 # -- powers ------------------------------------------------------------------------------------------------------
@@ -141,7 +148,9 @@ def pow_scalar(ctx: LoweringContext, self: ir.Value, exponent: Number) -> ir.Val
         if 1 <= whole <= (3 if dtype.is_floating_point else 64):
             return ctx.cast(_product(ctx, x, whole), ctx.out.dtype)
     if not dtype.is_floating_point:
-        raise ctx.refuse(f"an integer power of {exponent}")
+        if isinstance(exponent, int) and exponent < 0:
+            raise ctx.refuse(f"an integer power of {exponent}")  # torch raises
+        return ctx.cast(integer_power(ctx, x, power, dtype), ctx.out.dtype)
     # The special cases of torch's own kernel.
     match exponent:
         case 0.5:

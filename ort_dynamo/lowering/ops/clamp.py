@@ -94,7 +94,7 @@ def addcmul(
 ) -> ir.Value:
     """addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
     (a, b, c), dtype = promote(ctx, self, tensor1, tensor2)
-    if value != 1:
+    if not (isinstance(value, (int, float)) and value == 1):
         b = ctx.op.Mul(b, ctx.scalar(value, dtype))
     return ctx.cast(ctx.op.Add(a, ctx.op.Mul(b, c)), ctx.out.dtype)
 
@@ -105,7 +105,7 @@ def addcdiv(
 ) -> ir.Value:
     """addcdiv(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
     (a, b, c), dtype = promote(ctx, self, tensor1, tensor2, kind=INT_TO_FLOAT)
-    if value != 1:
+    if not (isinstance(value, (int, float)) and value == 1):
         b = ctx.op.Mul(b, ctx.scalar(value, dtype))
     return ctx.cast(ctx.op.Add(a, ctx.op.Div(b, c)), ctx.out.dtype)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ort_dynamo.testing import assert_like_eager
+from ort_dynamo.testing import assert_close, assert_like_eager
 
 EDGES = torch.tensor(
     [0.0, -0.0, 1e-8, -1e-8, 1.0, -1.0, 3.0, -3.0, 6.0, 7.0, 25.0, -25.0, 95.0, -95.0, math.inf, math.nan]
@@ -112,3 +112,22 @@ def test_the_gradient_of_relu_at_nan_equals_eager():
 @pytest.mark.parametrize("slope", [0.0, 1.0, -0.5, 3.0])
 def test_unusual_slopes_equal_eager(slope):
     assert_like_eager(lambda x: F.leaky_relu(x, slope), torch.randn(3, 5, requires_grad=True))
+
+
+def test_symbolic_parameters_equal_eager():
+    functions = [
+        lambda x, n: F.leaky_relu(x, 1 / n),
+        lambda x, n: F.elu(x, 1 / n),
+        lambda x, n: F.celu(x, 2 / n),
+        lambda x, n: F.softplus(x, beta=n - 2),
+        lambda x, n: F.threshold(x, 1 / n, n),
+        lambda x, n: F.hardtanh(x, -1 / n, 1 / n),
+    ]
+    compiled = torch.compile(lambda x: [f(x, x.shape[0]) for f in functions], backend="ort_train", dynamic=True)
+    for rows in (4, 7):  # one graph for both
+        x = torch.randn(rows, 5, requires_grad=True)
+        expected, actual = [f(x, rows) for f in functions], compiled(x)
+        for mine, theirs in zip(actual, expected, strict=True):
+            assert_close(mine, theirs, f"output for {rows} rows")
+            (slope,), (other,) = (torch.autograd.grad(y.sum(), x, retain_graph=True) for y in (mine, theirs))
+            assert_close(slope, other, f"gradient for {rows} rows")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ort_dynamo.testing import assert_like_eager
+from ort_dynamo.testing import assert_close, assert_like_eager
 
 EDGES = [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 1e30, -1e30, math.inf, -math.inf, math.nan]
 PAIRS = torch.cartesian_prod(torch.tensor(EDGES), torch.tensor(EDGES)).T.contiguous()
@@ -188,6 +188,30 @@ def test_logic_of_any_dtype_equals_eager(function):
 def test_bools_equal_eager(function):
     a, b = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
     assert_like_eager(function, a, b, gradients=False)
+
+
+def test_symbolic_parameters_equal_eager():
+    def function(x, n):
+        rows = x.shape[0]
+        return (
+            torch.addcmul(x, x, x, value=rows),
+            torch.addcdiv(x, x, x.exp(), value=rows - 2),
+            torch.add(n, n, alpha=rows),
+            torch.lerp(x, x * 2, 1 / rows),
+            x.clamp(max=rows - 3),
+            x ** (rows - 1),
+            n ** (rows - 1),
+            rows**n,
+            n << (rows - 3),
+            torch.fmod(x, rows / 2),
+        )
+
+    compiled = torch.compile(function, backend="ort_train", dynamic=True)
+    n = torch.arange(6)
+    for rows in (4, 7):  # one graph for both
+        x = torch.randn(rows, 5)
+        for index, (mine, theirs) in enumerate(zip(compiled(x, n), function(x, n), strict=True)):
+            assert_close(mine, theirs, f"output {index} for {rows} rows")
 
 
 def test_a_symbolic_size_as_an_operand_equals_eager():

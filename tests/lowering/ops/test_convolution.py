@@ -37,6 +37,7 @@ CONVOLUTIONS = {
     "2d depthwise big kernel": (nn.Conv2d(4, 4, 5, padding=2, groups=4), (2, 4, 9, 8)),
     "2d padding beyond the kernel": (nn.Conv2d(2, 3, 2, padding=3), (2, 2, 4, 4)),
     "2d same": (nn.Conv2d(2, 3, 3, dilation=2, padding="same"), (1, 2, 6, 6)),
+    "2d more weights than places": (nn.Conv2d(8, 9, 3, padding=1), (1, 8, 4, 5)),
     "2d without a batch": (nn.Conv2d(2, 3, 3), (2, 6, 6)),
     "3d": (nn.Conv3d(2, 3, 2, stride=(1, 2, 1), padding=1), (2, 2, 4, 5, 3)),
     "3d groups dilation": (nn.Conv3d(4, 4, 3, dilation=(1, 2, 1), padding=2, groups=2), (1, 4, 4, 5, 4)),

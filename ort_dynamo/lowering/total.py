@@ -1,4 +1,4 @@
-"""Sums of many float32 numbers, as accurate as torch's."""
+"""Sums as accurate as torch's: of many float32 numbers, and of large integers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.symbols import expression
 
-__all__ = ["is_short", "total"]
+__all__ = ["integer_total", "is_short", "sums_integers_exactly", "total"]
 
 _STRIDED, _CONTIGUOUS = 1024, 4096
 """How many numbers one ReduceSum may add up: of leading dimensions, and of the last ones.
@@ -94,3 +94,50 @@ def _stages(shape: Sequence[Size], summed: Sequence[int]) -> list[list[int]]:
             stages.append([a])
             count = shape[a]
     return stages
+
+
+# -- integers ----------------------------------------------------------------------------------------------------
+
+
+def sums_integers_exactly(ctx: LoweringContext) -> bool:
+    """Whether ReduceSum and ReduceProd compute integers as integers. Those of onnxruntime 1.31.1 compute in float64."""
+    return ctx.target.package == "onnxruntime-training"
+
+
+def integer_total(
+    ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], axes: Sequence[int], keepdim: bool
+) -> ir.Value:
+    """The sum of an integer `value` over `axes`, exact, and modulo 2^64 where it overflows, like torch's.
+
+    Where sums are made in float64, the bits of each number are summed in parts whose sums float64 holds.
+    """
+    op = ctx.op
+    if sums_integers_exactly(ctx) or _was_narrow(value):
+        return op.ReduceSum(value, ctx.ints(axes), keepdims=int(keepdim))
+    dtype = value.dtype
+    assert dtype is not None
+    rest = value if dtype == ir.DataType.INT64 else op.Cast(value, to=ir.DataType.INT64)
+    count = math.prod(sizes[a] for a in axes)
+    bits = 32 if isinstance(count, int) and count <= 1 << 21 else 21  # 21 bits: up to 2^31 numbers
+    result, place = None, 0
+    while place < 64:
+        part = rest
+        if place + 2 * bits <= 64:  # not the last
+            part = op.BitwiseAnd(rest, (1 << bits) - 1)
+            rest = op.Div(op.Sub(rest, part), 1 << bits)
+        else:
+            bits = 64
+        scaled = op.Mul(op.ReduceSum(part, ctx.ints(axes), keepdims=int(keepdim)), 1 << place)
+        result = scaled if result is None else op.Add(result, scaled)
+        place += bits
+    assert result is not None
+    return result if dtype == ir.DataType.INT64 else op.Cast(result, to=dtype)
+
+
+def _was_narrow(value: ir.Value) -> bool:
+    """Whether `value` was cast from a dtype whose sums of less than 2^37 numbers float64 holds."""
+    node = value.producer()
+    if node is None or node.op_type != "Cast" or node.inputs[0] is None or value.dtype != ir.DataType.INT64:
+        return False
+    narrow = (ir.DataType.BOOL, ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16)
+    return node.inputs[0].dtype in narrow

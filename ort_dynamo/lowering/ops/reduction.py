@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
+from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.ops.unary import is_float, square_root
 from ort_dynamo.lowering.ops.views import axis
+from ort_dynamo.lowering.prefix_scan import prefix_scan
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.total import is_short, total
+from ort_dynamo.lowering.total import integer_total, is_short, sums_integers_exactly, total
 
 aten = torch.ops.aten
 
@@ -71,7 +73,8 @@ def sum_(
     """sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     value = ctx.cast(self, float_dtype(ctx.out.dtype))
     if ctx.rank(self):
-        value = total(ctx, value, ctx.sizes(self), axes_of(dim, ctx.rank(self)), keepdim)
+        add = total if ctx.out.dtype.is_floating_point else integer_total
+        value = add(ctx, value, ctx.sizes(self), axes_of(dim, ctx.rank(self)), keepdim)
     return ctx.cast(value, ctx.out.dtype)
 
 
@@ -99,9 +102,20 @@ def prod(
 ) -> ir.Value:
     """prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     value = ctx.cast(self, float_dtype(ctx.out.dtype))
-    if ctx.rank(self):
-        value = reduce(ctx, "ReduceProd", value, axes_of(dim, ctx.rank(self)), keepdim)
-    return ctx.cast(value, ctx.out.dtype)
+    if not ctx.rank(self):
+        return ctx.cast(value, ctx.out.dtype)
+    axes = axes_of(dim, ctx.rank(self))
+    if ctx.out.dtype.is_floating_point or sums_integers_exactly(ctx) or is_empty(ctx, self, axes):
+        return ctx.cast(reduce(ctx, "ReduceProd", value, axes, keepdim), ctx.out.dtype)
+    if dim is None:
+        value, axes = ctx.op.Reshape(value, [-1]), [0]
+    running = prefix_scan(ctx, value, axes[0], count_of(ctx, self, axes_of(dim, ctx.rank(self))), _multiply)
+    last = ctx.op.Gather(running, ctx.constant(-1, torch.int64), axis=axes[0])
+    return ctx.op.Unsqueeze(last, axes) if keepdim else last
+
+
+def _multiply(op: OpBuilder, earlier: ir.Value, later: ir.Value) -> ir.Value:
+    return op.Mul(earlier, later)
 
 
 # -- extrema -----------------------------------------------------------------------------------------------------

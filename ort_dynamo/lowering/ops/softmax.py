@@ -24,6 +24,11 @@ def _normalise(op_type: str, ctx: LoweringContext, self: ir.Value, dim: int, hal
     x = ctx.cast(self, ctx.out.dtype) if half_to_float else self
     if ctx.rank(self) == 0:
         return ctx.reshape(getattr(ctx.op, op_type)(ctx.reshape(x, [1]), axis=0), [])
+    if op_type == "LogSoftmax" and x.dtype == ir.DataType.DOUBLE:
+        # ONNX Runtime's float64 kernel takes the logarithm of at least 1e-20, also where the sum is nan.
+        op, a = ctx.op, dim % ctx.rank(self)
+        centred = op.Sub(x, op.ReduceMax(x, [a], keepdims=1))
+        return op.Sub(centred, op.Log(op.ReduceSum(op.Exp(centred), [a], keepdims=1)))
     return getattr(ctx.op, op_type)(x, axis=dim)
 
 

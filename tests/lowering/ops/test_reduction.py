@@ -271,3 +271,15 @@ def test_long_sums_of_symbolic_sizes_equal_eager():
 
 def test_sums_of_prime_sizes_equal_eager():
     assert_like_eager(lambda x, y: (x.sum(), y.sum(), y.sum(0)), r(7919), r(1087, 3))
+
+
+def test_sums_and_products_of_large_integers_are_exact():
+    # onnxruntime 1.31.1 computes both in float64.
+    x = torch.tensor([[2**62, -(2**62), 2**53 + 1, -3], [2**62, 2**62, 2**62 + 5, 1], [-(2**63), 2**63 - 1, -7, 2**40]])
+
+    def function(x):
+        sums = x.sum(), x.sum(0), x.sum(1, True), x.sum((0, 1)), x.int().sum(), x.sum(dtype=torch.int32)
+        return *sums, x.prod(), x.prod(0), x.prod(1, True), x[0].prod(), x[:0].prod(0), x[:0].sum(0)
+
+    assert_like_eager(function, x, gradients=False)
+    assert_like_eager(lambda x: (x.sum(), x.sum(1), x.prod(0)), x, gradients=False, dynamic=True)

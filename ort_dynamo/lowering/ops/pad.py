@@ -9,7 +9,9 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
+from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.lowering.zeros import zeros
 
 aten = torch.ops.aten
 
@@ -43,12 +45,20 @@ def replication_pad(ctx: LoweringContext, self: ir.Value, padding: Sequence[Size
     for i in range(len(left) // 2):
         axis = len(sizes) - 1 - i
         before, after, size = left[2 * i], left[2 * i + 1], sizes[axis]
-        if isinstance(before, int) and isinstance(after, int) and isinstance(size, int) and min(before, after) < 0:
+        if isinstance(before, int) and isinstance(after, int) and min(before, after) < 0:
             # ONNX Runtime's Pad fails where a negative width cuts off a whole axis.
-            places = [min(max(place, 0), size - 1) for place in range(-before, size + after)]
-            value = ctx.op.Gather(value, ctx.ints(places), axis=axis)
+            value = ctx.op.Gather(value, _edge_places(ctx, before, after, size), axis=axis)
             left[2 * i] = left[2 * i + 1] = 0
     return ctx.op.Pad(value, _pads(ctx, len(sizes), left), mode="edge")
+
+
+def _edge_places(ctx: LoweringContext, before: int, after: int, size: Size) -> ir.Value:
+    """Along an axis of `size` elements: which one each element of the padded axis repeats."""
+    if isinstance(size, int):
+        return ctx.ints([min(max(place, 0), size - 1) for place in range(-before, size + after)])
+    first, end, one = (ctx.scalar(number, torch.int64) for number in (-before, size + after, 1))
+    places = ctx.op.Max(ctx.op.Range(first, end, one), ctx.constant(0, torch.int64))
+    return ctx.op.Min(places, ctx.scalar(size - 1, torch.int64))
 
 
 @lowering(
@@ -62,11 +72,33 @@ def replication_pad_backward(
     """replication_pad2d_backward(Tensor grad_output, Tensor self, SymInt[4] padding) -> Tensor"""
     sizes = ctx.sizes(self)
     widths = ctx.static(padding, "the width of a replication padding")
-    value = grad_output
+    value, current = grad_output, list(ctx.sizes(grad_output))
     for i in range(len(widths) // 2):
         axis = len(sizes) - 1 - i
-        value = _fold_edges(ctx, value, axis, widths[2 * i], widths[2 * i + 1], sizes[axis])
+        before, after = widths[2 * i : 2 * i + 2]
+        current[axis] = sizes[axis]
+        if min(before, after) < 0 and not isinstance(sizes[axis], int):
+            value = _add_to_edges(ctx, value, axis, before, after, current)
+        else:
+            value = _fold_edges(ctx, value, axis, before, after, sizes[axis])
     return value
+
+
+def _add_to_edges(
+    ctx: LoweringContext, grad: ir.Value, axis: int, before: int, after: int, sizes: Sequence[Size]
+) -> ir.Value:
+    """Add each entry along `axis` to the element it repeats, where it is not known whether one stands at either end.
+
+    Args:
+        sizes: of the result.
+    """
+    op = ctx.op
+    dtype = float_dtype(ctx.out.dtype)
+    values = ctx.cast(grad, dtype)
+    column = op.Reshape(_edge_places(ctx, before, after, sizes[axis]), [-1] + [1] * (len(sizes) - axis - 1))
+    places = op.Expand(column, op.Shape(values))
+    total = op.ScatterElements(zeros(ctx, values, sizes), places, values, axis=axis, reduction="add")
+    return ctx.cast(total, ctx.out.dtype)
 
 
 def _fold_edges(ctx: LoweringContext, grad: ir.Value, axis: int, before: int, after: int, size: Size) -> ir.Value:

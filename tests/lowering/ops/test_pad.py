@@ -57,8 +57,8 @@ def test_padding_that_crops_equals_eager(mode, pad):
     assert_like_eager(lambda x: F.pad(x * 1, pad, mode=mode), torch.randn(3, 6, 5, requires_grad=True))
 
 
-def test_replication_that_crops_a_whole_axis_equals_eager():
-    def function(x):
-        return F.pad(x, (-5, 2), mode="replicate"), F.pad(x, (3, -6), mode="replicate")
-
-    assert_like_eager(function, torch.randn(2, 3, 5, requires_grad=True))
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("pad", [(-5, 2), (3, -6), (-1, 2)], ids=str)
+def test_replication_that_crops_a_whole_axis_equals_eager(pad, dynamic):
+    module = torch.nn.ReplicationPad1d(pad)
+    assert_like_eager(torch.nn.Sequential(module), torch.randn(2, 3, 5, requires_grad=True), dynamic=dynamic)

@@ -37,12 +37,21 @@ VIEWS = frozenset(
         aten.detach.default,
         aten.diagonal.default,
         aten.unfold.default,
+        aten.as_strided.default,
     }
 )
 """Operators whose output shares the first argument's memory and that torch runs without touching the data."""
 
 MULTI_VIEWS = frozenset(
-    {aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int, aten.chunk.default, aten.tensor_split.sections}
+    {
+        aten.split.Tensor,
+        aten.split_with_sizes.default,
+        aten.unsafe_split.Tensor,
+        aten.unsafe_split_with_sizes.default,
+        aten.unbind.int,
+        aten.chunk.default,
+        aten.tensor_split.sections,
+    }
 )
 """The same with a list of outputs: their getitem nodes are views, too."""
 

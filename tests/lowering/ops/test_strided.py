@@ -58,3 +58,20 @@ def test_memory_that_the_tensor_does_not_hold_is_left_to_eager():
     base = torch.randn(20)
     assert_like_eager(lambda x: x.as_strided((2, 2), (1, 2), 0) * 2, base[5:15], gradients=False, allow_eager=True)
     assert any("memory that the tensor itself does not hold" in reason for reason in eager_reasons())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_that_leave_the_graph_keep_their_strides(dynamic):
+    def function(x):
+        y = x * 2
+        return x.as_strided((2, 3), (1, 2)), x.as_strided((2,), (3,), 1), torch.unsafe_chunk(y, 3, 1)
+
+    assert_like_eager(function, r(4, 6), dynamic=dynamic)
+
+
+def test_a_strided_view_of_a_part_that_leaves_the_graph_equals_eager():
+    def function(x):
+        y = (x * 2)[1:]
+        return y.as_strided((2, 2), (1, 3), 6), x[1:].as_strided((2, 2), (1, 3), 7)
+
+    assert_like_eager(function, r(4, 6))

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
+from ort_dynamo.lowering.ops.strided import in_order
 from ort_dynamo.lowering.registry import lowering, register
 
 aten = torch.ops.aten
@@ -39,13 +40,20 @@ _FILLS: dict[torch._ops.OpOverload, Number] = {
     aten.empty.memory_format: 0,
     aten.empty_like.default: 0,
     aten.empty_permuted.default: 0,
-    aten.empty_strided.default: 0,
     aten.new_empty.default: 0,
-    aten.new_empty_strided.default: 0,
 }
 
 for _overload, _number in _FILLS.items():
     register(_overload, functools.partial(_fill, _number))
+
+
+@lowering(aten.empty_strided.default, aten.new_empty_strided.default)
+def empty_strided(ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
+    """empty_strided(SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, ...) -> Tensor"""
+    sizes, strides = tuple(ctx.out.shape), tuple(ctx.out.stride())
+    if any(isinstance(number, torch.SymInt) for number in (*sizes, *strides)) and not in_order(sizes, strides):
+        raise ctx.refuse("symbolic strides of memory that is not in order")
+    return filled(ctx, 0)
 
 
 @lowering(aten.full.default, aten.full_like.default, aten.fill.Scalar)

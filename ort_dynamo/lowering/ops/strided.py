@@ -75,7 +75,7 @@ def as_strided_scatter(
     return ctx.reshape(ctx.op.ScatterElements(flat, where, values, axis=0), ctx.sizes(self))
 
 
-def _in_order(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
+def in_order(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
     """Whether strides are those of contiguous memory; dimensions of size 1 may have any."""
     expected: Size = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
@@ -94,8 +94,8 @@ def _restates_all(
     return (
         same_size(fake.storage_offset(), fake.storage_offset() if offset is None else offset)
         and same_size(math.prod(fake.shape), math.prod(size))
-        and _in_order(fake.shape, fake.stride())
-        and _in_order(size, stride)
+        and in_order(fake.shape, fake.stride())
+        and in_order(size, stride)
     )
 
 
@@ -139,7 +139,7 @@ def _symbolic_places(
     """The same, computed while the session runs, for a tensor that fills its storage in order."""
     op = ctx.op
     fake = ctx.fake(self)
-    if not (same_size(fake.storage_offset(), 0) and _in_order(fake.shape, fake.stride())):
+    if not (same_size(fake.storage_offset(), 0) and in_order(fake.shape, fake.stride())):
         raise ctx.refuse("as_strided with symbolic sizes, of a tensor that does not fill its storage in order")
     places = ctx.scalar(0 if offset is None else offset, torch.int64)
     for count, step in zip(size, stride, strict=True):

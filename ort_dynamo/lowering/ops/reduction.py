@@ -105,13 +105,16 @@ def prod(
     if not ctx.rank(self):
         return ctx.cast(value, ctx.out.dtype)
     axes = axes_of(dim, ctx.rank(self))
-    if ctx.out.dtype.is_floating_point or sums_integers_exactly(ctx) or is_empty(ctx, self, axes):
+    assert value.dtype is not None
+    lossy = not ctx.out.dtype.is_floating_point and not sums_integers_exactly(ctx)
+    missing = value.dtype == ir.DataType.DOUBLE and not ctx.target.takes("ReduceProd", "", {"T": value.dtype})
+    if not (lossy or missing) or is_empty(ctx, self, axes):
         return ctx.cast(reduce(ctx, "ReduceProd", value, axes, keepdim), ctx.out.dtype)
     if dim is None:
         value, axes = ctx.op.Reshape(value, [-1]), [0]
     running = prefix_scan(ctx, value, axes[0], count_of(ctx, self, axes_of(dim, ctx.rank(self))), _multiply)
     last = ctx.op.Gather(running, ctx.constant(-1, torch.int64), axis=axes[0])
-    return ctx.op.Unsqueeze(last, axes) if keepdim else last
+    return ctx.cast(ctx.op.Unsqueeze(last, axes) if keepdim else last, ctx.out.dtype)
 
 
 def _multiply(op: OpBuilder, earlier: ir.Value, later: ir.Value) -> ir.Value:

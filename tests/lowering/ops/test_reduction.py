@@ -239,6 +239,11 @@ def test_products_equal_eager():
     )
 
 
+def test_products_of_float64_equal_eager():
+    x = (torch.rand(3, 4, dtype=torch.float64) + 0.5).requires_grad_()
+    assert_like_eager(lambda x: (x.prod(), x.prod(1), x.prod(0, keepdim=True)), x)
+
+
 def test_counting_equals_eager():
     x = torch.tensor([[0, 1, 2], [0, 0, 3]])
     assert_like_eager(

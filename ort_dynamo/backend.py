@@ -52,7 +52,7 @@ def ort_train(
             fw_compiler=partial(_compile_forward, options=parsed),
             bw_compiler=partial(_compile_backward, options=parsed),
             inference_compiler=partial(_compile_inference, options=parsed),
-            partition_fn=partitioner(parsed.passes),
+            partition_fn=partitioner(parsed),
             decompositions=decompositions(),
         )(gm, example_inputs)
     return compiled

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,6 +23,7 @@ __all__ = [
     "DumpOptions",
     "Options",
     "PassOptions",
+    "RecomputeOptions",
     "SegmentOptions",
     "SessionOptions",
     "SessionSettings",
@@ -57,6 +59,54 @@ class PassOptions:
 
     def __post_init__(self) -> None:
         _is_bool("fuse", self.fuse)
+
+
+@dataclass(frozen=True)
+class RecomputeOptions:
+    """Read by passes/pipelines.py: what the backward computes again instead of the forward keeping it.
+
+    Attributes:
+        attn_dropout_recompute: the dropout between an attention's softmax and its values.
+        gelu_recompute: GELU outputs that a matrix product reads.
+        transformer_layer_recompute: the inside of layers; what enters a layer is kept.
+        number_recompute_layers: how many layers, from the first; 0 is all but the last.
+        memory_budget: keep at most this much for the backward: a fraction in [0, 1] of what is kept without
+            recomputation, or bytes as text ("2GiB", "500MB"). None sets no limit.
+    """
+
+    attn_dropout_recompute: bool = False
+    gelu_recompute: bool = False
+    transformer_layer_recompute: bool = False
+    number_recompute_layers: int = 0
+    memory_budget: float | str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("attn_dropout_recompute", "gelu_recompute", "transformer_layer_recompute"):
+            _is_bool(name, getattr(self, name))
+        count = self.number_recompute_layers
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise InvalidOptionError(name="number_recompute_layers", value=count, expected="an int >= 0")
+        self.budget()
+
+    def budget(self) -> float | int | None:
+        """memory_budget as a fraction (float) or a number of bytes (int)."""
+        given = self.memory_budget
+        if isinstance(given, str) and (match := _BYTES.fullmatch(given.strip())):
+            return int(float(match["number"]) * _UNITS[match["unit"].lower()])
+        if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given <= 1:
+            return float(given)
+        if given is None:
+            return None
+        expected = "a fraction in [0, 1], or bytes with a unit as text, e.g. '2GiB'"
+        raise InvalidOptionError(name="memory_budget", value=given, expected=expected)
+
+
+_UNITS = {"b": 1} | {
+    prefix + suffix: base**power
+    for suffix, base in (("b", 1000), ("ib", 1024))
+    for power, prefix in enumerate("kmgt", start=1)
+}
+_BYTES = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>b|[kmgt]i?b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -134,6 +184,7 @@ class Options:
 
     segment: SegmentOptions = field(default_factory=SegmentOptions)
     passes: PassOptions = field(default_factory=PassOptions)
+    recompute: RecomputeOptions = field(default_factory=RecomputeOptions)
     session: SessionOptions = field(default_factory=SessionOptions)
     dump: DumpOptions = field(default_factory=DumpOptions)
 

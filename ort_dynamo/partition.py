@@ -9,8 +9,8 @@ import torch
 from torch._functorch.partitioners import default_partition
 from torch.fx import GraphModule
 
-from ort_dynamo.options import PassOptions
-from ort_dynamo.passes.pipelines import fx_passes
+from ort_dynamo.options import Options, PassOptions
+from ort_dynamo.passes.pipelines import fx_passes, recompute_passes
 
 __all__ = ["mark", "partitioner"]
 
@@ -21,7 +21,7 @@ def mark(gm: GraphModule, options: PassOptions) -> None:
         pass_(gm)
 
 
-def partitioner(options: PassOptions) -> Callable[..., tuple[GraphModule, GraphModule]]:
+def partitioner(options: Options) -> Callable[..., tuple[GraphModule, GraphModule]]:
     """The partition function for AOTAutograd.
 
     The default partition saves what the backward reads. The min-cut partition would recompute pointwise chains on
@@ -29,7 +29,9 @@ def partitioner(options: PassOptions) -> Callable[..., tuple[GraphModule, GraphM
     """
 
     def partition(joint: GraphModule, inputs: Sequence[torch.Tensor], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        mark(joint, options)
+        mark(joint, options.passes)
+        for pass_ in recompute_passes(options.recompute):
+            pass_(joint)
         return default_partition(joint, inputs, **kwargs)
 
     return partition

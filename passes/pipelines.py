@@ -14,20 +14,36 @@ from onnx_ir.passes.common import (
 )
 from torch.fx.passes.infra.pass_base import PassBase
 
-from ort_dynamo.options import PassOptions
+from ort_dynamo.options import PassOptions, RecomputeOptions
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
+from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
+from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
+from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
+from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
 from ort_dynamo.passes.fx.remove_clones import RemoveClones
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
 from ort_dynamo.target import Target
 
-__all__ = ["fx_passes", "identity", "onnx_passes"]
+__all__ = ["fx_passes", "identity", "onnx_passes", "recompute_passes"]
 
 
 def fx_passes(options: PassOptions) -> tuple[PassBase, ...]:
     """Passes on the joint graph before it is cut, or on an inference graph."""
     del options  # what runs here is needed for correctness
     return (RemoveClones(), HoistRandom())
+
+
+def recompute_passes(options: RecomputeOptions) -> tuple[PassBase, ...]:
+    """Passes on the joint graph, after fx_passes: what is drawn is known. Each leaves earlier decisions alone."""
+    budget = options.budget()
+    return (
+        *([RecomputeAttentionDropout()] if options.attn_dropout_recompute else []),
+        *([RecomputeGelu()] if options.gelu_recompute else []),
+        *([RecomputeLayers(options.number_recompute_layers)] if options.transformer_layer_recompute else []),
+        # Last: it spends what the others have left.
+        *([RecomputeToBudget(budget)] if budget is not None else []),
+    )
 
 
 def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlacePass, ...]:

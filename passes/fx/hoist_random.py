@@ -129,7 +129,9 @@ class _Rewriter:
             noise = self._call(aten.div.Tensor, noise, 1 - probability)
             result = self._call(aten.mul.Tensor, source, noise)
         for user in list(node.users):
-            user.replace_all_uses_with(result if user.args[1] == 0 else mask)
+            replacement = result if user.args[1] == 0 else mask
+            replacement.meta["val"] = user.meta["val"]  # whose memory the fake values of later views share
+            user.replace_all_uses_with(replacement)
             self._graph.erase_node(user)
         self._graph.erase_node(node)
 

@@ -1,0 +1,174 @@
+"""Finds the layers of a network in its joint graph: by its modules, else by the graph's own shape."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from ort_dynamo.passes.fx.stash import JointGraph, is_tensor, storage_of
+
+__all__ = ["Layer", "find_layers"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: a contiguous piece of the forward that repeats.
+
+    Attributes:
+        name: the module's path, or "nodes <first> to <last>".
+        nodes: its forward nodes, in order.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+
+
+def find_layers(joint: JointGraph) -> list[Layer]:
+    """The network's layers in the order in which they run; fewer than two mean that none were found.
+
+    1. Modules that are numbered siblings of one class (`encoder.layer.0`, `layer1`) and keep at least two tensors
+       each, outermost first: transformer layers of any kind, the stages of a convolutional net.
+    2. Where modules say nothing (a function, one module applied many times): the graph is cut wherever all gradient
+       flows through a single tensor; the pieces between cuts that repeat, operator by operator, over the period that
+       covers most of the graph, are layers.
+    """
+    layers = _by_modules(joint)
+    return layers if len(layers) > 1 else _by_bottlenecks(joint)
+
+
+# -- by modules --------------------------------------------------------------------------------------------------
+
+_NUMBERED = re.compile(r"^(?P<siblings>.*?)[.\[_]?(?P<number>\d+)\]?$")
+
+
+def _by_modules(joint: JointGraph) -> list[Layer]:
+    members: dict[tuple[str, str], dict[str, list[Node]]] = defaultdict(lambda: defaultdict(list))
+    for node in joint.forward:
+        for path, kind in _modules(node):
+            match = _NUMBERED.match(path)
+            if match:
+                members[match["siblings"], kind][path].append(node)
+    read = set(joint.read_by_backward)
+    groups = [
+        group
+        for group in members.values()
+        if len(group) > 1 and all(_keeps_several(joint, nodes, read) for nodes in group.values())
+    ]
+    layers: list[Layer] = []
+    taken: set[Node] = set()
+    for group in sorted(groups, key=lambda group: -sum(map(len, group.values()))):
+        if taken.isdisjoint(node for nodes in group.values() for node in nodes):
+            layers += [Layer(path, tuple(nodes)) for path, nodes in group.items()]
+            taken.update(node for nodes in group.values() for node in nodes)
+    return sorted(layers, key=lambda layer: joint.position(layer.nodes[0]))
+
+
+def _modules(node: Node) -> list[tuple[str, str]]:
+    """(path, class) of the modules around a node, outermost first."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return [(path, kind if isinstance(kind, str) else kind.__qualname__) for path, kind in stack.values()]
+
+
+def _keeps_several(joint: JointGraph, nodes: Sequence[Node], read: set[Node]) -> bool:
+    storages = {storage_of(node) for node in nodes if node in read}
+    return len(storages - joint.inputs) > 1
+
+
+# -- by the graph's shape ----------------------------------------------------------------------------------------
+
+
+def _by_bottlenecks(joint: JointGraph) -> list[Layer]:
+    pieces = _pieces(joint)
+    signatures = [tuple(str(n.target) for n in piece if n in joint.differentiable) for piece in pieces]
+    layers = []
+    for begin, period, count in _repetitions(signatures, 0, len(signatures)):
+        for first in range(begin, begin + count * period, period):
+            nodes = tuple(node for piece in pieces[first : first + period] for node in piece)
+            layers.append(Layer(f"nodes {nodes[0].name} to {nodes[-1].name}", nodes))
+    return layers
+
+
+def _pieces(joint: JointGraph) -> list[list[Node]]:
+    """The forward, cut after each node behind which one differentiable allocation is all that lives on.
+
+    A decoder has no such place, since the encoder's result lives beside its own. What lives through nearly all of an
+    uncut part of the graph is therefore left out of account there.
+    """
+    pieces = _cut(joint, joint.forward, frozenset())
+    largest = max(pieces, key=len)
+    if len(largest) < _LARGE * len(joint.forward):
+        return pieces
+    index = pieces.index(largest)
+    return [*pieces[:index], *_cut(joint, largest, _through(joint, largest)), *pieces[index + 1 :]]
+
+
+_LARGE = 0.4
+_NEARLY_ALL = 0.7
+
+
+def _cut(joint: JointGraph, nodes: Sequence[Node], besides: frozenset[int]) -> list[list[Node]]:
+    last_use = _last_uses(joint)
+    pieces: list[list[Node]] = [[]]
+    living: set[int] = set()
+    for node in nodes:
+        pieces[-1].append(node)
+        if node in joint.differentiable and is_tensor(node) and storage_of(node) not in joint.inputs | besides:
+            living.add(storage_of(node))
+        here = joint.position(node)
+        living = {storage for storage in living if last_use.get(storage, -1) > here}
+        if len(living) == 1 and node in joint.differentiable:
+            pieces.append([])
+    return [piece for piece in pieces if piece]
+
+
+def _through(joint: JointGraph, nodes: Sequence[Node]) -> frozenset[int]:
+    """Allocations that live through nearly all of `nodes`."""
+    last_use = _last_uses(joint)
+    begin, end = joint.position(nodes[0]), joint.position(nodes[-1])
+    latest = begin + (1 - _NEARLY_ALL) * (end - begin)
+    made: dict[int, int] = {}
+    for node in joint.forward:
+        if node in joint.differentiable and is_tensor(node):
+            made.setdefault(storage_of(node), joint.position(node))
+    return frozenset(
+        storage
+        for storage, position in made.items()
+        if position <= latest and last_use.get(storage, -1) - max(position, begin) >= _NEARLY_ALL * (end - begin)
+    )
+
+
+def _last_uses(joint: JointGraph) -> dict[int, int]:
+    """Allocation -> position of the last forward node that reads it."""
+    last: dict[int, int] = {}
+    for node in joint.forward:
+        for argument in node.all_input_nodes:
+            if argument in joint.differentiable and is_tensor(argument):
+                last[storage_of(argument)] = joint.position(node)
+    return last
+
+
+def _repetitions(signatures: Sequence[tuple[str, ...]], begin: int, end: int) -> list[tuple[int, int, int]]:
+    """(begin, period, count) of repetitions between `begin` and `end`, in order: first the one that covers most nodes
+    (of equal ones the shortest period), then what is left of it on either side.
+    """
+    best, covered = None, 0
+    for period in range(1, (end - begin) // 2 + 1):
+        first = begin
+        while first + 2 * period <= end:
+            block = signatures[first : first + period]
+            count = 1
+            while signatures[first + count * period : min(first + (count + 1) * period, end)] == block:
+                count += 1
+            nodes = count * sum(map(len, block))
+            if count > 1 and nodes > covered:
+                best, covered = (first, period, count), nodes
+            first += (count - 1) * period + 1
+    if best is None:
+        return []
+    first, period, count = best
+    before = _repetitions(signatures, begin, first)
+    return [*before, best, *_repetitions(signatures, first + period * count, end)]

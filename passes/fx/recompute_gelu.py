@@ -1,0 +1,85 @@
+"""gelu_recompute: the backward computes GELU's output again instead of keeping it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ort_dynamo.passes.fx.stash import JointGraph, can_recompute, storage_of, tag
+
+__all__ = ["RecomputeGelu"]
+
+aten = torch.ops.aten
+
+_PRODUCTS = (aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.linear, aten.matmul)
+
+# What a GELU spelled out by hand is made of (x/2 (1 + erf(x/√2)), and its tanh approximation).
+_SQUASH = (aten.tanh, aten.erf)
+_POINTWISE = (aten.mul, aten.add, aten.pow, aten.div, *_SQUASH)
+
+
+@dataclass(frozen=True)
+class RecomputeGelu(PassBase):
+    """Tag GELU outputs that a matrix product reads, so that its input is kept and not both.
+
+    ORTTrainer's gelu_recompute: GeluRecompute of ONNX Runtime's localized_recompute.cc, which knows Gelu nodes only;
+    here also the activation spelled out by hand.
+    """
+
+    name: str = "recompute_gelu"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Tag nodes of a joint graph, in place."""
+        joint = JointGraph(graph_module)
+        nodes = [node for end in _ends(joint) for node in _gelu(joint, end) if can_recompute(node)]
+        return PassResult(graph_module, tag(nodes, CheckpointPolicy.MUST_RECOMPUTE))
+
+
+def _ends(joint: JointGraph) -> Iterator[Node]:
+    """Last nodes of activations, each with an output that a matrix product reads, perhaps through views."""
+    for node in joint.forward:
+        packet = getattr(node.target, "overloadpacket", None)
+        if packet in (aten.gelu, aten.mul) and any(_is_product(user) for user in _users(joint, node)):
+            yield node
+
+
+def _users(joint: JointGraph, node: Node) -> Iterator[Node]:
+    """Forward users of the node's value, behind views of it."""
+    for user in node.users:
+        if not joint.is_forward(user):
+            continue
+        yield user
+        if isinstance(user.meta.get("val"), torch.Tensor) and storage_of(user) == storage_of(node):
+            yield from _users(joint, user)
+
+
+def _is_product(node: Node) -> bool:
+    return getattr(node.target, "overloadpacket", None) in _PRODUCTS
+
+
+def _gelu(joint: JointGraph, end: Node) -> list[Node]:
+    """The nodes of the activation that ends in `end`, or none if it is not a GELU."""
+    if getattr(end.target, "overloadpacket", None) is aten.gelu:
+        return _with_views(joint, [end])
+    nodes, inputs, wanted = {end}, set(), [end]
+    while wanted:
+        for argument in wanted.pop().all_input_nodes:
+            if getattr(argument.target, "overloadpacket", None) in _POINTWISE and joint.is_forward(argument):
+                if argument not in nodes:
+                    nodes.add(argument)
+                    wanted.append(argument)
+            else:
+                inputs.add(argument)
+    squashes = sum(getattr(node.target, "overloadpacket", None) in _SQUASH for node in nodes)
+    return _with_views(joint, list(nodes)) if len(inputs) == 1 and squashes == 1 else []
+
+
+def _with_views(joint: JointGraph, nodes: list[Node]) -> list[Node]:
+    """The nodes and the views of their values, which would otherwise be kept in their place."""
+    storages = {storage_of(node) for node in nodes}
+    return [n for n in joint.forward if isinstance(n.meta.get("val"), torch.Tensor) and storage_of(n) in storages]

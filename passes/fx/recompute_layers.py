@@ -1,0 +1,69 @@
+"""transformer_layer_recompute: the forward keeps what enters a layer; the backward computes its inside again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ort_dynamo.passes.fx.layers import Layer, find_layers
+from ort_dynamo.passes.fx.stash import JointGraph, can_recompute, is_tensor, storage_of, tag
+
+__all__ = ["RecomputeLayers"]
+
+
+@dataclass(frozen=True)
+class RecomputeLayers(PassBase):
+    """Tag the inside of the first layers. ORTTrainer's transformer_layer_recompute and number_recompute_layers.
+
+    Args:
+        count: how many layers to recompute, from the first; 0 is all but the last, which the backward needs first.
+            A count that leaves no layer out is lowered to that, with a warning, as ONNX Runtime does.
+    """
+
+    count: int = 0
+    name: str = "recompute_layers"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Tag nodes of a joint graph, in place."""
+        joint = JointGraph(graph_module)
+        if not joint.read_by_backward:
+            return PassResult(graph_module, False)
+        layers = find_layers(joint)
+        if len(layers) < 2:
+            warnings.warn(
+                "transformer_layer_recompute changes nothing: the graph has no two numbered sibling modules of one "
+                "class that keep tensors for the backward, and no repeated piece between single tensors",
+                stacklevel=2,
+            )
+            return PassResult(graph_module, False)
+        count = self.count or len(layers) - 1
+        if count > len(layers) - 1:
+            warnings.warn(
+                f"number_recompute_layers is {count}; of the {len(layers)} layers found, the first {len(layers) - 1} "
+                "are recomputed",
+                stacklevel=2,
+            )
+        modified = False
+        for layer in layers[:count][: len(layers) - 1]:
+            leaving = set(_leaving(joint, layer))
+            modified |= tag((n for n in leaving if "recompute" not in n.meta), CheckpointPolicy.MUST_SAVE)
+            inside = (n for n in layer.nodes if n not in leaving and can_recompute(n))
+            modified |= tag(inside, CheckpointPolicy.MUST_RECOMPUTE)
+        return PassResult(graph_module, modified)
+
+
+def _leaving(joint: JointGraph, layer: Layer) -> Iterator[Node]:
+    """Nodes of the layer whose values the rest of the forward reads, or the caller."""
+    inside = set(layer.nodes)
+    returned = joint.outputs()
+    for node in layer.nodes:
+        if not is_tensor(node) or storage_of(node) in joint.inputs:
+            continue
+        outside = any(user not in inside and joint.is_forward(user) for user in node.users)
+        if outside or node in returned:
+            yield node

@@ -1,0 +1,265 @@
+"""What a joint graph's forward keeps for its backward, and what it costs to compute it again."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.experimental import symbolic_shapes
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+__all__ = [
+    "Cut",
+    "JointGraph",
+    "Kept",
+    "bytes_of",
+    "can_recompute",
+    "is_number",
+    "is_tensor",
+    "must_recompute",
+    "storage_of",
+    "tag",
+    "time_of",
+]
+
+aten = torch.ops.aten
+
+# A size symbol's value in the example, without a guard. torch 2.11 has it under the second name only.
+_hint: Callable[[int | torch.SymInt], int] = vars(symbolic_shapes).get(
+    "optimization_hint", vars(symbolic_shapes).get("hint_int")
+)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One allocation that the forward leaves for the backward.
+
+    Attributes:
+        nodes: the forward nodes that share it (a tensor and its views).
+        nbytes: its size; symbolic sizes by their hints.
+        size: the same in symbols.
+    """
+
+    nodes: tuple[Node, ...]
+    nbytes: int
+    size: sympy.Expr
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a set of recomputed nodes means.
+
+    Attributes:
+        kept: what the forward keeps, inputs of the graph not counted: they live anyway.
+        again: the nodes that the backward really computes again, in order.
+    """
+
+    kept: tuple[Kept, ...]
+    again: tuple[Node, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept."""
+        return sum(one.nbytes for one in self.kept)
+
+
+class JointGraph:
+    """A joint graph of AOTAutograd, before it is cut.
+
+    Attributes:
+        gm: the graph; nodes carry fake values in meta["val"].
+        forward: its forward computation nodes, in order, as torch's default partition takes them.
+    """
+
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        nodes = list(gm.graph.nodes)
+        last = max((i for i, node in enumerate(nodes) if _is_forward(node)), default=-1)
+        self.forward = tuple(n for n in nodes[: last + 1] if n.op == "call_function")
+        self._forward = {node: index for index, node in enumerate(self.forward)}
+
+    def is_forward(self, node: Node) -> bool:
+        """Whether `node` is one of the forward's computations."""
+        return node in self._forward
+
+    def position(self, node: Node) -> int:
+        """Index of a node in `forward`."""
+        return self._forward[node]
+
+    @cached_property
+    def read_by_backward(self) -> tuple[Node, ...]:
+        """Forward nodes with a tensor that the backward reads."""
+        return tuple(n for n in self.forward if is_tensor(n) and any(self._in_backward(user) for user in n.users))
+
+    @cached_property
+    def differentiable(self) -> frozenset[Node]:
+        """Forward nodes that a gradient flows through: they depend on an input that gets one."""
+        (output,) = self.gm.graph.find_nodes(op="output")
+        inputs = [n for n in self.gm.graph.find_nodes(op="placeholder") if not _is_tangent(n)]
+        results = tree_leaves(output.args[0])
+        gradients = results[len(results) - len(inputs) :]
+        reached = {node for node, gradient in zip(inputs, gradients, strict=True) if gradient is not None}
+        for node in self.forward:
+            if any(argument in reached for argument in node.all_input_nodes) and _is_floating(node):
+                reached.add(node)
+        return frozenset(reached & self._forward.keys())
+
+    def outputs(self) -> frozenset[Node]:
+        """Forward nodes that the graph returns: they live anyway."""
+        (output,) = self.gm.graph.find_nodes(op="output")
+        return frozenset(node for node in output.all_input_nodes if node in self._forward)
+
+    def cut(self, recomputed: Collection[Node]) -> Cut:
+        """What is kept and what is computed again if the nodes `recomputed` are, where the backward needs them."""
+        wanted = list(self.read_by_backward)
+        seen, again, kept = set(wanted), set(), []
+        while wanted:
+            node = wanted.pop()
+            if node not in recomputed:
+                kept.append(node)
+                continue
+            again.add(node)
+            for argument in node.all_input_nodes:
+                if argument in self._forward and argument not in seen and not is_number(argument):
+                    seen.add(argument)
+                    wanted.append(argument)
+        return Cut(self._allocations(kept), tuple(node for node in self.forward if node in again))
+
+    @cached_property
+    def inputs(self) -> frozenset[int]:
+        """Storages of the graph's inputs: keeping a view of one costs nothing."""
+        return frozenset(storage_of(n) for n in self.gm.graph.find_nodes(op="placeholder") if is_tensor(n))
+
+    def _allocations(self, nodes: Collection[Node]) -> tuple[Kept, ...]:
+        groups: dict[int, list[Node]] = {}
+        for node in filter(set(nodes).__contains__, self.forward):
+            if is_tensor(node) and (key := storage_of(node)) not in self.inputs:
+                groups.setdefault(key, []).append(node)
+        return tuple(
+            Kept(tuple(group), *max((bytes_of(node.meta["val"]) for node in group), key=operator.itemgetter(0)))
+            for group in groups.values()
+        )
+
+    def _in_backward(self, user: Node) -> bool:
+        # A backward node that reads only a shape makes torch keep the numbers, not the tensor.
+        return user.op == "call_function" and user not in self._forward and not is_number(user)
+
+
+def can_recompute(node: Node) -> bool:
+    """Whether computing `node` twice gives the same and has no effect, and nobody has decided about it yet.
+
+    Random draws, effects, collectives and what torch.utils.checkpoint's policies have tagged are left alone.
+    """
+    if node.op != "call_function" or "recompute" in node.meta:
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, Node) and can_recompute(source)
+    target = node.target
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and target.namespace in ("aten", "prims")
+        and not target._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in target.tags
+    )
+
+
+def tag(nodes: Iterable[Node], policy: CheckpointPolicy) -> bool:
+    """Give each node the policy; whether any lacked it."""
+    changed = False
+    for node in nodes:
+        changed |= node.meta.get("recompute") is not policy
+        node.meta["recompute"] = policy
+    return changed
+
+
+def must_recompute(node: Node) -> bool:
+    """Whether the partitioner will compute `node` again."""
+    return node.meta.get("recompute") in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+_FLOPS_PER_BYTE = 10.0
+"""Floating-point operations in the time of moving one byte: of the order of today's CPUs (5 to 20) and GPUs (10 to 30)
+for float32. Only ratios of times are used."""
+
+
+def time_of(node: Node) -> float:
+    """Estimated time of a node in units of moving one byte: the roofline max(flops / balance, bytes moved).
+
+    Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009. Views take none.
+    """
+    if node.target is operator.getitem or is_number(node):
+        return 0.0
+    own = _fakes(node.meta.get("val"))
+    given = _fakes([n.meta.get("val") for n in node.all_input_nodes])
+    if {_key(fake) for fake in own} <= {_key(fake) for fake in given}:
+        return 0.0
+    moved = float(sum(_numel(fake) * fake.element_size() for fake in (*own, *given)))
+    return max(moved, _flops(node) / _FLOPS_PER_BYTE)
+
+
+def _flops(node: Node) -> float:
+    values: Any = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    args, kwargs = values
+    if node.target is aten._scaled_dot_product_flash_attention_for_cpu.default:
+        return float(_hint(sdpa_flop_count(*(q.shape for q in args[:3]))))  # type: ignore[no-untyped-call]
+    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    return 0.0 if count is None else float(_hint(count(*args, **kwargs, out_val=node.meta["val"])))
+
+
+def bytes_of(fake: torch.Tensor) -> tuple[int, sympy.Expr]:
+    """Bytes that a tensor occupies, symbolic sizes by their hints, and the same in symbols.
+
+    An expanded dimension counts once.
+    """
+    sizes = [size for size, stride in zip(fake.shape, fake.stride(), strict=True) if _hint(stride) or _hint(size) == 1]
+    exprs = [size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size) for size in sizes]
+    return math.prod(map(_hint, sizes)) * fake.element_size(), sympy.Mul(*exprs, fake.element_size())
+
+
+def _numel(fake: torch.Tensor) -> int:
+    return math.prod(map(_hint, fake.shape))
+
+
+def _fakes(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _is_forward(node: Node) -> bool:
+    return node.meta.get("partitioner_tag") == "is_forward" or (node.op == "placeholder" and not _is_tangent(node))
+
+
+def _is_tangent(node: Node) -> bool:
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def is_tensor(node: Node) -> bool:
+    """Whether the node's value is one tensor."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _is_floating(node: Node) -> bool:
+    return any(isinstance(f, torch.Tensor) and f.is_floating_point() for f in tree_leaves(node.meta.get("val")))
+
+
+def is_number(node: Node) -> bool:
+    """Whether the node's value is a Python or symbolic number."""
+    return isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _key(fake: torch.Tensor) -> int:
+    return int(fake.untyped_storage()._cdata)
+
+
+def storage_of(node: Node) -> int:
+    """Which allocation a tensor node's value lives in."""
+    return _key(node.meta["val"])

@@ -82,32 +82,40 @@ def _keeps_several(joint: JointGraph, nodes: Sequence[Node], read: set[Node]) ->
 
 
 def _by_bottlenecks(joint: JointGraph) -> list[Layer]:
-    pieces = _pieces(joint)
-    signatures = [tuple(str(n.target) for n in piece if n in joint.differentiable) for piece in pieces]
+    pieces = [part for piece in _cut(joint, joint.forward, frozenset()) for part in _refined(joint, piece)]
+    read = set(joint.read_by_backward)
     layers = []
-    for begin, period, count in _repetitions(signatures, 0, len(signatures)):
-        for first in range(begin, begin + count * period, period):
-            nodes = tuple(node for piece in pieces[first : first + period] for node in piece)
-            layers.append(Layer(f"nodes {nodes[0].name} to {nodes[-1].name}", nodes))
+    for begin, period, count in _repetitions([_signature(joint, piece) for piece in pieces]):
+        groups = [
+            [node for piece in pieces[first : first + period] for node in piece]
+            for first in range(begin, begin + count * period, period)
+        ]
+        if all(_keeps_several(joint, nodes, read) for nodes in groups):
+            layers += [Layer(f"nodes {nodes[0].name} to {nodes[-1].name}", tuple(nodes)) for nodes in groups]
     return layers
 
 
-def _pieces(joint: JointGraph) -> list[list[Node]]:
-    """The forward, cut after each node behind which one differentiable allocation is all that lives on.
-
-    A decoder has no such place, since the encoder's result lives beside its own. What lives through nearly all of an
-    uncut part of the graph is therefore left out of account there.
-    """
-    pieces = _cut(joint, joint.forward, frozenset())
-    largest = max(pieces, key=len)
-    if len(largest) < _LARGE * len(joint.forward):
-        return pieces
-    index = pieces.index(largest)
-    return [*pieces[:index], *_cut(joint, largest, _through(joint, largest)), *pieces[index + 1 :]]
+def _signature(joint: JointGraph, piece: Sequence[Node]) -> tuple[str, ...]:
+    return tuple(str(node.target) for node in piece if node in joint.differentiable)
 
 
-_LARGE = 0.4
+_LARGE = 0.2
 _NEARLY_ALL = 0.7
+
+
+def _refined(joint: JointGraph, piece: list[Node]) -> list[list[Node]]:
+    """A large uncut piece, cut without regard to what lives through nearly all of it, if then most of it repeats.
+
+    In a decoder, the encoder's result lives beside every layer's own; in T5, the position bias.
+    """
+    if len(piece) < _LARGE * len(joint.forward):
+        return [piece]
+    parts = _cut(joint, piece, _through(joint, piece))
+    signatures = [_signature(joint, part) for part in parts]
+    covered = sum(
+        len(node) for b, period, count in _repetitions(signatures) for node in signatures[b : b + period * count]
+    )
+    return parts if covered > sum(map(len, signatures)) / 2 else [piece]
 
 
 def _cut(joint: JointGraph, nodes: Sequence[Node], besides: frozenset[int]) -> list[list[Node]]:
@@ -151,10 +159,14 @@ def _last_uses(joint: JointGraph) -> dict[int, int]:
     return last
 
 
-def _repetitions(signatures: Sequence[tuple[str, ...]], begin: int, end: int) -> list[tuple[int, int, int]]:
-    """(begin, period, count) of repetitions between `begin` and `end`, in order: first the one that covers most nodes
-    (of equal ones the shortest period), then what is left of it on either side.
+def _repetitions(
+    signatures: Sequence[tuple[str, ...]], begin: int = 0, end: int | None = None
+) -> list[tuple[int, int, int]]:
+    """(begin, period, count) of repetitions between `begin` and `end`, in order.
+
+    First the one that covers most operators, of equal ones the shortest period, then what is left on either side.
     """
+    end = len(signatures) if end is None else end
     best, covered = None, 0
     for period in range(1, (end - begin) // 2 + 1):
         first = begin

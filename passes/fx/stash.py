@@ -34,8 +34,8 @@ __all__ = [
 aten = torch.ops.aten
 
 # A size symbol's value in the example, without a guard. torch 2.11 has it under the second name only.
-_hint: Callable[[int | torch.SymInt], int] = vars(symbolic_shapes).get(
-    "optimization_hint", vars(symbolic_shapes).get("hint_int")
+_hint: Callable[[int | torch.SymInt], int] = (
+    vars(symbolic_shapes).get("optimization_hint") or vars(symbolic_shapes)["hint_int"]
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -68,7 +69,9 @@ def _by_modules(joint: JointGraph) -> list[Layer]:
 
 
 def _modules(node: Node) -> list[tuple[str, str]]:
-    """(path, class) of the modules around a node, outermost first."""
+    """(path, class) of the modules around a node, outermost first; taking a tuple apart is part of making it."""
+    if node.target is operator.getitem and isinstance(node.args[0], Node):
+        return _modules(node.args[0])
     stack = node.meta.get("nn_module_stack") or {}
     return [(path, kind if isinstance(kind, str) else kind.__qualname__) for path, kind in stack.values()]
 

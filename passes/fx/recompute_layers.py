@@ -52,7 +52,7 @@ class RecomputeLayers(PassBase):
         for layer in layers[:count][: len(layers) - 1]:
             leaving = set(_leaving(joint, layer))
             modified |= tag((n for n in leaving if "recompute" not in n.meta), CheckpointPolicy.MUST_SAVE)
-            inside = (n for n in layer.nodes if n not in leaving and can_recompute(n))
+            inside = [n for n in layer.nodes if n not in leaving and can_recompute(n)]
             modified |= tag(inside, CheckpointPolicy.MUST_RECOMPUTE)
         return PassResult(graph_module, modified)
 

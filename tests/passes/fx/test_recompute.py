@@ -1,0 +1,299 @@
+"""The recomputation policies: a joint graph in, tags out; and beside each match its nearest non-match."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.fx.passes.infra.pass_base import PassBase
+
+from ort_dynamo.passes.fx.layers import find_layers
+from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
+from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
+from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
+from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
+from ort_dynamo.passes.fx.stash import JointGraph, must_recompute
+
+Capture = Callable[..., GraphModule]
+
+
+def forward_text(gm: GraphModule) -> list[str]:
+    """The forward's computations, with what the passes have decided about each."""
+    return [
+        f"{node.name} = {node.target}({', '.join(a.name for a in node.all_input_nodes)})"
+        + (f"  # {node.meta['recompute'].name}" if "recompute" in node.meta else "")
+        for node in JointGraph(gm).forward
+    ]
+
+
+def recomputed(gm: GraphModule) -> list[str]:
+    return [node.name for node in JointGraph(gm).forward if must_recompute(node)]
+
+
+def apply(pass_: PassBase, gm: GraphModule) -> bool:
+    """Run the pass; a second run must change nothing."""
+    result = pass_(gm)
+    assert result is not None
+    again = pass_(gm)
+    assert again is not None
+    assert not again.modified
+    return result.modified
+
+
+def weight(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+# -- GELU --------------------------------------------------------------------------------------------------------
+
+
+def test_a_gelu_that_a_product_reads_is_recomputed(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: (F.gelu(x) @ w).sum(), weight(2, 3), weight(3, 4))
+    assert forward_text(gm) == [
+        "gelu = aten.gelu.default(primals_1)",
+        "mm = aten.mm.default(gelu, primals_2)",
+        "sum_1 = aten.sum.default(mm)",
+    ]
+    assert apply(RecomputeGelu(), gm)
+    assert forward_text(gm) == [
+        "gelu = aten.gelu.default(primals_1)  # MUST_RECOMPUTE",
+        "mm = aten.mm.default(gelu, primals_2)",
+        "sum_1 = aten.sum.default(mm)",
+    ]
+
+
+def test_views_of_a_recomputed_gelu_are_not_kept_in_its_place(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: (F.gelu(x) @ w).sum(), weight(2, 2, 3), weight(3, 4))
+    assert apply(RecomputeGelu(), gm)
+    assert recomputed(gm) == ["gelu", "view"]
+
+
+def test_a_gelu_that_no_product_reads_is_kept(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: (F.gelu(x) * w).sum(), weight(2, 3), weight(2, 3))
+    assert not apply(RecomputeGelu(), gm)
+
+
+def test_the_tanh_gelu_spelled_out_is_recomputed(joint_graph: Capture) -> None:
+    def new_gelu(x: Tensor, w: Tensor) -> Tensor:
+        inner = 0.7978845608 * (x + 0.044715 * x**3)
+        return ((0.5 * x * (1 + torch.tanh(inner))) @ w).sum()
+
+    gm = joint_graph(new_gelu, weight(2, 3), weight(3, 4))
+    assert apply(RecomputeGelu(), gm)
+    assert recomputed(gm) == ["pow_1", "mul", "add", "mul_1", "mul_2", "tanh", "detach", "add_1", "mul_3"]
+
+
+def test_a_gate_of_two_inputs_is_not_a_gelu(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, y, w: ((torch.tanh(x) * y) @ w).sum(), weight(2, 3), weight(2, 3), weight(3, 4))
+    assert not apply(RecomputeGelu(), gm)
+
+
+# -- attention dropout -------------------------------------------------------------------------------------------
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.softmax(q @ k.transpose(1, 2), -1)
+    return (F.dropout(weights, 0.5) @ v).sum()
+
+
+def test_dropout_between_softmax_and_values_is_recomputed_from_the_kept_mask(joint_graph: Capture) -> None:
+    gm = joint_graph(attention, weight(2, 3, 4), weight(2, 3, 4), weight(2, 3, 4))
+    joint = JointGraph(gm)
+    before = joint.cut(()).nbytes
+    assert apply(RecomputeAttentionDropout(), gm)
+    tags = dict(line.split(" = ", 1) for line in forward_text(gm))
+    assert [name for name, text in tags.items() if text.endswith("MUST_RECOMPUTE")] == [
+        *("_to_copy_default", "div_tensor", "mul_tensor", "expand_2", "view_3"),
+    ]
+    assert tags["bernoulli_default"].endswith("# MUST_SAVE")
+    kept = joint.cut([node for node in joint.forward if must_recompute(node)])
+    assert before - kept.nbytes == 2 * 3 * 3 * 4  # the dropped weights, float32
+
+
+def test_dropout_that_no_softmax_feeds_is_kept(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, v: (F.dropout(x.exp(), 0.5) @ v).sum(), weight(2, 3, 3), weight(2, 3, 4))
+    assert not apply(RecomputeAttentionDropout(), gm)
+
+
+# -- layers ------------------------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """A residual block that keeps several tensors."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Stack(nn.Module):
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.sum()
+
+
+def kept_bytes(gm: GraphModule) -> int:
+    joint = JointGraph(gm)
+    return joint.cut([node for node in joint.forward if must_recompute(node)]).nbytes
+
+
+def test_all_layers_but_the_last_keep_only_what_enters_them(joint_graph: Capture) -> None:
+    gm = joint_graph(Stack(Block(), Block(), Block()), torch.randn(5, 4))
+    assert [layer.name.split(".", 1)[1] for layer in find_layers(JointGraph(gm))] == [
+        "layers.0",
+        "layers.1",
+        "layers.2",
+    ]
+    assert apply(RecomputeLayers(), gm)
+    assert recomputed(gm) == [
+        *("native_layer_norm", "getitem", "getitem_1", "getitem_2", "t", "addmm", "tanh", "detach", "t_1", "addmm_1"),
+        *(
+            "native_layer_norm_1",
+            "getitem_3",
+            "getitem_4",
+            "getitem_5",
+            "t_2",
+            "addmm_2",
+            "tanh_1",
+            "detach_1",
+            "t_3",
+            "addmm_3",
+        ),
+    ]
+    kept = JointGraph(gm).cut([n for n in JointGraph(gm).forward if must_recompute(n)]).kept
+    assert [k.nodes[0].name for k in kept] == ["add", "add_1", "getitem_6", "getitem_7", "getitem_8", "tanh_2"]
+
+
+def test_as_many_layers_as_asked_for_are_recomputed_from_the_first(joint_graph: Capture) -> None:
+    gm = joint_graph(Stack(Block(), Block(), Block()), torch.randn(5, 4))
+    assert apply(RecomputeLayers(count=1), gm)
+    assert all(not name.endswith(("_2", "_3")) for name in recomputed(gm) if name.startswith("addmm"))
+    assert {"addmm", "addmm_1"} <= set(recomputed(gm))
+
+
+def test_too_great_a_count_is_lowered_with_a_warning(joint_graph: Capture) -> None:
+    gm = joint_graph(Stack(Block(), Block()), torch.randn(5, 4))
+    with pytest.warns(UserWarning, match="number_recompute_layers is 7; of the 2 layers found, the first 1"):
+        RecomputeLayers(count=7)(gm)
+
+
+def test_layers_are_found_in_a_function_without_modules(joint_graph: Capture) -> None:
+    def network(x: Tensor, *weights: Tensor) -> Tensor:
+        for up, down in zip(weights[::2], weights[1::2], strict=True):
+            x = x + torch.tanh(torch.tanh(x @ up) @ down)
+        return x.sum()
+
+    gm = joint_graph(network, torch.randn(5, 4), *(weight(4, 4) for _ in range(6)))
+    names = [layer.name for layer in find_layers(JointGraph(gm))]
+    assert names == ["nodes mm to add", "nodes mm_2 to add_1", "nodes mm_4 to add_2"]
+
+
+def test_one_module_applied_many_times_is_as_many_layers(joint_graph: Capture) -> None:
+    block = Block()
+    gm = joint_graph(Stack(*[block] * 3), torch.randn(5, 4))
+    assert len(find_layers(JointGraph(gm))) == 3
+
+
+def test_a_decoder_has_layers_though_the_encoders_result_lives_through_all_of_them(joint_graph: Capture) -> None:
+    def decoder(x: Tensor, memory: Tensor, *weights: Tensor) -> Tensor:
+        memory = torch.tanh(memory @ weights[0])
+        for w in weights[1:]:
+            x = x + torch.tanh(torch.tanh(x @ w) @ memory) @ w
+        return x.sum()
+
+    gm = joint_graph(decoder, weight(4, 4), weight(4, 4), *(weight(4, 4) for _ in range(5)))
+    assert len(find_layers(JointGraph(gm))) == 3  # the first of the four reads an input, which lives anyway
+
+
+def test_a_graph_without_layers_says_so(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: (torch.tanh(x @ w)).sum(), weight(2, 3), weight(3, 4))
+    with pytest.warns(UserWarning, match="transformer_layer_recompute changes nothing: "):
+        result = RecomputeLayers()(gm)
+    assert result is not None
+    assert not result.modified
+
+
+def test_linear_modules_in_a_row_are_not_layers(joint_graph: Capture) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert find_layers(JointGraph(joint_graph(lambda x: net(x).sum(), torch.randn(2, 4)))) == []
+
+
+# -- budget ------------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_of_one_recomputes_nothing(joint_graph: Capture) -> None:
+    gm = joint_graph(Stack(Block(), Block()), torch.randn(5, 4))
+    assert not apply(RecomputeToBudget(1.0), gm)
+
+
+def test_more_budget_never_means_fewer_bytes_than_it_needs_nor_more_than_it_has(joint_graph: Capture) -> None:
+    before = None
+    kept = []
+    for tenths in range(11):
+        torch._dynamo.reset()
+        gm = joint_graph(Stack(Block(), Block(), Block()), torch.randn(5, 4))
+        before = JointGraph(gm).cut(()).nbytes
+        RecomputeToBudget(tenths / 10)(gm)
+        kept.append(kept_bytes(gm))
+        assert kept[-1] <= tenths / 10 * before
+    assert kept == sorted(kept)
+    assert kept[0] == 0
+    assert kept[-1] == before
+
+
+def test_a_budget_in_bytes(joint_graph: Capture) -> None:
+    gm = joint_graph(Stack(Block(), Block()), torch.randn(5, 4))
+    assert kept_bytes(gm) > 200
+    apply(RecomputeToBudget(200), gm)
+    assert 0 < kept_bytes(gm) <= 200
+
+
+def test_what_saves_most_bytes_for_its_time_goes_first(joint_graph: Capture) -> None:
+    def network(x: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh(torch.exp(x @ w) @ w).exp().sum()
+
+    gm = joint_graph(network, weight(64, 64), weight(64, 64))
+    apply(RecomputeToBudget(0.7), gm)
+    assert all("mm" not in name for name in recomputed(gm)), "a product costs more than a pointwise operator"
+
+
+def test_draws_are_never_recomputed(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: (F.dropout(x.tanh(), 0.5) @ w).sum(), weight(8, 8), weight(8, 8))
+    apply(RecomputeToBudget(0.0), gm)
+    assert "bernoulli_default" not in recomputed(gm)
+    assert kept_bytes(gm) == 64
+
+
+def test_what_a_checkpoint_policy_has_decided_stays(joint_graph: Capture) -> None:
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    gm = joint_graph(lambda x, w: (F.gelu(x) @ w).sum(), weight(2, 3), weight(3, 4))
+    (gelu,) = (node for node in gm.graph.nodes if node.name == "gelu")
+    gelu.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    assert not apply(RecomputeGelu(), gm)
+    assert not apply(RecomputeToBudget(0.0), gm)
+
+
+def test_kept_bytes_are_symbolic_where_shapes_are(joint_graph: Capture) -> None:
+    x = torch.randn(6, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    gm = joint_graph(Stack(Block(), Block()), x)
+    (largest, *_) = sorted(JointGraph(gm).cut(()).kept, key=lambda k: -k.nbytes)
+    assert largest.nbytes == 6 * 8 * 4
+    assert str(largest.size).startswith("32*s")

@@ -86,17 +86,16 @@ class RecomputeOptions:
         count = self.number_recompute_layers
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             raise InvalidOptionError(name="number_recompute_layers", value=count, expected="an int >= 0")
-        self.budget()
+        if self.memory_budget is not None:
+            self.budget()
 
-    def budget(self) -> float | int | None:
-        """memory_budget as a fraction (float) or a number of bytes (int)."""
+    def budget(self) -> float | int:
+        """memory_budget, which is not None, as a fraction (float) or a number of bytes (int)."""
         given = self.memory_budget
         if isinstance(given, str) and (match := _BYTES.fullmatch(given.strip())):
             return int(float(match["number"]) * _UNITS[match["unit"].lower()])
         if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given <= 1:
             return float(given)
-        if given is None:
-            return None
         expected = "a fraction in [0, 1], or bytes with a unit as text, e.g. '2GiB'"
         raise InvalidOptionError(name="memory_budget", value=given, expected=expected)
 

@@ -36,13 +36,12 @@ def fx_passes(options: PassOptions) -> tuple[PassBase, ...]:
 
 def recompute_passes(options: RecomputeOptions) -> tuple[PassBase, ...]:
     """Passes on the joint graph, after fx_passes: what is drawn is known. Each leaves earlier decisions alone."""
-    budget = options.budget()
     return (
         *([RecomputeAttentionDropout()] if options.attn_dropout_recompute else []),
         *([RecomputeGelu()] if options.gelu_recompute else []),
         *([RecomputeLayers(options.number_recompute_layers)] if options.transformer_layer_recompute else []),
         # Last: it spends what the others have left.
-        *([RecomputeToBudget(budget)] if budget is not None else []),
+        *([RecomputeToBudget(options.budget())] if options.memory_budget is not None else []),
     )
 
 

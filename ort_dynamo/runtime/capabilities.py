@@ -16,6 +16,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ort_dynamo.errors import RuntimeNotInstalledError, SeveralRuntimesError
+from ort_dynamo.runtime.importing import binding
 from ort_dynamo.target import OPSET, KernelTable
 
 __all__ = ["InstalledRuntime", "broken_optimizers", "installed_runtime", "kernel_table"]
@@ -137,9 +138,7 @@ def broken_optimizers(dtypes: Collection[ir.DataType]) -> list[str]:
 
 
 def _asked_kernels(provider: str) -> Iterable[tuple[str, str, dict[str, list[str]]]]:
-    from onnxruntime.capi import onnxruntime_pybind11_state as binding
-
-    for kernel in binding.get_all_opkernel_def():
+    for kernel in binding().get_all_opkernel_def():
         first, last = kernel.version_range
         if kernel.provider != provider or kernel.domain not in ("", "ai.onnx", "com.microsoft"):
             continue

@@ -9,6 +9,7 @@ import torch
 from torch._C import _from_dlpack, _to_dlpack  # the plain C calls: torch.from_dlpack costs ten times as much
 
 from ort_dynamo.boundary import ValueSpec, inverse
+from ort_dynamo.runtime.importing import binding as onnxruntime_binding
 
 __all__ = ["CompiledGraph"]
 
@@ -24,8 +25,7 @@ class CompiledGraph:
     def __init__(
         self, session: Any, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec], device: torch.device
     ) -> None:
-        from onnxruntime.capi import onnxruntime_pybind11_state as binding
-
+        binding = onnxruntime_binding()
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.device = device

@@ -8,6 +8,7 @@ import torch
 
 from ort_dynamo.errors import ProviderNotAvailableError
 from ort_dynamo.runtime.capabilities import installed_runtime, kernel_table
+from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.target import Target
 
 __all__ = ["find_target", "provider_options"]
@@ -26,10 +27,8 @@ def find_target(device_type: str) -> Target:
     Raises:
         ProviderNotAvailableError: no provider serves the device, or the installed runtime lacks it.
     """
-    import onnxruntime
-
     runtime = installed_runtime()
-    available = onnxruntime.get_available_providers()
+    available = onnxruntime().get_available_providers()
     provider = _PROVIDERS.get(device_type)
     if provider is None or provider not in available:
         raise ProviderNotAvailableError(

@@ -11,6 +11,7 @@ import torch
 from ort_dynamo.errors import ProviderNotAvailableError, SessionError
 from ort_dynamo.options import SessionSettings
 from ort_dynamo.runtime.capabilities import broken_optimizers
+from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.runtime.providers import provider_options
 from ort_dynamo.target import Target
 
@@ -39,14 +40,12 @@ def open_session(
         ProviderNotAvailableError: the provider is there but does not load.
         SessionError: ONNX Runtime refused the model.
     """
-    import onnxruntime
-
     settings = _session_settings(options, device)
     providers: list[Any] = [(target.provider, provider_options(device, dict(options.provider_options)))]
     if device.type != "cpu":
         providers.append("CPUExecutionProvider")  # shape arithmetic runs there
     try:
-        session = onnxruntime.InferenceSession(
+        session = onnxruntime().InferenceSession(
             model, settings, providers=providers, disabled_optimizers=broken_optimizers(dtypes)
         )
     except Exception as error:  # pybind exposes about ten unrelated exception classes
@@ -67,10 +66,8 @@ def open_session(
 
 
 def _session_settings(options: SessionSettings, device: torch.device) -> Any:
-    import onnxruntime
-
-    levels = onnxruntime.GraphOptimizationLevel
-    settings = onnxruntime.SessionOptions()
+    levels = onnxruntime().GraphOptimizationLevel
+    settings = onnxruntime().SessionOptions()
     settings.graph_optimization_level = {
         "disable": levels.ORT_DISABLE_ALL,
         "basic": levels.ORT_ENABLE_BASIC,

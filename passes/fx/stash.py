@@ -144,10 +144,7 @@ class JointGraph:
         for node in filter(set(nodes).__contains__, self.forward):
             if is_tensor(node) and (key := storage_of(node)) not in self.inputs:
                 groups.setdefault(key, []).append(node)
-        return tuple(
-            Kept(tuple(group), *max((bytes_of(node.meta["val"]) for node in group), key=operator.itemgetter(0)))
-            for group in groups.values()
-        )
+        return tuple(Kept(tuple(group), *bytes_of(group[0].meta["val"])) for group in groups.values())
 
     def _in_backward(self, user: Node) -> bool:
         # A backward node that reads only a shape makes torch keep the numbers, not the tensor.
@@ -217,13 +214,12 @@ def _flops(node: Node) -> float:
 
 
 def bytes_of(fake: torch.Tensor) -> tuple[int, sympy.Expr]:
-    """Bytes that a tensor occupies, symbolic sizes by their hints, and the same in symbols.
+    """Bytes of the allocation that a tensor lives in, symbolic sizes by their hints, and the same in symbols.
 
-    An expanded dimension counts once.
+    A view keeps all of its base alive, in eager and across a cut of the graph.
     """
-    sizes = [size for size, stride in zip(fake.shape, fake.stride(), strict=True) if _hint(stride) or _hint(size) == 1]
-    exprs = [size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size) for size in sizes]
-    return math.prod(map(_hint, sizes)) * fake.element_size(), sympy.Mul(*exprs, fake.element_size())
+    nbytes: int | torch.SymInt = fake.untyped_storage().nbytes()
+    return _hint(nbytes), nbytes.node.expr if isinstance(nbytes, torch.SymInt) else sympy.Integer(nbytes)
 
 
 def _numel(fake: torch.Tensor) -> int:

@@ -1,0 +1,156 @@
+"""Recomputation end to end: the same gradients, bit by bit, for fewer bytes kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ort_dynamo.testing import eager_reasons
+
+
+class Layer(nn.Module):
+    """A transformer layer with dropout on weights, attention's result and MLP."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.norm, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        weights = F.dropout(torch.softmax(q @ k.transpose(-1, -2) / 4, -1), 0.2, self.training)
+        x = x + F.dropout(self.out(weights @ v), 0.1, self.training)
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm2(x)))), 0.1, self.training)
+
+
+class Transformer(nn.Module):
+    def __init__(self, layers: int = 3, checkpointed: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 16)
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
+        self._checkpointed = checkpointed
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = F.dropout(self.embedding(tokens), 0.1, self.training)
+        for layer in self.layers:
+            x = layer(x) if self._checkpointed is None else checkpoint(layer, x, **self._checkpointed)
+        return x.square().mean()
+
+
+class ConvNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1, self.layer2, self.layer3 = (self._stage() for _ in range(3))
+
+    @staticmethod
+    def _stage() -> nn.Module:
+        convolution = nn.Conv2d(4, 4, 3, padding=1)
+        return nn.Sequential(convolution, nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer3(self.layer2(self.layer1(x))).square().mean()
+
+
+def step(make: Callable[[], nn.Module], x: Tensor, **options: Any) -> tuple[dict[str, Tensor], int]:
+    """Two training steps from one seed: loss, gradients and buffers of the second, and the bytes it kept."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = make()
+    compiled = torch.compile(model, backend="ort_train", options=options, fullgraph=True)
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers(), x)}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    for _ in range(2):
+        kept.clear()
+        model.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = compiled(x)
+        loss.backward()
+    assert not eager_reasons()
+    gradients = {f"gradient of {n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
+    buffers = {f"buffer {n}": b.clone() for n, b in model.named_buffers()}
+    return {"loss": loss.detach(), **gradients, **buffers}, sum(kept.values())
+
+
+def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(actual[name], value), f"{name} differs by {(actual[name] - value).abs().max():.3g}"
+
+
+TOKENS = torch.arange(24).reshape(2, 12) % 11
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[dict[str, Tensor], int]:
+    return step(Transformer, TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"gelu_recompute": True}, 0.95),
+        ({"attn_dropout_recompute": True}, 0.99),
+        ({"transformer_layer_recompute": True}, 0.6),
+        ({"transformer_layer_recompute": True, "number_recompute_layers": 1}, 0.8),
+        ({"gelu_recompute": True, "attn_dropout_recompute": True, "memory_budget": 0.7}, 0.7),
+        *(({"memory_budget": tenths / 10}, tenths / 10) for tenths in (0, 2, 5, 9)),
+        ({"memory_budget": "20KiB"}, 20 * 1024 / 86880),
+    ],
+    ids=str,
+)
+def test_gradients_do_not_change_and_fewer_bytes_are_kept(
+    plain: tuple[dict[str, Tensor], int], options: dict[str, Any], most: float
+) -> None:
+    expected, before = plain
+    actual, kept = step(Transformer, TOKENS, **options)
+    assert_equal(actual, expected)
+    masks = 3 * (2 * 12 * 12 + 2 * 2 * 12 * 16) + 2 * 12 * 16  # draws are always kept, a byte an entry
+    assert kept <= max(most * before, masks)
+
+
+@pytest.mark.parametrize("options", [{"transformer_layer_recompute": True}, {"memory_budget": 0.1}], ids=str)
+def test_batch_norm_statistics_are_updated_once(options: dict[str, Any]) -> None:
+    x = torch.randn(2, 4, 6, 6)
+    expected, before = step(ConvNet, x)
+    actual, kept = step(ConvNet, x, **options)
+    assert_equal(actual, expected)
+    assert actual["buffer layer1.1.num_batches_tracked"] == 2
+    assert kept < 0.7 * before
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_draw_once_and_keep_what_enters_them(
+    plain: tuple[dict[str, Tensor], int], reentrant: bool
+) -> None:
+    expected, before = plain
+    actual, kept = step(lambda: Transformer(checkpointed={"use_reentrant": reentrant}), TOKENS)
+    assert_equal(actual, expected)
+    assert kept < 0.4 * before
+
+
+def test_a_checkpoint_and_a_budget_go_together(plain: tuple[dict[str, Tensor], int]) -> None:
+    expected, before = plain
+    make = lambda: Transformer(checkpointed={"use_reentrant": False})  # noqa: E731
+    actual, kept = step(make, TOKENS, memory_budget=0.2)
+    assert_equal(actual, expected)
+    assert kept < 0.2 * before
+
+
+@pytest.mark.parametrize("budget", [1.5, -0.1, "-3GiB", "2", "much", True, float("nan")])
+def test_a_bad_budget_is_refused(budget: object) -> None:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"InvalidOptionError: .*'memory_budget'"):
+        torch.compile(nn.Linear(2, 2), backend="ort_train", options={"memory_budget": budget})(torch.ones(1, 2))

@@ -14,6 +14,7 @@ import torch
 
 from ort_dynamo.lowering.branches import all_finite, either
 from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.ops.error_function import erf
 from ort_dynamo.lowering.ops.unary import log1p
 from ort_dynamo.lowering.promotion import promote
 from ort_dynamo.lowering.registry import lowering
@@ -45,7 +46,7 @@ def gelu(ctx: LoweringContext, self: ir.Value, *, approximate: str = "none") -> 
         return ctx.cast(getattr(ctx.contrib, kernel)(x), ctx.out.dtype)
     op = ctx.op
     if approximate == "none":
-        result = op.Mul(op.Mul(x, 0.5), op.Add(op.Erf(op.Mul(x, math.sqrt(0.5))), 1.0))
+        result = op.Mul(op.Mul(x, 0.5), op.Add(erf(ctx, op.Mul(x, math.sqrt(0.5))), 1.0))
     else:
         result = _x_sigmoid(ctx, x, _doubled_tanh_argument(ctx, x))
     return ctx.cast(result, ctx.out.dtype)
@@ -64,7 +65,10 @@ def _gelu_slope(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     """Φ(x) + x φ(x), which with s = x / √2 is (1 + erf s) / 2 + s / (√π exp s²)."""
     op = ctx.op
     s = op.Mul(x, math.sqrt(0.5))
-    cumulative = op.HardSigmoid(op.Erf(s), alpha=0.5, beta=0.5)  # in one pass; its clamp does nothing here
+    if x.dtype == _FLOAT:
+        cumulative = op.HardSigmoid(op.Erf(s), alpha=0.5, beta=0.5)  # in one pass; its clamp does nothing here
+    else:
+        cumulative = op.Add(op.Mul(erf(ctx, s), 0.5), 0.5)
     return op.Add(op.Mul(op.Div(s, op.Exp(op.Mul(s, s))), 1 / math.sqrt(math.pi)), cumulative)
 
 

@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ort_dynamo.lowering.context import LoweringContext, Number
 from ort_dynamo.lowering.ops.integer import integer_power
 from ort_dynamo.lowering.ops.trigonometry import atan
-from ort_dynamo.lowering.ops.unary import is_float, sign_bit, square_root, truncate, two
+from ort_dynamo.lowering.ops.unary import is_float, log1p, sign_bit, square_root, truncate, two
 from ort_dynamo.lowering.ops.views import same_size
 from ort_dynamo.lowering.promotion import DEFAULT, INT_TO_FLOAT, KIND, promote, rounded
 from ort_dynamo.lowering.registry import lowering, register
@@ -221,6 +221,22 @@ def _hypot(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
     return op.Where(infinite, math.inf, op.Where(plain, high, scaled))
 
 
+# -- logarithms of sums ------------------------------------------------------------------------------------------
+
+
+def _log_add_exp(base: float) -> Formula:
+    scale = math.log(base)
+
+    def formula(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+        op = ctx.op
+        # Of two equal infinities the difference is nan.
+        distance = op.Where(op.Equal(a, b), 0.0, op.Abs(op.Sub(a, b)))
+        excess = log1p(ctx, op.Exp(op.Mul(distance, -scale)))
+        return op.Add(op.Max(a, b), op.Mul(excess, 1 / scale))
+
+    return formula
+
+
 # -- bits --------------------------------------------------------------------------------------------------------
 
 
@@ -241,6 +257,8 @@ _TYPE_KEEPING: dict[torch._ops.OpOverload, Formula] = {
     aten.fmax.default: _ignoring_nan("Max"),
     aten.fmin.default: _ignoring_nan("Min"),
     aten.hypot.default: _hypot,
+    aten.logaddexp.default: _log_add_exp(math.e),
+    aten.logaddexp2.default: _log_add_exp(2),
     aten.bitwise_and.Tensor: _bitwise("And"),
     aten.bitwise_and.Scalar: _bitwise("And"),
     aten.bitwise_and.Scalar_Tensor: _bitwise("And"),

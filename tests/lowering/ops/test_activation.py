@@ -91,6 +91,7 @@ def test_edges_equal_eager(function):
         "logsigmoid",
         "hardsigmoid",
         "threshold",
+        "gelu",
         "gelu tanh",
     ],
 )

@@ -28,6 +28,7 @@ ARITHMETIC = [
     torch.special.xlogy,
     torch.floor_divide,
 ]
+FLOATING = [torch.logaddexp, torch.logaddexp2]
 COMPARISONS = [torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge]
 LOGICAL = [torch.logical_and, torch.logical_or, torch.logical_xor]
 BITWISE = [torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor]
@@ -38,7 +39,7 @@ def named(function):
     return getattr(function, "__name__", None)
 
 
-@pytest.mark.parametrize("function", ARITHMETIC, ids=named)
+@pytest.mark.parametrize("function", [*ARITHMETIC, *FLOATING], ids=named)
 def test_value_and_gradient_equal_eager_under_broadcasting(function):
     a, b = torch.randn(3, 1, 5) * 3, torch.randn(4, 1) * 3
     if function is torch.special.xlogy:
@@ -49,7 +50,7 @@ def test_value_and_gradient_equal_eager_under_broadcasting(function):
     )
 
 
-@pytest.mark.parametrize("function", [f for f in ARITHMETIC if f is not torch.rsub], ids=named)
+@pytest.mark.parametrize("function", [f for f in ARITHMETIC + FLOATING if f is not torch.rsub], ids=named)
 def test_symbolic_sizes_equal_eager(function):
     differentiable = function not in STEPS
     a, b = torch.rand(3, 5) + 0.2, torch.rand(5) + 0.2
@@ -62,7 +63,7 @@ def test_symbolic_sizes_equal_eager(function):
     )
 
 
-@pytest.mark.parametrize("function", [*ARITHMETIC, *COMPARISONS, *LOGICAL, torch.pow], ids=named)
+@pytest.mark.parametrize("function", [*ARITHMETIC, *FLOATING, *COMPARISONS, *LOGICAL, torch.pow], ids=named)
 def test_edges_of_float32_equal_eager(function):
     assert_like_eager(function, PAIRS[0], PAIRS[1], gradients=False)
 

@@ -45,16 +45,16 @@ def replication_pad(ctx: LoweringContext, self: ir.Value, padding: Sequence[Size
     for i in range(len(left) // 2):
         axis = len(sizes) - 1 - i
         before, after, size = left[2 * i], left[2 * i + 1], sizes[axis]
-        if isinstance(before, int) and isinstance(after, int) and min(before, after) < 0:
+        if not isinstance(before, int) or not isinstance(after, int) or min(before, after) < 0:
             # ONNX Runtime's Pad fails where a negative width cuts off a whole axis.
             value = ctx.op.Gather(value, _edge_places(ctx, before, after, size), axis=axis)
             left[2 * i] = left[2 * i + 1] = 0
     return ctx.op.Pad(value, _pads(ctx, len(sizes), left), mode="edge")
 
 
-def _edge_places(ctx: LoweringContext, before: int, after: int, size: Size) -> ir.Value:
+def _edge_places(ctx: LoweringContext, before: Size, after: Size, size: Size) -> ir.Value:
     """Along an axis of `size` elements: which one each element of the padded axis repeats."""
-    if isinstance(size, int):
+    if isinstance(size, int) and isinstance(before, int) and isinstance(after, int):
         return ctx.ints([min(max(place, 0), size - 1) for place in range(-before, size + after)])
     first, end, one = (ctx.scalar(number, torch.int64) for number in (-before, size + after, 1))
     places = ctx.op.Max(ctx.op.Range(first, end, one), ctx.constant(0, torch.int64))
@@ -71,21 +71,20 @@ def replication_pad_backward(
 ) -> ir.Value:
     """replication_pad2d_backward(Tensor grad_output, Tensor self, SymInt[4] padding) -> Tensor"""
     sizes = ctx.sizes(self)
-    widths = ctx.static(padding, "the width of a replication padding")
     value, current = grad_output, list(ctx.sizes(grad_output))
-    for i in range(len(widths) // 2):
+    for i in range(len(padding) // 2):
         axis = len(sizes) - 1 - i
-        before, after = widths[2 * i : 2 * i + 2]
-        current[axis] = sizes[axis]
-        if min(before, after) < 0 and not isinstance(sizes[axis], int):
-            value = _add_to_edges(ctx, value, axis, before, after, current)
+        before, after, size = padding[2 * i], padding[2 * i + 1], sizes[axis]
+        current[axis] = size
+        if isinstance(before, int) and isinstance(after, int) and (isinstance(size, int) or min(before, after) >= 0):
+            value = _fold_edges(ctx, value, axis, before, after, size)
         else:
-            value = _fold_edges(ctx, value, axis, before, after, sizes[axis])
+            value = _add_to_edges(ctx, value, axis, before, after, current)
     return value
 
 
 def _add_to_edges(
-    ctx: LoweringContext, grad: ir.Value, axis: int, before: int, after: int, sizes: Sequence[Size]
+    ctx: LoweringContext, grad: ir.Value, axis: int, before: Size, after: Size, sizes: Sequence[Size]
 ) -> ir.Value:
     """Add each entry along `axis` to the element it repeats, where it is not known whether one stands at either end.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, TypeVar
@@ -17,6 +17,8 @@ from ort_dynamo.errors import DuplicateLoweringError
 __all__ = [
     "Lowering",
     "find_lowering",
+    "keep_in_eager",
+    "kept_in_eager",
     "lowering",
     "outside_lowerings",
     "register",
@@ -33,6 +35,7 @@ its torch.SymInt / SymFloat. An output nobody reads may be None.
 
 _F = TypeVar("_F", bound=Lowering)
 _REGISTRY: dict[OpOverload, Lowering] = {}
+_REASONS: dict[OpOverload, str] = {}
 _FROM_OUTSIDE: dict[OpOverload, Lowering] = {}  # registered by users; goes before ours
 
 
@@ -56,6 +59,23 @@ def lowering(*overloads: OpOverload) -> Callable[[_F], _F]:
         return function
 
     return decorate
+
+
+def keep_in_eager(reason: str, *overloads: OpOverload) -> None:
+    """Leave `overloads` whole and in eager, on purpose, for `reason`."""
+
+    def refuse(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        raise ctx.refuse(reason)
+
+    for overload in overloads:
+        register(overload, refuse)
+        _REASONS[overload] = reason
+
+
+def kept_in_eager() -> Mapping[OpOverload, str]:
+    """The overloads that stay in eager on purpose, each with the reason."""
+    _load_families()
+    return _REASONS
 
 
 def register_lowering(*overloads: OpOverload, replace: bool = False) -> Callable[[_F], _F]:

@@ -21,7 +21,7 @@ from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.target import OPSET
 
-__all__ = ["WRONG", "call"]
+__all__ = ["WRONG", "call", "has_function"]
 
 aten = torch.ops.aten
 
@@ -83,6 +83,11 @@ def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         ir.convenience.replace_all_uses_with(stand_in, value)
     _adopt(ctx, tracer.nodes)
     return _typed(ctx, outputs, {stand_in: value for value, stand_in in aliases.items()})
+
+
+def has_function(overload: torch._ops.OpOverload) -> bool:
+    """Whether torch_lib has a function for `overload`."""
+    return _find_function(overload) is not None
 
 
 @functools.cache

@@ -19,7 +19,14 @@ from ort_dynamo.errors import RuntimeNotInstalledError, SeveralRuntimesError
 from ort_dynamo.runtime.importing import binding
 from ort_dynamo.target import OPSET, KernelTable
 
-__all__ = ["InstalledRuntime", "broken_optimizers", "installed_runtime", "kernel_table"]
+__all__ = [
+    "TESTED_RUNTIMES",
+    "InstalledRuntime",
+    "broken_optimizers",
+    "installed_runtime",
+    "kernel_table",
+    "recorded_kernel_table",
+]
 
 _TRAINING = "onnxruntime-training"
 
@@ -116,8 +123,21 @@ def kernel_table(runtime: InstalledRuntime, provider: str) -> KernelTable:
     read off the stock build of the same version, plus the gradient operators. For its CUDA provider, which cannot
     be asked either, the CPU table stands in.
     """
+    entries = _recorded_kernels("1.19.2") if runtime.has_gradient_kernels else _asked_kernels(provider)
+    return _table(entries, runtime)
+
+
+def recorded_kernel_table(runtime: InstalledRuntime) -> KernelTable:
+    """The CPU kernels of one of the two tested runtimes, read from a record: the same whatever is installed."""
+    return _table(_recorded_kernels(runtime.version), runtime)
+
+
+TESTED_RUNTIMES = (InstalledRuntime(_TRAINING, "1.19.2"), InstalledRuntime("onnxruntime", "1.31.1"))
+"""The runtimes that the tests run on, each with a record of its CPU kernels."""
+
+
+def _table(entries: Iterable[tuple[str, str, dict[str, list[str]]]], runtime: InstalledRuntime) -> KernelTable:
     table: dict[tuple[str, str], tuple[dict[str, frozenset[ir.DataType]], ...]] = {}
-    entries = _recorded_kernels() if runtime.has_gradient_kernels else _asked_kernels(provider)
     for domain, op_type, constraints in entries:
         kernel = {variable: _parse(types) for variable, types in constraints.items()}
         table[domain, op_type] = (*table.get((domain, op_type), ()), kernel)
@@ -148,8 +168,8 @@ def _asked_kernels(provider: str) -> Iterable[tuple[str, str, dict[str, list[str
             yield "", kernel.op_name, kernel.type_constraints
 
 
-def _recorded_kernels() -> Iterable[tuple[str, str, dict[str, list[str]]]]:
-    text = (files("ort_dynamo.runtime") / "kernels_1.19.2_cpu.json").read_text()
+def _recorded_kernels(version: str) -> Iterable[tuple[str, str, dict[str, list[str]]]]:
+    text = (files("ort_dynamo.runtime") / f"kernels_{version}_cpu.json").read_text()
     kernels: dict[str, list[dict[str, Any]]] = json.loads(text)
     for name, entries in kernels.items():
         domain, op_type = name.split("::")

@@ -7,11 +7,11 @@ from functools import lru_cache
 import torch
 
 from ort_dynamo.errors import ProviderNotAvailableError
-from ort_dynamo.runtime.capabilities import installed_runtime, kernel_table
+from ort_dynamo.runtime.capabilities import TESTED_RUNTIMES, installed_runtime, kernel_table, recorded_kernel_table
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.target import Target
 
-__all__ = ["find_target", "provider_options"]
+__all__ = ["find_target", "provider_options", "recorded_cpu_targets"]
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
@@ -47,6 +47,21 @@ def find_target(device_type: str) -> Target:
         device_type=device_type,
         gradient_kernels=runtime.has_gradient_kernels,
         kernels=kernel_table(runtime, provider),
+    )
+
+
+def recorded_cpu_targets() -> tuple[Target, ...]:
+    """The CPU targets of the tested runtimes, whatever is installed: for documentation."""
+    return tuple(
+        Target(
+            package=runtime.package,
+            version=runtime.version,
+            provider="CPUExecutionProvider",
+            device_type="cpu",
+            gradient_kernels=runtime.has_gradient_kernels,
+            kernels=recorded_kernel_table(runtime),
+        )
+        for runtime in TESTED_RUNTIMES
     )
 
 

@@ -14,7 +14,7 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils.checkpoint import CheckpointPolicy
 
-__all__ = ["DRAWN", "HoistRandom"]
+__all__ = ["DRAWN", "HoistRandom", "is_draw"]
 
 aten = torch.ops.aten
 
@@ -79,21 +79,33 @@ class HoistRandom(PassBase):
         for node in list(graph.nodes):
             if node.op != "call_function" or DRAWN in node.meta:
                 continue
-            packet = getattr(node.target, "overloadpacket", None)
             if node.target is aten.native_dropout.default:
                 if node.args[2] is not False and 0.0 < float(node.args[1]) < 1.0:
                     _Rewriter(graph_module, node).split_dropout()
                     modified = True
-            elif packet in _LIKE or node.target in _LIKE_OVERLOADS:
+            elif _is_one_of(node.target, _LIKE, _LIKE_OVERLOADS):
                 _Rewriter(graph_module, node).detach_from_data()
                 modified = True
-            elif packet in _CREATE or node.target in _CREATE_OVERLOADS:
+            elif _is_one_of(node.target, _CREATE, _CREATE_OVERLOADS):
                 _mark(node)
                 modified = True
         if modified:
             graph.eliminate_dead_code()
             graph_module.recompile()
         return PassResult(graph_module, modified)
+
+
+def is_draw(target: object) -> bool:
+    """Whether HoistRandom takes calls of `target` out of the graph."""
+    return (
+        target is aten.native_dropout.default
+        or _is_one_of(target, _LIKE, _LIKE_OVERLOADS)
+        or _is_one_of(target, _CREATE, _CREATE_OVERLOADS)
+    )
+
+
+def _is_one_of(target: object, packets: tuple[Any, ...], overloads: tuple[Any, ...]) -> bool:
+    return getattr(target, "overloadpacket", None) in packets or target in overloads
 
 
 def _mark(node: Node) -> Node:

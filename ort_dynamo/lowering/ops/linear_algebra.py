@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.ops.views import size_is_zero
-from ort_dynamo.lowering.registry import lowering, register
+from ort_dynamo.lowering.registry import keep_in_eager, lowering
 
 aten = torch.ops.aten
 
@@ -26,12 +24,8 @@ def det(ctx: LoweringContext, self: ir.Value) -> tuple[ir.Value | None, ...]:
     return ctx.op.Det(self), None, None
 
 
-def _refuse(ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
-    """linalg_cholesky_ex(Tensor self, *, bool upper=False, bool check_errors=False) -> (Tensor L, Tensor info)"""
-    raise ctx.refuse("a factorisation or function of a matrix, for which ONNX has no operator")
-
-
-for _overload in (
+keep_in_eager(
+    "a factorisation or function of a matrix, for which ONNX has no operator",
     aten._linalg_eigh.default,
     aten._linalg_eigvals.default,
     aten._linalg_slogdet.default,
@@ -58,5 +52,4 @@ for _overload in (
     aten.lu_unpack.default,
     aten.ormqr.default,
     aten.triangular_solve.default,
-):
-    register(_overload, _refuse)
+)

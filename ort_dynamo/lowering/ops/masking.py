@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
-from ort_dynamo.lowering.registry import lowering, register
+from ort_dynamo.lowering.registry import keep_in_eager, lowering
 from ort_dynamo.lowering.zeros import zeros
 
 aten = torch.ops.aten
@@ -120,17 +119,12 @@ def repeat_interleave(ctx: LoweringContext, repeats: ir.Value, *, output_size: S
 _DATA = "the size of the result depends on the data"
 
 
-def _refuse(ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
-    """nonzero(Tensor self) -> Tensor"""
-    raise ctx.refuse(_DATA)
-
-
-for _overload in (
+keep_in_eager(
+    "the size of the result depends on the data",
     aten.nonzero.default,
     aten.masked_select.default,
     aten.bincount.default,
     aten._unique2.default,
     aten.unique_dim.default,
     aten.unique_consecutive.default,
-):
-    register(_overload, _refuse)
+)

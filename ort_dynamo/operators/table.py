@@ -78,7 +78,15 @@ _OTHER_PURPOSE = (
     *("dense_dim", "dequantize", "empty_quantized", "from_file", "to_mkldnn", "to_padded", "qscheme", "slow_conv"),
     *("batch_norm_stats", "batch_norm_elemt", "batch_norm_gather", "batch_norm_backward_", "batch_norm_update"),
     *("convolution_overrideable", "convolution_backward_overrideable", "conv_depthwise3d", "hash_tensor", "sym_"),
-    *("lstm_mps", "matmul_backward", "linear_backward", "max_pool2d_backward", "slice_inverse", "native_norm", "special_spherical"),
+    *(
+        "lstm_mps",
+        "matmul_backward",
+        "linear_backward",
+        "max_pool2d_backward",
+        "slice_inverse",
+        "native_norm",
+        "special_spherical",
+    ),
 )
 
 

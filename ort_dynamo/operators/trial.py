@@ -26,23 +26,26 @@ from ort_dynamo.target import Target
 
 __all__ = ["gradient_overloads", "taken_dtypes"]
 
-_SHAPES = ((3, 3), (3, 3, 3), (2, 3, 4, 4), (2, 3, 4, 4, 4), (3,), ())
+_Shape = tuple[int, ...]
+
+_SHAPES: tuple[_Shape, ...] = ((3, 3), (3, 3, 3), (2, 3, 4, 4), (2, 3, 4, 4, 4), (3,), ())
 _INDICES = ("index", "indices", "target", "batch1_idx")
 _MASKS = ("mask", "condition")
 
 
 def taken_dtypes(overload: OpOverload, targets: Sequence[Target]) -> list[frozenset[torch.dtype]] | None:
     """For each target, the dtypes of the tensor arguments with which it takes the overload; None if not tried."""
-    tried = False
+    shapes = _SHAPES
     taken: list[set[torch.dtype]] = [set() for _ in targets]
     with _quiet():
         for dtype in TORCH_TO_ONNX:
-            if (node := next(_nodes(overload, dtype), None)) is not None:
-                tried = True
+            shape, node = next(_nodes(overload, dtype, shapes), ((), None))
+            if node is not None:
+                shapes = (shape,)  # what fits one dtype fits the others
                 for target, found in zip(targets, taken, strict=True):
                     if _is_taken(node, target):
                         found.add(dtype)
-    return list(map(frozenset, taken)) if tried else None
+    return list(map(frozenset, taken)) if shapes is not _SHAPES else None
 
 
 def _is_taken(node: Node, target: Target) -> bool:
@@ -54,7 +57,7 @@ def _is_taken(node: Node, target: Target) -> bool:
 
 def gradient_overloads(overload: OpOverload) -> list[str] | None:
     """The overloads that torch's gradient formula calls; empty where there is no gradient, None where not tried."""
-    for arguments in _arguments(overload, torch.float32, True):
+    for _, arguments in _arguments(overload, torch.float32, _SHAPES, requires_grad=True):
         leaves = [a for a in tree_leaves(arguments) if isinstance(a, torch.Tensor) and a.requires_grad]
         try:
             with _quiet():
@@ -101,9 +104,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _nodes(overload: OpOverload, dtype: torch.dtype) -> Iterator[Node]:
-    """A node that calls the overload, as segments.py would meet it; for each way to make its arguments up."""
-    for arguments in _arguments(overload, dtype, False):
+def _nodes(overload: OpOverload, dtype: torch.dtype, shapes: Sequence[_Shape]) -> Iterator[tuple[_Shape, Node]]:
+    """For each shape of its tensor arguments that fits: it, and a node that calls the overload."""
+    for shape, arguments in _arguments(overload, dtype, shapes):
         try:
             out = overload(*arguments)
         except Exception:  # made-up arguments that do not fit raise anything
@@ -122,18 +125,21 @@ def _nodes(overload: OpOverload, dtype: torch.dtype) -> Iterator[Node]:
         if isinstance(out, (tuple, list)):
             for index in range(len(out)):
                 graph.call_function(operator.getitem, (node, index))
-        yield node
+        yield shape, node
 
 
-def _arguments(overload: OpOverload, dtype: torch.dtype, requires_grad: bool) -> Iterator[tuple[Any, ...]]:
+def _arguments(
+    overload: OpOverload, dtype: torch.dtype, shapes: Sequence[_Shape], requires_grad: bool = False
+) -> Iterator[tuple[_Shape, tuple[Any, ...]]]:
+    """Made-up arguments, under the fake mode in which they are to be used."""
     required = [a for a in overload._schema.arguments if not a.has_default_value() and not a.kwarg_only]
     if any(a.kwarg_only and not a.has_default_value() for a in overload._schema.arguments):
         return
     with FakeTensorMode():
-        for shape in _SHAPES:
+        for shape in shapes:
             made = [_argument(a.name, str(a.type), shape, dtype, requires_grad) for a in required]
-            if NotImplemented not in map(type, made) and not any(m is NotImplemented for m in made):
-                yield tuple(made)
+            if not any(value is NotImplemented for value in made):
+                yield shape, tuple(made)
 
 
 def _argument(name: str, kind: str, shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool) -> Any:

@@ -127,6 +127,7 @@ def kernel_table(runtime: InstalledRuntime, provider: str) -> KernelTable:
     return _table(entries, runtime)
 
 
+@lru_cache(maxsize=2)
 def recorded_kernel_table(runtime: InstalledRuntime) -> KernelTable:
     """The CPU kernels of one of the two tested runtimes, read from a record: the same whatever is installed."""
     return _table(_recorded_kernels(runtime.version), runtime)

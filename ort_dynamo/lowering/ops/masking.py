@@ -120,7 +120,7 @@ _DATA = "the size of the result depends on the data"
 
 
 keep_in_eager(
-    "the size of the result depends on the data",
+    _DATA,
     aten.nonzero.default,
     aten.masked_select.default,
     aten.bincount.default,

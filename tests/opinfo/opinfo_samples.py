@@ -46,7 +46,7 @@ class Verdict:
 
     Attributes:
         kind: "same"; "different" or "failed", both while aot_eager agrees with eager; "not comparable", where eager
-            or aot_eager fails too.
+            or aot_eager fails too; "not compiled", where the result is eager's because nothing reached the backend.
         detail: what differs, or what was raised.
         native: overload -> nodes in ONNX Runtime.
         eager: "<overload>: <reason>" -> nodes in eager.
@@ -102,6 +102,8 @@ def check_sample(op: OpInfo, sample: SampleInput, dtype: torch.dtype, *, dynamic
             except Exception as other:
                 return Verdict("not comparable", f"aot_eager: {_short(other)}", native, eager)
             return Verdict(kind, _short(error), native, eager)
+        if not counters["ort_train"]["graphs"]:
+            return Verdict("not compiled", "Dynamo gives no graph")
         return Verdict("same", "", *_nodes())
 
 

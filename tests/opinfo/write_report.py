@@ -24,8 +24,9 @@ cotangents, backward, compiled with `ort_train` and compared with eager: values,
 `python tests/opinfo/write_report.py FILE …`; CI runs one sample of every operator (`tests/opinfo/test_opinfo.py`).
 
 *Not comparable* are samples on which eager itself raises or which `aot_eager`, torch's own tracing without any
-compiler behind it, does not get right either; *not compiled* those for which Dynamo makes no graph. *Different*, *failed* and *crashed* are ours. *Native* are overloads of
-which ONNX Runtime executed every node, *in part* those that stayed in eager for some samples.
+compiler behind it, does not get right either; *not compiled* those for which Dynamo makes no graph. *Different*,
+*failed* and *crashed* are ours. *Native* are overloads of which ONNX Runtime executed every node, *in part* those that
+stayed in eager for some samples.
 """
 
 

@@ -17,8 +17,11 @@ from ort_dynamo.lowering.whole import whole_resizes
 from ort_dynamo.options import Options, parse_options
 from ort_dynamo.partition import mark, partitioner
 from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.runtime.importing import restore_torch
 
 __all__ = ["ort_train"]
+
+restore_torch()  # before Dynamo traces the first model: the program may have imported onnxruntime itself
 
 
 def ort_train(

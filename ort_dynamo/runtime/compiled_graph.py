@@ -96,13 +96,7 @@ class _Feed:
             value = value.resolve_neg()
         if self._is_bool:
             value = value.view(torch.uint8)
-        try:
-            feeds.push_back(_to_dlpack(value), self._is_bool)
-        except RuntimeError:
-            # An empty tensor is contiguous for torch whatever its strides are; ONNX Runtime looks at them.
-            if value.numel():
-                raise
-            feeds.push_back(_to_dlpack(torch.empty_like(value, memory_format=torch.contiguous_format)), self._is_bool)
+        feeds.push_back(_to_dlpack(value), self._is_bool)
 
 
 class _Fetch:

@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 
-__all__ = ["binding", "onnxruntime"]
+__all__ = ["binding", "onnxruntime", "restore_torch"]
 
 
 @functools.cache
 def onnxruntime() -> Any:
-    """The module `onnxruntime`, imported without its effects on torch.
+    """The module `onnxruntime`, imported without its effects on torch."""
+    import onnxruntime as module
 
-    The training build imports its ORTModule, which fails on today's torch, but not before it has replaced the
-    functions below by its own. Dynamo then no longer knows `checkpoint` and `manual_seed`: compiled models that
-    call them break.
-    """
-    owners: tuple[tuple[Any, str], ...] = (
-        (torch, "manual_seed"),
-        (torch.cuda, "manual_seed"),
-        (torch.utils.checkpoint, "checkpoint"),
-    )
-    own = [getattr(owner, name) for owner, name in owners]
-    try:
-        import onnxruntime as module
-    finally:
-        for (owner, name), function in zip(owners, own, strict=True):
-            setattr(owner, name, function)
+    restore_torch()
     return module
+
+
+def restore_torch() -> None:
+    """Give torch its functions back, if onnxruntime has been imported and has replaced them.
+
+    The training build imports its ORTModule, which fails on today's torch, but not before it has put functions of its
+    own in the place of those below. Dynamo does not know these: compiled models that call them break.
+    """
+    _restore("manual_seed", torch.manual_seed, torch.random.manual_seed)
+    _restore("manual_seed", torch.cuda.manual_seed, torch.cuda.random.manual_seed)
+    checkpoint: Any = torch.utils.checkpoint.checkpoint
+    while _is_replacement(checkpoint):  # twice: a failed import is tried again
+        checkpoint = inspect.getclosurevars(checkpoint).nonlocals["original_checkpoint"]
+    _restore("checkpoint", torch.utils.checkpoint.checkpoint, checkpoint)
+
+
+def _is_replacement(function: Any) -> bool:
+    return str(function.__module__).startswith("onnxruntime.")
+
+
+def _restore(name: str, function: Any, own: Any) -> None:
+    """Put `own` in the place of a replaced `function` in every module that has it, also those that imported it."""
+    if _is_replacement(function):
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get(name) is function:
+                setattr(module, name, own)
 
 
 def binding() -> Any:

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.fx.stash import JointGraph, can_recompute, storage_of, tag
+from ort_dynamo.passes.analysis.stash import JointGraph, can_recompute, storage_of, tag
 
 __all__ = ["RecomputeGelu"]
 

@@ -10,8 +10,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.fx.layers import Layer, find_layers
-from ort_dynamo.passes.fx.stash import JointGraph, can_recompute, is_tensor, storage_of, tag
+from ort_dynamo.passes.analysis.layers import Layer, find_layers
+from ort_dynamo.passes.analysis.stash import JointGraph, can_recompute, is_tensor, storage_of, tag
 
 __all__ = ["RecomputeLayers"]
 

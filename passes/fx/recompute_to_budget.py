@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.fx.stash import (
+from ort_dynamo.passes.analysis.stash import (
     JointGraph,
     Kept,
     can_recompute,

@@ -10,8 +10,10 @@ from opinfo_samples import DTYPES, check_sample, operators, samples_of
 def test_an_operator_gives_eagers_results(name: str) -> None:
     op = operators()[name]
     found = ((dtype, samples_of(op, dtype, limit=3)) for dtype in DTYPES.values())
-    dtype, samples = next((dtype, samples) for dtype, samples in found if samples)
+    dtype, samples = next(((dtype, samples) for dtype, samples in found if samples), (None, []))
+    if dtype is None:
+        pytest.skip("not on the CPU")
     verdict = check_sample(op, samples[len(samples) // 2], dtype, dynamic=False, in_place=False)
     if verdict.kind in ("not comparable", "not compiled"):
         pytest.skip(verdict.detail)
-    assert verdict.kind == "same", verdict.detail
+    assert verdict.kind in ("same", "more exact"), verdict.detail

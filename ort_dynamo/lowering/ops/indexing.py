@@ -15,6 +15,7 @@ from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.ops.views import axis, same_size
 from ort_dynamo.lowering.promotion import accumulator
 from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.lowering.zeros import zeros
 
 aten = torch.ops.aten
 
@@ -205,6 +206,8 @@ def _masked_put(
         count = op.ReduceSum(ctx.cast(flat, torch.int64), keepdims=0)
         # Where they are not as many as the values, this reads outside of them: eager raises too.
         other = op.Where(op.Equal(count, ctx.scalar(sizes[place], torch.int64)), 0, sys.maxsize)
+        if not isinstance(sizes[place], int):  # perhaps there is none: then "any" is one more
+            values = op.Concat(values, zeros(ctx, values, [*sizes[:place], 1, *sizes[place + 1 :]]), axis=place)
         values = op.Gather(values, op.Where(flat, before, other), axis=place)
         values = ctx.reshape(values, [*sizes[:place], *ctx.sizes(mask), *sizes[place + 1 :]])
     elif place >= 0:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase
 
-from ort_dynamo.passes.fx.layers import find_layers
+from ort_dynamo.passes.analysis.layers import find_layers
+from ort_dynamo.passes.analysis.stash import JointGraph, must_recompute
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
 from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
-from ort_dynamo.passes.fx.stash import JointGraph, must_recompute
 
 Capture = Callable[..., GraphModule]
 

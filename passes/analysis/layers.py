@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from ort_dynamo.passes.fx.stash import JointGraph, is_tensor, storage_of
+from ort_dynamo.passes.analysis.stash import JointGraph, is_tensor, storage_of
 
 __all__ = ["Layer", "find_layers"]
 

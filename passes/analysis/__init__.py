@@ -1,0 +1,1 @@
+"""What passes read off graphs; nothing here changes one."""

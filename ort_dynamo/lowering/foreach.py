@@ -50,7 +50,9 @@ def foreach_decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """Overload -> its decomposition."""
     calls = dict(_OTHER)
     for name in _NAMED_ALIKE:
-        packet = getattr(aten, f"_foreach_{name}")
+        packet = getattr(aten, f"_foreach_{name}", None)
+        if packet is None:  # torch 2.11 lacks some
+            continue
         for overload in packet.overloads():
             target = getattr(packet, overload)
             # The form whose factors are the entries of a tensor cannot be traced: torch reads them.

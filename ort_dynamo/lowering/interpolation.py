@@ -109,7 +109,7 @@ def _resized(rows: torch.Tensor, axis: Resize) -> torch.Tensor:
         found = aten.upsample_linear1d(rows.reshape(count, 1, -1), [axis.out], axis.align_corners, axis.scale)
     else:
         planes = rows.reshape(count, 1, 1, -1)
-        found = _PLANES[axis.mode](planes, [1, axis.out], axis.align_corners, None, axis.scale)
+        found = getattr(aten, _PLANES[axis.mode])(planes, [1, axis.out], axis.align_corners, None, axis.scale)
     result: torch.Tensor = found.reshape(count, axis.out).T
     return result
 
@@ -122,10 +122,10 @@ def _real() -> Iterator[None]:
 
 
 _PLANES = {
-    "cubic": aten.upsample_bicubic2d,
-    "linear_aa": aten._upsample_bilinear2d_aa,
-    "cubic_aa": aten._upsample_bicubic2d_aa,
-    "lanczos_aa": aten._upsample_lanczos2d_aa,
+    "cubic": "upsample_bicubic2d",
+    "linear_aa": "_upsample_bilinear2d_aa",
+    "cubic_aa": "_upsample_bicubic2d_aa",
+    "lanczos_aa": "_upsample_lanczos2d_aa",
 }
 
 

@@ -103,7 +103,7 @@ def attention(
         value=v,
         bias=_bias(ctx, mask, is_causal, rows, columns, accumulate),
         masked=mask is not None,
-        scale=_default_scale(ctx, width, compute) if scale is None else float(scale),
+        scale=_default_scale(ctx, width, compute) if scale is None else _given_scale(ctx, scale, compute),
         scores=(*scores, columns),
         grouped=grouped,
         stacked=stacked,
@@ -117,6 +117,10 @@ def _default_scale(ctx: LoweringContext, width: Size, dtype: torch.dtype) -> flo
     if isinstance(width, int):
         return 1.0 / math.sqrt(width)
     return ctx.op.Reciprocal(ctx.op.Sqrt(ctx.scalar(width, dtype)))
+
+
+def _given_scale(ctx: LoweringContext, scale: float | torch.SymFloat, dtype: torch.dtype) -> float | ir.Value:
+    return ctx.scalar(scale, dtype) if isinstance(scale, torch.SymFloat) else float(scale)
 
 
 def _bias(

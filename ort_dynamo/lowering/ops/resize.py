@@ -154,5 +154,7 @@ for _mode, _forward, _backward, _overloads in (
     ("lanczos_aa", _smooth, _smooth_backward, ("_upsample_lanczos2d_aa",)),
 ):
     for _name in _overloads:
+        if not hasattr(aten, _name):  # torch 2.11 has no Lanczos filter
+            continue
         register(getattr(aten, _name).default, functools.partial(_forward, _mode))
         register(getattr(aten, f"{_name}_backward").default, functools.partial(_backward, _mode))

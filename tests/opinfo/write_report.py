@@ -105,14 +105,21 @@ def _reasons(results: list[dict[str, Any]]) -> list[str]:
 
 
 def _bad(results: list[dict[str, Any]]) -> list[str]:
-    lines = ["## What is wrong", ""]
+    lines = [
+        "## What differs",
+        "",
+        "Of unstable sorts, `topk` and `kthvalue`, torch promises no order of equal elements: positions, and gradients that",
+        "follow them, may differ.",
+        "",
+    ]
+    begin = len(lines)
     for (runtime, dtype, how), records in _runs(results):
         for record in records:
             for detail, count in record["details"].items():
                 if not detail.startswith(("not ", "more exact")):
                     text = " ".join(detail.split())[:300]
                     lines.append(f"- `{record['operator']}`, {dtype}, {how}, {runtime}, {count} samples: {text}")
-    return lines if len(lines) > 2 else [*lines, "Nothing was."]
+    return lines if len(lines) > begin else [*lines, "Nothing did."]
 
 
 if __name__ == "__main__":

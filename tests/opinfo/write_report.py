@@ -108,8 +108,8 @@ def _bad(results: list[dict[str, Any]]) -> list[str]:
     lines = [
         "## What differs",
         "",
-        "Of unstable sorts, `topk` and `kthvalue`, torch promises no order of equal elements: positions, and gradients that",
-        "follow them, may differ.",
+        "Of unstable sorts, `topk` and `kthvalue`, torch promises no order of equal elements: positions, and gradients",
+        "that follow them, may differ.",
         "",
     ]
     begin = len(lines)

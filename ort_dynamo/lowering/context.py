@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -16,10 +16,15 @@ from ort_dynamo.lowering.builder import LoweringBuilder
 from ort_dynamo.lowering.symbols import Symbols, expression
 from ort_dynamo.target import Target
 
-__all__ = ["LoweringContext", "Number", "Size"]
+__all__ = ["LoweringContext", "Number", "Size", "is_empty"]
 
 Number = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
 Size = int | torch.SymInt
+
+
+def is_empty(sizes: Iterable[Size]) -> bool:
+    """Whether a tensor of `sizes` is known to have no elements; installs no guard."""
+    return any(isinstance(size, int) and size == 0 for size in sizes)
 
 
 class LoweringContext:

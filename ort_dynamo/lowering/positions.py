@@ -7,7 +7,7 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
 
-__all__ = ["positions_along"]
+__all__ = ["ordinals", "positions_along"]
 
 
 def positions_along(ctx: LoweringContext, axis: int, size: Size, rank: int) -> ir.Value:
@@ -15,3 +15,8 @@ def positions_along(ctx: LoweringContext, axis: int, size: Size, rank: int) -> i
     zero, one = ctx.constant(0, torch.int64), ctx.constant(1, torch.int64)
     places = ctx.op.Range(zero, ctx.scalar(size, torch.int64), one)
     return ctx.op.Reshape(places, [-1 if i == axis else 1 for i in range(rank)])
+
+
+def ordinals(ctx: LoweringContext, mask: ir.Value) -> ir.Value:
+    """For each entry of a flat mask: how many are set before it, int64."""
+    return ctx.op.CumSum(ctx.cast(mask, torch.int64), ctx.constant(0, torch.int64), exclusive=1)

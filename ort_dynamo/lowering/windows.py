@@ -19,7 +19,6 @@ __all__ = [
     "adaptive_windows",
     "fixed",
     "gather_windows",
-    "is_empty",
     "sliding_windows",
     "window_sum",
 ]
@@ -28,11 +27,6 @@ __all__ = [
 def fixed(sizes: Sequence[Size]) -> list[int] | None:
     """`sizes` as plain ints, or None where one is symbolic."""
     return [int(size) for size in sizes] if all(expression(size).is_Integer for size in sizes) else None
-
-
-def is_empty(sizes: Sequence[Size]) -> bool:
-    """Whether a tensor of `sizes` is known to have no elements; installs no guard."""
-    return any(isinstance(size, int) and size == 0 for size in sizes)
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,6 @@ def _refined(joint: JointGraph, piece: list[Node]) -> list[list[Node]]:
 
 
 def _cut(joint: JointGraph, nodes: Sequence[Node], besides: frozenset[int]) -> list[list[Node]]:
-    last_use = _last_uses(joint)
     pieces: list[list[Node]] = [[]]
     living: set[int] = set()
     for node in nodes:
@@ -130,7 +129,7 @@ def _cut(joint: JointGraph, nodes: Sequence[Node], besides: frozenset[int]) -> l
         if node in joint.differentiable and is_tensor(node) and storage_of(node) not in joint.inputs | besides:
             living.add(storage_of(node))
         here = joint.position(node)
-        living = {storage for storage in living if last_use.get(storage, -1) > here}
+        living = {storage for storage in living if joint.last_uses.get(storage, -1) > here}
         if len(living) == 1 and node in joint.differentiable:
             pieces.append([])
     return [piece for piece in pieces if piece]
@@ -138,7 +137,6 @@ def _cut(joint: JointGraph, nodes: Sequence[Node], besides: frozenset[int]) -> l
 
 def _through(joint: JointGraph, nodes: Sequence[Node]) -> frozenset[int]:
     """Allocations that live through nearly all of `nodes`."""
-    last_use = _last_uses(joint)
     begin, end = joint.position(nodes[0]), joint.position(nodes[-1])
     latest = begin + (1 - _NEARLY_ALL) * (end - begin)
     made: dict[int, int] = {}
@@ -148,18 +146,8 @@ def _through(joint: JointGraph, nodes: Sequence[Node]) -> frozenset[int]:
     return frozenset(
         storage
         for storage, position in made.items()
-        if position <= latest and last_use.get(storage, -1) - max(position, begin) >= _NEARLY_ALL * (end - begin)
+        if position <= latest and joint.last_uses.get(storage, -1) - max(position, begin) >= _NEARLY_ALL * (end - begin)
     )
-
-
-def _last_uses(joint: JointGraph) -> dict[int, int]:
-    """Allocation -> position of the last forward node that reads it."""
-    last: dict[int, int] = {}
-    for node in joint.forward:
-        for argument in node.all_input_nodes:
-            if argument in joint.differentiable and is_tensor(argument):
-                last[storage_of(argument)] = joint.position(node)
-    return last
 
 
 def _repetitions(

@@ -22,6 +22,7 @@ __all__ = [
     "JointGraph",
     "Kept",
     "bytes_of",
+    "calls",
     "can_recompute",
     "is_number",
     "is_tensor",
@@ -113,6 +114,7 @@ class JointGraph:
                 reached.add(node)
         return frozenset(reached & self._forward.keys())
 
+    @cached_property
     def outputs(self) -> frozenset[Node]:
         """Forward nodes that the graph returns: they live anyway."""
         (output,) = self.gm.graph.find_nodes(op="output")
@@ -133,6 +135,29 @@ class JointGraph:
                     seen.add(argument)
                     wanted.append(argument)
         return Cut(self._allocations(kept), tuple(node for node in self.forward if node in again))
+
+    @cached_property
+    def last_uses(self) -> dict[int, int]:
+        """Allocation that a gradient flows through -> position of the last forward node that reads it."""
+        return {
+            storage_of(argument): self.position(node)
+            for node in self.forward
+            for argument in node.all_input_nodes
+            if argument in self.differentiable and is_tensor(argument)
+        }
+
+    def sharing(self, nodes: Iterable[Node]) -> list[Node]:
+        """The forward nodes whose values live in the allocations of `nodes`: these and views of them, in order."""
+        storages = {storage_of(node) for node in nodes}
+        return sorted((n for storage in storages for n in self._values[storage]), key=self.position)
+
+    @cached_property
+    def _values(self) -> dict[int, list[Node]]:
+        """Allocation -> the forward nodes whose values live in it."""
+        found: dict[int, list[Node]] = {}
+        for node in filter(is_tensor, self.forward):
+            found.setdefault(storage_of(node), []).append(node)
+        return found
 
     @cached_property
     def inputs(self) -> frozenset[int]:
@@ -177,6 +202,11 @@ def tag(nodes: Iterable[Node], policy: CheckpointPolicy) -> bool:
         changed |= node.meta.get("recompute") is not policy
         node.meta["recompute"] = policy
     return changed
+
+
+def calls(node: Node, packets: Collection[object]) -> bool:
+    """Whether `node` calls an overload of one of the operators `packets`."""
+    return getattr(node.target, "overloadpacket", None) in packets
 
 
 def must_recompute(node: Node) -> bool:

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.analysis.stash import JointGraph, can_recompute, storage_of, tag
+from ort_dynamo.passes.analysis.stash import JointGraph, calls, can_recompute, tag
 
 __all__ = ["RecomputeAttentionDropout"]
 
@@ -39,25 +39,17 @@ class RecomputeAttentionDropout(PassBase):
 
 def _dropouts(joint: JointGraph) -> Iterator[Node]:
     for node in joint.forward:
-        if node.target is not aten.mul.Tensor or not any(_is_packet(_origin(a), _SOFTMAX) for a in node.args):
+        if node.target is not aten.mul.Tensor or not any(_is_softmax(a) for a in node.args):
             continue
-        values = [n for n in joint.forward if _tensor(n) and storage_of(n) == storage_of(node)]
-        if any(_is_packet(user, _PRODUCTS) for value in values for user in value.users if joint.is_forward(user)):
+        values = joint.sharing([node])
+        if any(calls(user, _PRODUCTS) for value in values for user in value.users if joint.is_forward(user)):
             yield from values
             yield from (a for a in node.all_input_nodes if a.target is aten.div.Tensor)
             yield from (b for a in node.all_input_nodes for b in a.all_input_nodes if b.target is aten._to_copy.default)
 
 
-def _origin(value: object) -> Node | None:
-    """The node whose value `value` is a view or a cast of."""
+def _is_softmax(value: object) -> bool:
+    """Whether `value` is a softmax, or a view or a cast of one."""
     while isinstance(value, Node) and value.target in (aten.view.default, aten.expand.default, aten._to_copy.default):
         (value,) = value.args[:1]
-    return value if isinstance(value, Node) else None
-
-
-def _is_packet(node: Node | None, packets: tuple[object, ...]) -> bool:
-    return node is not None and getattr(node.target, "overloadpacket", None) in packets
-
-
-def _tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
+    return isinstance(value, Node) and calls(value, _SOFTMAX)

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.analysis.stash import JointGraph, can_recompute, storage_of, tag
+from ort_dynamo.passes.analysis.stash import JointGraph, calls, can_recompute, tag
 
 __all__ = ["RecomputeGelu"]
 
@@ -43,43 +43,24 @@ class RecomputeGelu(PassBase):
 def _ends(joint: JointGraph) -> Iterator[Node]:
     """Last nodes of activations, each with an output that a matrix product reads, perhaps through views."""
     for node in joint.forward:
-        packet = getattr(node.target, "overloadpacket", None)
-        if packet in (aten.gelu, aten.mul) and any(_is_product(user) for user in _users(joint, node)):
-            yield node
-
-
-def _users(joint: JointGraph, node: Node) -> Iterator[Node]:
-    """Forward users of the node's value, behind views of it."""
-    for user in node.users:
-        if not joint.is_forward(user):
-            continue
-        yield user
-        if isinstance(user.meta.get("val"), torch.Tensor) and storage_of(user) == storage_of(node):
-            yield from _users(joint, user)
-
-
-def _is_product(node: Node) -> bool:
-    return getattr(node.target, "overloadpacket", None) in _PRODUCTS
+        if calls(node, (aten.gelu, aten.mul)):
+            readers = (user for value in joint.sharing([node]) for user in value.users if joint.is_forward(user))
+            if any(calls(reader, _PRODUCTS) for reader in readers):
+                yield node
 
 
 def _gelu(joint: JointGraph, end: Node) -> list[Node]:
     """The nodes of the activation that ends in `end`, or none if it is not a GELU."""
-    if getattr(end.target, "overloadpacket", None) is aten.gelu:
-        return _with_views(joint, [end])
+    if calls(end, (aten.gelu,)):
+        return joint.sharing([end])
     nodes, inputs, wanted = {end}, set(), [end]
     while wanted:
         for argument in wanted.pop().all_input_nodes:
-            if getattr(argument.target, "overloadpacket", None) in _POINTWISE and joint.is_forward(argument):
+            if calls(argument, _POINTWISE) and joint.is_forward(argument):
                 if argument not in nodes:
                     nodes.add(argument)
                     wanted.append(argument)
             else:
                 inputs.add(argument)
-    squashes = sum(getattr(node.target, "overloadpacket", None) in _SQUASH for node in nodes)
-    return _with_views(joint, list(nodes)) if len(inputs) == 1 and squashes == 1 else []
-
-
-def _with_views(joint: JointGraph, nodes: list[Node]) -> list[Node]:
-    """The nodes and the views of their values, which would otherwise be kept in their place."""
-    storages = {storage_of(node) for node in nodes}
-    return [n for n in joint.forward if isinstance(n.meta.get("val"), torch.Tensor) and storage_of(n) in storages]
+    squashes = sum(calls(node, _SQUASH) for node in nodes)
+    return joint.sharing(nodes) if len(inputs) == 1 and squashes == 1 else []

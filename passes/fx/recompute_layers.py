@@ -48,8 +48,9 @@ class RecomputeLayers(PassBase):
                 "are recomputed",
                 stacklevel=2,
             )
+            count = len(layers) - 1
         modified = False
-        for layer in layers[:count][: len(layers) - 1]:
+        for layer in layers[:count]:
             leaving = set(_leaving(joint, layer))
             modified |= tag((n for n in leaving if "recompute" not in n.meta), CheckpointPolicy.MUST_SAVE)
             inside = [n for n in layer.nodes if n not in leaving and can_recompute(n)]
@@ -60,10 +61,9 @@ class RecomputeLayers(PassBase):
 def _leaving(joint: JointGraph, layer: Layer) -> Iterator[Node]:
     """Nodes of the layer whose values the rest of the forward reads, or the caller."""
     inside = set(layer.nodes)
-    returned = joint.outputs()
     for node in layer.nodes:
         if not is_tensor(node) or storage_of(node) in joint.inputs:
             continue
         outside = any(user not in inside and joint.is_forward(user) for user in node.users)
-        if outside or node in returned:
+        if outside or node in joint.outputs:
             yield node

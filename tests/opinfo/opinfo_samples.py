@@ -97,12 +97,18 @@ def check_sample(op: OpInfo, sample: SampleInput, dtype: torch.dtype, *, dynamic
         except Exception as error:
             return Verdict("not comparable", f"eager raises {_short(error)}")
         counters.clear()
+        actual = None
         try:
-            _compare(op, dtype, _compiled(function, arguments, "ort_train", dynamic), expected)
+            actual = _compiled(function, arguments, "ort_train", dynamic)
+            _compare(op, dtype, actual, expected)
         except Exception as error:
             kind = "different" if isinstance(error, AssertionError) else "failed"
             native, eager = _nodes()
-            if kind == "different" and _is_more_exact(function, arguments, dtype, dynamic, expected):
+            if (
+                kind == "different"
+                and actual is not None
+                and _is_more_exact(function, arguments, dtype, actual, expected)
+            ):
                 return Verdict("more exact", _short(error), native, eager)
             try:
                 _compare(op, dtype, _compiled(function, arguments, "aot_eager", dynamic), expected)
@@ -150,7 +156,11 @@ def _compare(op: OpInfo, dtype: torch.dtype, actual: dict[str, Any], expected: d
 
 
 def _is_more_exact(
-    function: Callable[..., Any], arguments: Any, dtype: torch.dtype, dynamic: bool, expected: dict[str, Any]
+    function: Callable[..., Any],
+    arguments: Any,
+    dtype: torch.dtype,
+    actual: dict[str, Any],
+    expected: dict[str, Any],
 ) -> bool:
     """Whether every tensor of ours is as near to eager's result from the same inputs in float64 as eager's own is.
 
@@ -166,7 +176,6 @@ def _is_more_exact(
 
     try:
         exact = observe(function, tree_map(widened, arguments), seed=0)
-        actual = _compiled(function, arguments, "ort_train", dynamic)
     except Exception:
         return False  # no float64 form: then nothing speaks for us
     return actual.keys() == exact.keys() == expected.keys() and all(

@@ -18,7 +18,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.views import same_size
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
@@ -86,7 +86,7 @@ def attention(
         raise ctx.refuse("an attention whose operands are not (batch, heads, length, width)")
     batch, heads, rows, width = ctx.sizes(query)
     key_heads, columns = ctx.sizes(key)[1:3]
-    if any(isinstance(size, int) and size == 0 for size in (*ctx.sizes(query), *ctx.sizes(value))):
+    if is_empty((*ctx.sizes(query), *ctx.sizes(value))):
         raise ctx.refuse("an attention over nothing")
     dtype = ctx.dtype(query)
     accumulate = float_dtype(dtype)

@@ -10,11 +10,11 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.patches import Sliding, fold
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import register
-from ort_dynamo.lowering.windows import Pool, Windows, adaptive_windows, fixed, is_empty, sliding_windows, window_sum
+from ort_dynamo.lowering.windows import Pool, Windows, adaptive_windows, fixed, sliding_windows, window_sum
 
 aten = torch.ops.aten
 

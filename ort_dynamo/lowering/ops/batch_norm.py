@@ -12,7 +12,7 @@ import torch
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.channel_sum import channel_sum
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.normalization import inverse_root, optional, settled
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering, register
@@ -45,7 +45,7 @@ def _across(ctx: LoweringContext, value: ir.Value, rank: int) -> ir.Value:
 
 
 def _check_not_empty(sizes: Sequence[Size]) -> None:
-    if any(isinstance(size, int) and size == 0 for size in sizes):
+    if is_empty(sizes):
         raise LoweringContext.refuse("a batch normalization of no elements")
 
 

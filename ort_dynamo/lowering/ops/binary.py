@@ -12,6 +12,7 @@ from torch._prims_common import elementwise_dtypes
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.integer import integer_power
 from ort_dynamo.lowering.ops.trigonometry import atan
 from ort_dynamo.lowering.ops.unary import is_float, log1p, sign_bit, square_root, truncate, two
@@ -144,7 +145,7 @@ def pow_scalar(ctx: LoweringContext, self: ir.Value, exponent: Number) -> ir.Val
     if isinstance(exponent, (int, float)) and exponent == int(exponent if math.isfinite(exponent) else 0):
         whole = int(exponent)
         if whole == 0:
-            return op.Expand(ctx.constant(1, ctx.out.dtype), ctx.shape(ctx.out.shape))
+            return filled(ctx, 1)
         if 1 <= whole <= (3 if dtype.is_floating_point else 64):
             return ctx.cast(_product(ctx, x, whole), ctx.out.dtype)
     if not dtype.is_floating_point:

@@ -13,12 +13,12 @@ import torch
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.channel_sum import channel_sum
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.convolution_form import ConvolutionForm, convolution_form
 from ort_dynamo.lowering.matrix_convolution import MatrixConvolution
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.windows import fixed, is_empty
+from ort_dynamo.lowering.windows import fixed
 
 aten = torch.ops.aten
 

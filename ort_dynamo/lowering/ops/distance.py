@@ -8,7 +8,8 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.add_rows import add_rows
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
+from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.reduction import norm
 from ort_dynamo.lowering.promotion import promote
 from ort_dynamo.lowering.registry import lowering
@@ -41,8 +42,8 @@ def _differences(ctx: LoweringContext, x1: ir.Value, x2: ir.Value, distances: to
 @lowering(aten._cdist_forward.default)
 def cdist(ctx: LoweringContext, x1: ir.Value, x2: ir.Value, p: float, compute_mode: int | None) -> ir.Value:
     """_cdist_forward(Tensor x1, Tensor x2, float p, int? compute_mode) -> Tensor"""
-    if any(isinstance(size, int) and size == 0 for size in (*ctx.out.shape, ctx.sizes(x1)[-1])):
-        return ctx.op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(ctx.out.shape))
+    if is_empty((*ctx.out.shape, ctx.sizes(x1)[-1])):
+        return filled(ctx, 0)
     difference = _differences(ctx, x1, x2, ctx.out)
     sizes = [*ctx.out.shape, ctx.sizes(x1)[-1]]
     return norm(ctx, difference, sizes, p, [ctx.out.dim()], False)
@@ -54,8 +55,8 @@ def cdist_backward(
 ) -> ir.Value:
     """_cdist_backward(Tensor grad, Tensor x1, Tensor x2, float p, Tensor cdist) -> Tensor"""
     op = ctx.op
-    if any(isinstance(size, int) and size == 0 for size in (*ctx.sizes(grad), *ctx.sizes(x1))):
-        return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(ctx.out.shape))
+    if is_empty((*ctx.sizes(grad), *ctx.sizes(x1))):
+        return filled(ctx, 0)
     slope = _slope(
         ctx, _differences(ctx, x1, x2, ctx.fake(grad)), op.Unsqueeze(grad, [-1]), op.Unsqueeze(cdist, [-1]), p
     )
@@ -100,8 +101,8 @@ def _pairs(ctx: LoweringContext, self: ir.Value) -> tuple[ir.Value, ir.Value]:
 def pdist(ctx: LoweringContext, self: ir.Value, p: float = 2) -> ir.Value:
     """_pdist_forward(Tensor self, float p=2) -> Tensor"""
     op = ctx.op
-    if any(isinstance(size, int) and size == 0 for size in (*ctx.out.shape, *ctx.sizes(self))):
-        return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(ctx.out.shape))
+    if is_empty((*ctx.out.shape, *ctx.sizes(self))):
+        return filled(ctx, 0)
     first, second = _pairs(ctx, self)
     difference = op.Sub(op.Gather(self, first, axis=0), op.Gather(self, second, axis=0))
     return norm(ctx, difference, [*ctx.out.shape, ctx.sizes(self)[1]], p, [1], False)
@@ -111,8 +112,8 @@ def pdist(ctx: LoweringContext, self: ir.Value, p: float = 2) -> ir.Value:
 def pdist_backward(ctx: LoweringContext, grad: ir.Value, self: ir.Value, p: float, pdist: ir.Value) -> ir.Value:
     """_pdist_backward(Tensor grad, Tensor self, float p, Tensor pdist) -> Tensor"""
     op = ctx.op
-    if any(isinstance(size, int) and size == 0 for size in (*ctx.sizes(grad), *ctx.sizes(self))):
-        return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(ctx.out.shape))
+    if is_empty((*ctx.sizes(grad), *ctx.sizes(self))):
+        return filled(ctx, 0)
     first, second = _pairs(ctx, self)
     difference = op.Sub(op.Gather(self, first, axis=0), op.Gather(self, second, axis=0))
     slope = _slope(ctx, difference, op.Unsqueeze(grad, [1]), op.Unsqueeze(pdist, [1]), p)

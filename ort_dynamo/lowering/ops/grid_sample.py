@@ -18,7 +18,8 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.add_rows import add_rows
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
+from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.zeros import zeros
@@ -230,10 +231,6 @@ def _table(ctx: LoweringContext, this: Sampling, image: ir.Value) -> ir.Value:
     return ctx.reshape(rows, [this.sizes[0] * (this.pixels + 1), this.sizes[1]])
 
 
-def _is_empty(ctx: LoweringContext, *values: ir.Value) -> bool:
-    return any(isinstance(size, int) and size == 0 for value in values for size in ctx.sizes(value))
-
-
 # -- the operators -----------------------------------------------------------------------------------------------
 
 
@@ -242,8 +239,8 @@ def grid_sampler(
     ctx: LoweringContext, image: ir.Value, grid: ir.Value, mode: int, padding: int, align_corners: bool
 ) -> ir.Value:
     """grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"""  # noqa: E501
-    if _is_empty(ctx, image, grid):
-        return ctx.op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(ctx.out.shape))
+    if is_empty((*ctx.sizes(image), *ctx.sizes(grid))):
+        return filled(ctx, 0)
     this, axes = _sampling(ctx, image, grid, mode, padding, align_corners)
     table = _table(ctx, this, image)
     parts = []
@@ -266,7 +263,7 @@ def grid_sampler_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Any, ...]:
     """grid_sampler_2d_backward(Tensor grad_output, Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners, bool[2] output_mask) -> (Tensor, Tensor)"""  # noqa: E501
-    if _is_empty(ctx, image, grid):
+    if is_empty((*ctx.sizes(image), *ctx.sizes(grid))):
         raise ctx.refuse("sampling nothing, or nowhere")
     op = ctx.op
     this, axes = _sampling(ctx, image, grid, mode, padding, align_corners)

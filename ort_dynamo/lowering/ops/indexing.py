@@ -13,6 +13,7 @@ import torch
 from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.ops.views import axis, same_size
+from ort_dynamo.lowering.positions import ordinals
 from ort_dynamo.lowering.promotion import accumulator
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.zeros import zeros
@@ -202,13 +203,12 @@ def _masked_put(
             return self
         # A value for each selected place, in order. Places that are not selected read any.
         flat = op.Reshape(ctx.cast(mask, torch.bool), [-1])
-        before = op.CumSum(ctx.cast(flat, torch.int64), ctx.constant(0, torch.int64), exclusive=1)
         count = op.ReduceSum(ctx.cast(flat, torch.int64), keepdims=0)
         # Where they are not as many as the values, this reads outside of them: eager raises too.
         other = op.Where(op.Equal(count, ctx.scalar(sizes[place], torch.int64)), 0, sys.maxsize)
         if not isinstance(sizes[place], int):  # perhaps there is none: then "any" is one more
             values = op.Concat(values, zeros(ctx, values, [*sizes[:place], 1, *sizes[place + 1 :]]), axis=place)
-        values = op.Gather(values, op.Where(flat, before, other), axis=place)
+        values = op.Gather(values, op.Where(flat, ordinals(ctx, flat), other), axis=place)
         values = ctx.reshape(values, [*sizes[:place], *ctx.sizes(mask), *sizes[place + 1 :]])
     elif place >= 0:
         values = ctx.reshape(values, [*sizes[:place], *[1] * covered, *sizes[place + 1 :]])

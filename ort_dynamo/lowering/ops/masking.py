@@ -9,7 +9,8 @@ import onnx_ir as ir
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from ort_dynamo.lowering.context import LoweringContext, Number, Size
+from ort_dynamo.lowering.context import LoweringContext, Number, Size, is_empty
+from ort_dynamo.lowering.positions import ordinals
 from ort_dynamo.lowering.registry import keep_in_eager, lowering
 from ort_dynamo.lowering.zeros import zeros
 
@@ -46,11 +47,6 @@ def triu(ctx: LoweringContext, self: ir.Value, diagonal: Size = 0) -> ir.Value:
 # -- masked_scatter ----------------------------------------------------------------------------------------------
 
 
-def _ordinals(ctx: LoweringContext, mask: ir.Value) -> ir.Value:
-    """For each entry of a flat mask: how many are set before it."""
-    return ctx.op.CumSum(ctx.cast(mask, torch.int64), ctx.constant(0, torch.int64), exclusive=1)
-
-
 @lowering(aten.masked_scatter.default)
 def masked_scatter(ctx: LoweringContext, self: ir.Value, mask: ir.Value, source: ir.Value) -> ir.Value:
     """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
@@ -62,7 +58,7 @@ def masked_scatter(ctx: LoweringContext, self: ir.Value, mask: ir.Value, source:
     chosen = op.Expand(ctx.cast(mask, torch.bool), ctx.shape(sizes))
     flat = op.Reshape(chosen, [-1])
     # Entries that are not set read any valid place; a source that may be empty gets one.
-    places = op.Where(flat, _ordinals(ctx, flat), 0)
+    places = op.Where(flat, ordinals(ctx, flat), 0)
     given = op.Reshape(source, [-1])
     if not isinstance(count, int):
         given = op.Concat(given, zeros(ctx, source, [1]), axis=0)
@@ -80,7 +76,7 @@ def masked_scatter_backward(
     chosen = op.Expand(ctx.cast(mask, torch.bool), ctx.shape(ctx.sizes(grad_output)))
     flat = op.Reshape(chosen, [-1])
     # One place more than asked for takes the entries that are not set.
-    places = op.Where(flat, _ordinals(ctx, flat), ctx.scalar(count, torch.int64))
+    places = op.Where(flat, ordinals(ctx, flat), ctx.scalar(count, torch.int64))
     gathered = op.ScatterElements(zeros(ctx, grad_output, [count + 1]), places, op.Reshape(grad_output, [-1]), axis=0)
     return ctx.reshape(op.Slice(gathered, [0], ctx.shape([count])), sizes)
 
@@ -93,7 +89,7 @@ def nonzero_static(ctx: LoweringContext, self: ir.Value, *, size: Size, fill_val
     """nonzero_static(Tensor self, *, SymInt size, int fill_value=-1) -> Tensor"""
     op = ctx.op
     filler = op.Expand(ctx.constant(fill_value, torch.int64), ctx.shape(ctx.out.shape))
-    if ctx.rank(self) == 0 or any(isinstance(n, int) and n == 0 for n in ctx.sizes(self)):
+    if ctx.rank(self) == 0 or is_empty(ctx.sizes(self)):
         return filler
     found = op.Transpose(op.NonZero(ctx.cast(self, torch.bool)), perm=[1, 0])
     return op.Slice(op.Concat(found, filler, axis=0), [0], ctx.shape([size]), [0])

@@ -12,10 +12,10 @@ from onnxscript import OpBuilder
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.branches import all_finite, either
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import register
-from ort_dynamo.lowering.windows import Pool, Windows, adaptive_windows, gather_windows, is_empty, sliding_windows
+from ort_dynamo.lowering.windows import Pool, Windows, adaptive_windows, gather_windows, sliding_windows
 from ort_dynamo.lowering.zeros import zeros
 
 aten = torch.ops.aten

@@ -9,11 +9,10 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.unary import square_root
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.windows import is_empty
 
 __all__ = ["inverse_root", "optional", "settled"]
 

@@ -12,7 +12,7 @@ import torch
 from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.branches import all_finite, either
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.ordering import sorted_along, sorted_with_nan
 from ort_dynamo.lowering.ops.views import axis, cut
 from ort_dynamo.lowering.positions import positions_along
@@ -29,10 +29,6 @@ Statistic = Callable[[LoweringContext, ir.Value, int, Size], tuple[ir.Value, ir.
 """
 
 
-def _of_nothing(ctx: LoweringContext, self: ir.Value) -> bool:
-    return any(isinstance(size, int) and size == 0 for size in ctx.sizes(self))
-
-
 def _along(
     statistic: Statistic, ctx: LoweringContext, self: ir.Value, dim: int = -1, keepdim: bool = False
 ) -> tuple[ir.Value, ...]:
@@ -40,7 +36,7 @@ def _along(
     rank = ctx.rank(self)
     if rank == 0:
         return self, ctx.constant(0, torch.int64)
-    if _of_nothing(ctx, self):
+    if is_empty(ctx.sizes(self)):
         return tuple(ctx.op.Expand(ctx.constant(0, fake.dtype), ctx.shape(fake.shape)) for fake in ctx.out)
     a = axis(dim, rank)
     value, position = statistic(ctx, ctx.cast(self, float_dtype(ctx.dtype(self))), a, ctx.sizes(self)[a])
@@ -50,7 +46,7 @@ def _along(
 
 def _of_all(statistic: Statistic, ctx: LoweringContext, self: ir.Value) -> ir.Value:
     """median(Tensor self) -> Tensor"""
-    if _of_nothing(ctx, self):
+    if is_empty(ctx.sizes(self)):
         if not ctx.dtype(self).is_floating_point:
             raise ctx.refuse("the median of no integers")
         return ctx.constant(math.nan, ctx.out.dtype)
@@ -127,7 +123,7 @@ register(aten.nanmedian.default, functools.partial(_of_all, _nanmedian))
 def mode(ctx: LoweringContext, self: ir.Value, dim: int = -1, keepdim: bool = False) -> tuple[ir.Value, ...]:
     """mode(Tensor self, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"""
     op, rank = ctx.op, ctx.rank(self)
-    if rank == 0 or _of_nothing(ctx, self):
+    if rank == 0 or is_empty(ctx.sizes(self)):
         return _along(_median, ctx, self, dim, keepdim)
     a = axis(dim, rank)
     size = ctx.sizes(self)[a]

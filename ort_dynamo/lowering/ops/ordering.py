@@ -12,16 +12,12 @@ import torch
 from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.branches import all_finite, either
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.views import axis, cut
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering, register
 
 aten = torch.ops.aten
-
-
-def _is_empty(ctx: LoweringContext, value: ir.Value) -> bool:
-    return any(isinstance(size, int) and size == 0 for size in ctx.sizes(value))
 
 
 # -- sorting -----------------------------------------------------------------------------------------------------
@@ -35,7 +31,7 @@ def sorted_along(
     if ctx.rank(self) == 0:
         return op.Identity(self), ctx.constant(0, torch.int64)
     a = axis(dim, ctx.rank(self))
-    if _is_empty(ctx, self) or (isinstance(count, int) and count == 0):
+    if is_empty(ctx.sizes(self)) or (isinstance(count, int) and count == 0):
         # onnxruntime-training 1.19.2 divides by zero here, which ends the process.
         sizes = list(ctx.sizes(self))
         sizes[a] = count
@@ -105,7 +101,7 @@ def _extreme(
 ) -> ir.Value:
     """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
     op = ctx.op
-    if _is_empty(ctx, self):
+    if is_empty(ctx.sizes(self)):
         return op.Expand(ctx.constant(0, torch.int64), ctx.shape(ctx.out.shape))
     x = ctx.cast(self, float_dtype(ctx.dtype(self)))
     if dim is None or ctx.rank(self) == 0:
@@ -154,7 +150,7 @@ def flip(ctx: LoweringContext, self: ir.Value, dims: Sequence[int]) -> ir.Value:
 def roll(ctx: LoweringContext, self: ir.Value, shifts: Sequence[Size], dims: Sequence[int] = ()) -> ir.Value:
     """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor"""
     sizes = ctx.sizes(self)
-    if _is_empty(ctx, self) or not sizes:
+    if is_empty(ctx.sizes(self)) or not sizes:
         return self
     if not dims:
         flat = ctx.op.Reshape(self, [-1])

@@ -10,6 +10,7 @@ import torch
 from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
+from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.unary import is_float, square_root
 from ort_dynamo.lowering.ops.views import axis
 from ort_dynamo.lowering.prefix_scan import prefix_scan
@@ -58,11 +59,6 @@ def count_of(ctx: LoweringContext, value: ir.Value, axes: Sequence[int]) -> Size
     return count
 
 
-def constant_like_out(ctx: LoweringContext, number: bool | float) -> ir.Value:
-    """A tensor like the node's output, every element `number`."""
-    return ctx.op.Expand(ctx.constant(number, ctx.out.dtype), ctx.shape(ctx.out.shape))
-
-
 # -- sums --------------------------------------------------------------------------------------------------------
 
 
@@ -85,7 +81,7 @@ def mean(
     """mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     axes = axes_of(dim, ctx.rank(self)) if ctx.rank(self) else []
     if is_empty(ctx, self, axes):
-        return constant_like_out(ctx, math.nan)
+        return filled(ctx, math.nan)
     value = ctx.cast(self, float_dtype(ctx.out.dtype))
     count = count_of(ctx, self, axes)
     if axes and is_short(count):
@@ -201,7 +197,7 @@ def all_(ctx: LoweringContext, self: ir.Value, dim: Dims = None, keepdim: bool =
 def _truth(op_type: str, of_nothing: bool, ctx: LoweringContext, self: ir.Value, dim: Dims, keepdim: bool) -> ir.Value:
     axes = axes_of(dim, ctx.rank(self)) if ctx.rank(self) else []
     if is_empty(ctx, self, axes):
-        return constant_like_out(ctx, of_nothing)
+        return filled(ctx, of_nothing)
     value = ctx.cast(self, torch.bool)
     if axes and not (not isinstance(dim, int) and dim is not None and len(dim) == 0 and _keeps_rank(ctx, self)):
         value = reduce(ctx, op_type, value, axes, keepdim)

@@ -14,8 +14,9 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.interpolation import Resize, apply_maps, resize_map, source_index
+from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import register
 
@@ -36,14 +37,6 @@ def _axes(
     ]
 
 
-def _is_empty(ctx: LoweringContext, *values: ir.Value) -> bool:
-    return any(isinstance(size, int) and size == 0 for value in values for size in ctx.sizes(value))
-
-
-def _nothing(ctx: LoweringContext) -> ir.Value:
-    return ctx.op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(ctx.out.shape))
-
-
 # -- nearest -----------------------------------------------------------------------------------------------------
 
 
@@ -60,8 +53,8 @@ def _repeats(axes: Sequence[Resize]) -> list[int] | None:
 
 def _nearest(mode: str, ctx: LoweringContext, self: ir.Value, output_size: Sequence[Size], *scales: Any) -> ir.Value:
     """upsample_nearest2d(Tensor self, SymInt[2] output_size, float? scales_h=None, float? scales_w=None) -> Tensor"""
-    if _is_empty(ctx, self):
-        return _nothing(ctx)
+    if is_empty(ctx.sizes(self)):
+        return filled(ctx, 0)
     op, dtype = ctx.op, ctx.out.dtype
     axes = _axes(ctx, mode, ctx.sizes(self), output_size, scales, float_dtype(dtype))
     counts = _repeats(axes)
@@ -86,8 +79,8 @@ def _nearest_backward(
     *scales: Any,
 ) -> ir.Value:
     """upsample_nearest2d_backward(Tensor grad_output, SymInt[2] output_size, SymInt[4] input_size, float? scales_h=None, float? scales_w=None) -> Tensor"""  # noqa: E501
-    if _is_empty(ctx, grad_output):
-        return _nothing(ctx)
+    if is_empty(ctx.sizes(grad_output)):
+        return filled(ctx, 0)
     dtype = float_dtype(ctx.out.dtype)
     axes = _axes(ctx, mode, input_size, output_size, scales, dtype)
     grad = ctx.cast(grad_output, dtype)
@@ -108,8 +101,8 @@ def _smooth(mode: str, ctx: LoweringContext, self: ir.Value, output_size: Sequen
     """upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"""  # noqa: E501
     if not ctx.out.dtype.is_floating_point:
         raise ctx.refuse("a resize of integers, which torch rounds in fixed-point arithmetic")
-    if _is_empty(ctx, self):
-        return _nothing(ctx)
+    if is_empty(ctx.sizes(self)):
+        return filled(ctx, 0)
     dtype = float_dtype(ctx.out.dtype)
     axes = _axes(ctx, mode, ctx.sizes(self), output_size, rest, dtype)
     maps, sizes = [resize_map(axis) for axis in axes], [axis.size for axis in axes]
@@ -126,8 +119,8 @@ def _smooth_backward(
     *rest: Any,
 ) -> ir.Value:
     """upsample_bilinear2d_backward(Tensor grad_output, SymInt[2] output_size, SymInt[4] input_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"""  # noqa: E501
-    if _is_empty(ctx, grad_output):
-        return _nothing(ctx)
+    if is_empty(ctx.sizes(grad_output)):
+        return filled(ctx, 0)
     dtype = float_dtype(ctx.out.dtype)
     axes = _axes(ctx, mode, input_size, output_size, rest, dtype)
     return _transposed(ctx, ctx.cast(grad_output, dtype), axes)

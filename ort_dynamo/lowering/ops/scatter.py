@@ -12,6 +12,7 @@ import torch
 
 from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
+from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.views import axis, same_size, size_is_zero
 from ort_dynamo.lowering.promotion import accumulator
 from ort_dynamo.lowering.registry import lowering, register
@@ -40,15 +41,11 @@ def _sizes_1d(ctx: LoweringContext, value: ir.Value) -> list[Size]:
     return list(ctx.sizes(value)) or [1]
 
 
-def _is_empty(ctx: LoweringContext, value: ir.Value) -> bool:
-    return any(size_is_zero(size) for size in ctx.sizes(value))
-
-
 @lowering(aten.gather.default)
 def gather(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, sparse_grad: bool = False) -> ir.Value:
     """gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"""
-    if _is_empty(ctx, index):  # of any rank
-        return ctx.op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(ctx.out.shape))
+    if any(map(size_is_zero, ctx.sizes(index))):  # of any rank
+        return filled(ctx, 0)
     data, where = _at_least_1d(ctx, self), _at_least_1d(ctx, index)
     result: ir.Value = ctx.op.GatherElements(data, where, axis=axis(dim, ctx.rank(self)))
     return result if ctx.rank(index) else ctx.reshape(result, [])
@@ -102,7 +99,7 @@ def _scatter(
     include_self: bool = True,
 ) -> ir.Value:
     """`src`, as far as `index` reaches, scattered into `self`."""
-    if _is_empty(ctx, index):  # of any rank
+    if any(map(size_is_zero, ctx.sizes(index))):  # of any rank
         return self
     sizes = _sizes_1d(ctx, index)
     if isinstance(src, ir.Value):

@@ -9,7 +9,7 @@ import torch
 from onnxscript import OpBuilder
 
 from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.context import LoweringContext, Number, is_empty
 from ort_dynamo.lowering.loops import repeat_while
 from ort_dynamo.lowering.ops.reduction import extremum
 from ort_dynamo.lowering.promotion import float_dtype
@@ -104,7 +104,7 @@ def histc(ctx: LoweringContext, self: ir.Value, bins: int = 100, min: Number = 0
         raise ctx.refuse("a histogram of integers or half-width numbers, or with a symbolic range")
     x = op.Reshape(self, [-1])
     none = zeros(ctx, x, [bins])
-    if any(isinstance(size, int) and size == 0 for size in ctx.sizes(self)):
+    if is_empty(ctx.sizes(self)):
         return none
     if min == max:
         low, high = (extremum(ctx, reduction, x, [0], True) for reduction in ("ReduceMin", "ReduceMax"))

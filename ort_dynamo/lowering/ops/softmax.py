@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.lowering.context import LoweringContext, is_empty
+from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.promotion import INT_TO_FLOAT, float_dtype, promote
 from ort_dynamo.lowering.registry import lowering, register
 from ort_dynamo.lowering.total import total
@@ -93,8 +94,8 @@ def logsumexp(ctx: LoweringContext, self: ir.Value, dim: Sequence[int], keepdim:
         return ctx.cast(op.Identity(x), ctx.out.dtype)
     axes = sorted(axis % ctx.rank(self) for axis in dim) or list(range(ctx.rank(self)))
     sizes = ctx.sizes(self)
-    if any(isinstance(sizes[axis], int) and sizes[axis] == 0 for axis in axes):
-        return op.Expand(ctx.constant(-math.inf, ctx.out.dtype), ctx.shape(ctx.out.shape))
+    if is_empty(sizes[axis] for axis in axes):
+        return filled(ctx, -math.inf)
     largest = op.ReduceMax(x, axes, keepdims=1)
     shift = op.Where(op.IsInf(largest), 0.0, largest)
     summed = total(ctx, op.Exp(op.Sub(x, shift)), sizes, axes, keepdim=True)

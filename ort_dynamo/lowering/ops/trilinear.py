@@ -8,10 +8,10 @@ from string import ascii_lowercase
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.lowering.context import LoweringContext, is_empty
+from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.windows import is_empty
 
 aten = torch.ops.aten
 
@@ -34,7 +34,7 @@ def trilinear(
     del unroll_dim  # the order in which torch sums
     tensors, expanded = (i1, i2, i3), (expand1, expand2, expand3)
     if any(is_empty(ctx.sizes(tensor)) for tensor in tensors):
-        return ctx.op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(ctx.out.shape))
+        return filled(ctx, 0)
     letters = ascii_lowercase[: ctx.rank(i1) + len(expand1)]
 
     def without(dims: Sequence[int]) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
+from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.patches import Sliding, fold, patches
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.windows import is_empty
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def im2col(
     """im2col(Tensor self, int[2] kernel_size, int[2] dilation, int[2] padding, int[2] stride) -> Tensor"""
     sizes = ctx.sizes(self)
     if is_empty(sizes):
-        return ctx.op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(ctx.out.shape))
+        return filled(ctx, 0)
     image, leading = (self, sizes[:2]) if len(sizes) == 4 else (ctx.op.Unsqueeze(self, [0]), (1, sizes[0]))
     window = _sliding(sizes[-2:], kernel_size, dilation, padding, stride)
     return ctx.reshape(patches(ctx, image, leading, window), ctx.out.shape)

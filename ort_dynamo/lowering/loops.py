@@ -11,9 +11,14 @@ from ort_dynamo.lowering.builder import LoweringBuilder
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.target import OPSET
 
-__all__ = ["repeat_while"]
+__all__ = ["any_of", "repeat_while"]
 
 Carried = Sequence[ir.Value]
+
+
+def any_of(op: OpBuilder, mask: ir.Value) -> ir.Value:
+    """A 0-d bool: whether any entry is set."""
+    return op.Greater(op.ReduceSum(op.Cast(mask, to=ir.DataType.INT64), keepdims=0), 0)
 
 
 def repeat_while(

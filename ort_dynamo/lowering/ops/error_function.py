@@ -48,7 +48,8 @@ def _erfcx(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     return op.Where(op.Less(x, 0.0), left, right)
 
 
-def _erfc(ctx: LoweringContext, x: ir.Value) -> ir.Value:
+def erfc(ctx: LoweringContext, x: ir.Value) -> ir.Value:
+    """1 - erf(x)."""
     # 1 - erf(x) would lose every digit of the tail.
     op = ctx.op
     tail = op.Mul(op.Exp(op.Neg(op.Mul(x, x))), scaled_complement(ctx, op.Abs(x)))
@@ -108,7 +109,7 @@ def _halley(ctx: LoweringContext, x: ir.Value, y: ir.Value) -> ir.Value:
     excess = op.Where(
         op.Less(op.Abs(y), 0.5),
         op.Sub(erf(ctx, x), y),
-        op.Mul(op.Sign(y), op.Sub(op.Sub(1.0, op.Abs(y)), _erfc(ctx, op.Abs(x)))),
+        op.Mul(op.Sign(y), op.Sub(op.Sub(1.0, op.Abs(y)), erfc(ctx, op.Abs(x)))),
     )
     newton = op.Mul(op.Mul(excess, 0.5 * math.sqrt(math.pi)), op.Exp(op.Mul(x, x)))
     return op.Sub(x, op.Div(newton, op.Add(op.Mul(newton, x), 1.0)))
@@ -145,7 +146,7 @@ def _normal_tail(ctx: LoweringContext, p: ir.Value) -> ir.Value:
 
 _MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
     aten.erf.default: erf,
-    aten.erfc.default: _erfc,
+    aten.erfc.default: erfc,
     aten.special_erfcx.default: _erfcx,
     aten.erfinv.default: erfinv,
     aten.special_ndtri.default: _ndtri,

@@ -23,7 +23,7 @@ _SINGLE = ir.DataType.FLOAT
 
 
 @functools.cache
-def _bernoulli(k: int) -> Fraction:
+def bernoulli(k: int) -> Fraction:
     """The Bernoulli number B(2k)."""
     return Fraction(*mpmath.bernfrac(2 * k))
 
@@ -35,7 +35,7 @@ def _lgamma(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     op = ctx.op
     # Abramowitz & Stegun 6.1.17.
     negative = op.Less(x, 0.0)
-    value = _lgamma_of_positive(ctx, op.Where(negative, op.Sub(1.0, x), x))
+    value = log_gamma_of_positive(ctx, op.Where(negative, op.Sub(1.0, x), x))
     angle = _angle(ctx, x)
     mirrored = op.Sub(op.Log(op.Div(math.pi, op.Abs(op.Sin(angle)))), value)
     mirrored = op.Where(op.Equal(angle, 0.0), math.inf, mirrored)
@@ -61,7 +61,8 @@ def _near_two(terms: int) -> tuple[float, ...]:
         return tuple(float(c) for c in reversed(series))
 
 
-def _lgamma_of_positive(ctx: LoweringContext, a: ir.Value) -> ir.Value:
+def log_gamma_of_positive(ctx: LoweringContext, a: ir.Value) -> ir.Value:
+    """The logarithm of Γ(a), a > 0."""
     op = ctx.op
     # float32 reaches its precision with Stirling's series from 2.5 on, float64 from 7.5.
     border, near_terms, far_terms = (2, 13, 6) if a.dtype == _SINGLE else (7, 27, 10)
@@ -83,7 +84,7 @@ def _lgamma_of_positive(ctx: LoweringContext, a: ir.Value) -> ir.Value:
 def _stirling(ctx: LoweringContext, a: ir.Value, terms: int) -> ir.Value:
     """Abramowitz & Stegun 6.1.40, arranged so that infinity stays infinity."""
     op = ctx.op
-    series = [float(_bernoulli(k) / (2 * k * (2 * k - 1))) for k in range(terms, 0, -1)]
+    series = [float(bernoulli(k) / (2 * k * (2 * k - 1))) for k in range(terms, 0, -1)]
     inverse = op.Reciprocal(a)
     tail = op.Mul(inverse, polynomial(op, op.Mul(inverse, inverse), series))
     main = op.Mul(op.Sub(a, 0.5), op.Sub(op.Log(a), 1.0))
@@ -112,7 +113,7 @@ def _digamma_of_positive(ctx: LoweringContext, a: ir.Value) -> ir.Value:
     high = op.Add(a, float(steps))
     inverse = op.Reciprocal(high)
     square = op.Mul(inverse, inverse)
-    series = polynomial(op, square, [float(_bernoulli(k) / (2 * k)) for k in range(terms, 0, -1)])
+    series = polynomial(op, square, [float(bernoulli(k) / (2 * k)) for k in range(terms, 0, -1)])
     asymptotic = op.Sub(op.Sub(op.Log(high), op.Mul(inverse, 0.5)), op.Mul(square, series))
     return op.Sub(asymptotic, functools.reduce(op.Add, reversed(below)))
 
@@ -147,7 +148,7 @@ def _hurwitz_zeta(ctx: LoweringContext, s: int, a: ir.Value) -> ir.Value:
     high = op.Add(a, float(steps))
     inverse = op.Reciprocal(high)
     series = [
-        float(_bernoulli(k) * math.prod(range(s, s + 2 * k - 1)) / math.factorial(2 * k)) for k in range(terms, 0, -1)
+        float(bernoulli(k) * math.prod(range(s, s + 2 * k - 1)) / math.factorial(2 * k)) for k in range(terms, 0, -1)
     ]
     tail = op.Mul(inverse, polynomial(op, op.Mul(inverse, inverse), series))
     bracket = op.Add(op.Mul(op.Add(tail, 0.5), inverse), 1 / (s - 1))

@@ -10,7 +10,7 @@ import torch
 from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Number
-from ort_dynamo.lowering.loops import Carried, repeat_while
+from ort_dynamo.lowering.loops import Carried, any_of, repeat_while
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.views import size_is_zero
 from ort_dynamo.lowering.promotion import promote
@@ -22,10 +22,6 @@ _UNSIGNED = ir.DataType.UINT64
 
 Formula = Callable[[LoweringContext, ir.Value, ir.Value, torch.dtype], ir.Value]
 """formula(ctx, a, b, dtype): the result in int64 of operands in int64, which stand for numbers of `dtype`."""
-
-
-def _any_positive(op: OpBuilder, value: ir.Value) -> ir.Value:
-    return op.Greater(op.ReduceSum(op.Cast(op.Greater(value, 0), to=ir.DataType.INT64), keepdims=0), 0)
 
 
 # -- shifts ------------------------------------------------------------------------------------------------------
@@ -66,7 +62,7 @@ def _power(ctx: LoweringContext, base: ir.Value, exponent: ir.Value, dtype: torc
     op = ctx.op
 
     def unfinished(op: OpBuilder, carried: Carried) -> ir.Value:
-        return _any_positive(op, carried[2])
+        return any_of(op, op.Greater(carried[2], 0))
 
     def step(op: OpBuilder, carried: Carried) -> Carried:
         product, factor, left = carried
@@ -91,7 +87,7 @@ def _gcd(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> 
     """Euclid's algorithm."""
 
     def unfinished(op: OpBuilder, carried: Carried) -> ir.Value:
-        return _any_positive(op, carried[1])
+        return any_of(op, op.Greater(carried[1], 0))
 
     def step(op: OpBuilder, carried: Carried) -> Carried:
         larger, smaller = carried

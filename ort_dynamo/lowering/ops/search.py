@@ -1,4 +1,4 @@
-"""Places in a sorted list, and histograms."""
+"""Places in a sorted list."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import torch
 from onnxscript import OpBuilder
 
 from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.lowering.context import LoweringContext, Number, is_empty
+from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.loops import repeat_while
-from ort_dynamo.lowering.ops.reduction import extremum
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.zeros import zeros
 
 aten = torch.ops.aten
 
@@ -52,7 +50,6 @@ def _search(
     right: bool,
     sorter: ir.Value | None = None,
 ) -> ir.Value:
-    """How many boundaries along the last dimension lie before each entry, or with `right` are equal to it."""
     op, rank = ctx.op, ctx.rank(boundaries)
     dtype = ctx.dtype(boundaries)
     if isinstance(self, ir.Value):
@@ -61,7 +58,18 @@ def _search(
     else:
         x = ctx.scalar(self, float_dtype(dtype))
     b = ctx.cast(boundaries if sorter is None else op.GatherElements(boundaries, sorter, axis=-1), float_dtype(dtype))
-    size = ctx.sizes(boundaries)[-1]
+    found = places_among(ctx, b, rank, ctx.sizes(boundaries)[-1], x, ctx.out.dim(), right)
+    return ctx.cast(found, ctx.out.dtype)
+
+
+def places_among(
+    ctx: LoweringContext, boundaries: ir.Value, rank: int, size: Size, x: ir.Value, x_rank: int, right: bool
+) -> ir.Value:
+    """How many of `size` boundaries along the last of `rank` dimensions lie before each entry of `x`, int64.
+
+    With `right` those equal to it count, too; nan lies behind all.
+    """
+    op, b = ctx.op, boundaries
 
     def behind(op: OpBuilder, b: ir.Value, x: ir.Value) -> ir.Value:
         # Negated, so that nan lies behind every boundary.
@@ -71,7 +79,7 @@ def _search(
         b = b if rank == 1 else op.Unsqueeze(b, [-2])
         passed = ctx.cast(behind(op, b, op.Unsqueeze(x, [-1])), torch.int64)
         # Counted from the front: ReduceSum of an empty tensor leaves the dimension -1 in place.
-        return ctx.cast(op.ReduceSum(passed, [ctx.out.dim()], keepdims=0), ctx.out.dtype)
+        return op.ReduceSum(passed, [x_rank], keepdims=0)
 
     def bisect(op: OpBuilder, carried: Sequence[ir.Value]) -> list[ir.Value]:
         low, high, width = carried
@@ -89,32 +97,4 @@ def _search(
     low = op.Expand(ctx.constant(0, torch.int64), op.Shape(x))
     high = op.Expand(width, op.Shape(x))
     low, *_ = repeat_while(ctx, (low, high, width), lambda op, carried: op.Greater(carried[2], 0), bisect)
-    return ctx.cast(low, ctx.out.dtype)
-
-
-# -- histograms --------------------------------------------------------------------------------------------------
-
-
-@lowering(aten.histc.default)
-def histc(ctx: LoweringContext, self: ir.Value, bins: int = 100, min: Number = 0, max: Number = 0) -> ir.Value:
-    """histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor"""
-    op = ctx.op
-    dtype = ctx.dtype(self)
-    if dtype not in (torch.float32, torch.float64) or not all(isinstance(n, (int, float)) for n in (min, max)):
-        raise ctx.refuse("a histogram of integers or half-width numbers, or with a symbolic range")
-    x = op.Reshape(self, [-1])
-    none = zeros(ctx, x, [bins])
-    if is_empty(ctx.sizes(self)):
-        return none
-    if min == max:
-        low, high = (extremum(ctx, reduction, x, [0], True) for reduction in ("ReduceMin", "ReduceMax"))
-        same = op.Equal(low, high)
-        low, high = op.Where(same, op.Sub(low, 1.0), low), op.Where(same, op.Add(high, 1.0), high)
-    else:
-        low, high = ctx.scalar(min, dtype), ctx.scalar(max, dtype)
-    inside = op.And(op.GreaterOrEqual(x, low), op.LessOrEqual(x, high))
-    scaled = op.Div(op.Mul(op.Sub(x, low), float(bins)), op.Sub(high, low))
-    place = op.Cast(op.Where(inside, scaled, 0.0), to=onnx_dtype(torch.int64))
-    place = op.Min(place, bins - 1)  # the last bin holds its upper end
-    ones = ctx.cast(inside, dtype)
-    return op.ScatterElements(none, place, ones, axis=0, reduction="add")
+    return low

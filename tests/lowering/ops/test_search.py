@@ -1,4 +1,4 @@
-"""Places in a sorted list, and histograms."""
+"""Places in a sorted list."""
 
 import math
 
@@ -54,11 +54,3 @@ def test_search_of_and_in_nothing_equals_eager():
 def test_search_of_other_dtypes_equals_eager(dtype):
     b, x = torch.arange(0, 80, 2).to(dtype), torch.randint(90, (3, 4)).to(dtype)
     assert_like_eager(lambda x, b: (torch.bucketize(x, b), torch.searchsorted(b[:9], x)), x, b, gradients=False)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_histograms_equal_eager(dtype):
-    def function(x):
-        return x.histc(), x.histc(7, -1, 1.5), torch.zeros_like(x).histc(3), x[:0].histc(4), torch.histc(x, 5, 2, 3)
-
-    assert_like_eager(function, torch.randn(40, 9, dtype=dtype), gradients=False)

@@ -1,0 +1,209 @@
+"""Histograms of one and of several dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.dtypes import onnx_dtype
+from ort_dynamo.lowering.context import LoweringContext, Number, is_empty
+from ort_dynamo.lowering.ops.reduction import extremum
+from ort_dynamo.lowering.ops.search import places_among
+from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.lowering.zeros import zeros
+
+aten = torch.ops.aten
+
+
+@lowering(aten.histc.default)
+def histc(ctx: LoweringContext, self: ir.Value, bins: int = 100, min: Number = 0, max: Number = 0) -> ir.Value:
+    """histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor"""
+    op = ctx.op
+    dtype = ctx.dtype(self)
+    if dtype not in (torch.float32, torch.float64) or not all(isinstance(n, (int, float)) for n in (min, max)):
+        raise ctx.refuse("a histogram of integers or half-width numbers, or with a symbolic range")
+    x = op.Reshape(self, [-1])
+    none = zeros(ctx, x, [bins])
+    if is_empty(ctx.sizes(self)):
+        return none
+    if min == max:
+        low, high = (extremum(ctx, reduction, x, [0], True) for reduction in ("ReduceMin", "ReduceMax"))
+        same = op.Equal(low, high)
+        low, high = op.Where(same, op.Sub(low, 1.0), low), op.Where(same, op.Add(high, 1.0), high)
+    else:
+        low, high = ctx.scalar(min, dtype), ctx.scalar(max, dtype)
+    inside = op.And(op.GreaterOrEqual(x, low), op.LessOrEqual(x, high))
+    scaled = op.Div(op.Mul(op.Sub(x, low), float(bins)), op.Sub(high, low))
+    place = op.Cast(op.Where(inside, scaled, 0.0), to=onnx_dtype(torch.int64))
+    place = op.Min(place, bins - 1)  # the last bin holds its upper end
+    ones = ctx.cast(inside, dtype)
+    return op.ScatterElements(none, place, ones, axis=0, reduction="add")
+
+
+# -- bins given by their edges -----------------------------------------------------------------------------------
+
+
+@lowering(aten.histogram.bin_ct)
+def histogram_bin_ct(
+    ctx: LoweringContext,
+    self: ir.Value,
+    bins: int = 100,
+    *,
+    range: Sequence[float] | None = None,
+    weight: ir.Value | None = None,
+    density: bool = False,
+) -> tuple[ir.Value, ...]:
+    """histogram.bin_ct(Tensor self, int bins=100, *, float[]? range=None, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)"""  # noqa: E501
+    edges = _even_edges(ctx, self, [ctx.op.Reshape(self, [-1])], [bins], range)
+    counts = _histogram(ctx, self, [ctx.op.Reshape(self, [-1])], edges, [bins], weight, density)
+    return counts, edges[0]
+
+
+@lowering(aten.histogram.bins_tensor)
+def histogram_bins_tensor(
+    ctx: LoweringContext, self: ir.Value, bins: ir.Value, *, weight: ir.Value | None = None, density: bool = False
+) -> tuple[ir.Value, ...]:
+    """histogram.bins_tensor(Tensor self, Tensor bins, *, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)"""  # noqa: E501
+    counts = _given_edges(ctx, self, [bins], [ctx.op.Reshape(self, [-1])], weight, density)
+    return counts, bins
+
+
+@lowering(aten._histogramdd_bin_edges.default)
+def histogramdd_bin_edges(
+    ctx: LoweringContext,
+    self: ir.Value,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: ir.Value | None = None,
+    density: bool = False,
+) -> tuple[ir.Value, ...]:
+    """_histogramdd_bin_edges(Tensor self, int[] bins, *, float[]? range=None, Tensor? weight=None, bool density=False) -> Tensor[]"""  # noqa: E501
+    return tuple(_even_edges(ctx, self, _columns(ctx, self, len(bins)), bins, range))
+
+
+@lowering(aten._histogramdd_from_bin_cts.default)
+def histogramdd_from_bin_cts(
+    ctx: LoweringContext,
+    self: ir.Value,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: ir.Value | None = None,
+    density: bool = False,
+) -> ir.Value:
+    """_histogramdd_from_bin_cts(Tensor self, int[] bins, *, float[]? range=None, Tensor? weight=None, bool density=False) -> Tensor"""  # noqa: E501
+    columns = _columns(ctx, self, len(bins))
+    return _histogram(ctx, self, columns, _even_edges(ctx, self, columns, bins, range), bins, weight, density)
+
+
+@lowering(aten._histogramdd_from_bin_tensors.default)
+def histogramdd_from_bin_tensors(
+    ctx: LoweringContext,
+    self: ir.Value,
+    bins: Sequence[ir.Value],
+    *,
+    weight: ir.Value | None = None,
+    density: bool = False,
+) -> ir.Value:
+    """_histogramdd_from_bin_tensors(Tensor self, Tensor[] bins, *, Tensor? weight=None, bool density=False) -> Tensor"""  # noqa: E501
+    return _given_edges(ctx, self, bins, _columns(ctx, self, len(bins)), weight, density)
+
+
+def _columns(ctx: LoweringContext, self: ir.Value, count: int) -> list[ir.Value]:
+    """The coordinates of the points along the last dimension of `self`, each flat."""
+    op = ctx.op
+    points = op.Reshape(self, [-1, count]) if not is_empty(ctx.sizes(self)) else ctx.reshape(self, [0, count])
+    return [op.Gather(points, ctx.constant(index, torch.int64), axis=1) for index in range(count)]
+
+
+def _even_edges(
+    ctx: LoweringContext,
+    self: ir.Value,
+    columns: Sequence[ir.Value],
+    bins: Sequence[int],
+    span: Sequence[float] | None,
+) -> list[ir.Value]:
+    """The edges of bins of equal width for each coordinate, over `span` or all that there is."""
+    op, dtype = ctx.op, _dtype(ctx, self)
+    found = []
+    for index, (column, count) in enumerate(zip(columns, bins, strict=True)):
+        if span is not None:
+            low, high = (ctx.constant(end, dtype) for end in span[2 * index : 2 * index + 2])
+        elif is_empty(ctx.sizes(self)):
+            low, high = ctx.constant(0.0, dtype), ctx.constant(1.0, dtype)
+        else:
+            low, high = (extremum(ctx, reduction, column, [0], False) for reduction in ("ReduceMin", "ReduceMax"))
+        same = op.Equal(low, high)
+        low, high = op.Where(same, op.Sub(low, 0.5), low), op.Where(same, op.Add(high, 0.5), high)
+        # As torch.linspace has it: from both ends.
+        step = op.Div(op.Sub(high, low), float(count))
+        places = ctx.builder.constant(np.arange(count + 1), onnx_dtype(dtype))
+        front = op.Add(low, op.Mul(places, step))
+        back = op.Sub(high, op.Mul(op.Sub(float(count), places), step))
+        found.append(op.Where(op.Less(places, float((count + 1) // 2)), front, back))
+    return found
+
+
+def _given_edges(
+    ctx: LoweringContext,
+    self: ir.Value,
+    edges: Sequence[ir.Value],
+    columns: Sequence[ir.Value],
+    weight: ir.Value | None,
+    density: bool,
+) -> ir.Value:
+    sizes = ctx.static([ctx.fake(edge).numel() for edge in edges], "the number of bins")
+    bins = [size - 1 for size in sizes]
+    if any(count < 1 for count in bins):
+        raise ctx.refuse("a histogram without bins")
+    return _histogram(ctx, self, columns, edges, bins, weight, density)
+
+
+def _dtype(ctx: LoweringContext, self: ir.Value) -> torch.dtype:
+    dtype = ctx.dtype(self)
+    if dtype not in (torch.float32, torch.float64):
+        raise ctx.refuse(f"a histogram of {dtype}")
+    return dtype
+
+
+def _histogram(
+    ctx: LoweringContext,
+    self: ir.Value,
+    columns: Sequence[ir.Value],
+    edges: Sequence[ir.Value],
+    bins: Sequence[int],
+    weight: ir.Value | None,
+    density: bool,
+) -> ir.Value:
+    """How many points, or what weight of them, lie in each bin; the last bin holds its upper end."""
+    op, dtype = ctx.op, _dtype(ctx, self)
+    every = math.prod(bins)
+    counts = zeros(ctx, self, [every + 1])  # the last one is for what lies outside
+    if not is_empty(ctx.sizes(self)):
+        place, inside = None, None
+        for column, edge, count in zip(columns, edges, bins, strict=True):
+            behind = places_among(ctx, edge, 1, count + 1, column, 1, True)
+            own = op.Min(op.Sub(behind, 1), count - 1)
+            within = op.And(op.GreaterOrEqual(column, _end(ctx, edge, 0)), op.LessOrEqual(column, _end(ctx, edge, -1)))
+            place = own if place is None else op.Add(op.Mul(place, count), own)
+            inside = within if inside is None else op.And(inside, within)
+        place = op.Where(inside, place, every)
+        amounts = op.Reshape(weight, [-1]) if weight is not None else op.Expand(ctx.constant(1, dtype), op.Shape(place))
+        counts = op.ScatterElements(counts, place, amounts, axis=0, reduction="add")
+    counts = ctx.reshape(op.Slice(counts, [0], [every]), bins)
+    if not density:
+        return counts
+    counts = op.Div(counts, op.ReduceSum(counts, keepdims=0))
+    for index, edge in enumerate(edges):
+        widths = op.Sub(op.Slice(edge, [1], [bins[index] + 1]), op.Slice(edge, [0], [bins[index]]))
+        counts = op.Div(counts, ctx.reshape(widths, [-1 if i == index else 1 for i in range(len(bins))]))
+    return counts
+
+
+def _end(ctx: LoweringContext, edges: ir.Value, place: int) -> ir.Value:
+    return ctx.op.Gather(edges, ctx.constant(place, torch.int64), axis=0)

@@ -1,0 +1,172 @@
+"""Reductions of consecutive segments of a dimension."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Number, Size, is_empty
+from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.lowering.zeros import zeros
+
+aten = torch.ops.aten
+
+_NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
+_REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "max": "max", "min": "min"}
+"""torch's names -> ONNX's."""
+
+
+class _Segments:
+    """Which segment each entry of `data` belongs to, and reductions by segment.
+
+    Entries before the first and behind the last segment go to one more, which is cut off.
+
+    Attributes:
+        lengths: of the segments, int64; its shape is data.shape[:axis] + (segments,), then ones up to data's rank.
+    """
+
+    def __init__(
+        self, ctx: LoweringContext, data: ir.Value, lengths: ir.Value | None, offsets: ir.Value | None, axis: int
+    ) -> None:
+        op, self._ctx = ctx.op, ctx
+        self._axis = axis % ctx.rank(data)
+        self.sizes: list[Size] = list(ctx.sizes(data))
+        outer, inner = self.sizes[: self._axis], len(self.sizes) - self._axis - 1
+        given = offsets if offsets is not None else lengths
+        if given is None:
+            raise ctx.refuse("segments by indices")
+        marks = ctx.cast(given, torch.int64)
+        last = ctx.constant(self._axis, torch.int64)
+        count = ctx.sizes(given)[-1]
+        if offsets is None:
+            self.segments: Size = count
+            counted, ends, first = marks, op.CumSum(marks, last), 0
+        else:
+            self.segments = count - 1
+            after = op.Slice(marks, [1], ctx.shape([count]), [self._axis])
+            before = op.Slice(marks, [0], ctx.shape([count - 1]), [self._axis])
+            counted, ends, first = op.Sub(after, before), marks, 1
+        self.lengths = op.Unsqueeze(counted, list(range(-inner, 0))) if inner else counted
+        # How many segments end at or before each entry.
+        size = ctx.scalar(self.sizes[self._axis], torch.int64)
+        ones = op.Expand(ctx.constant(1, torch.int64), op.Shape(ends))
+        none = zeros(ctx, marks, [*outer, self.sizes[self._axis] + 1])
+        passed = op.ScatterElements(none, op.Min(ends, size), ones, axis=self._axis, reduction="add")
+        passed = op.Slice(op.CumSum(passed, last), [0], ctx.shape([self.sizes[self._axis]]), [self._axis])
+        if first:
+            passed = op.Sub(passed, 1)
+            passed = op.Where(op.Less(passed, 0), ctx.scalar(self.segments, torch.int64), passed)
+        else:
+            passed = op.Min(passed, ctx.scalar(self.segments, torch.int64))
+        if inner:
+            passed = op.Unsqueeze(passed, list(range(-inner, 0)))
+        self._places = op.Expand(passed, ctx.shape(self.sizes))
+
+    def reduce(self, value: ir.Value, reduction: str, initial: ir.Value) -> ir.Value:
+        """`value`, of data's shape, reduced with the 0-d `initial`; torch's name of a reduction."""
+        ctx, op = self._ctx, self._ctx.op
+        sizes = list(self.sizes)
+        sizes[self._axis] = self.segments + 1
+        start = op.Expand(initial, ctx.shape(sizes))
+        found = op.ScatterElements(start, self._places, value, axis=self._axis, reduction=_REDUCTIONS[reduction])
+        return op.Slice(found, [0], ctx.shape([self.segments]), [self._axis])
+
+    def count(self, mask: ir.Value) -> ir.Value:
+        """How many entries of each segment are set, int64."""
+        ctx = self._ctx
+        return self.reduce(ctx.cast(mask, torch.int64), "sum", ctx.constant(0, torch.int64))
+
+    def spread(self, value: ir.Value) -> ir.Value:
+        """For each entry the value of its segment; 0 for entries of none."""
+        op, rank = self._ctx.op, len(self.sizes)
+        more = op.Pad(value, self._ctx.ints([0] * rank + [int(a == self._axis) for a in range(rank)]))
+        return op.GatherElements(more, self._places, axis=self._axis)
+
+
+@lowering(aten.segment_reduce.default)
+def segment_reduce(
+    ctx: LoweringContext,
+    data: ir.Value,
+    reduce: str,
+    *,
+    lengths: ir.Value | None = None,
+    indices: ir.Value | None = None,
+    offsets: ir.Value | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: Number | None = None,
+) -> ir.Value:
+    """segment_reduce(Tensor data, str reduce, *, Tensor? lengths=None, Tensor? indices=None, Tensor? offsets=None, int axis=0, bool unsafe=False, Scalar? initial=None) -> Tensor"""  # noqa: E501
+    op = ctx.op
+    _check(ctx, data)
+    dtype = float_dtype(ctx.out.dtype)
+    x = ctx.cast(data, dtype)
+    segments = _Segments(ctx, data, lengths, offsets, axis)
+    result = segments.reduce(x, reduce, ctx.scalar(_NEUTRAL[reduce] if initial is None else initial, dtype))
+    if reduce in ("max", "min"):
+        # ONNX Runtime's comparisons lose nan.
+        result = op.Where(op.Greater(segments.count(op.IsNaN(x)), 0), math.nan, result)
+    if reduce == "mean":
+        # Of nothing it is nan, or what was given.
+        length = ctx.cast(segments.lengths, dtype)
+        result = op.Div(result, length if initial is None else op.Max(length, 1.0))
+    return ctx.cast(result, ctx.out.dtype)
+
+
+@lowering(aten._segment_reduce_backward.default)
+def segment_reduce_backward(
+    ctx: LoweringContext,
+    grad: ir.Value,
+    output: ir.Value,
+    data: ir.Value,
+    reduce: str,
+    *,
+    lengths: ir.Value | None = None,
+    offsets: ir.Value | None = None,
+    axis: int = 0,
+    initial: Number | None = None,
+) -> ir.Value:
+    """_segment_reduce_backward(Tensor grad, Tensor output, Tensor data, str reduce, *, Tensor? lengths=None, Tensor? offsets=None, int axis=0, Scalar? initial=None) -> Tensor"""  # noqa: E501
+    op = ctx.op
+    _check(ctx, data)
+    dtype = float_dtype(ctx.out.dtype)
+    g, x, y = (ctx.cast(value, dtype) for value in (grad, data, output))
+    segments = _Segments(ctx, data, lengths, offsets, axis)
+    if reduce == "mean":
+        g = op.Div(g, op.Max(ctx.cast(segments.lengths, dtype), 1.0))
+    slope = segments.spread(g)
+    if reduce in ("max", "min"):
+        chosen = op.Or(op.Equal(x, segments.spread(y)), op.IsNaN(x))
+        shares = ctx.cast(segments.spread(segments.count(chosen)), dtype)
+        # torch divides only what is positive among equal entries.
+        slope = op.Where(op.Greater(slope, 0.0), op.Div(slope, op.Max(shares, 1.0)), slope)
+        slope = op.Where(chosen, slope, 0.0)
+    elif reduce == "prod":
+        start = ctx.scalar(1.0 if initial is None else initial, dtype)
+        slope = _product_slope(ctx, segments, slope, x, y, start)
+    return ctx.cast(slope, ctx.out.dtype)
+
+
+def _product_slope(
+    ctx: LoweringContext, segments: _Segments, slope: ir.Value, x: ir.Value, y: ir.Value, start: ir.Value
+) -> ir.Value:
+    """`slope` times the product of all but one entry of its segment: y / x, but beside zero and nan from the others."""
+    op = ctx.op
+    zero, unknown = op.Equal(x, 0.0), op.IsNaN(x)
+    special = op.Or(zero, unknown)
+    plain = op.Where(special, 1.0, x)
+    rest = segments.spread(segments.reduce(plain, "prod", start))
+    zeros_, unknowns = (
+        op.Sub(segments.spread(segments.count(mask)), ctx.cast(mask, torch.int64)) for mask in (zero, unknown)
+    )
+    rest = op.Where(op.Greater(zeros_, 0), 0.0, rest)
+    rest = op.Where(op.Greater(unknowns, 0), math.nan, rest)
+    return op.Where(special, op.Mul(slope, rest), op.Div(op.Mul(slope, segments.spread(y)), plain))
+
+
+def _check(ctx: LoweringContext, data: ir.Value) -> None:
+    if is_empty(ctx.sizes(data)):
+        raise ctx.refuse("segments of nothing")

@@ -26,8 +26,9 @@ from torch.utils._pytree import tree_leaves
 
 from ort_dynamo.errors import FallbackRefusedError
 from ort_dynamo.islands import cut
-from ort_dynamo.lowering.translate import COND, user_line
+from ort_dynamo.lowering.translate import COND
 from ort_dynamo.options import SegmentOptions
+from ort_dynamo.source_line import user_line
 
 __all__ = ["EagerNode", "Segmented", "check_fallback", "segment", "session_device"]
 

@@ -19,9 +19,10 @@ from ort_dynamo.lowering.builder import LoweringBuilder
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.registry import find_lowering
 from ort_dynamo.lowering.symbols import Symbols, expression, known_dims, symbols_of
+from ort_dynamo.source_line import user_line
 from ort_dynamo.target import OPSET, Target
 
-__all__ = ["COND", "Lowered", "lower", "refusal", "user_line"]
+__all__ = ["COND", "Lowered", "lower", "refusal"]
 
 COND = torch.ops.higher_order.cond
 """The one higher-order operator that is lowered; segments.py keeps the others in eager."""
@@ -272,15 +273,6 @@ def _behind_identity(value: ir.Value) -> ir.Value:
         assert source is not None
         value = source
     return value
-
-
-def user_line(node: Node) -> str:
-    """The innermost line of the user's code that `node` comes from."""
-    trace = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
-    if not trace:
-        return "(no source line: the node was made by a gradient formula)"
-    where = next((i for i in range(len(trace) - 1, -1, -1) if trace[i].startswith("File ")), 0)
-    return " ".join(trace[where : where + 2])
 
 
 def _located(node: Node, error: Exception) -> LoweringError:

@@ -18,16 +18,21 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 __all__ = [
+    "DECIDED_BY",
     "Cut",
     "JointGraph",
     "Kept",
+    "allocation_of",
     "bytes_of",
     "calls",
     "can_recompute",
     "is_number",
     "is_tensor",
+    "is_view",
+    "maker_of",
     "must_recompute",
     "storage_of",
+    "storages_of",
     "tag",
     "time_of",
 ]
@@ -71,6 +76,11 @@ class Cut:
     def nbytes(self) -> int:
         """Bytes kept."""
         return sum(one.nbytes for one in self.kept)
+
+    @property
+    def size(self) -> sympy.Expr:
+        """The same in symbols."""
+        return sympy.Add(*(one.size for one in self.kept))
 
 
 class JointGraph:
@@ -119,6 +129,11 @@ class JointGraph:
         """Forward nodes that the graph returns: they live anyway."""
         (output,) = self.gm.graph.find_nodes(op="output")
         return frozenset(node for node in output.all_input_nodes if node in self._forward)
+
+    @cached_property
+    def time(self) -> float:
+        """Estimated time of the forward, in the unit of time_of."""
+        return sum(map(time_of, self.forward))
 
     def cut(self, recomputed: Collection[Node]) -> Cut:
         """What is kept and what is computed again if the nodes `recomputed` are, where the backward needs them."""
@@ -195,12 +210,17 @@ def can_recompute(node: Node) -> bool:
     )
 
 
-def tag(nodes: Iterable[Node], policy: CheckpointPolicy) -> bool:
-    """Give each node the policy; whether any lacked it."""
+DECIDED_BY = "ort_dynamo.decided_by"
+"""meta key: name of the pass of ours that gave a node its policy."""
+
+
+def tag(nodes: Iterable[Node], policy: CheckpointPolicy, by: str) -> bool:
+    """Give each node the policy, with the name of the pass that decided so; whether any lacked it."""
     changed = False
     for node in nodes:
         changed |= node.meta.get("recompute") is not policy
         node.meta["recompute"] = policy
+        node.meta[DECIDED_BY] = by
     return changed
 
 
@@ -224,14 +244,20 @@ def time_of(node: Node) -> float:
 
     Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009. Views take none.
     """
-    if node.target is operator.getitem or is_number(node):
+    if is_number(node) or is_view(node):
         return 0.0
     own = _fakes(node.meta.get("val"))
     given = _fakes([n.meta.get("val") for n in node.all_input_nodes])
-    if {_key(fake) for fake in own} <= {_key(fake) for fake in given}:
-        return 0.0
     moved = float(sum(_numel(fake) * fake.element_size() for fake in (*own, *given)))
     return max(moved, _flops(node) / _FLOPS_PER_BYTE)
+
+
+def is_view(node: Node) -> bool:
+    """Whether a computation's tensors all live in allocations of its inputs: views, and taking a tuple apart."""
+    if node.op != "call_function":
+        return False
+    given: set[int] = set().union(*map(storages_of, node.all_input_nodes))
+    return node.target is operator.getitem or storages_of(node) <= given
 
 
 def _flops(node: Node) -> float:
@@ -249,7 +275,7 @@ def bytes_of(fake: torch.Tensor) -> tuple[int, sympy.Expr]:
     A view keeps all of its base alive, in eager and across a cut of the graph.
     """
     nbytes: int | torch.SymInt = fake.untyped_storage().nbytes()
-    return _hint(nbytes), nbytes.node.expr if isinstance(nbytes, torch.SymInt) else sympy.Integer(nbytes)
+    return _hint(nbytes), sympy.expand(nbytes.node.expr) if isinstance(nbytes, torch.SymInt) else sympy.Integer(nbytes)
 
 
 def _numel(fake: torch.Tensor) -> int:
@@ -282,10 +308,24 @@ def is_number(node: Node) -> bool:
     return isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def _key(fake: torch.Tensor) -> int:
+def allocation_of(fake: torch.Tensor) -> int:
+    """Which allocation a fake tensor lives in; views share one."""
     return int(fake.untyped_storage()._cdata)
 
 
 def storage_of(node: Node) -> int:
     """Which allocation a tensor node's value lives in."""
-    return _key(node.meta["val"])
+    return allocation_of(node.meta["val"])
+
+
+def storages_of(node: Node) -> set[int]:
+    """The allocations of all tensors in a node's value, which may be a tuple."""
+    return {allocation_of(fake) for fake in _fakes(node.meta.get("val"))}
+
+
+def maker_of(node: Node) -> Node:
+    """The node that made the allocation of a tensor node: `node` itself, or what it is a view of."""
+    while is_view(node):
+        own = storages_of(node)
+        node = next(source for source in node.all_input_nodes if storages_of(source) & own)
+    return node

@@ -34,7 +34,7 @@ class RecomputeAttentionDropout(PassBase):
         """Tag nodes of a joint graph, in place."""
         joint = JointGraph(graph_module)
         nodes = [node for node in _dropouts(joint) if can_recompute(node)]
-        return PassResult(graph_module, tag(nodes, CheckpointPolicy.MUST_RECOMPUTE))
+        return PassResult(graph_module, tag(nodes, CheckpointPolicy.MUST_RECOMPUTE, self.name))
 
 
 def _dropouts(joint: JointGraph) -> Iterator[Node]:

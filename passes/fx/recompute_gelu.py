@@ -37,7 +37,7 @@ class RecomputeGelu(PassBase):
         """Tag nodes of a joint graph, in place."""
         joint = JointGraph(graph_module)
         nodes = [node for end in _ends(joint) for node in _gelu(joint, end) if can_recompute(node)]
-        return PassResult(graph_module, tag(nodes, CheckpointPolicy.MUST_RECOMPUTE))
+        return PassResult(graph_module, tag(nodes, CheckpointPolicy.MUST_RECOMPUTE, self.name))
 
 
 def _ends(joint: JointGraph) -> Iterator[Node]:

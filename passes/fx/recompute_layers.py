@@ -52,9 +52,9 @@ class RecomputeLayers(PassBase):
         modified = False
         for layer in layers[:count]:
             leaving = set(_leaving(joint, layer))
-            modified |= tag((n for n in leaving if "recompute" not in n.meta), CheckpointPolicy.MUST_SAVE)
+            modified |= tag((n for n in leaving if "recompute" not in n.meta), CheckpointPolicy.MUST_SAVE, self.name)
             inside = [n for n in layer.nodes if n not in leaving and can_recompute(n)]
-            modified |= tag(inside, CheckpointPolicy.MUST_RECOMPUTE)
+            modified |= tag(inside, CheckpointPolicy.MUST_RECOMPUTE, self.name)
         return PassResult(graph_module, modified)
 
 

@@ -46,7 +46,7 @@ class RecomputeToBudget(PassBase):
         tagged = {node for node in joint.forward if must_recompute(node)}
         limit = self.budget * joint.cut(()).nbytes if isinstance(self.budget, float) else self.budget
         chosen = _give_up(joint, tagged, limit)
-        return PassResult(graph_module, tag(chosen, CheckpointPolicy.MUST_RECOMPUTE))
+        return PassResult(graph_module, tag(chosen, CheckpointPolicy.MUST_RECOMPUTE, self.name))
 
 
 def _give_up(joint: JointGraph, recomputed: set[Node], limit: float) -> list[Node]:

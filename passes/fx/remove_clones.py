@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch._guards import detect_fake_mode
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.passes.analysis.stash import storages_of
 
 __all__ = ["RemoveClones"]
 
@@ -36,12 +44,28 @@ class RemoveClones(PassBase):
                 and not _is_input(source)
                 and not _reaches_output(node)
             ):
+                users = list(node.users)
                 node.replace_all_uses_with(source)
+                _move_views(users, storages_of(node))
                 graph.erase_node(node)
                 modified = True
         if modified:
             graph_module.recompile()
         return PassResult(graph_module, modified)
+
+
+def _move_views(nodes: Iterable[Node], copied: set[int]) -> None:
+    """Where `nodes` are views into the copy's memory, make their fake values views into the original's.
+
+    What shares an allocation is read off fake values afterwards.
+    """
+    for node in nodes:
+        target: Any = node.target
+        if (isinstance(target, OpOverload) or target is operator.getitem) and storages_of(node) & copied:
+            values: Any = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            with detect_fake_mode(values) or nullcontext():
+                node.meta["val"] = target(*values[0], **values[1])
+            _move_views(node.users, copied)
 
 
 def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:

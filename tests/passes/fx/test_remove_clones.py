@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ort_dynamo.passes.analysis.stash import storages_of
 from ort_dynamo.passes.fx.remove_clones import RemoveClones
 
 
@@ -27,6 +28,15 @@ def test_a_clone_that_is_only_computed_with_goes() -> None:
     gm, modified = run(lambda x: (x + 1).clone().view(3, 2) * 2)
     assert modified
     assert [n.name for n in gm.graph.nodes] == ["x_1", "add", "view", "mul", "output"]
+
+
+def test_views_of_the_copy_are_then_views_of_the_original() -> None:
+    gm, modified = run(lambda x: (x + 1).clone().t().split(2)[0].exp() * 2)
+    assert modified
+    values = {node.name: node for node in gm.graph.nodes}
+    for view in ("t", "split", "getitem"):
+        assert storages_of(values[view]) == storages_of(values["add"])
+    assert storages_of(values["exp"]).isdisjoint(storages_of(values["add"]))
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ort_dynamo.lowering.context import LoweringContext
     from ort_dynamo.lowering.registry import register_lowering
+    from ort_dynamo.planning import MemoryPlan, memory_plan
 
-__all__ = ["LoweringContext", "register_lowering"]
+__all__ = ["LoweringContext", "MemoryPlan", "memory_plan", "register_lowering"]
 
 _HOME = {
     "LoweringContext": "ort_dynamo.lowering.context",
+    "MemoryPlan": "ort_dynamo.planning",
+    "memory_plan": "ort_dynamo.planning",
     "register_lowering": "ort_dynamo.lowering.registry",
 }
 

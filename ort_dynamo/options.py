@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
+from ort_dynamo.plan_grammar import Plan, read_plans
 
 __all__ = [
     "MODES",
@@ -72,6 +73,8 @@ class RecomputeOptions:
         number_recompute_layers: how many layers, from the first; 0 is all but the last.
         memory_budget: keep at most this much for the backward: a fraction in [0, 1] of what is kept without
             recomputation, or bytes as text ("2GiB", "500MB"). None sets no limit.
+        recompute_plan: clusters of operators to compute again, in the grammar of plan_grammar.py: text, a list of
+            texts or the path of a JSON file with such a list, which is read here and only its content kept.
     """
 
     attn_dropout_recompute: bool = False
@@ -79,8 +82,10 @@ class RecomputeOptions:
     transformer_layer_recompute: bool = False
     number_recompute_layers: int = 0
     memory_budget: float | str | None = None
+    recompute_plan: tuple[Plan, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "recompute_plan", read_plans(self.recompute_plan))
         for name in ("attn_dropout_recompute", "gelu_recompute", "transformer_layer_recompute"):
             _is_bool(name, getattr(self, name))
         count = self.number_recompute_layers

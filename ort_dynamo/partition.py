@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,10 +10,13 @@ import torch
 from torch._functorch.partitioners import default_partition
 from torch.fx import GraphModule
 
-from ort_dynamo.options import Options, PassOptions
+from ort_dynamo.options import Options, PassOptions, RecomputeOptions
+from ort_dynamo.passes.analysis.memory import memory_record
 from ort_dynamo.passes.pipelines import fx_passes, recompute_passes
 
-__all__ = ["mark", "partitioner"]
+__all__ = ["cut", "mark", "partitioner"]
+
+_log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows it
 
 
 def mark(gm: GraphModule, options: PassOptions) -> None:
@@ -21,17 +25,33 @@ def mark(gm: GraphModule, options: PassOptions) -> None:
         pass_(gm)
 
 
-def partitioner(options: Options) -> Callable[..., tuple[GraphModule, GraphModule]]:
-    """The partition function for AOTAutograd.
+def cut(
+    joint: GraphModule, inputs: Sequence[torch.Tensor], options: RecomputeOptions, **kwargs: Any
+) -> tuple[GraphModule, GraphModule]:
+    """Decide what the backward computes again, and cut a marked joint graph into forward and backward.
 
     The default partition saves what the backward reads. The min-cut partition would recompute pointwise chains on
     the premise that a code generator fuses them for free; ONNX Runtime runs each of them as a kernel.
+
+    Args:
+        joint: the joint graph; it gets tags.
+        inputs: its inputs.
+        options: what to compute again.
+        kwargs: what AOTAutograd hands to its partition function.
     """
+    for pass_ in recompute_passes(options):
+        pass_(joint)
+    return default_partition(joint, inputs, **kwargs)
+
+
+def partitioner(options: Options) -> Callable[..., tuple[GraphModule, GraphModule]]:
+    """The partition function for AOTAutograd."""
 
     def partition(joint: GraphModule, inputs: Sequence[torch.Tensor], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         mark(joint, options.passes)
-        for pass_ in recompute_passes(options.recompute):
-            pass_(joint)
-        return default_partition(joint, inputs, **kwargs)
+        halves = cut(joint, inputs, options.recompute, **kwargs)
+        if _log.isEnabledFor(logging.INFO):
+            _log.info("%s", memory_record(joint, *halves, kwargs["num_fwd_outputs"]).summary())
+        return halves
 
     return partition

@@ -19,6 +19,7 @@ from ort_dynamo.passes.fx.hoist_random import HoistRandom
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
+from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
 from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
 from ort_dynamo.passes.fx.remove_clones import RemoveClones
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
@@ -37,6 +38,9 @@ def fx_passes(options: PassOptions) -> tuple[PassBase, ...]:
 def recompute_passes(options: RecomputeOptions) -> tuple[PassBase, ...]:
     """Passes on the joint graph, after fx_passes: what is drawn is known. Each leaves earlier decisions alone."""
     return (
+        # First: what its clusters are called depends on what else is kept, and the user read their names in the
+        # table of a graph that no policy has changed.
+        *([RecomputePlan(options.recompute_plan)] if options.recompute_plan else []),
         *([RecomputeAttentionDropout()] if options.attn_dropout_recompute else []),
         *([RecomputeGelu()] if options.gelu_recompute else []),
         *([RecomputeLayers(options.number_recompute_layers)] if options.transformer_layer_recompute else []),

@@ -10,6 +10,7 @@ import pytest
 
 from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
 from ort_dynamo.options import MODES, DumpOptions, Options, SessionOptions, parse_options
+from ort_dynamo.plan_grammar import Plan, PlanType
 
 
 def test_nothing_gives_the_defaults() -> None:
@@ -55,6 +56,18 @@ def test_a_path_object_is_a_path(tmp_path: Path) -> None:
         ({"graph_optimization": "most"}, InvalidOptionError, "'disable', 'basic', 'extended', 'all'"),
         ({"provider_options": "a=b"}, InvalidOptionError, "a dict"),
         ([("fallback", "eager")], InvalidOptionError, "expected a dict"),
+        ({"recompute_plan": "Gelu:1:-1"}, InvalidOptionError, r"'Gelu:1:-1': expected '<cluster>:<type>:<count>'"),
+        ({"recompute_plan": "Gelu+:3:-1"}, InvalidOptionError, r"a type of 0, 1 or 2"),
+        ({"recompute_plan": "Gelu+:1:-2"}, InvalidOptionError, r"a count of -1 or more"),
+        ({"recompute_plan": "Gelu+:1"}, InvalidOptionError, r"'Gelu\+:1': expected '<cluster>"),
+        ({"recompute_plan": ["Gelu+:1:1", "Gelu+:1:2"]}, InvalidOptionError, r"Gelu\+:1 is there twice"),
+        ({"recompute_plan": ["Gelu+:1:1", 3]}, InvalidOptionError, "plans as text joined by commas, a list"),
+        ({"recompute_plan": 1}, InvalidOptionError, "plans as text joined by commas, a list"),
+        (
+            {"recompute_plan": "missing.json"},
+            InvalidOptionError,
+            "'missing.json': expected a JSON.*No such file",
+        ),
     ],
 )
 def test_bad_options_say_what_is_wrong(options: Any, error: type[Exception], text: str) -> None:
@@ -71,3 +84,32 @@ def test_session_options_spell_themselves_for_the_key() -> None:
     assert repr(SessionOptions(provider_options={"a": "b"})) == (  # type: ignore[arg-type]
         "SessionOptions(graph_optimization='all', intra_op_num_threads=None, provider_options=(('a', 'b'),))"
     )
+
+
+def test_plans_are_text_joined_by_commas_or_a_list_of_texts() -> None:
+    compromise, off = Plan("Cast+", PlanType.RECOMPUTE_WITH_COMPROMISE, 2), Plan("Exp+", PlanType.NONE, 0)
+    expected = (Plan("Gelu+Dropout+"), compromise, off)
+    texts = ["Gelu+Dropout+:1:-1", "Cast+:2:2", "Exp+:0:0"]
+    assert list(map(str, expected)) == texts
+    for given in (",".join(texts), " ,\n ".join(["", *texts, ""]), texts, tuple(texts), list(expected)):
+        assert parse_options(None, {"recompute_plan": given}).recompute.recompute_plan == expected
+    for nothing in ("", [], None):
+        assert parse_options(None, {"recompute_plan": nothing}) == Options()
+
+
+def test_a_file_of_plans_enters_the_options_by_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "plans.json"
+    path.write_text('["Gelu+:1:-1", "Cast+:2:1"]')
+    inline = parse_options(None, {"recompute_plan": "Gelu+:1:-1,Cast+:2:1"})
+    for given in (path, str(path)):
+        assert repr(parse_options(None, {"recompute_plan": given})) == repr(inline)
+    path.write_text('["Gelu+:1:1"]')
+    assert repr(parse_options(None, {"recompute_plan": path})) != repr(inline)
+
+
+@pytest.mark.parametrize("content", [b'["Gelu+:1:-1"', b'{"Gelu+": 1}', b"[1]", b'"Gelu+:1:-1"', b"\xff\xfe"])
+def test_a_broken_file_of_plans_is_one_error_that_names_it(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "plans.json"
+    path.write_bytes(content)
+    with pytest.raises(InvalidOptionError, match=r"plans\.json': expected a JSON file with a list of plans"):
+        parse_options(None, {"recompute_plan": path})

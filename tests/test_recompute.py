@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ort_dynamo import memory_plan
 from ort_dynamo.testing import eager_reasons
 
 
@@ -148,6 +151,71 @@ def test_a_checkpoint_and_a_budget_go_together(plain: tuple[dict[str, Tensor], i
     actual, kept = step(make, TOKENS, memory_budget=0.2)
     assert_equal(actual, expected)
     assert kept < 0.2 * before
+
+
+# -- plans -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "plans",
+    [
+        "Gelu+:1:-1",
+        "Dropout+:1:2,LayerNormalization+:1:1",
+        "Gemm+Dropout+Add+:1:-1",
+        "MatMul+Div+Softmax+:1:-1",
+        "Gather+Dropout+:1:-1,Gemm+:1:-1",
+    ],
+)
+def test_a_plan_changes_no_gradient_and_keeps_what_the_table_says(
+    plain: tuple[dict[str, Tensor], int], plans: str
+) -> None:
+    expected, before = plain
+    (graph,) = memory_plan(Transformer(), TOKENS, options={"recompute_plan": plans}).graphs
+    actual, kept = step(Transformer, TOKENS, recompute_plan=plans)
+    assert_equal(actual, expected)
+    assert (graph.record.nbytes_without, graph.record.nbytes) == (before, kept)
+    saved = {str(row.plan): row.nbytes for row in graph.rows}
+    if plans in saved:
+        assert before - kept == saved[plans]
+    assert {one.by for one in graph.record.recomputed} == {"recompute_plan"}
+
+
+@pytest.mark.parametrize(("make", "x"), [(Transformer, TOKENS), (ConvNet, torch.randn(2, 4, 6, 6))])
+def test_all_plans_together_change_no_gradient_and_no_statistics(make: Callable[[], nn.Module], x: Tensor) -> None:
+    (graph,) = memory_plan(make(), x).graphs
+    plans = [str(row.plan) for row in graph.rows]
+    assert len(plans) >= 3
+    expected, before = step(make, x)
+    actual, kept = step(make, x, recompute_plan=plans)
+    assert_equal(actual, expected)
+    (graph,) = memory_plan(make(), x, options={"recompute_plan": plans}).graphs
+    assert (graph.record.nbytes_without, graph.record.nbytes) == (before, kept)
+    assert kept < 0.1 * before
+
+
+def test_a_compromise_changes_no_gradient(tmp_path: Path) -> None:
+    class Autocast(nn.Module):
+        """A float32 softmax between bfloat16 products, as autocast makes it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return torch.softmax(self.net(x).float(), -1).square().sum()
+
+    x = torch.randn(4, 8)
+    (graph,) = memory_plan(Autocast(), x).graphs
+    compromises = [str(row.plan) for row in graph.rows if row.plan.type == 2]
+    assert compromises
+    path = tmp_path / "plans.json"
+    path.write_text(json.dumps(compromises))
+    expected, before = step(Autocast, x)
+    actual, kept = step(Autocast, x, recompute_plan=path)
+    assert_equal(actual, expected)
+    (graph,) = memory_plan(Autocast(), x, options={"recompute_plan": path}).graphs
+    assert graph.record.nbytes == kept < before
 
 
 @pytest.mark.parametrize("budget", [1.5, -0.1, "-3GiB", "2", "much", True, float("nan")])

@@ -1,0 +1,152 @@
+"""What a model keeps for its backward, and what could be computed again instead, before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
+
+from ort_dynamo.lowering.decompositions import decompositions
+from ort_dynamo.lowering.whole import whole_resizes
+from ort_dynamo.options import Options, parse_options
+from ort_dynamo.partition import cut, mark
+from ort_dynamo.passes.analysis.memory import MemoryRecord, memory_record
+from ort_dynamo.passes.analysis.plans import PlanRow, plan_rows
+from ort_dynamo.passes.analysis.stash import JointGraph
+
+__all__ = ["GraphPlan", "MemoryPlan", "memory_plan"]
+
+
+@dataclass(frozen=True)
+class GraphPlan:
+    """One graph of a model.
+
+    Attributes:
+        rows: plans to choose from, most bytes first; each says what it does alone, without the options given.
+        record: what the options given make of the graph.
+    """
+
+    rows: tuple[PlanRow, ...]
+    record: MemoryRecord
+
+    def __str__(self) -> str:
+        header = ("recompute_plan", "times", "bytes saved", "of kept", "extra time", "in symbols")
+        cells = [header, *(_cells(row, self.record.nbytes_without) for row in self.rows)]
+        symbolic = any(line[-1] for line in cells[1:])
+        columns = list(zip(*cells, strict=True))[: None if symbolic else -1]
+        widths = [max(map(len, column)) for column in columns]
+        lines = [
+            "  ".join([f"{name:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(rest, widths[1:], strict=True))])
+            for name, *rest in zip(*columns, strict=True)
+        ]
+        return "\n".join([self.record.summary(), *(line.rstrip() for line in lines)])
+
+
+def _cells(row: PlanRow, before: int) -> tuple[str, ...]:
+    symbols = "" if row.size.is_number else str(row.size)
+    return (
+        str(row.plan),
+        str(row.frequency),
+        f"{row.nbytes:,}",
+        f"{row.nbytes / before:.1%}",
+        f"{row.time:.1%}",
+        symbols,
+    )
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The graphs of a model that have a backward, in the order in which they run; its str is a table of each."""
+
+    graphs: tuple[GraphPlan, ...]
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return "No graph of this model has a backward: nothing is kept."
+        count = len(self.graphs)
+        return "\n\n".join(f"Graph {i} of {count}: {graph}" for i, graph in enumerate(self.graphs, start=1))
+
+
+def memory_plan(
+    model: Callable[..., Any],
+    *args: Any,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    **kwargs: Any,
+) -> MemoryPlan:
+    """The plans for the option recompute_plan that exist in a model, with the bytes each saves and the time it takes.
+
+    The model is captured as the backend captures it and its forward runs once, in eager: graphs after a graph break
+    are only known then. Buffers and random generators are put back. As after torch._dynamo.explain, everything
+    compiled before is forgotten (torch._dynamo.reset()), so call this before training.
+
+    Args:
+        model: a module or function; a compiled module is taken for the module in it.
+        args: arguments of one training step's call. Call this under torch.autocast if training does, and in
+            train() mode.
+        options: torch.compile's options, to see what they make of each graph. The tables do not depend on them.
+        dynamic: torch.compile's `dynamic`.
+        kwargs: keyword arguments of the call.
+
+    Raises:
+        UnknownOptionError, InvalidOptionError: bad options.
+    """
+    model = getattr(model, "_orig_mod", model)
+    found: list[GraphPlan] = []
+    capture = _capture(parse_options(None, options), found)
+    torch._dynamo.reset()
+    try:
+        with _unchanged(model, (args, kwargs)), torch.enable_grad():
+            torch.compile(model, backend=capture, dynamic=dynamic)(*args, **kwargs)
+    finally:
+        torch._dynamo.reset()
+    return MemoryPlan(tuple(found))
+
+
+def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:
+    """A backend that runs graphs in eager and appends what it sees of them."""
+
+    def partition(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        mark(joint, options.passes)
+        rows = plan_rows(JointGraph(joint))
+        halves = cut(joint, inputs, options.recompute, **kwargs)
+        found.append(GraphPlan(rows, memory_record(joint, *halves, kwargs["num_fwd_outputs"])))
+        return halves
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        with whole_resizes():
+            compiled: Callable[..., Any] = aot_autograd(
+                fw_compiler=lambda half, _: half,
+                bw_compiler=lambda half, _: half,
+                partition_fn=partition,
+                decompositions=decompositions(),
+            )(gm, example_inputs)
+        return compiled
+
+    return backend
+
+
+@contextmanager
+def _unchanged(model: Callable[..., Any], inputs: Any) -> Iterator[None]:
+    """Put back what a call changes beside its result: buffers and the generators of the CPU and the inputs' devices."""
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    buffers: list[torch.Tensor] = []
+    if isinstance(model, nn.Module):
+        buffers = list(model.buffers())
+        tensors += [*model.parameters(), *buffers]
+    copies = [buffer.detach().clone() for buffer in buffers]
+    devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, copy in zip(buffers, copies, strict=True):
+                buffer.copy_(copy)

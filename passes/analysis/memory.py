@@ -1,0 +1,203 @@
+"""What a compiled graph's forward keeps, what its backward computes again, and the memory that both take."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from ort_dynamo.passes.analysis.stash import (
+    DECIDED_BY,
+    JointGraph,
+    allocation_of,
+    bytes_of,
+    is_tensor,
+    is_view,
+    maker_of,
+    storage_of,
+    storages_of,
+    time_of,
+)
+from ort_dynamo.source_line import user_line
+
+__all__ = ["MemoryRecord", "Recomputed", "SavedTensor", "memory_record"]
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """One allocation that the forward keeps for the backward.
+
+    Attributes:
+        name: the node that is saved; of several views of the allocation, the first.
+        shape: its shape, symbolic sizes as text.
+        dtype: its dtype.
+        nbytes: bytes of the whole allocation; symbolic sizes by their example.
+        size: the same in symbols.
+        operator: the operator that made it.
+        where: the user's line that called that.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+    nbytes: int
+    size: sympy.Expr
+    operator: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """One computation that the backward does again; views, which cost nothing, are not listed.
+
+    Attributes:
+        name: its node.
+        operator: its operator.
+        where: the user's line that called it.
+        by: the pass that decided it, or "torch.utils.checkpoint".
+        time: estimated, as a share of the forward's time.
+    """
+
+    name: str
+    operator: str
+    where: str
+    by: str
+    time: float
+
+
+@dataclass(frozen=True)
+class MemoryRecord:
+    """What became of one joint graph. Bytes of symbolic sizes are those of their example.
+
+    Attributes:
+        saved: what the forward keeps beside inputs and parameters, in its order.
+        recomputed: what the backward computes again, in its order.
+        nbytes_without: bytes that would be kept if nothing were computed again.
+        forward_peak: most bytes that the forward holds at once, inputs of the graph and parameters not counted.
+        backward_peak: the same of the backward; what the forward has saved is counted.
+    """
+
+    saved: tuple[SavedTensor, ...]
+    recomputed: tuple[Recomputed, ...]
+    nbytes_without: int
+    forward_peak: int
+    backward_peak: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept between forward and backward."""
+        return sum(one.nbytes for one in self.saved)
+
+    @property
+    def size(self) -> sympy.Expr:
+        """The same in symbols."""
+        return sympy.Add(*(one.size for one in self.saved))
+
+    @property
+    def time(self) -> float:
+        """Estimated time of what is computed again, as a share of the forward's."""
+        return sum(one.time for one in self.recomputed)
+
+    @property
+    def peak(self) -> int:
+        """Most bytes held at once."""
+        return max(self.forward_peak, self.backward_peak)
+
+    def summary(self) -> str:
+        """One line."""
+        share = f" ({self.nbytes / self.nbytes_without:.0%} of {self.nbytes_without:,})" if self.recomputed else ""
+        again = f"; {len(self.recomputed)} computed again, {self.time:.1%} of the forward" if self.recomputed else ""
+        return (
+            f"{self.nbytes:,} bytes kept for the backward{share} in {len(self.saved)} tensors{again}; "
+            f"predicted peak {self.forward_peak:,} bytes in the forward, {self.backward_peak:,} in the backward"
+        )
+
+
+def memory_record(joint: GraphModule, forward: GraphModule, backward: GraphModule, outputs: int) -> MemoryRecord:
+    """Read off what a partitioner has made of a joint graph.
+
+    The peaks are those of a sweep over each half in the order of its graph, by allocation: it begins with the node
+    that makes it, and ends with the last node that reads it or a view of it. Results live to the end of their half, and
+    so do saved tensors in the backward, since a session holds its inputs until it returns. Not in the account: scratch
+    memory of kernels, rounding up by allocators, another order that ONNX Runtime may choose, and what it fuses.
+
+    Args:
+        joint: the joint graph, with its tags.
+        forward: the half that keeps.
+        backward: the half that computes again.
+        outputs: how many of the forward's first outputs are the graph's own results.
+    """
+    whole = JointGraph(joint)
+    own = {node.name for node in whole.forward}
+    results = _output(forward).args[0]
+    assert isinstance(results, (tuple, list))
+    inputs = {storage for node in forward.graph.find_nodes(op="placeholder") for storage in storages_of(node)}
+    kept: dict[int, Node] = {}
+    for node in _tensors(results[outputs:]):
+        if storage_of(node) not in inputs:
+            kept.setdefault(storage_of(node), node)
+    again = [n for n in backward.graph.nodes if n.op == "call_function" and n.name in own and not is_view(n)]
+    return MemoryRecord(
+        tuple(map(_saved, kept.values())),
+        tuple(_recomputed(node, whole.time) for node in again),
+        whole.cut(()).nbytes,
+        _peak(forward, (), inputs),
+        _peak(backward, backward.graph.find_nodes(op="placeholder"), inputs),
+    )
+
+
+def _output(gm: GraphModule) -> Node:
+    (output,) = gm.graph.find_nodes(op="output")
+    return output
+
+
+def _tensors(values: Iterable[object]) -> list[Node]:
+    return [value for value in values if isinstance(value, Node) and is_tensor(value)]
+
+
+def _saved(node: Node) -> SavedTensor:
+    fake: torch.Tensor = node.meta["val"]
+    maker = maker_of(node)
+    shape = tuple(size if isinstance(size, int) else str(size) for size in fake.shape)
+    return SavedTensor(node.name, shape, fake.dtype, *bytes_of(fake), str(maker.target), user_line(maker))
+
+
+def _recomputed(node: Node, forward_time: float) -> Recomputed:
+    by = node.meta.get(DECIDED_BY, "torch.utils.checkpoint")
+    time = time_of(node) / forward_time if forward_time else 0.0
+    return Recomputed(node.name, str(node.target), user_line(node), by, time)
+
+
+def _peak(gm: GraphModule, held: Iterable[Node], free: Collection[int]) -> int:
+    """Most bytes alive at once in a sweep over `gm`.
+
+    Args:
+        gm: one half.
+        held: inputs that count, and live to the end.
+        free: allocations that do not count.
+    """
+    forever = {storage for node in (*held, *_output(gm).all_input_nodes) for storage in storages_of(node)}
+    last_reader = {s: node for node in gm.graph.nodes for read in node.all_input_nodes for s in storages_of(read)}
+    alive = {storage: nbytes for node in held for storage, nbytes in _allocations(node) if storage not in free}
+    total = peak = sum(alive.values())
+    for node in gm.graph.nodes:
+        if node.op != "call_function":
+            continue
+        for storage, nbytes in _allocations(node):
+            if storage not in free and storage not in alive:
+                alive[storage] = nbytes
+                total += nbytes
+        peak = max(peak, total)
+        for storage in {s for one in (node, *node.all_input_nodes) for s in storages_of(one)} - forever:
+            if last_reader.get(storage, node) is node and storage in alive:  # what nobody reads ends at once
+                total -= alive.pop(storage)
+    return peak
+
+
+def _allocations(node: Node) -> list[tuple[int, int]]:
+    fakes = [fake for fake in tree_leaves(node.meta.get("val")) if isinstance(fake, torch.Tensor)]
+    return [(allocation_of(fake), bytes_of(fake)[0]) for fake in fakes]

@@ -1,0 +1,278 @@
+"""recompute_plan: a joint graph in, tags out; and beside each match its nearest non-match."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ort_dynamo.passes.analysis.operator_names import NAMES
+from ort_dynamo.passes.analysis.plans import find_candidates, plan_rows
+from ort_dynamo.passes.analysis.stash import JointGraph, must_recompute
+from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
+from ort_dynamo.plan_grammar import read_plans
+
+Capture = Callable[..., GraphModule]
+
+
+def apply(gm: GraphModule, *plans: str) -> bool:
+    """Run the pass; a second run must change nothing."""
+    pass_ = RecomputePlan(read_plans(plans))
+    result = pass_(gm)
+    before = forward_text(gm)
+    again = pass_(gm)
+    assert result is not None
+    assert again is not None
+    assert not again.modified
+    assert forward_text(gm) == before
+    return result.modified
+
+
+def forward_text(gm: GraphModule) -> list[str]:
+    """The forward's computations, with what the passes have decided about each."""
+    return [
+        f"{node.name} = {node.target}({', '.join(a.name for a in node.all_input_nodes)})"
+        + (f"  # {node.meta['recompute'].name}" if "recompute" in node.meta else "")
+        for node in JointGraph(gm).forward
+    ]
+
+
+def recomputed(gm: GraphModule) -> list[str]:
+    return [node.name for node in JointGraph(gm).forward if must_recompute(node)]
+
+
+def clusters(gm: GraphModule) -> list[str]:
+    return [f"{one.cluster}:{one.type.value}" for one in find_candidates(JointGraph(gm))]
+
+
+def kept(gm: GraphModule) -> dict[str, int]:
+    joint = JointGraph(gm)
+    return {one.nodes[0].name: one.nbytes for one in joint.cut([n for n in joint.forward if must_recompute(n)]).kept}
+
+
+def weight(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+# -- type 1 ------------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_is_what_must_be_computed_again_from_what_is_kept_anyway(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: (F.gelu(x) @ w).sum(), weight(2, 3), weight(3, 4))
+    assert clusters(gm) == ["Gelu+:1"]
+    assert apply(gm, "Gelu+:1:-1")
+    assert forward_text(gm) == [
+        "gelu = aten.gelu.default(primals_1)  # MUST_RECOMPUTE",
+        "mm = aten.mm.default(gelu, primals_2)",
+        "sum_1 = aten.sum.default(mm)",
+    ]
+    assert kept(gm) == {}
+
+
+def test_a_longer_cluster_is_not_matched_by_its_end(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: ((F.gelu(x) + 1) @ w).sum(), weight(2, 3), weight(3, 4))
+    assert clusters(gm) == ["Gelu+Add+:1"]
+    with pytest.warns(UserWarning, match=r"'Add\+:1:-1' matches nothing in a graph that has 'Gelu\+Add\+:1:-1';"):
+        assert not RecomputePlan(read_plans("Add+:1:-1"))(gm).modified  # type: ignore[union-attr]
+    assert recomputed(gm) == []
+    assert apply(gm, "Gelu+Add+:1:-1")
+    assert recomputed(gm) == ["gelu", "add"]
+
+
+def test_a_cluster_stops_at_what_is_kept_anyway(joint_graph: Capture) -> None:
+    # Tanh's gradient reads its result: the cluster of the second tensor starts from there.
+    gm = joint_graph(lambda x, w: ((torch.tanh(x) * 2).exp() @ w).sum(), weight(2, 3), weight(3, 4))
+    assert clusters(gm) == ["Tanh+:1", "Mul+Exp+:1"]
+    assert apply(gm, "Mul+Exp+:1:-1")
+    assert recomputed(gm) == ["mul", "exp", "detach_1"]
+    assert kept(gm) == {"tanh": 24}
+
+
+def test_views_have_no_name_and_are_made_again_with_what_they_show(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: (F.gelu(x) @ w).sum(), weight(2, 2, 3), weight(3, 4))
+    assert clusters(gm) == ["Gelu+:1"]
+    assert apply(gm, "Gelu+:1:-1")
+    assert recomputed(gm) == ["gelu", "view"]
+
+
+def test_the_results_of_one_operator_are_one_occurrence(joint_graph: Capture) -> None:
+    norm = nn.LayerNorm(4)
+    gm = joint_graph(lambda x, w: (norm(x) @ w).sum(), weight(3, 4), weight(4, 2))
+    assert clusters(gm) == ["LayerNormalization+:1"]
+    assert sorted(kept(gm).values()) == [12, 12, 48]  # mean, reciprocal deviation, result
+    assert apply(gm, "LayerNormalization+:1:-1")
+    assert kept(gm) == {}
+
+
+def test_a_dropout_multiplies_by_the_kept_mask_again(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: (F.dropout(F.gelu(x), 0.5) @ w).sum(), weight(2, 3), weight(3, 4))
+    assert clusters(gm) == ["Gelu+Dropout+:1"]
+    assert apply(gm, "Gelu+Dropout+:1:-1")
+    assert [line.partition(" = ")[2] for line in forward_text(gm)] == [
+        "aten.gelu.default(primals_1)  # MUST_RECOMPUTE",
+        "ort_dynamo.bernoulli.default()  # MUST_SAVE",
+        "aten._to_copy.default(bernoulli_default)  # MUST_RECOMPUTE",
+        "aten.div.Tensor(_to_copy_default)  # MUST_RECOMPUTE",
+        "aten.mul.Tensor(gelu, div_tensor)  # MUST_RECOMPUTE",
+        "aten.mm.default(mul_tensor, primals_2)",
+        "aten.sum.default(mm)",
+    ]
+    assert kept(gm) == {"bernoulli_default": 6}
+
+
+def test_a_product_with_a_mask_that_is_not_drawn_is_no_dropout(joint_graph: Capture) -> None:
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    gm = joint_graph(lambda x, m, w: ((x * (m.float() / 0.5)) @ w).sum(), torch.randn(2, 3), mask, weight(3, 4))
+    assert clusters(gm) == ["Cast+Div+Mul+:1"]
+
+
+def test_what_only_a_draw_can_make_again_has_no_cluster(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: ((x * torch.rand_like(x)).exp() @ w).sum(), weight(2, 3), weight(3, 4))
+    names = [node.name for node in JointGraph(gm).forward]
+    assert "rand_like" in names
+    assert "rand_like" in kept(gm)
+    assert clusters(gm) == ["Mul+Exp+:1"]
+
+
+def test_what_a_checkpoint_policy_has_decided_is_in_no_cluster(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: (F.gelu(x) @ w).sum(), weight(2, 3), weight(3, 4))
+    (gelu,) = (node for node in gm.graph.nodes if node.name == "gelu")
+    gelu.meta["recompute"] = CheckpointPolicy.PREFER_SAVE
+    assert clusters(gm) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not apply(gm, "Gelu+:1:-1")
+    assert gelu.meta["recompute"] is CheckpointPolicy.PREFER_SAVE
+
+
+# -- counts ------------------------------------------------------------------------------------------------------
+
+
+def chain(x: Tensor, *weights: Tensor) -> Tensor:
+    for w in weights:
+        x = F.gelu(x @ w)
+    return x.sum()
+
+
+def chain_graph(joint_graph: Capture) -> GraphModule:
+    return joint_graph(chain, weight(2, 3), *(weight(3, 3) for _ in range(4)))
+
+
+def test_a_count_takes_the_earliest_occurrences(joint_graph: Capture) -> None:
+    gm = chain_graph(joint_graph)
+    assert clusters(gm) == ["MatMul+:1", "Gelu+:1"] * 3 + ["MatMul+:1"]
+    assert apply(gm, "Gelu+:1:2")
+    assert recomputed(gm) == ["gelu", "gelu_1"]
+
+
+@pytest.mark.parametrize("plan", ["Gelu+:1:0", "Gelu+:0:-1", "Exp+:0:3", ""])
+def test_a_plan_that_is_switched_off_does_nothing(joint_graph: Capture, plan: str) -> None:
+    assert not apply(chain_graph(joint_graph), plan)
+
+
+def test_a_count_above_the_occurrences_takes_all_with_a_warning(joint_graph: Capture) -> None:
+    gm = chain_graph(joint_graph)
+    with pytest.warns(UserWarning, match=r"recompute_plan 'Gelu\+:1:4': a graph has only 3 of this cluster"):
+        RecomputePlan(read_plans("Gelu+:1:4"))(gm)
+    assert recomputed(gm) == ["gelu", "gelu_1", "gelu_2"]
+
+
+def test_plans_go_together_and_do_not_depend_on_one_another(joint_graph: Capture) -> None:
+    gm = chain_graph(joint_graph)
+    assert apply(gm, "MatMul+:1:1", "Gelu+:1:1")
+    assert recomputed(gm) == ["mm", "gelu"]
+
+
+def test_the_nearest_of_what_exists_is_named_first(joint_graph: Capture) -> None:
+    gm = chain_graph(joint_graph)
+    with pytest.warns(UserWarning, match=r"'Gelu\+:2:-1', 'Matmul\+:1:1' matches nothing .* has 'Gelu\+:1:-1', 'MatM"):
+        RecomputePlan(read_plans("Gelu+:2:-1,Matmul+:1:1"))(gm)
+
+
+# -- type 2 ------------------------------------------------------------------------------------------------------
+
+
+def widened(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """A float32 island in a bfloat16 network, as autocast makes them."""
+    return (torch.exp((x @ w).float()) @ v).sum()
+
+
+def test_a_compromise_keeps_the_narrow_side_of_a_cast(joint_graph: Capture) -> None:
+    narrow = torch.bfloat16
+    gm = joint_graph(widened, weight(4, 3, dtype=narrow), weight(3, 8, dtype=narrow), weight(8, 2))
+    assert clusters(gm) == ["MatMul+Cast+Exp+:1", "Cast+Exp+:2"]
+    assert kept(gm) == {"exp": 4 * 8 * 4}
+    assert apply(gm, "Cast+Exp+:2:-1")
+    assert [line.partition(" = ")[2] for line in forward_text(gm)] == [
+        "aten.mm.default(primals_1, primals_2)  # MUST_SAVE",
+        "aten._to_copy.default(mm)  # MUST_RECOMPUTE",
+        "aten.exp.default(_to_copy)  # MUST_RECOMPUTE",
+        "aten.detach.default(exp)  # MUST_RECOMPUTE",
+        "aten.mm.default(exp, primals_3)",
+        "aten.sum.default(mm_1)",
+    ]
+    assert kept(gm) == {"mm": 4 * 8 * 2}
+
+
+def test_a_cast_from_what_is_kept_anyway_is_no_compromise(joint_graph: Capture) -> None:
+    # The narrow side is an input: it costs nothing, and so the whole of the wide one is saved.
+    gm = joint_graph(lambda x, v: (torch.exp(x.float()) @ v).sum(), weight(4, 8, dtype=torch.bfloat16), weight(8, 2))
+    assert clusters(gm) == ["Cast+Exp+:1"]
+
+
+def test_a_cast_to_fewer_bytes_is_no_compromise(joint_graph: Capture) -> None:
+    arguments = weight(4, 3), weight(3, 8), weight(8, 2, dtype=torch.bfloat16)
+    gm = joint_graph(lambda x, w, v: (torch.exp((x @ w).bfloat16()) @ v).sum(), *arguments)
+    assert clusters(gm) == ["MatMul+Cast+Exp+:1"]
+
+
+def test_the_earlier_plan_decides_where_two_take_the_same_tensors(joint_graph: Capture) -> None:
+    narrow = torch.bfloat16
+    arguments = weight(4, 3, dtype=narrow), weight(3, 8, dtype=narrow), weight(8, 2)
+    gm = joint_graph(widened, *arguments)
+    assert apply(gm, "Cast+Exp+:2:-1", "MatMul+Cast+Exp+:1:-1")
+    assert kept(gm) == {"mm": 4 * 8 * 2}
+    torch._dynamo.reset()
+    gm = joint_graph(widened, *arguments)
+    assert apply(gm, "MatMul+Cast+Exp+:1:-1", "Cast+Exp+:2:-1")
+    assert kept(gm) == {}
+
+
+# -- the table ---------------------------------------------------------------------------------------------------
+
+
+def test_a_row_says_what_its_plan_saves_when_it_is_set_alone(joint_graph: Capture) -> None:
+    gm = chain_graph(joint_graph)
+    rows = plan_rows(JointGraph(gm))
+    found = [(str(row.plan), row.frequency, row.nbytes) for row in rows]
+    assert found == [("MatMul+:1:-1", 4, 96), ("Gelu+:1:-1", 3, 72)]
+    assert all(0 < row.time < 1 for row in rows)
+    before = sum(kept(gm).values())
+    for row in rows:
+        torch._dynamo.reset()
+        gm = chain_graph(joint_graph)
+        assert apply(gm, str(row.plan))
+        assert before - sum(kept(gm).values()) == row.nbytes
+
+
+def test_saved_bytes_are_symbolic_where_shapes_are(joint_graph: Capture) -> None:
+    x = torch.randn(6, 3, requires_grad=True)
+    torch._dynamo.mark_dynamic(x, 0)
+    gm = joint_graph(chain, x, weight(3, 3), weight(3, 3))
+    (matmul, gelu) = plan_rows(JointGraph(gm))
+    assert gelu.nbytes == 6 * 3 * 4
+    assert str(gelu.size).startswith("12*s")
+    assert matmul.size == 2 * gelu.size
+
+
+def test_an_aten_operator_has_one_name() -> None:
+    listed = [aten_name for aten_names in NAMES.values() for aten_name in aten_names]
+    assert len(listed) == len(set(listed))
+    for aten_name in listed:
+        assert hasattr(torch.ops.aten, aten_name) or hasattr(torch.ops.prims, aten_name), aten_name

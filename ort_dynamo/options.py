@@ -54,12 +54,16 @@ class PassOptions:
 
     Attributes:
         fuse: whether our own fusions run after lowering. Clean-up always does.
+        excess_precision: whether bfloat16 values that are computed in float32 for lack of a kernel stay so between
+            operators; otherwise they are rounded after each, like in eager.
     """
 
     fuse: bool = True
+    excess_precision: bool = True
 
     def __post_init__(self) -> None:
         _is_bool("fuse", self.fuse)
+        _is_bool("excess_precision", self.excess_precision)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class RecomputeOptions:
     """Read by passes/pipelines.py: what the backward computes again instead of the forward keeping it.
 
     Attributes:
+        recompute_casts: float32 of kept narrower tensors, and casts of parameters.
         attn_dropout_recompute: the dropout between an attention's softmax and its values.
         gelu_recompute: GELU outputs that a matrix product reads.
         transformer_layer_recompute: the inside of layers; what enters a layer is kept.
@@ -77,6 +82,7 @@ class RecomputeOptions:
             texts or the path of a JSON file with such a list, which is read here and only its content kept.
     """
 
+    recompute_casts: bool = True
     attn_dropout_recompute: bool = False
     gelu_recompute: bool = False
     transformer_layer_recompute: bool = False
@@ -86,7 +92,7 @@ class RecomputeOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recompute_plan", read_plans(self.recompute_plan))
-        for name in ("attn_dropout_recompute", "gelu_recompute", "transformer_layer_recompute"):
+        for name in ("recompute_casts", "attn_dropout_recompute", "gelu_recompute", "transformer_layer_recompute"):
             _is_bool(name, getattr(self, name))
         count = self.number_recompute_layers
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:

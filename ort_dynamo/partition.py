@@ -39,7 +39,8 @@ def cut(
         options: what to compute again.
         kwargs: what AOTAutograd hands to its partition function.
     """
-    for pass_ in recompute_passes(options):
+    static = tuple(kwargs.get("static_lifetime_input_indices") or ())
+    for pass_ in recompute_passes(options, static):
         pass_(joint)
     return default_partition(joint, inputs, **kwargs)
 

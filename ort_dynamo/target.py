@@ -7,10 +7,16 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-__all__ = ["OPSET", "KernelTable", "Target"]
+__all__ = ["FOR_KERNEL", "FX_NODE", "OPSET", "KernelTable", "Target"]
 
 OPSET = 20
 """The ai.onnx opset of every model: the newest that both tested runtimes have kernels for and torch_lib can meet."""
+
+FX_NODE = "ort_dynamo.fx_node"
+"""Metadata of an ONNX node: the FX node whose lowering made it."""
+
+FOR_KERNEL = "ort_dynamo.for_kernel"
+"""Metadata of a Cast: it only is there because an operator has no kernel for the dtype of its inputs."""
 
 KernelTable = Mapping[tuple[str, str], tuple[Mapping[str, frozenset[ir.DataType]], ...]]
 """(domain, op type) -> one entry per kernel: type variable -> dtypes it takes."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx
 import onnx.printer
+import onnx.shape_inference
 import onnx_ir as ir
 import torch
 from torch._dynamo.utils import counters
@@ -132,8 +133,16 @@ def assert_like_eager(
         assert_close(actual[what], value, what, tolerance, strides=not what.startswith("gradient"))
 
 
-def assert_rewrites(pass_: ir.passes.InPlacePass, before: str, after: str) -> None:
+def assert_rewrites(
+    pass_: ir.passes.InPlacePass, before: str, after: str, metadata: Mapping[str, Mapping[str, str]] = {}
+) -> None:
     """Check that a pass turns the model of text `before` into the model of text `after`.
+
+    Args:
+        pass_: the pass.
+        before: the model before.
+        after: the model after.
+        metadata: name of a value -> metadata of the node that makes it, which the text cannot say.
 
     Texts are ONNX's own syntax. Where they differ, the pass must say `modified`, where not, not; a second run must
     change nothing; and the result must be valid ONNX.
@@ -141,7 +150,9 @@ def assert_rewrites(pass_: ir.passes.InPlacePass, before: str, after: str) -> No
     Raises:
         AssertionError: with both texts.
     """
-    model = ir.from_onnx_text(before)
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(ir.from_onnx_text(before))))
+    for node in model.graph:
+        node.metadata_props.update(metadata.get(node.outputs[0].name or "", {}))
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
     result = pass_(model)
     found, wanted = (_text(ir.to_proto(m)) for m in (model, ir.from_onnx_text(after)))
@@ -153,11 +164,19 @@ def assert_rewrites(pass_: ir.passes.InPlacePass, before: str, after: str) -> No
 
 
 def _text(model: onnx.ModelProto) -> str:
-    for node in model.graph.node:
+    _strip(model.graph)
+    return onnx.printer.to_text(model)
+
+
+def _strip(graph: onnx.GraphProto) -> None:
+    """Remove what texts of tests leave out: names and metadata of nodes, types between them."""
+    del graph.value_info[:]
+    for node in graph.node:
         del node.metadata_props[:]
         node.name = ""
-    del model.graph.value_info[:]
-    return onnx.printer.to_text(model)
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _strip(attribute.g)
 
 
 def eager_reasons() -> dict[str, int]:

@@ -17,12 +17,15 @@ from torch.fx.passes.infra.pass_base import PassBase
 from ort_dynamo.options import PassOptions, RecomputeOptions
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
+from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
 from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
 from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
 from ort_dynamo.passes.fx.remove_clones import RemoveClones
+from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
+from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
 from ort_dynamo.target import Target
 
@@ -35,12 +38,18 @@ def fx_passes(options: PassOptions) -> tuple[PassBase, ...]:
     return (RemoveClones(), HoistRandom())
 
 
-def recompute_passes(options: RecomputeOptions) -> tuple[PassBase, ...]:
-    """Passes on the joint graph, after fx_passes: what is drawn is known. Each leaves earlier decisions alone."""
+def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) -> tuple[PassBase, ...]:
+    """Passes on the joint graph, after fx_passes: what is drawn is known. Each leaves earlier decisions alone.
+
+    Args:
+        options: which of them.
+        static: indices of the graph's inputs that are parameters or buffers.
+    """
     return (
         # First: what its clusters are called depends on what else is kept, and the user read their names in the
         # table of a graph that no policy has changed.
         *([RecomputePlan(options.recompute_plan)] if options.recompute_plan else []),
+        *([RecomputeCasts(static)] if options.recompute_casts else []),
         *([RecomputeAttentionDropout()] if options.attn_dropout_recompute else []),
         *([RecomputeGelu()] if options.gelu_recompute else []),
         *([RecomputeLayers(options.number_recompute_layers)] if options.transformer_layer_recompute else []),
@@ -55,6 +64,8 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
     return (
         IdentityEliminationPass(),
         CommonSubexpressionEliminationPass(),
+        FoldCasts(),
+        RemoveRoundTrips(options.excess_precision),  # after equal casts are one
         *fusions,
         RemoveUnusedNodesPass(),  # after the fusions, which leave the constants of what they replace
         RemoveUnusedOpsetsPass(),

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxscript import GraphBuilder
 
 from ort_dynamo.errors import UnsupportedNodeError
-from ort_dynamo.target import OPSET, Target
+from ort_dynamo.target import FOR_KERNEL, FX_NODE, OPSET, Target
 
 __all__ = ["LoweringBuilder"]
 
@@ -93,7 +93,7 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         if schema is None:  # a contrib operator: which inputs share a type variable is not known here
             raise UnsupportedNodeError(f"{self.target.provider} has no {op_type} kernel for {bound}")
         inputs = [
-            super(LoweringBuilder, self).call_op("Cast", [value], {"to": substitute[variable]}, version=OPSET)
+            self._cast_for_kernel(value, substitute[variable])
             if value is not None and (variable := _variable(schema.inputs, index)) in substitute
             else value
             for index, value in enumerate(inputs)
@@ -114,7 +114,14 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         variable = _variable(schema.outputs, index)
         if variable not in substitute:
             return value
-        return super().call_op("Cast", [value], {"to": bound[variable]}, version=OPSET)
+        return self._cast_for_kernel(value, bound[variable])
+
+    def _cast_for_kernel(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        cast: ir.Value = super().call_op("Cast", [value], {"to": dtype}, version=OPSET)
+        node = cast.producer()
+        assert node is not None
+        node.metadata_props[FOR_KERNEL] = "1"
+        return cast
 
     def _substitutes(self, op_type: str, domain: str, bound: Mapping[str, ir.DataType]) -> dict[str, ir.DataType]:
         """Type variable -> dtype to compute in, for the variables whose own dtype no kernel takes."""
@@ -159,7 +166,7 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         pass
 
     def _annotate_node(self, node: ir.Node) -> None:
-        node.metadata_props["ort_dynamo.fx_node"] = self.origin
+        node.metadata_props[FX_NODE] = self.origin
 
     def _infer_shapes(self, node: ir.Node) -> None:
         """Set the dtypes of the node's outputs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,17 +10,21 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from onnxscript import OpBuilder
+from torch.utils._pytree import tree_leaves
 
 from ort_dynamo.dtypes import is_representable, onnx_dtype
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.lowering.builder import LoweringBuilder
 from ort_dynamo.lowering.symbols import Symbols, expression
-from ort_dynamo.target import Target
+from ort_dynamo.target import FOR_KERNEL, Target
 
 __all__ = ["LoweringContext", "Number", "Size", "is_empty"]
 
 Number = bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool
 Size = int | torch.SymInt
+
+_HALF = (torch.float16, torch.bfloat16)
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def is_empty(sizes: Iterable[Size]) -> bool:
@@ -121,11 +126,28 @@ class LoweringContext:
         return parts[0] if len(parts) == 1 else self.op.Concat(*parts, axis=0)
 
     def cast(self, value: ir.Value, dtype: torch.dtype) -> ir.Value:
-        """`value` in `dtype`, itself where it has it already."""
+        """`value` in `dtype`, itself where it has it already.
+
+        Where the node's result has half width, a cast between floating dtypes is one into or out of the wider dtype it
+        is computed in, and is marked as such. What the node itself means by a change of dtype is `convert`.
+        """
+        result = self.convert(value, dtype)
+        if result is not value and self._is_half and dtype.is_floating_point and value.dtype in _FLOATS:
+            node = result.producer()
+            assert node is not None
+            node.metadata_props[FOR_KERNEL] = "1"
+        return result
+
+    def convert(self, value: ir.Value, dtype: torch.dtype) -> ir.Value:
+        """`value` in `dtype`, because the ATen node asks for that; itself where it has it already."""
         if not is_representable(dtype):
             raise UnsupportedNodeError(f"dtype {dtype} has no ONNX Runtime tensor")
         to = onnx_dtype(dtype)
         return value if value.dtype == to else self.op.Cast(value, to=to)
+
+    @functools.cached_property
+    def _is_half(self) -> bool:
+        return any(isinstance(leaf, torch.Tensor) and leaf.dtype in _HALF for leaf in tree_leaves(self.out))
 
     def reshape(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
         """`value` reshaped to `sizes`; a zero is a size, not "keep"."""

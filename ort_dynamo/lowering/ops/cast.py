@@ -19,7 +19,7 @@ def to_copy(ctx: LoweringContext, self: ir.Value, *args: Any, **kwargs: Any) -> 
     """_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, ...) -> Tensor"""
     if ctx.out.device != ctx.fake(self).device:
         raise ctx.refuse(f"a copy from {ctx.fake(self).device} to {ctx.out.device}")
-    return ctx.cast(self, ctx.out.dtype)
+    return ctx.convert(self, ctx.out.dtype)
 
 
 @lowering(
@@ -44,7 +44,7 @@ def copy(ctx: LoweringContext, self: ir.Value, src: ir.Value, non_blocking: bool
     """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor"""
     if ctx.out.device != ctx.fake(src).device:
         raise ctx.refuse(f"a copy from {ctx.fake(src).device} to {ctx.out.device}")
-    value = ctx.cast(src, ctx.out.dtype)
+    value = ctx.convert(src, ctx.out.dtype)
     if ctx.sizes(src) == tuple(ctx.out.shape):
         return value
     return ctx.op.Expand(value, ctx.shape(ctx.out.shape))

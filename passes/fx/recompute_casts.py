@@ -1,0 +1,65 @@
+"""Of a value and its cast, the backward gets the one that costs no memory, and casts again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ort_dynamo.passes.analysis.stash import JointGraph, bytes_of, calls, can_recompute, is_tensor, storage_of, tag
+
+__all__ = ["RecomputeCasts"]
+
+_CASTS = (torch.ops.aten._to_copy, torch.ops.prims.convert_element_type)
+
+
+@dataclass(frozen=True)
+class RecomputeCasts(PassBase):
+    """Tag casts of floating-point tensors whose result the backward reads, so that it casts again.
+
+    Two casts sit across the boundary between forward and backward at a loss:
+
+    1. a widening one, float32 of a bfloat16 activation: half the bytes keep as much;
+    2. one of a parameter, which lives anyway: autocast's bfloat16 copies of all weights need not live as well.
+
+    A narrowed activation is kept as it is: its source would be the larger tensor.
+
+    Args:
+        static: indices of the graph's inputs that live as long as the module: parameters and buffers.
+    """
+
+    static: tuple[int, ...] = ()
+    name: str = "recompute_casts"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Tag nodes of a joint graph, in place."""
+        joint = JointGraph(graph_module)
+        inputs = graph_module.graph.find_nodes(op="placeholder")
+        static = frozenset(storage_of(inputs[index]) for index in self.static if is_tensor(inputs[index]))
+        chosen = [node for cast in _kept_casts(joint, static) for node in joint.sharing([cast])]
+        return PassResult(graph_module, tag(chosen, CheckpointPolicy.MUST_RECOMPUTE))
+
+
+def _kept_casts(joint: JointGraph, static: frozenset[int]) -> Iterator[Node]:
+    """Casts whose allocation is kept for the backward alone, and is better made again."""
+    returned = frozenset(map(storage_of, filter(is_tensor, joint.outputs)))
+    kept = frozenset(map(storage_of, joint.read_by_backward))
+    for cast in joint.forward:
+        if not calls(cast, _CASTS) or not _is_float_cast(cast):
+            continue
+        storage, source = storage_of(cast), cast.all_input_nodes[0]
+        if storage not in kept or storage in returned or not all(map(can_recompute, joint.sharing([cast]))):
+            continue
+        lives = storage_of(source) in static
+        if lives or bytes_of(source.meta["val"])[0] < bytes_of(cast.meta["val"])[0]:
+            yield cast
+
+
+def _is_float_cast(cast: Node) -> bool:
+    before, after = cast.all_input_nodes[0].meta["val"], cast.meta["val"]
+    same_place = before.device == after.device and before.layout == after.layout
+    return same_place and before.is_floating_point() and after.is_floating_point() and before.dtype != after.dtype

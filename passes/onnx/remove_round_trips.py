@@ -1,0 +1,139 @@
+"""What was computed in a wider type is used as computed, not rounded and widened again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+from onnx_ir.traversal import RecursiveGraphIterator
+
+from ort_dynamo.target import FOR_KERNEL, FX_NODE
+
+__all__ = ["RemoveRoundTrips"]
+
+_FREE = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Change a shape, not data: a second one for another type costs nothing."""
+
+_MOVES = _FREE | {"Expand", "Slice", "Transpose"}
+"""Move the elements of their first input."""
+
+_DECIDES = frozenset(
+    {"ArgMax", "ArgMin", "Cast", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less"}
+    | {"LessOrEqual", "Mod", "NonZero", "Round", "Sign", "TopK", "Unique"}
+)
+"""Jump where their input changes by a rounding, so they get what torch's dtype holds."""
+
+
+@dataclass(frozen=True)
+class RemoveRoundTrips(ir.passes.InPlacePass):
+    """Cast(narrow -> wide) of Cast(wide -> narrow) goes where one of them only is there for lack of a kernel.
+
+    An operator without a kernel for its dtype is computed in a wider one between casts. Two such operators in a row
+    leave op, cast, cast, op; movements of data may stand between the casts. Consumers of the second cast then read
+    what the first operator computed, which is nearer to the exact result than its rounding. This is what compilers
+    call excess precision (XLA's xla_allow_excess_precision).
+
+    It fires where:
+
+    1. one of the casts was made for a kernel (metadata FOR_KERNEL): x.bfloat16().float() is the user's wish;
+    2. both casts come from one ATen node, whose eager kernel rounds once, at its end; or, with `excess_precision`, the
+       narrow type is bfloat16, which has the wide one's range. A float16 overflow between two nodes is information:
+       torch.amp.GradScaler skips steps by it;
+    3. the consumer is continuous: not a comparison, rounding, sort, or cast. Outputs of the graph are.
+
+    Attributes:
+        excess_precision: whether roundings to bfloat16 between ATen nodes go, too.
+    """
+
+    excess_precision: bool = True
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite every graph of the model."""
+        run = _Run(self)
+        for node in list(RecursiveGraphIterator(model.graph)):
+            run.visit(node)
+        return ir.passes.PassResult(model, run.modified)
+
+
+@dataclass
+class _Run:
+    pass_: RemoveRoundTrips
+    modified: bool = False
+    _made: dict[tuple[ir.Value, ir.Graph], ir.Value] = field(default_factory=dict)
+
+    def visit(self, widening: ir.Node) -> None:
+        """Give the consumers of a widening cast the value before its rounding."""
+        if not _is_widening(widening):
+            return
+        rounded, (widened,) = _first(widening), widening.outputs
+        uses = [use for use in widened.uses() if use.node.domain or use.node.op_type not in _DECIDES]
+        if not (uses or widened.is_graph_output()) or not self._is_rounded(rounded, widening):
+            return
+        exact = self._unrounded(rounded, widening)
+        for use in uses:
+            use.node.replace_input_with(use.idx, exact)
+        assert widening.graph is not None
+        for index, output in enumerate(widening.graph.outputs):
+            if output is widened:
+                widening.graph.outputs[index] = exact
+        self.modified = True
+
+    def _is_rounded(self, value: ir.Value, widening: ir.Node) -> bool:
+        """Whether `value` is a rounding that may go, or such roundings moved."""
+        node = value.producer()
+        if node is None or node.domain:
+            return False
+        if node.op_type == "Cast":
+            return _first(node).dtype == widening.outputs[0].dtype and self._may_go(node, widening)
+        alone = len(value.uses()) == 1 and not value.is_graph_output()
+        if node.op_type in _FREE or (node.op_type in _MOVES and alone):
+            return self._is_rounded(_first(node), widening)
+        if node.op_type == "Concat" and alone:
+            return all(part is not None and self._is_rounded(part, widening) for part in node.inputs)
+        return False
+
+    def _may_go(self, rounding: ir.Node, widening: ir.Node) -> bool:
+        made = [FOR_KERNEL in cast.metadata_props for cast in (rounding, widening)]
+        if self.pass_.excess_precision and rounding.outputs[0].dtype == ir.DataType.BFLOAT16:
+            return any(made)
+        return all(made) and rounding.metadata_props.get(FX_NODE) == widening.metadata_props.get(FX_NODE)
+
+    def _unrounded(self, value: ir.Value, widening: ir.Node) -> ir.Value:
+        """The value before its rounding; movements in between are made again before `widening`, in the wide type."""
+        node, graph = value.producer(), widening.graph
+        assert node is not None
+        assert isinstance(graph, ir.Graph)
+        if node.op_type == "Cast":
+            return _first(node)
+        if (value, graph) not in self._made:
+            moved = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+            inputs = [self._unrounded(part, widening) for part in moved if part is not None]
+            copy = ir.Node(
+                node.domain,
+                node.op_type,
+                [*inputs, *node.inputs[len(inputs) :]],
+                node.attributes.values(),
+                version=node.version,
+                metadata_props={**node.metadata_props, "ort_dynamo.pass": repr(self.pass_)},
+            )
+            (result,) = copy.outputs
+            result.name = f"{value.name}_unrounded"
+            result.type, result.shape = widening.outputs[0].type, value.shape
+            graph.insert_before(widening, copy)
+            self._made[value, graph] = result
+        return self._made[value, graph]
+
+
+def _first(node: ir.Node) -> ir.Value:
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+def _is_widening(node: ir.Node) -> bool:
+    if node.op_type != "Cast" or node.domain:
+        return False
+    narrow, wide = _first(node).dtype, node.outputs[0].dtype
+    if narrow is None or wide is None or not (narrow.is_floating_point() and wide.is_floating_point()):
+        return False
+    return narrow.itemsize < wide.itemsize

@@ -211,8 +211,9 @@ def test_a_compromise_changes_no_gradient(tmp_path: Path) -> None:
     assert compromises
     path = tmp_path / "plans.json"
     path.write_text(json.dumps(compromises))
-    expected, before = step(Autocast, x)
-    actual, kept = step(Autocast, x, recompute_plan=path)
+    # What is computed again is not rounded on its way to where it is read, what was kept is; unless all is.
+    expected, before = step(Autocast, x, excess_precision=False)
+    actual, kept = step(Autocast, x, recompute_plan=path, excess_precision=False)
     assert_equal(actual, expected)
     (graph,) = memory_plan(Autocast(), x, options={"recompute_plan": path}).graphs
     assert graph.record.nbytes == kept < before

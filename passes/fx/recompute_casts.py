@@ -41,7 +41,7 @@ class RecomputeCasts(PassBase):
         inputs = graph_module.graph.find_nodes(op="placeholder")
         static = frozenset(storage_of(inputs[index]) for index in self.static if is_tensor(inputs[index]))
         chosen = [node for cast in _kept_casts(joint, static) for node in joint.sharing([cast])]
-        return PassResult(graph_module, tag(chosen, CheckpointPolicy.MUST_RECOMPUTE))
+        return PassResult(graph_module, tag(chosen, CheckpointPolicy.MUST_RECOMPUTE, self.name))
 
 
 def _kept_casts(joint: JointGraph, static: frozenset[int]) -> Iterator[Node]:

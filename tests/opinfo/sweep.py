@@ -149,7 +149,7 @@ def _record(job: Job, verdicts: list[dict[str, Any]]) -> dict[str, Any]:
 def _say(record: dict[str, Any], done: int, total: int, seconds: float) -> None:
     bad = sum(record["kinds"].get(kind, 0) for kind in ("different", "failed", "crashed"))
     if bad:
-        worst = next(d for d in record["details"] if not d.startswith(("not ", "more exact")))
+        worst = next(d for d in record["details"] if not d.startswith(("not ", "more exact", "other ties")))
         print(f"{record['operator']} {record['dtype']}: {bad} bad of {sum(record['kinds'].values())}; {worst[:300]}")
     if done % 25 == 0 or done == total:
         print(f"[{done}/{total}, {seconds:.0f} s]", flush=True)

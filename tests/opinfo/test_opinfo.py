@@ -16,4 +16,4 @@ def test_an_operator_gives_eagers_results(name: str) -> None:
     verdict = check_sample(op, samples[len(samples) // 2], dtype, dynamic=False, in_place=False)
     if verdict.kind in ("not comparable", "not compiled"):
         pytest.skip(verdict.detail)
-    assert verdict.kind in ("same", "more exact"), verdict.detail
+    assert verdict.kind in ("same", "more exact", "other ties"), verdict.detail

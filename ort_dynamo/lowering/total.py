@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
+import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.symbols import expression
 
-__all__ = ["integer_total", "is_short", "sums_integers_exactly", "total"]
+__all__ = ["average", "integer_total", "is_short", "sums_integers_exactly", "total"]
 
 _STRIDED, _CONTIGUOUS = 1024, 4096
 """How many numbers one ReduceSum may add up: of leading dimensions, and of the last ones.
@@ -64,6 +65,18 @@ def total(
         value = getattr(op, first)(value, ctx.ints(stage), keepdims=0)
         first = "ReduceSum"
     return op.Unsqueeze(value, ctx.ints(sorted(axes))) if keepdim else value
+
+
+def average(
+    ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], axes: Sequence[int], keepdim: bool
+) -> ir.Value:
+    """The mean over `axes`, at least one, counted from the front, of a floating-point value of shape `sizes`."""
+    op = ctx.op
+    count = math.prod(sizes[a] for a in axes)
+    if is_short(count):
+        return op.ReduceMean(value, ctx.ints(axes), keepdims=int(keepdim))
+    divisor = float(count) if isinstance(count, int) else op.Cast(ctx.scalar(count, torch.int64), to=value.dtype)
+    return op.Div(total(ctx, value, sizes, axes, keepdim), divisor)
 
 
 def _factors(size: Size) -> list[Size]:

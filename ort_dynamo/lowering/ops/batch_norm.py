@@ -65,14 +65,15 @@ def _by_batch(
     op, dtype, rank = ctx.op, float_dtype(ctx.dtype(input)), ctx.rank(input)
     _check_not_empty(ctx.sizes(input))
     x, w, b = ctx.cast(input, dtype), optional(ctx, weight, dtype), optional(ctx, bias, dtype)
-    if _has_training_kernel(ctx, rank) and dtype != torch.float64:  # whose epsilon an attribute cannot hold
+    if _has_training_kernel(ctx, ctx.sizes(input)) and dtype != torch.float64:  # whose epsilon an attribute cannot hold
         y, mean, variance = _by_one_kernel(ctx, x, w, b, rank, eps)
         inverse_std = inverse_root(ctx, variance, eps)
     else:
-        count = ctx.scalar(_count(ctx.sizes(input)), dtype)
-        mean = op.Div(channel_sum(ctx, x, rank), count)
+        sizes = ctx.sizes(input)
+        count = ctx.scalar(_count(sizes), dtype)
+        mean = op.Div(channel_sum(ctx, x, sizes), count)
         centred = op.Sub(x, _across(ctx, mean, rank))
-        variance = op.Div(channel_sum(ctx, op.Mul(centred, centred), rank), count)
+        variance = op.Div(channel_sum(ctx, op.Mul(centred, centred), sizes), count)
         inverse_std = inverse_root(ctx, variance, eps)
         y = op.Mul(centred, _across(ctx, inverse_std if w is None else op.Mul(inverse_std, w), rank))
         if b is not None:
@@ -86,8 +87,18 @@ def _by_batch(
     )
 
 
-def _has_training_kernel(ctx: LoweringContext, rank: int) -> bool:
-    return rank > 2 and ctx.target.device_type == "cpu"
+_ACCURATE_PLANE = 1 << 14
+"""Places of an image up to which the kernel's sums, one place after another, are accurate.
+
+Of rectified noise its result is off by 1e-6 at 28 by 28, 2e-5 at 112 by 112, 2e-4 at 224 by 224 and
+8e-4 at 512 by 512.
+"""
+
+
+def _has_training_kernel(ctx: LoweringContext, sizes: Sequence[Size]) -> bool:
+    plane = math.prod(sizes[2:])
+    long = isinstance(plane, int) and plane > _ACCURATE_PLANE
+    return len(sizes) > 2 and not long and ctx.target.device_type == "cpu"
 
 
 def _by_one_kernel(
@@ -95,8 +106,8 @@ def _by_one_kernel(
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """y, mean and biased variance from BatchNormalization's training mode.
 
-    Its running statistics with momentum 0 are the batch's own. It takes a third of torch's time and an eighth of the
-    time of separate nodes.
+    Its running statistics with momentum 0 are the batch's own. It takes a third of torch's time and half to an
+    eighth of the time of separate nodes.
     """
     op = ctx.op
     assert x.dtype is not None
@@ -324,11 +335,11 @@ def native_batch_norm_backward(
     if not train:
         inverse_std = inverse_root(ctx, inverse_std, eps)
     factor = inverse_std if w is None else op.Mul(inverse_std, w)
-    grad_bias = channel_sum(ctx, grad, rank) if wanted[2] or (wanted[0] and train) else None
+    grad_bias = channel_sum(ctx, grad, ctx.sizes(input)) if wanted[2] or (wanted[0] and train) else None
     grad_weight = centred = None
     if wanted[1] or (wanted[0] and train):
         centred = op.Sub(x, across(mean))
-        grad_weight = op.Mul(channel_sum(ctx, op.Mul(grad, centred), rank), inverse_std)
+        grad_weight = op.Mul(channel_sum(ctx, op.Mul(grad, centred), ctx.sizes(input)), inverse_std)
     grad_input = None
     if wanted[0] and not train:
         grad_input = op.Mul(grad, across(factor))

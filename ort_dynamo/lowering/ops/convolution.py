@@ -116,7 +116,7 @@ def convolution_backward(
     results = (
         gradient.of_input() if wanted[0] else None,
         gradient.of_weight() if wanted[1] else None,
-        channel_sum(ctx, gradient.grad, len(form.weight)) if wanted[2] else None,
+        channel_sum(ctx, gradient.grad, ctx.sizes(grad_output)) if wanted[2] else None,
     )
     return tuple(
         None if value is None else ctx.cast(value, fake.dtype) for value, fake in zip(results, ctx.out, strict=True)

@@ -8,6 +8,7 @@ import torch
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.lowering.total import total
 from ort_dynamo.lowering.zeros import zeros
 
 aten = torch.ops.aten
@@ -54,16 +55,13 @@ def nll_loss_forward(
     if reduction == _NONE and ctx.rank(target) > 0:
         return ctx.cast(losses, out_dtype), ctx.constant(0.0, out_dtype)
     counted = ctx.cast(valid, dtype) if weights is None else op.Where(valid, weights, 0.0)
-    output, total_weight = _sum(ctx, losses, target), _sum(ctx, counted, target)
+    sizes = ctx.sizes(target)
+    if sizes:
+        losses, counted = (total(ctx, value, sizes, range(len(sizes)), keepdim=False) for value in (losses, counted))
+    output, total_weight = losses, counted
     if reduction == _MEAN:
         output = op.Div(output, total_weight)
     return ctx.cast(output, out_dtype), ctx.cast(total_weight, out_dtype)
-
-
-def _sum(ctx: LoweringContext, value: ir.Value, like: ir.Value) -> ir.Value:
-    # Rows first: one long reduction is imprecise in ONNX Runtime.
-    rows = ctx.op.ReduceSum(value, [-1], keepdims=0) if ctx.rank(like) > 1 else value
-    return ctx.op.ReduceSum(rows, keepdims=0)
 
 
 @lowering(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)

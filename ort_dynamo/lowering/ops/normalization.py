@@ -13,6 +13,7 @@ from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.unary import square_root
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.lowering.total import average, total
 
 __all__ = ["inverse_root", "optional", "settled"]
 
@@ -60,7 +61,7 @@ def _outer_sum(ctx: LoweringContext, value: ir.Value, like: ir.Value, count: int
     if not count:
         return value
     value.shape = like.shape
-    return ctx.op.ReduceSum(value, list(range(count)), keepdims=0)
+    return total(ctx, value, ctx.sizes(like), range(count), keepdim=False)
 
 
 # -- layer normalization -----------------------------------------------------------------------------------------
@@ -228,9 +229,10 @@ def native_group_norm(
     dtype = float_dtype(ctx.dtype(input))
     w, b = optional(ctx, weight, dtype), optional(ctx, bias, dtype)
     x = op.Reshape(ctx.cast(input, dtype), [0, group, -1])
-    mean = op.ReduceMean(x, [2])
+    sizes = (N, group, C // group * HxW)
+    mean = average(ctx, x, sizes, [2], keepdim=True)
     centred = op.Sub(x, mean)
-    rstd = inverse_root(ctx, op.ReduceMean(op.Mul(centred, centred), [2]), eps)
+    rstd = inverse_root(ctx, average(ctx, op.Mul(centred, centred), sizes, [2], keepdim=True), eps)
     if w is None:
         y = op.Mul(centred, rstd)
     else:
@@ -271,8 +273,10 @@ def native_group_norm_backward(
     centred = op.Sub(op.Reshape(x, per_group), mean)
     grad = op.Reshape(grad, per_channel)
     # Per image and channel: the sums of grad and of grad * normalized, (N, group, C / group).
-    ones = op.Reshape(op.ReduceSum(grad, [2], keepdims=0), per_group)
-    along = op.Reshape(op.ReduceSum(op.Mul(grad, op.Reshape(centred, per_channel)), [2], keepdims=0), per_group)
+    ones, along = (
+        op.Reshape(total(ctx, value, (N, C, HxW), [2], keepdim=False), per_group)
+        for value in (grad, op.Mul(grad, op.Reshape(centred, per_channel)))
+    )
     along = op.Mul(along, rstd)
     grad_input = grad_weight = grad_bias = None
     if wanted[0]:

@@ -16,7 +16,7 @@ from ort_dynamo.lowering.ops.views import axis
 from ort_dynamo.lowering.prefix_scan import prefix_scan
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.total import integer_total, is_short, sums_integers_exactly, total
+from ort_dynamo.lowering.total import average, integer_total, sums_integers_exactly, total
 
 aten = torch.ops.aten
 
@@ -83,12 +83,8 @@ def mean(
     if is_empty(ctx, self, axes):
         return filled(ctx, math.nan)
     value = ctx.cast(self, float_dtype(ctx.out.dtype))
-    count = count_of(ctx, self, axes)
-    if axes and is_short(count):
-        value = reduce(ctx, "ReduceMean", value, axes, keepdim)
-    elif axes:
-        dtype = float_dtype(ctx.out.dtype)
-        value = ctx.op.Div(total(ctx, value, ctx.sizes(self), axes, keepdim), ctx.scalar(count, dtype))
+    if axes:
+        value = average(ctx, value, ctx.sizes(self), axes, keepdim)
     return ctx.cast(value, ctx.out.dtype)
 
 

@@ -18,7 +18,7 @@ from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.error_function import erfc
 from ort_dynamo.lowering.ops.gamma import bernoulli, log_gamma_of_positive
 from ort_dynamo.lowering.ops.unary import log1p
-from ort_dynamo.lowering.promotion import promote
+from ort_dynamo.lowering.promotion import float_dtype, promote
 from ort_dynamo.lowering.registry import register
 
 aten = torch.ops.aten
@@ -26,7 +26,10 @@ aten = torch.ops.aten
 _LARGE = 1e4
 """From here on the uniform expansion is exact to 1e-13, and the others would take a thousand steps."""
 
-_EPSILON = torch.finfo(torch.float64).eps
+
+def _precision(ctx: LoweringContext) -> float:
+    """The relative change from which on a further step does not show in the result."""
+    return torch.finfo(float_dtype(ctx.out.dtype)).eps / 4
 
 
 def _incomplete_gamma(upper: bool, ctx: LoweringContext, self: ir.Value, other: ir.Value) -> ir.Value:
@@ -100,10 +103,11 @@ def _peak(ctx: LoweringContext, a: ir.Value) -> ir.Value:
 
 def _series(ctx: LoweringContext, a: ir.Value, x: ir.Value, wanted: ir.Value) -> ir.Value:
     """1 + x / (a + 1) + x² / ((a + 1) (a + 2)) + … where `wanted`: Abramowitz & Stegun 6.5.29."""
+    precision = _precision(ctx)
 
     def proceed(op: OpBuilder, carried: Carried) -> ir.Value:
         term, total, _ = carried
-        return any_of(op, op.Greater(term, op.Mul(total, _EPSILON / 2)))
+        return any_of(op, op.Greater(term, op.Mul(total, precision)))
 
     def step(op: OpBuilder, carried: Carried) -> Carried:
         term, total, divisor = carried
@@ -120,12 +124,12 @@ def _continued_fraction(ctx: LoweringContext, a: ir.Value, x: ir.Value, wanted: 
 
     By the method of Lentz, as in "Numerical Recipes", 3rd edition, section 5.2.
     """
-    op = ctx.op
+    op, precision = ctx.op, max(_precision(ctx), 2 * torch.finfo(torch.float64).eps)
     x = op.Where(wanted, x, op.Add(a, 1.0))
 
     def proceed(op: OpBuilder, carried: Carried) -> ir.Value:
         change = carried[-1]
-        return any_of(op, op.And(wanted, op.Greater(op.Abs(op.Sub(change, 1.0)), 2 * _EPSILON)))
+        return any_of(op, op.And(wanted, op.Greater(op.Abs(op.Sub(change, 1.0)), precision)))
 
     def step(op: OpBuilder, carried: Carried) -> Carried:
         index, below, c, d, value, _ = carried

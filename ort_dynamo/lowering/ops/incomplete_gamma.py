@@ -28,8 +28,8 @@ _LARGE = 1e4
 
 
 def _precision(ctx: LoweringContext) -> float:
-    """The relative change from which on a further step does not show in the result."""
-    return torch.finfo(float_dtype(ctx.out.dtype)).eps / 4
+    """The relative change from which on further steps do not show in the result: a hundred of them may follow."""
+    return max(torch.finfo(float_dtype(ctx.out.dtype)).eps / 1024, torch.finfo(torch.float64).eps / 2)
 
 
 def _incomplete_gamma(upper: bool, ctx: LoweringContext, self: ir.Value, other: ir.Value) -> ir.Value:
@@ -124,7 +124,7 @@ def _continued_fraction(ctx: LoweringContext, a: ir.Value, x: ir.Value, wanted: 
 
     By the method of Lentz, as in "Numerical Recipes", 3rd edition, section 5.2.
     """
-    op, precision = ctx.op, max(_precision(ctx), 2 * torch.finfo(torch.float64).eps)
+    op, precision = ctx.op, 4 * _precision(ctx)
     x = op.Where(wanted, x, op.Add(a, 1.0))
 
     def proceed(op: OpBuilder, carried: Carried) -> ir.Value:

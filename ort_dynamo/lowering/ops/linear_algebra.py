@@ -1,9 +1,9 @@
 """Determinants; factorisations and functions of matrices, which torch computes with LAPACK, are refused here.
 
-Unrolled into ONNX operators (LU with pivots, Cholesky, substitution; onnxruntime 1.31.1, float32, one thread), they took
-longer than a node in eager with all that it costs between two sessions, for every size and batch tried: an inverse of
-3 by 3 took 67 µs instead of 41, of 4096 such 9.4 ms instead of 0.6, of 4096 of 8 by 8 74 ms instead of 3; a triangular
-system of 4096 of 8 by 8 3.7 ms instead of 1.7.
+Unrolled into ONNX operators (LU with pivots, Cholesky, substitution; onnxruntime 1.31.1, float32, one thread),
+nearly all took longer than a node in eager with all that it costs between two sessions: an inverse of 3 by 3 took 67 µs
+instead of 41, of 4096 such 9.4 ms instead of 0.6, of 4096 of 8 by 8 74 ms instead of 3; a triangular system of 4096 of
+8 by 8 3.7 ms instead of 1.7.
 """
 
 from __future__ import annotations

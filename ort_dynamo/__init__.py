@@ -10,15 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ort_dynamo.cast_strategy import PropagateCastOpsStrategy
     from ort_dynamo.lowering.context import LoweringContext
     from ort_dynamo.lowering.registry import register_lowering
     from ort_dynamo.planning import MemoryPlan, memory_plan
 
-__all__ = ["LoweringContext", "MemoryPlan", "memory_plan", "register_lowering"]
+__all__ = ["LoweringContext", "MemoryPlan", "PropagateCastOpsStrategy", "memory_plan", "register_lowering"]
 
 _HOME = {
     "LoweringContext": "ort_dynamo.lowering.context",
     "MemoryPlan": "ort_dynamo.planning",
+    "PropagateCastOpsStrategy": "ort_dynamo.cast_strategy",
     "memory_plan": "ort_dynamo.planning",
     "register_lowering": "ort_dynamo.lowering.registry",
 }

@@ -1,1 +1,1 @@
-"""What passes read off graphs; nothing here changes one."""
+"""What passes share: what they read off graphs, and edits that are too long for the pass that makes them."""

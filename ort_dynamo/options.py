@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from ort_dynamo.cast_strategy import PropagateCastOpsStrategy, checked_allow, checked_level, checked_strategy
 from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
 from ort_dynamo.plan_grammar import Plan, read_plans
 
@@ -56,14 +57,26 @@ class PassOptions:
         fuse: whether our own fusions run after lowering. Clean-up always does.
         excess_precision: whether bfloat16 values that are computed in float32 for lack of a kernel stay so between
             operators; otherwise they are rounded after each, like in eager.
+        propagate_cast_ops_strategy: how casts between float32 and narrower types move; a member or its name.
+        propagate_cast_ops_level: -1 leaves casts alone; 0, 1 and 2 let them move over more and more operators.
+        propagate_cast_ops_allow: more ONNX operator types they may move over, at every level from 0.
+        allow_layer_norm_mod_precision: they may also move over layer normalizations.
     """
 
     fuse: bool = True
     excess_precision: bool = True
+    propagate_cast_ops_strategy: PropagateCastOpsStrategy = PropagateCastOpsStrategy.FLOOD_FILL
+    propagate_cast_ops_level: int = 1
+    propagate_cast_ops_allow: tuple[str, ...] = ()
+    allow_layer_norm_mod_precision: bool = False
 
     def __post_init__(self) -> None:
         _is_bool("fuse", self.fuse)
         _is_bool("excess_precision", self.excess_precision)
+        object.__setattr__(self, "propagate_cast_ops_strategy", checked_strategy(self.propagate_cast_ops_strategy))
+        checked_level(self.propagate_cast_ops_level)
+        object.__setattr__(self, "propagate_cast_ops_allow", checked_allow(self.propagate_cast_ops_allow))
+        _is_bool("allow_layer_norm_mod_precision", self.allow_layer_norm_mod_precision)
 
 
 @dataclass(frozen=True)
@@ -211,7 +224,8 @@ def parse_options(mode: str | None, options: Mapping[str, Any] | None) -> Option
 
     Args:
         mode: one of MODES, or None for "default".
-        options: flat option name -> value, e.g. {"fallback": "error"}.
+        options: flat option name -> value, e.g. {"fallback": "error"}; the cast options may also be given together,
+            as propagate_cast_ops_config with the keys strategy, level and allow, or their long names.
 
     Raises:
         UnknownModeError, UnknownOptionError: with the nearest known name.
@@ -221,7 +235,7 @@ def parse_options(mode: str | None, options: Mapping[str, Any] | None) -> Option
         raise UnknownModeError(name=mode, nearest=_nearest(mode, MODES), known=", ".join(MODES))
     if options is not None and not isinstance(options, Mapping):
         raise InvalidOptionError(name="options", value=options, expected="a dict")
-    flat = {**MODES[mode or "default"], **(options or {})}
+    flat = {**MODES[mode or "default"], **_flattened(options or {})}
     groups = {f.name: f.default_factory for f in dataclasses.fields(Options)}
     owner = {f.name: group for group, cls in groups.items() for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for name in flat:
@@ -232,6 +246,31 @@ def parse_options(mode: str | None, options: Mapping[str, Any] | None) -> Option
         for group, cls in groups.items()
     }
     return Options(**chosen)
+
+
+_CAST_CONFIG = "propagate_cast_ops_config"
+_CAST_KEYS = {
+    **{short: f"propagate_cast_ops_{short}" for short in ("strategy", "level", "allow")},
+    **{f"propagate_cast_ops_{short}": f"propagate_cast_ops_{short}" for short in ("strategy", "level", "allow")},
+    "allow_layer_norm_mod_precision": "allow_layer_norm_mod_precision",
+}
+"""A key of propagate_cast_ops_config -> the option it is."""
+
+
+def _flattened(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with propagate_cast_ops_config spelled out."""
+    flat = {name: value for name, value in options.items() if name != _CAST_CONFIG}
+    config = options.get(_CAST_CONFIG, {})
+    if not isinstance(config, Mapping):
+        raise InvalidOptionError(name=_CAST_CONFIG, value=config, expected="a dict")
+    for key, value in config.items():
+        if key not in _CAST_KEYS:
+            name, known = f"{_CAST_CONFIG}.{key}", ", ".join(_CAST_KEYS)
+            raise UnknownOptionError(name=name, nearest=_nearest(str(key), _CAST_KEYS), known=known)
+        if flat.setdefault(_CAST_KEYS[key], value) != value:
+            expected = f"{value!r}, as in {_CAST_CONFIG}, or to be given once"
+            raise InvalidOptionError(name=_CAST_KEYS[key], value=flat[_CAST_KEYS[key]], expected=expected)
+    return flat
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
 from ort_dynamo.passes.fx.remove_clones import RemoveClones
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
+from ort_dynamo.passes.onnx.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
 from ort_dynamo.target import Target
@@ -60,12 +61,20 @@ def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) ->
 
 def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlacePass, ...]:
     """Passes on each lowered model, in order."""
+    casts = PropagateCasts(
+        strategy=options.propagate_cast_ops_strategy,
+        level=options.propagate_cast_ops_level,
+        allow=options.propagate_cast_ops_allow,
+        allow_layer_norm_mod_precision=options.allow_layer_norm_mod_precision,
+        target=target,
+    )
     fusions = (FuseRowSum(),) if options.fuse and target.device_type == "cpu" else ()
     return (
         IdentityEliminationPass(),
         CommonSubexpressionEliminationPass(),
         FoldCasts(),
         RemoveRoundTrips(options.excess_precision),  # after equal casts are one
+        casts,  # what is left of them; before the fusions, which make float32 nodes that stay float32
         *fusions,
         RemoveUnusedNodesPass(),  # after the fusions, which leave the constants of what they replace
         RemoveUnusedOpsetsPass(),

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from ort_dynamo import PropagateCastOpsStrategy
 from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
-from ort_dynamo.options import MODES, DumpOptions, Options, SessionOptions, parse_options
+from ort_dynamo.options import MODES, DumpOptions, Options, PassOptions, SessionOptions, parse_options
 from ort_dynamo.plan_grammar import Plan, PlanType
+from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.runtime.importing import binding
 
 
 def test_nothing_gives_the_defaults() -> None:
@@ -45,7 +48,7 @@ def test_a_path_object_is_a_path(tmp_path: Path) -> None:
     ("options", "error", "text"),
     [
         ({"fallbak": "eager"}, UnknownOptionError, r"did you mean 'fallback'\?"),
-        ({"zzz": 1}, UnknownOptionError, r"no option 'zzz'\. Known options: attn_dropout_recompute, "),
+        ({"zzz": 1}, UnknownOptionError, r"no option 'zzz'\. Known options: allow_layer_norm_mod_precision, "),
         ({3: 1}, UnknownOptionError, "no option 3"),
         ({"fallback": None}, InvalidOptionError, "'fallback' cannot be None"),
         ({"fuse": 1}, InvalidOptionError, "expected True or False"),
@@ -68,11 +71,53 @@ def test_a_path_object_is_a_path(tmp_path: Path) -> None:
             InvalidOptionError,
             "'missing.json': expected a JSON.*No such file",
         ),
+        ({"propagate_cast_ops_strategy": "flood"}, InvalidOptionError, "INSERT_AND_REDUCE, FLOOD_FILL"),
+        ({"propagate_cast_ops_strategy": "flod_fill"}, InvalidOptionError, "did you mean 'FLOOD_FILL'"),
+        ({"propagate_cast_ops_strategy": 3}, InvalidOptionError, "cannot be 3"),
+        ({"propagate_cast_ops_level": 3}, InvalidOptionError, "-1, 0, 1 or 2"),
+        ({"propagate_cast_ops_level": True}, InvalidOptionError, "-1, 0, 1 or 2"),
+        ({"propagate_cast_ops_allow": "Add"}, InvalidOptionError, "a list of ONNX operator types"),
+        ({"allow_layer_norm_mod_precision": 1}, InvalidOptionError, "expected True or False"),
+        ({"propagate_cast_ops_config": [1]}, InvalidOptionError, "expected a dict"),
+        ({"propagate_cast_ops_config": {"lvel": 1}}, UnknownOptionError, r"config\.lvel.*did you mean 'level'"),
+        ({"propagate_cast_ops_config": {"level": 3}}, InvalidOptionError, "-1, 0, 1 or 2"),
+        (
+            {"propagate_cast_ops_level": 2, "propagate_cast_ops_config": {"level": 1}},
+            InvalidOptionError,
+            "'propagate_cast_ops_level' cannot be 2: expected 1, as in propagate_cast_ops_config",
+        ),
     ],
 )
 def test_bad_options_say_what_is_wrong(options: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         parse_options(None, options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"propagate_cast_ops_strategy": PropagateCastOpsStrategy.INSERT_AND_REDUCE, "propagate_cast_ops_level": 2},
+        {"propagate_cast_ops_strategy": "insert_and_reduce", "propagate_cast_ops_level": 2},
+        {"propagate_cast_ops_config": {"strategy": 1, "level": 2}},
+        {"propagate_cast_ops_config": {"propagate_cast_ops_strategy": 1, "propagate_cast_ops_level": 2}},
+        {"propagate_cast_ops_config": {"strategy": 1}, "propagate_cast_ops_level": 2},
+    ],
+)
+def test_cast_options_have_several_spellings(options: dict[str, Any]) -> None:
+    expected = PassOptions(
+        propagate_cast_ops_strategy=PropagateCastOpsStrategy.INSERT_AND_REDUCE, propagate_cast_ops_level=2
+    )
+    assert parse_options(None, options).passes == expected
+    allowed = parse_options(None, {"propagate_cast_ops_config": {"allow": ["Mul", "Add", "Mul"]}})
+    assert allowed.passes.propagate_cast_ops_allow == ("Add", "Mul")
+
+
+def test_onnx_runtimes_own_enumeration_is_a_strategy() -> None:
+    if not installed_runtime().has_gradient_kernels:
+        pytest.skip("only onnxruntime-training has it")
+    theirs = binding().PropagateCastOpsStrategy.INSERT_AND_REDUCE
+    parsed = parse_options(None, {"propagate_cast_ops_strategy": theirs})
+    assert parsed.passes.propagate_cast_ops_strategy is PropagateCastOpsStrategy.INSERT_AND_REDUCE
 
 
 def test_an_unknown_mode_names_the_nearest() -> None:

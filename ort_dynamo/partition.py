@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch._functorch.partitioners import default_partition
+from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from ort_dynamo.options import Options, PassOptions, RecomputeOptions
 from ort_dynamo.passes.analysis.memory import memory_record
+from ort_dynamo.passes.analysis.stash import draws
 from ort_dynamo.passes.pipelines import fx_passes, recompute_passes
 
 __all__ = ["cut", "mark", "partitioner"]
@@ -42,7 +46,45 @@ def cut(
     static = tuple(kwargs.get("static_lifetime_input_indices") or ())
     for pass_ in recompute_passes(options, static):
         pass_(joint)
-    return default_partition(joint, inputs, **kwargs)
+    with _seedless(joint) as restore:
+        forward, backward = default_partition(joint, inputs, **kwargs)
+        restore(forward)
+        restore(backward)
+    return forward, backward
+
+
+@contextmanager
+def _seedless(joint: GraphModule) -> Iterator[Callable[[GraphModule], None]]:
+    """Stand-ins, without ATen's tag for random operators, for attention without dropout.
+
+    Around each operator with the tag that is computed again, torch would save and load the generator's state, and call
+    it through a higher-order operator, which no session can take.
+
+    Yields:
+        A function that puts the operators back into a graph made of `joint`.
+    """
+
+    def restore(gm: GraphModule) -> None:
+        for node in gm.graph.nodes:
+            node.target = getattr(node.target, "stands_for", node.target)
+        gm.recompile()
+
+    for node in joint.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not draws(node):
+            node.target = _stand_in(node.target)
+    try:
+        yield restore
+    finally:
+        restore(joint)
+
+
+@cache
+def _stand_in(overload: OpOverload) -> Callable[..., Any]:
+    def attention_without_dropout(*args: Any, **kwargs: Any) -> Any:
+        return overload(*args, **kwargs)
+
+    attention_without_dropout.stands_for = overload  # type: ignore[attr-defined]
+    return attention_without_dropout
 
 
 def partitioner(options: Options) -> Callable[..., tuple[GraphModule, GraphModule]]:

@@ -7,7 +7,7 @@ import operator
 import torch
 from torch.fx import Node
 
-from ort_dynamo.passes.analysis.stash import calls, is_view
+from ort_dynamo.passes.analysis.stash import calls, draws, is_view
 
 __all__ = ["NAMES", "names_of"]
 
@@ -119,6 +119,6 @@ def _noise(node: Node) -> tuple[Node, ...]:
                 mask = cast.all_input_nodes[0]
                 if mask.target is operator.getitem:
                     mask = mask.all_input_nodes[0]
-                if torch.Tag.nondeterministic_seeded in getattr(mask.target, "tags", ()):
+                if draws(mask):
                     return scaled, cast
     return ()

@@ -165,6 +165,14 @@ class _Available:
 
     def _back_to(self, group: Sequence[Kept], compromise: bool) -> tuple[set[Node], set[Node]] | None:
         """Nodes to compute again and narrow sides to keep, or None if it cannot be or takes too much."""
+        stops: set[Node] = set()
+        while (found := self._walk(group, compromise, stops)) is not None and not found[1] <= stops:
+            stops |= found[1]  # a narrow side that is kept is there for all that reads it, not for its cast alone
+        return found
+
+    def _walk(
+        self, group: Sequence[Kept], compromise: bool, stops: Collection[Node]
+    ) -> tuple[set[Node], set[Node]] | None:
         again: set[Node] = set()
         narrow: set[Node] = set()
         wanted = [node for one in group for node in one.nodes]
@@ -175,11 +183,11 @@ class _Available:
             again.add(node)
             if sum(not is_view(one) for one in again) > _LONGEST:
                 return None
-            missing = [argument for argument in node.all_input_nodes if self._lacks(argument)]
-            if compromise and missing and _widens(node):
-                narrow.update(missing)
-            else:
-                wanted += [argument for argument in missing if argument not in again]
+            for argument in filter(self._lacks, node.all_input_nodes):
+                if argument in stops or (compromise and _widens(node)):
+                    narrow.add(argument)
+                elif argument not in again:
+                    wanted.append(argument)
         return again, narrow
 
     def _lacks(self, node: Node) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "bytes_of",
     "calls",
     "can_recompute",
+    "draws",
     "is_number",
     "is_tensor",
     "is_view",
@@ -206,8 +207,23 @@ def can_recompute(node: Node) -> bool:
         isinstance(target, torch._ops.OpOverload)
         and target.namespace in ("aten", "prims")
         and not target._schema.is_mutable
-        and torch.Tag.nondeterministic_seeded not in target.tags
+        and not draws(node)
     )
+
+
+def draws(node: Node) -> bool:
+    """Whether `node` draws from a generator.
+
+    ATen tags attention as random for its dropout; with probability 0 it draws nothing.
+    """
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    for index, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return bool(given != 0.0)
+    return True
 
 
 DECIDED_BY = "ort_dynamo.decided_by"

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.passes.analysis.layers import find_layers
-from ort_dynamo.passes.analysis.stash import JointGraph, must_recompute
+from ort_dynamo.passes.analysis.stash import JointGraph, can_recompute, draws, must_recompute
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
@@ -278,6 +278,18 @@ def test_draws_are_never_recomputed(joint_graph: Capture) -> None:
     apply(RecomputeToBudget(0.0), gm)
     assert "bernoulli_default" not in recomputed(gm)
     assert kept_bytes(gm) == 64
+
+
+def test_attention_without_dropout_draws_nothing_and_can_be_computed_again() -> None:
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    graph = torch.fx.Graph()
+    query = graph.placeholder("query")
+    for arguments, drawing in (((), False), ((0.0,), False), ((0.1,), True)):
+        node = graph.call_function(attention, (query, query, query, *arguments))
+        assert draws(node) is drawing
+        assert can_recompute(node) is not drawing
+    assert draws(graph.call_function(torch.ops.aten.native_dropout.default, (query, 0.0, True)))
+    assert not draws(graph.call_function(torch.ops.aten.exp.default, (query,)))
 
 
 def test_what_a_checkpoint_policy_has_decided_stays(joint_graph: Capture) -> None:

@@ -37,7 +37,7 @@ class CastSummary:
     """What a run of the pass did to the casts between float32 and the narrow types.
 
     Attributes:
-        before: casts before the run.
+        before: casts before the run, without those that nothing reads, which are just removed.
         moved: casts that stand elsewhere now.
         removed: casts that are gone for good.
         inserted: casts beyond those moved.
@@ -127,9 +127,11 @@ class PropagateCasts(ir.passes.InPlacePass):
         dtypes = [dtype for dtype in _NARROW if self.dtype in (None, dtype) and any(_casts(model, dtype))]
         if not dtypes:
             return CastSummary()
+        editor, narrowed = CastEditor(model, repr(self)), 0
+        unused = [editor.remove_unused(dtype) for dtype in dtypes]  # before counting: they cost nothing
+        modified = any(unused)
         sizes = ElementCounts(model)
         before = {node: (dtype, _elements(node, sizes)) for dtype in dtypes for node in _casts(model, dtype)}
-        editor, narrowed, modified = CastEditor(model, repr(self)), 0, False
         while True:
             done = [self._round(model, dtype, editor) for dtype in dtypes]
             narrowed += sum(nodes for nodes, _ in done)
@@ -151,6 +153,7 @@ class PropagateCasts(ir.passes.InPlacePass):
         narrowed, changed = 0, False
         for graph in [*reversed(list(model.graph.subgraphs())), model.graph]:
             changed |= editor.reduce(graph, dtype)
+            changed |= editor.remove_unused(dtype)  # a cast that nothing reads must not draw others towards it
             if self.strategy == PropagateCastOpsStrategy.NONE:
                 continue
             sizes = ElementCounts(model)

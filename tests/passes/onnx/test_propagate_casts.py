@@ -528,6 +528,14 @@ def test_casts_in_branches_count() -> None:
     )
 
 
+def test_casts_that_nothing_reads_go_and_move_nothing() -> None:
+    check(
+        "g (float[2] x) => (float[2] y) { a = Neg (x) b = => f16(a) c = => f32(b) d = => f16(a) y = Exp (a) }",
+        "g (float[2] x) => (float[2] y) { a = Neg (x) y = Exp (a) }",
+        strategy=INSERT,
+    )
+
+
 # Two narrow types, symbols, kernels, contrib operators.
 
 

@@ -10,6 +10,7 @@ __all__ = [
     "InvalidOptionError",
     "LoweringError",
     "MissingPackageError",
+    "ModelFileError",
     "OrtDynamoError",
     "ProviderNotAvailableError",
     "RuntimeNotInstalledError",
@@ -55,6 +56,12 @@ class MissingPackageError(OrtDynamoError, ImportError):
     """A package of the extra `demo` is not installed."""
 
     message = "The demo needs {missing}. Install the extra: pip install 'ort-dynamo[demo]'."
+
+
+class ModelFileError(OrtDynamoError):
+    """A model file of the command line cannot be read or written."""
+
+    message = "Cannot {what} the ONNX model {path}: {error}"
 
 
 class ProviderNotAvailableError(OrtDynamoError):

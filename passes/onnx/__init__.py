@@ -1,7 +1,9 @@
 """Passes on onnx_ir.Model, after lowering."""
 
+from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.propagate_casts import CastSummary, PropagateCasts
+from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
 
-__all__ = ["CastSummary", "FuseRowSum", "PropagateCasts", "SeparateOutputs"]
+__all__ = ["CastSummary", "FoldCasts", "FuseRowSum", "PropagateCasts", "RemoveRoundTrips", "SeparateOutputs"]

@@ -44,8 +44,8 @@ class CastEditor:
                 keep = origin(value, dtype)
             else:
                 keep = seen.setdefault((value, to), result)
-            if keep is result or (keep.is_graph_output() and result.is_graph_output() and keep.dtype != value.dtype):
-                continue  # the first of its kind, or a second output, which needs a value of its own
+                if keep is result or (keep.is_graph_output() and result.is_graph_output()):
+                    continue  # the first of its kind, or a second output: an Identity in its place would gain nothing
             self._replace(node, keep)
             changed = True
         return changed

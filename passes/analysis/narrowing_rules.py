@@ -105,7 +105,7 @@ def operands(node: ir.Node, dtype: ir.DataType, version: int | None, target: Tar
         return None
     found, variables = bound
     values = [*(node.inputs[i] for i in found.inputs), *(node.outputs[i] for i in found.outputs)]
-    if any(value is None or value.dtype != ir.DataType.FLOAT for value in values):
+    if any(value is None or value.type != ir.TensorType(ir.DataType.FLOAT) for value in values):
         return None
     if target is not None and not target.takes(node.op_type, node.domain, dict.fromkeys(variables, dtype)):
         return None

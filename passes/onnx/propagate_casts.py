@@ -121,7 +121,7 @@ class PropagateCasts(ir.passes.InPlacePass):
         Types that the model does not state are inferred and stay in it; that alone does not count as a modification.
         Values that inference cannot type stay as they are.
         """
-        if self.level < 0 or not _has_narrow_casts(model):
+        if self.level < 0 or not _may_have_casts(model):
             return CastSummary()
         infer_missing_types(model)
         dtypes = [dtype for dtype in _NARROW if self.dtype in (None, dtype) and any(_casts(model, dtype))]
@@ -183,10 +183,15 @@ class PropagateCasts(ir.passes.InPlacePass):
         return Proof.GIVEN_OR_WANTED if exact else Proof.NOTHING
 
 
-def _has_narrow_casts(model: ir.Model) -> bool:
-    """Whether there may be casts between float32 and a narrow type: a look at each node, no more."""
-    targets = {node.attributes.get_int("to", 0) for node in model.graph.all_nodes() if node.op_type == "Cast"}
-    return bool(targets & {ir.DataType.FLOAT, *_NARROW})
+def _may_have_casts(model: ir.Model) -> bool:
+    """Whether there may be casts between float32 and a narrow type: a look at each node and value, no more."""
+    nodes = list(model.graph.all_nodes())
+    casts = [node for node in nodes if node.op_type == "Cast"]
+    graphs = [model.graph, *model.graph.subgraphs()] if casts else []
+    values = [value for graph in graphs for value in (*graph.inputs, *graph.initializers.values())]
+    values += [value for node in nodes for value in node.outputs]
+    narrowing = any(node.attributes.get_int("to", 0) in _NARROW for node in casts)
+    return bool(casts) and (narrowing or any(value.dtype in _NARROW for value in values))
 
 
 def _casts(model: ir.Model, dtype: ir.DataType) -> Iterator[ir.Node]:

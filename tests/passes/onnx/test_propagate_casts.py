@@ -120,6 +120,14 @@ def test_a_graph_output_that_was_rounded_back_takes_the_place_of_the_value() -> 
     )
 
 
+def test_a_second_graph_output_becomes_an_identity() -> None:
+    check(
+        "g (float[2] x) => (float16[2] y, float16[2] z) { y = => f16(x) b = => f32(y) z = => f16(b) }",
+        "g (float[2] x) => (float16[2] y, float16[2] z) { y = => f16(x) z = Identity (y) }",
+        strategy=NONE,
+    )
+
+
 def test_rounding_and_widening_stay() -> None:
     check("g (float[2] x) => (float[2] y) { a = => f16(x) b = => f32(a) y = Exp (b) }", level=2)
 
@@ -604,10 +612,14 @@ def test_skip_layer_normalization_keeps_its_statistics() -> None:
 # What the pass says.
 
 
-def test_float32_graphs_are_not_even_typed() -> None:
-    model = ir.from_onnx_text(HEADER + "g (float[2] x) => (float[2] y) { a = Neg (x) b = Relu (a) y = Exp (b) }")
-    assert PropagateCasts().propagate(model) == CastSummary()
-    assert [value.type for node in list(model.graph)[:2] for value in node.outputs] == [None, None]
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("strategy", [NONE, INSERT, FLOOD])
+def test_float32_graphs_are_not_even_typed(strategy: PropagateCastOpsStrategy, level: int) -> None:
+    text = "g (float[2] x, bool[2] m) => (float[2] y) { a = Neg (x) b = => f32(m) c = Add (a, b) y = => f32(c) }"
+    model = ir.from_onnx_text(HEADER + spelled(text))
+    assert PropagateCasts(strategy, level).propagate(model) == CastSummary()
+    assert [value.type for node in list(model.graph)[:3] for value in node.outputs] == [None, None, None]
+    assert len(model.graph) == 4
 
 
 def test_a_run_is_summed_up_once(caplog: pytest.LogCaptureFixture) -> None:

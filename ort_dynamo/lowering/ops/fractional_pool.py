@@ -1,0 +1,135 @@
+"""Fractional max-pooling, whose windows lie where random samples put them, with its gradient.
+
+B. Graham, Fractional Max-Pooling, 2014.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+from onnxscript import OpBuilder
+
+from ort_dynamo.lowering.branches import all_finite, either
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
+from ort_dynamo.lowering.positions import positions_along
+from ort_dynamo.lowering.registry import register
+from ort_dynamo.lowering.zeros import zeros
+
+aten = torch.ops.aten
+
+
+def _pool(
+    rank: int,
+    ctx: LoweringContext,
+    self: ir.Value,
+    kernel_size: Sequence[int],
+    output_size: Sequence[int],
+    random_samples: ir.Value,
+) -> tuple[ir.Value, ...]:
+    """fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor random_samples) -> (Tensor, Tensor)"""  # noqa: E501
+    op, dtype = ctx.op, ctx.dtype(self)
+    if dtype not in (torch.float32, torch.float64):
+        raise ctx.refuse(f"fractional pooling of {dtype}, in whose rounding torch places the windows")
+    sizes = ctx.sizes(self)
+    if is_empty(sizes):
+        raise ctx.refuse("fractional pooling of nothing")
+    kernel, out = _each(kernel_size, rank), _each(output_size, rank)
+    starts = _starts(ctx, random_samples, sizes[-rank:], out, kernel, dtype)
+    places: ir.Value | None = None  # (N, C, *out, *kernel), counted through the image
+    for index, (start, k) in enumerate(zip(starts, kernel, strict=True)):
+        # (N, C, out) to a dimension of its own, and what lies under the window in another.
+        start = op.Unsqueeze(start, [2 + i for i in range(2 * rank) if i != index])
+        own = op.Add(start, positions_along(ctx, 2 + rank + index, k, 2 + 2 * rank))
+        places = own if places is None else op.Add(op.Mul(places, ctx.scalar(sizes[index - rank], torch.int64)), own)
+    assert places is not None
+    outer = _outer(ctx, self, rank)
+    flat = ctx.reshape(self, [*outer, math.prod(sizes[-rank:])])
+    under, count = math.prod(kernel), math.prod(out)
+    places = ctx.reshape(places, [*outer, count * under])
+    values = ctx.reshape(op.GatherElements(flat, places, axis=2), [*outer, count, under])
+    places = ctx.reshape(places, [*outer, count, under])
+
+    def plain(op: OpBuilder) -> Sequence[ir.Value]:
+        return [op.ArgMax(values, axis=3)]
+
+    def with_nan(op: OpBuilder) -> Sequence[ir.Value]:
+        nan = op.Cast(op.IsNaN(values), to=ir.DataType.INT32)
+        some = op.Cast(op.ReduceMax(nan, [3], keepdims=1), to=ir.DataType.BOOL)
+        return [op.Where(some, op.ArgMax(nan, axis=3, select_last_index=1), op.ArgMax(values, axis=3))]
+
+    # The first of equal values, and the last nan.
+    (best,) = either(ctx, all_finite(ctx, values), plain, with_nan)
+    shape = ctx.out[0].shape
+    return tuple(ctx.reshape(op.GatherElements(of, best, axis=3), shape) for of in (values, places))
+
+
+def _each(numbers: Sequence[int], rank: int) -> list[int]:
+    return list(numbers) * rank if len(numbers) == 1 else list(numbers)
+
+
+def _outer(ctx: LoweringContext, self: ir.Value, rank: int) -> list[Size]:
+    """Images and channels; one image may come without the first dimension."""
+    sizes = list(ctx.sizes(self))[:-rank]
+    return sizes if len(sizes) == 2 else [1, *sizes]
+
+
+def _starts(
+    ctx: LoweringContext,
+    samples: ir.Value,
+    sizes: Sequence[Size],
+    out: Sequence[int],
+    kernel: Sequence[int],
+    dtype: torch.dtype,
+) -> list[ir.Value]:
+    """Where the windows begin along each dimension: int64 (N, C, out).
+
+    As torch computes it, in the tensor's dtype: floor((i + u) a) - floor(u a), a = (size - kernel) / (out - 1), and the
+    last window at the end. In two dimensions the first sample is for the width; in three they are in order.
+    """
+    op, rank = ctx.op, len(sizes)
+    found = []
+    for index in range(rank):
+        sample = rank - 1 - index if rank == 2 else index
+        u = op.Slice(samples, [sample], [sample + 1], [2])
+        last = ctx.scalar(sizes[index] - kernel[index], torch.int64)
+        places = positions_along(ctx, 2, out[index], 3)
+        if out[index] > 1:
+            step = op.Div(ctx.cast(last, dtype), float(out[index] - 1))
+            ahead = op.Mul(op.Add(ctx.cast(places, dtype), u), step)
+            starts = op.Sub(ctx.cast(ahead, torch.int64), ctx.cast(op.Mul(u, step), torch.int64))
+        else:
+            starts = op.Mul(ctx.cast(op.Floor(u), torch.int64), places)  # of shape (N, C, 1)
+        found.append(op.Where(op.Equal(places, out[index] - 1), last, starts))
+    return found
+
+
+def _pool_backward(
+    rank: int,
+    ctx: LoweringContext,
+    grad_output: ir.Value,
+    self: ir.Value,
+    kernel_size: Sequence[int],
+    output_size: Sequence[int],
+    indices: ir.Value,
+) -> ir.Value:
+    """fractional_max_pool2d_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] output_size, Tensor indices) -> Tensor"""  # noqa: E501
+    sizes = ctx.sizes(self)
+    if is_empty(sizes):
+        raise ctx.refuse("fractional pooling of nothing")
+    outer, places = _outer(ctx, self, rank), math.prod(sizes[-rank:])
+    count = math.prod(ctx.sizes(grad_output)[-rank:])
+    where, grad = (ctx.reshape(value, [*outer, count]) for value in (indices, grad_output))
+    none = zeros(ctx, self, [*outer, places])
+    return ctx.reshape(ctx.op.ScatterElements(none, where, grad, axis=2, reduction="add"), sizes)
+
+
+for _rank, _forward, _backward in (
+    (2, aten.fractional_max_pool2d.default, aten.fractional_max_pool2d_backward.default),
+    (3, aten.fractional_max_pool3d.default, aten.fractional_max_pool3d_backward.default),
+):
+    register(_forward, functools.partial(_pool, _rank))
+    register(_backward, functools.partial(_pool_backward, _rank))

@@ -18,6 +18,7 @@ from ort_dynamo.lowering.convolution_form import ConvolutionForm, convolution_fo
 from ort_dynamo.lowering.matrix_convolution import MatrixConvolution
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.lowering.symbolic_convolution import SymbolicConvolution
 from ort_dynamo.lowering.windows import fixed
 
 aten = torch.ops.aten
@@ -39,12 +40,15 @@ def convolution(
     """convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
     bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor
     """
-    form = convolution_form(ctx, weight, stride, padding, dilation, transposed, output_padding, groups)
     op = ctx.op
     if is_empty(ctx.out.shape):
         return _zeros(ctx, ctx.out)
     if is_empty(ctx.sizes(input)):
         raise ctx.refuse("a convolution over no channels")
+    how = (stride, padding, dilation, transposed, output_padding, groups)
+    if (symbolic := SymbolicConvolution.of(ctx, weight, *how)) is not None:
+        return symbolic.forward(input, weight, bias)
+    form = convolution_form(ctx, weight, *how)
     if not _has_kernel(ctx, ctx.out.dtype):
         return _by_matrices(ctx, form, input, weight, bias)
     if not transposed:
@@ -104,7 +108,6 @@ def convolution_backward(
     SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups, bool[3] output_mask)
     -> (Tensor, Tensor, Tensor)
     """
-    form = convolution_form(ctx, weight, stride, padding, dilation, transposed, output_padding, groups)
     wanted = [bool(mask) and index in ctx.used for index, mask in enumerate(output_mask)]
     if is_empty(ctx.sizes(grad_output)):
         return tuple(_zeros(ctx, fake) if want else None for fake, want in zip(ctx.out, wanted, strict=True))
@@ -112,12 +115,18 @@ def convolution_backward(
         raise ctx.refuse("a convolution over no channels")
     dtype = _compute_dtype(ctx, ctx.dtype(grad_output))
     grad, image, filters = (ctx.cast(value, dtype) for value in (grad_output, input, weight))
-    gradient = _Gradient(ctx, form, grad, image, filters, ctx.sizes(grad_output), ctx.sizes(input))
-    results = (
-        gradient.of_input() if wanted[0] else None,
-        gradient.of_weight() if wanted[1] else None,
-        channel_sum(ctx, gradient.grad, ctx.sizes(grad_output)) if wanted[2] else None,
-    )
+    how = (stride, padding, dilation, transposed, output_padding, groups)
+    grad_sizes, sizes = ctx.sizes(grad_output), ctx.sizes(input)
+    grad_input = grad_weight = None
+    if (symbolic := SymbolicConvolution.of(ctx, weight, *how)) is not None:
+        grad_input = symbolic.of_input(grad, filters, sizes) if wanted[0] else None
+        grad_weight = symbolic.of_weight(grad, image, grad_sizes, sizes, ctx.sizes(weight)) if wanted[1] else None
+    else:
+        form = convolution_form(ctx, weight, *how)
+        gradient = _Gradient(ctx, form, grad, image, filters, grad_sizes, sizes)
+        grad_input = gradient.of_input() if wanted[0] else None
+        grad_weight = gradient.of_weight() if wanted[1] else None
+    results = (grad_input, grad_weight, channel_sum(ctx, grad, grad_sizes) if wanted[2] else None)
     return tuple(
         None if value is None else ctx.cast(value, fake.dtype) for value, fake in zip(results, ctx.out, strict=True)
     )

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional
@@ -172,3 +173,39 @@ def test_float64_convolution_with_symbolic_sizes_equals_eager(case):
 def test_convolution_of_integers_equals_eager(dtype):
     x, w = torch.randint(0, 99, (2, 4, 6, 7)).to(dtype), torch.randint(0, 99, (6, 2, 3, 2)).to(dtype)
     assert_like_eager(lambda x, w: functional.conv2d(x, w, stride=2, padding=1, groups=2), x, w, gradients=False)
+
+
+@pytest.mark.parametrize(
+    ("function", "image", "weight"),
+    [
+        (F.conv1d, (2, 3, 11), (4, 3, 3)),
+        (F.conv2d, (2, 3, 9, 10), (4, 3, 3, 2)),
+        (F.conv3d, (2, 3, 6, 7, 8), (4, 3, 2, 3, 2)),
+        (F.conv_transpose1d, (2, 3, 11), (3, 4, 3)),
+        (F.conv_transpose2d, (2, 3, 5, 6), (3, 4, 3, 2)),
+    ],
+)
+@pytest.mark.parametrize(
+    "call",  # numbers in the code, which stay fixed
+    [
+        lambda f, *tensors: f(*tensors),
+        lambda f, *tensors: f(*tensors, stride=3, padding=1),
+        lambda f, *tensors: f(*tensors, stride=2, dilation=2, padding=2),
+    ],
+    ids=["plain", "stride", "dilation"],
+)
+def test_a_weight_of_symbolic_sizes_equals_eager(function, image, weight, call):
+    bias = torch.randn(4, requires_grad=True)
+    x, w = torch.randn(image, requires_grad=True), torch.randn(weight, requires_grad=True)
+    assert_like_eager(lambda x, w, b: call(function, x, w, b), x, w, bias, dynamic=True)
+
+
+def test_groups_with_a_weight_of_symbolic_sizes_equal_eager():
+    def function(x, w, v):
+        plain = F.conv2d(x, w, groups=2, stride=2, padding=1)
+        return plain, F.conv_transpose2d(x, v, groups=2, stride=2, padding=1, output_padding=1)
+
+    x, w = torch.randn(2, 6, 9, 8, requires_grad=True), torch.randn(4, 3, 3, 2, requires_grad=True)
+    assert_like_eager(function, x, w, torch.randn(6, 3, 3, 2, requires_grad=True), dynamic=True)
+    assert_like_eager(lambda x, w: F.conv2d(x, w), x.detach().bfloat16(), torch.randn(4, 6, 3, 2).bfloat16(),
+                      gradients=False, dynamic=True)  # fmt: skip

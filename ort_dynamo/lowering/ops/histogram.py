@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +17,9 @@ from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.zeros import zeros
 
 aten = torch.ops.aten
+
+Places = Callable[[LoweringContext, ir.Value, ir.Value, int], ir.Value]
+"""places(ctx, x, edges, count): the bin, of `count`, of each entry of `x`, none of which lies outside: int64."""
 
 
 @lowering(aten.histc.default)
@@ -59,7 +62,7 @@ def histogram_bin_ct(
 ) -> tuple[ir.Value, ...]:
     """histogram.bin_ct(Tensor self, int bins=100, *, float[]? range=None, Tensor? weight=None, bool density=False) -> (Tensor hist, Tensor bin_edges)"""  # noqa: E501
     edges = _even_edges(ctx, self, [ctx.op.Reshape(self, [-1])], [bins], range)
-    counts = _histogram(ctx, self, [ctx.op.Reshape(self, [-1])], edges, [bins], weight, density)
+    counts = _histogram(ctx, self, [ctx.op.Reshape(self, [-1])], edges, [bins], weight, density, _even_places)
     return counts, edges[0]
 
 
@@ -98,7 +101,8 @@ def histogramdd_from_bin_cts(
 ) -> ir.Value:
     """_histogramdd_from_bin_cts(Tensor self, int[] bins, *, float[]? range=None, Tensor? weight=None, bool density=False) -> Tensor"""  # noqa: E501
     columns = _columns(ctx, self, len(bins))
-    return _histogram(ctx, self, columns, _even_edges(ctx, self, columns, bins, range), bins, weight, density)
+    edges = _even_edges(ctx, self, columns, bins, range)
+    return _histogram(ctx, self, columns, edges, bins, weight, density, _even_places)
 
 
 @lowering(aten._histogramdd_from_bin_tensors.default)
@@ -161,7 +165,7 @@ def _given_edges(
     bins = [size - 1 for size in sizes]
     if any(count < 1 for count in bins):
         raise ctx.refuse("a histogram without bins")
-    return _histogram(ctx, self, columns, edges, bins, weight, density)
+    return _histogram(ctx, self, columns, edges, bins, weight, density, _searched_places)
 
 
 def _dtype(ctx: LoweringContext, self: ir.Value) -> torch.dtype:
@@ -179,6 +183,7 @@ def _histogram(
     bins: Sequence[int],
     weight: ir.Value | None,
     density: bool,
+    places: Places,
 ) -> ir.Value:
     """How many points, or what weight of them, lie in each bin; the last bin holds its upper end."""
     op, dtype = ctx.op, _dtype(ctx, self)
@@ -187,9 +192,8 @@ def _histogram(
     if not is_empty(ctx.sizes(self)):
         place, inside = None, None
         for column, edge, count in zip(columns, edges, bins, strict=True):
-            behind = places_among(ctx, edge, 1, count + 1, column, 1, True)
-            own = op.Min(op.Sub(behind, 1), count - 1)
             within = op.And(op.GreaterOrEqual(column, _end(ctx, edge, 0)), op.LessOrEqual(column, _end(ctx, edge, -1)))
+            own = places(ctx, op.Where(within, column, _end(ctx, edge, 0)), edge, count)
             place = own if place is None else op.Add(op.Mul(place, count), own)
             inside = within if inside is None else op.And(inside, within)
         place = op.Where(inside, place, every)
@@ -203,6 +207,23 @@ def _histogram(
         widths = op.Sub(op.Slice(edge, [1], [bins[index] + 1]), op.Slice(edge, [0], [bins[index]]))
         counts = op.Div(counts, ctx.reshape(widths, [-1 if i == index else 1 for i in range(len(bins))]))
     return counts
+
+
+def _searched_places(ctx: LoweringContext, x: ir.Value, edges: ir.Value, count: int) -> ir.Value:
+    behind = places_among(ctx, edges, 1, count + 1, x, 1, True)
+    return ctx.op.Min(ctx.op.Sub(behind, 1), count - 1)
+
+
+def _even_places(ctx: LoweringContext, x: ir.Value, edges: ir.Value, count: int) -> ir.Value:
+    """By a division, which may be one bin off beside an edge: as torch finds them, too."""
+    op = ctx.op
+    low, high = _end(ctx, edges, 0), _end(ctx, edges, -1)
+    guess = op.Div(op.Mul(op.Sub(x, low), float(count)), op.Sub(high, low))
+    guess = op.Clip(ctx.cast(guess, torch.int64), 0, count - 1)
+    below = op.Less(x, op.Gather(edges, guess, axis=0))
+    above = op.GreaterOrEqual(x, op.Gather(edges, op.Add(guess, 1), axis=0))
+    shift = op.Sub(ctx.cast(above, torch.int64), ctx.cast(below, torch.int64))
+    return op.Clip(op.Add(guess, shift), 0, count - 1)
 
 
 def _end(ctx: LoweringContext, edges: ir.Value, place: int) -> ir.Value:

@@ -13,12 +13,13 @@ from torch._functorch.partitioners import default_partition
 from torch._ops import OpOverload
 from torch.fx import GraphModule
 
+from ort_dynamo.batch_statistics import merge_statistics, split_statistics
 from ort_dynamo.options import Options, PassOptions, RecomputeOptions
 from ort_dynamo.passes.analysis.memory import memory_record
 from ort_dynamo.passes.analysis.stash import draws
 from ort_dynamo.passes.pipelines import fx_passes, recompute_passes
 
-__all__ = ["cut", "mark", "partitioner"]
+__all__ = ["cut", "mark", "partitioner", "tag_recomputed"]
 
 _log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows it
 
@@ -27,6 +28,13 @@ def mark(gm: GraphModule, options: PassOptions) -> None:
     """Run the FX passes on a joint or inference graph, in place."""
     for pass_ in fx_passes(options):
         pass_(gm)
+
+
+def tag_recomputed(joint: GraphModule, options: RecomputeOptions, **kwargs: Any) -> None:
+    """Tag what the backward computes again; the arguments are those of `cut`."""
+    static = tuple(kwargs.get("static_lifetime_input_indices") or ())
+    for pass_ in recompute_passes(options, static):
+        pass_(joint)
 
 
 def cut(
@@ -43,13 +51,13 @@ def cut(
         options: what to compute again.
         kwargs: what AOTAutograd hands to its partition function.
     """
-    static = tuple(kwargs.get("static_lifetime_input_indices") or ())
-    for pass_ in recompute_passes(options, static):
-        pass_(joint)
+    tag_recomputed(joint, options, **kwargs)
+    split_statistics(joint)
     with _seedless(joint) as restore:
         forward, backward = default_partition(joint, inputs, **kwargs)
         restore(forward)
         restore(backward)
+    merge_statistics(forward)
     return forward, backward
 
 

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from ort_dynamo.lowering.decompositions import decompositions
 from ort_dynamo.lowering.whole import whole_resizes
-from ort_dynamo.options import Options, parse_options
-from ort_dynamo.partition import cut, mark
+from ort_dynamo.options import Options, RecomputeOptions, parse_options
+from ort_dynamo.partition import cut, mark, tag_recomputed
 from ort_dynamo.passes.analysis.memory import MemoryRecord, memory_record
 from ort_dynamo.passes.analysis.plans import PlanRow, plan_rows
 from ort_dynamo.passes.analysis.stash import JointGraph
@@ -29,7 +29,7 @@ class GraphPlan:
     """One graph of a model.
 
     Attributes:
-        rows: plans to choose from, most bytes first; each says what it does alone, without the options given.
+        rows: plans to choose from, most bytes first; each says what it does alone, beside recompute_casts.
         record: what the options given make of the graph.
     """
 
@@ -91,7 +91,8 @@ def memory_plan(
         model: a module or function; a compiled module is taken for the module in it.
         args: arguments of one training step's call. Call this under torch.autocast if training does, and in
             train() mode.
-        options: torch.compile's options, to see what they make of each graph. The tables do not depend on them.
+        options: torch.compile's options, to see what they make of each graph. Of those of recomputation, the tables
+            depend on recompute_casts alone.
         dynamic: torch.compile's `dynamic`.
         kwargs: keyword arguments of the call.
 
@@ -115,6 +116,7 @@ def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:
 
     def partition(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         mark(joint, options.passes)
+        tag_recomputed(joint, RecomputeOptions(recompute_casts=options.recompute.recompute_casts), **kwargs)
         rows = plan_rows(JointGraph(joint))
         halves = cut(joint, inputs, options.recompute, **kwargs)
         found.append(GraphPlan(rows, memory_record(joint, *halves, kwargs["num_fwd_outputs"])))

@@ -15,6 +15,7 @@ from onnx_ir.passes.common import (
 from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.options import PassOptions, RecomputeOptions
+from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
@@ -23,6 +24,7 @@ from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
 from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
 from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
 from ort_dynamo.passes.fx.remove_clones import RemoveClones
+from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.propagate_casts import PropagateCasts
@@ -36,7 +38,7 @@ __all__ = ["fx_passes", "identity", "onnx_passes", "recompute_passes"]
 def fx_passes(options: PassOptions) -> tuple[PassBase, ...]:
     """Passes on the joint graph before it is cut, or on an inference graph."""
     del options  # what runs here is needed for correctness
-    return (RemoveClones(), HoistRandom())
+    return (RemoveClones(), DropRunningStatistics(), HoistRandom())
 
 
 def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) -> tuple[PassBase, ...]:
@@ -47,10 +49,11 @@ def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) ->
         static: indices of the graph's inputs that are parameters or buffers.
     """
     return (
-        # First: what its clusters are called depends on what else is kept, and the user read their names in the
-        # table of a graph that no policy has changed.
-        *([RecomputePlan(options.recompute_plan)] if options.recompute_plan else []),
+        SaveReadsOfMutated(),  # first: what must not be computed again is not to be decided about
         *([RecomputeCasts(static)] if options.recompute_casts else []),
+        # Before the policies: what its clusters are called depends on what else is kept, and the user has read their
+        # names in a table that shows the graph as it is without options.
+        *([RecomputePlan(options.recompute_plan)] if options.recompute_plan else []),
         *([RecomputeAttentionDropout()] if options.attn_dropout_recompute else []),
         *([RecomputeGelu()] if options.gelu_recompute else []),
         *([RecomputeLayers(options.number_recompute_layers)] if options.transformer_layer_recompute else []),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from ort_dynamo import memory_plan
 from ort_dynamo.testing import eager_reasons
@@ -136,6 +137,51 @@ def test_batch_norm_statistics_are_updated_once(options: dict[str, Any]) -> None
     assert kept < 0.7 * before
 
 
+class Counting(nn.Module):
+    """Writes to buffers that its forward has read: BatchNorm's statistics, and one that scales."""
+
+    def __init__(self, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 6)
+        self.register_buffer("calls", torch.ones(8))
+        self._checkpointed = checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self._inside, x, use_reentrant=False) if self._checkpointed else self._inside(x)
+        self.calls.add_(1)
+        return x.square().mean()
+
+    def _inside(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.norm(self.up(x))) * self.calls.cos())
+
+
+@pytest.mark.parametrize(
+    ("checkpointed", "options"),
+    [
+        (False, {"memory_budget": 0.0}),
+        (False, {"recompute_plan": "Gemm+:1:-1,BatchNormalization+Tanh+:1:-1"}),
+        (True, {}),
+        (True, {"memory_budget": 0.0}),
+    ],
+    ids=str,
+)
+def test_what_the_forward_writes_to_is_not_read_again(checkpointed: bool, options: dict[str, Any]) -> None:
+    x = torch.randn(5, 6)
+
+    def gradients(checkpointed: bool, **options: Any) -> dict[str, Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = Counting(checkpointed)
+        compiled = torch.compile(model, backend="ort_train", options=options, fullgraph=True)
+        for _ in range(2):
+            model.zero_grad()
+            compiled(x).backward()  # without hooks on saved tensors, so autograd checks that none was written to
+        assert not eager_reasons()
+        return {n: p.grad for n, p in model.named_parameters() if p.grad is not None} | dict(model.named_buffers())
+
+    assert_equal(gradients(checkpointed, **options), gradients(False))
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_layers_draw_once_and_keep_what_enters_them(
     plain: tuple[dict[str, Tensor], int], reentrant: bool
@@ -191,6 +237,54 @@ def test_a_checkpoint_and_a_budget_go_together(plain: tuple[dict[str, Tensor], i
     actual, kept = step(make, TOKENS, memory_budget=0.2)
     assert_equal(actual, expected)
     assert kept < 0.2 * before
+
+
+# -- selective checkpointing -------------------------------------------------------------------------------------
+
+
+def save_products(_: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+    """A policy of torch's selective checkpointing."""
+    products = (torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
+    return CheckpointPolicy.MUST_SAVE if operator in products else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+SELECTIVE = {"use_reentrant": False, "context_fn": partial(create_selective_checkpoint_contexts, save_products)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"memory_budget": 0.0},
+        {"memory_budget": 0.5},
+        {"gelu_recompute": True, "attn_dropout_recompute": True, "transformer_layer_recompute": True},
+        {"recompute_plan": "Gather+Dropout+:1:-1"},
+    ],
+    ids=str,
+)
+def test_policies_of_selective_checkpointing_win_over_ours(
+    plain: tuple[dict[str, Tensor], int], options: dict[str, Any]
+) -> None:
+    expected, before = plain
+    make = partial(Transformer, checkpointed=SELECTIVE)
+    actual, kept = step(make, TOKENS, **options)
+    assert_equal(actual, expected)
+    (graph,) = memory_plan(make(), TOKENS, options=options).graphs
+    assert graph.record.nbytes == kept < before
+    # Four products of weights and two of attention a layer: those that the backward reads are kept whatever we are
+    # asked for, and nothing else of a layer is but what enters it and masks.
+    saved = Counter(one.operator for one in graph.record.saved)
+    assert saved["aten.addmm.default"] == saved_by_policy()["aten.addmm.default"] > 0
+    assert saved["aten.bmm.default"] == saved_by_policy()["aten.bmm.default"] > 0
+    assert {one.by for one in graph.record.recomputed if one.operator == "aten.gelu.default"} == {
+        "torch.utils.checkpoint"
+    }
+
+
+@cache
+def saved_by_policy() -> Counter[str]:
+    (graph,) = memory_plan(Transformer(checkpointed=SELECTIVE), TOKENS).graphs
+    return Counter(one.operator for one in graph.record.saved)
 
 
 # -- plans -------------------------------------------------------------------------------------------------------

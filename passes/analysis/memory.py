@@ -140,10 +140,11 @@ def memory_record(joint: GraphModule, forward: GraphModule, backward: GraphModul
     for node in _tensors(results[outputs:]):
         if storage_of(node) not in inputs:
             kept.setdefault(storage_of(node), node)
+    time = sum(time_of(node) for node in forward.graph.nodes if node.op == "call_function")
     again = [n for n in backward.graph.nodes if n.op == "call_function" and n.name in own and not is_view(n)]
     return MemoryRecord(
         tuple(map(_saved, kept.values())),
-        tuple(_recomputed(node, whole.time) for node in again),
+        tuple(_recomputed(node, time) for node in again),
         whole.cut(()).nbytes,
         _peak(forward, (), inputs),
         _peak(backward, backward.graph.find_nodes(op="placeholder"), inputs),

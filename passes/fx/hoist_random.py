@@ -14,6 +14,8 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ort_dynamo.passes.analysis.stash import draws, must_recompute, tag
+
 __all__ = ["DRAWN", "HoistRandom", "is_draw"]
 
 aten = torch.ops.aten
@@ -66,8 +68,9 @@ class HoistRandom(PassBase):
     2. A draw that only looks at its argument's shape (`rand_like(x)`, …) gets an uninitialised tensor of that shape.
     3. A draw without tensor arguments (`rand(2, 3)`) is only marked.
 
-    A draw that reads data (`multinomial(weights)`) is left alone: it stays in eager where it stands. Draws keep their
-    order. Marked nodes carry MUST_SAVE, so no partitioner draws them again in the backward.
+    A draw that reads data (`multinomial(weights)`) stays in eager where it stands. Draws keep their order. All that
+    torch.utils.checkpoint would repeat, and all marked nodes, carry MUST_SAVE: no partitioner draws again in the
+    backward, nor saves the generator's state to do so.
     """
 
     name: str = "hoist_random"
@@ -89,6 +92,9 @@ class HoistRandom(PassBase):
             elif _is_one_of(node.target, _CREATE, _CREATE_OVERLOADS):
                 _mark(node)
                 modified = True
+            elif draws(node) and must_recompute(node):
+                results = [user for user in node.users if user.target is operator.getitem]
+                modified |= tag((node, *results), CheckpointPolicy.MUST_SAVE, self.name)
         if modified:
             graph.eliminate_dead_code()
             graph_module.recompile()
@@ -167,7 +173,7 @@ class _Rewriter:
         values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         with self._fake_mode():
             made.meta["val"] = target(*values[0], **values[1])
-        for key in ("stack_trace", "nn_module_stack", "seq_nr", "partitioner_tag"):
+        for key in ("stack_trace", "nn_module_stack", "seq_nr", "partitioner_tag", "recompute", "ac_graph_id"):
             if key in self._node.meta:
                 made.meta[key] = self._node.meta[key]
         return made

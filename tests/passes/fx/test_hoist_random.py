@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 from ort_dynamo.passes.fx.hoist_random import DRAWN, HoistRandom
 from ort_dynamo.testing import assert_like_eager
@@ -104,3 +104,24 @@ def test_draws_keep_eagers_order() -> None:
         return a, b, c, d + F.dropout(a, 0.2), e, torch.randperm(5)
 
     assert_like_eager(function, torch.rand(4, 8, requires_grad=True), allow_eager=True)
+
+
+def test_of_a_checkpointed_dropout_the_mask_alone_is_kept(joint_graph: Callable[..., GraphModule]) -> None:
+    def network(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x: F.dropout(x.exp(), 0.5) @ w, x, use_reentrant=False).sum()
+
+    gm = joint_graph(network, torch.randn(2, 3, requires_grad=True), torch.randn(3, 4, requires_grad=True))
+    tags = {n.name: n.meta["recompute"].name for n in gm.graph.nodes if "recompute" in n.meta}
+    assert tags["bernoulli_default"] == "MUST_SAVE"
+    rest = {tags[name] for name in ("exp", "_to_copy_default", "div_tensor", "mul_tensor", "mm")}
+    assert rest == {"PREFER_RECOMPUTE"}
+
+
+def test_a_checkpointed_draw_that_reads_data_is_kept(joint_graph: Callable[..., GraphModule]) -> None:
+    def network(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x: x.exp() * torch.bernoulli(x.sigmoid().detach()), x, use_reentrant=False).sum()
+
+    gm = joint_graph(network, torch.randn(2, 3, requires_grad=True))
+    tags = {n.name: n.meta["recompute"].name for n in gm.graph.nodes if "recompute" in n.meta}
+    assert tags["bernoulli"] == "MUST_SAVE"
+    assert tags["sigmoid"] == tags["exp"] == "PREFER_RECOMPUTE"

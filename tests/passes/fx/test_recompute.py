@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 
@@ -11,13 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from ort_dynamo.options import RecomputeOptions
 from ort_dynamo.passes.analysis.layers import find_layers
+from ort_dynamo.passes.analysis.plans import plan_rows
 from ort_dynamo.passes.analysis.stash import JointGraph, can_recompute, draws, must_recompute
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
 from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
+from ort_dynamo.passes.pipelines import recompute_passes
+from ort_dynamo.plan_grammar import read_plans
 
 Capture = Callable[..., GraphModule]
 
@@ -293,13 +299,47 @@ def test_attention_without_dropout_draws_nothing_and_can_be_computed_again() -> 
 
 
 def test_what_a_checkpoint_policy_has_decided_stays(joint_graph: Capture) -> None:
-    from torch.utils.checkpoint import CheckpointPolicy
-
     gm = joint_graph(lambda x, w: (F.gelu(x) @ w).sum(), weight(2, 3), weight(3, 4))
     (gelu,) = (node for node in gm.graph.nodes if node.name == "gelu")
     gelu.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     assert not apply(RecomputeGelu(), gm)
     assert not apply(RecomputeToBudget(0.0), gm)
+
+
+def test_what_selective_checkpointing_has_tagged_stays_under_every_policy(joint_graph: Capture) -> None:
+    def save_tanh(_: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+        wanted = operator is torch.ops.aten.tanh.default
+        return CheckpointPolicy.MUST_SAVE if wanted else CheckpointPolicy.PREFER_RECOMPUTE
+
+    context = functools.partial(create_selective_checkpoint_contexts, save_tanh)
+
+    def network(x: Tensor, *weights: Tensor) -> Tensor:
+        for w in weights:
+            x = checkpoint(lambda x, w=w: F.gelu(torch.tanh(x @ w)) @ w, x, use_reentrant=False, context_fn=context)
+        return F.gelu(x).exp().sum()
+
+    gm = joint_graph(network, weight(3, 4), weight(4, 4), weight(4, 4))
+    before = {node.name: node.meta.get("recompute") for node in JointGraph(gm).forward}
+    assert before["tanh"] is before["tanh_1"] is CheckpointPolicy.MUST_SAVE
+    assert before["mm"] is before["gelu"] is before["mm_2"] is CheckpointPolicy.PREFER_RECOMPUTE
+    assert before["gelu_2"] is before["exp"] is None
+    plans = ",".join(str(row.plan) for row in plan_rows(JointGraph(gm)))
+    options = RecomputeOptions(
+        attn_dropout_recompute=True,
+        gelu_recompute=True,
+        transformer_layer_recompute=True,
+        memory_budget=0.0,
+        recompute_plan=read_plans(plans),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # two checkpoints of two products each are no layers
+        for pass_ in recompute_passes(options):
+            pass_(gm)
+    after = {node.name: node.meta.get("recompute") for node in JointGraph(gm).forward}
+    assert {name: after[name] for name, policy in before.items() if policy is not None} == {
+        name: policy for name, policy in before.items() if policy is not None
+    }
+    assert after["exp"] is CheckpointPolicy.MUST_RECOMPUTE
 
 
 def test_kept_bytes_are_symbolic_where_shapes_are(joint_graph: Capture) -> None:

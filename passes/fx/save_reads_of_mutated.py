@@ -1,0 +1,53 @@
+"""What reads a tensor that the program changes afterwards is computed once: later it would read the change."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ort_dynamo.passes.analysis.stash import JointGraph, is_view, storage_of, storages_of, tag
+
+__all__ = ["SaveReadsOfMutated"]
+
+
+@dataclass(frozen=True)
+class SaveReadsOfMutated(PassBase):
+    """Tag MUST_SAVE what computes from an input that is written to when the forward has run: a buffer, mostly.
+
+    AOTAutograd copies such an input where the gradients read it themselves. It does not know what will be
+    computed again; a recomputation would keep the input, and autograd would find it changed. Takes precedence over
+    torch.utils.checkpoint, which fails on it.
+
+    BatchNorm with running statistics is left out: the results that the backward reads do not depend on them
+    (batch_statistics.py).
+    """
+
+    name: str = "save_reads_of_mutated"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Tag nodes of a joint graph, in place."""
+        mutated = {storage_of(node) for node in _mutated(graph_module)}
+        reads = [
+            node
+            for node in JointGraph(graph_module).forward
+            if node.target is not torch.ops.aten._native_batch_norm_legit_functional.default
+            and not is_view(node)
+            and any(storages_of(argument) & mutated for argument in node.all_input_nodes)
+        ]
+        results = [user for node in reads for user in node.users if user.target is operator.getitem]
+        return PassResult(graph_module, tag([*reads, *results], CheckpointPolicy.MUST_SAVE, self.name))
+
+
+def _mutated(gm: GraphModule) -> Iterator[Node]:
+    """Inputs that AOTAutograd writes to after the forward, as it describes its outputs."""
+    (output,) = gm.graph.find_nodes(op="output")
+    written = [d.mutated_input for d in output.meta.get("desc", ()) if hasattr(d, "mutated_input")]
+    for node in gm.graph.find_nodes(op="placeholder"):
+        if node.meta.get("desc") in written and isinstance(node.meta.get("val"), torch.Tensor):
+            yield node

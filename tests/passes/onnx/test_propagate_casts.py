@@ -503,6 +503,17 @@ def test_the_body_of_a_loop_keeps_its_signature() -> None:
     )
 
 
+def test_the_body_of_a_scan_keeps_its_signature_and_reads_what_was_widened_outside() -> None:
+    before = """g (float16[2] x, float[2] s, float[3, 2] z) => (float[2] y, float16[3, 2] r) {
+        a = => f32(x)
+        y, r = Scan <num_scan_inputs = 1, body = b (float[2] t, float[2] i) => (float[2] u, float16[2] o) {
+            u = Add (t, i) c = => f16(a) d = Neg (c) e = => f32(d) f = Abs (e) o = => f16(f) }> (s, z) }"""
+    after = """g (float16[2] x, float[2] s, float[3, 2] z) => (float[2] y, float16[3, 2] r) {
+        y, r = Scan <num_scan_inputs = 1, body = b (float[2] t, float[2] i) => (float[2] u, float16[2] o) {
+            u = Add (t, i) d = Neg (x) o = Abs (d) }> (s, z) }"""
+    check(before, after)
+
+
 def test_a_rounding_in_a_branch_goes_where_its_value_becomes_narrow_outside() -> None:
     check(
         BRANCH.format(

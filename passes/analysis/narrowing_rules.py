@@ -140,12 +140,6 @@ def _by_variable(node: ir.Node, schema: onnx.defs.OpSchema, narrow: str) -> tupl
     if not floats or narrow not in constraints.get(floats[0], ()):
         return None
     variable = floats[0]
-    for name, value in zip(outs, node.outputs, strict=True):
-        wrapped = f"({variable})" in name  # a sequence of them
-        # An output of a type of its own may follow the input unseen (RandomNormalLike); only these do not.
-        free = value.dtype == ir.DataType.FLOAT and name not in (variable, *ins) and "(" not in name
-        if wrapped or (free and node.op_type not in NORMALIZATIONS):
-            return None
     inputs = tuple(i for i, name in enumerate(ins) if name == variable and node.inputs[i] is not None)
     used = tuple(i for i, name in enumerate(outs) if name == variable and node.outputs[i].name)
     return Operands(inputs, used), (variable,)

@@ -397,6 +397,10 @@ def test_insert_and_reduce_rounds_a_float32_value_once_where_that_saves_casts() 
 
 def test_flood_fill_does_not_round_it_below_level_2() -> None:
     check(BRANCHES.format(THREE_ROUNDED), strategy=FLOOD)
+    rounded_and_returned = """g (float[6] x) => (float16[6] y, float16[6] z, float16[6] w, float[6] c) {
+        e = Exp (x) a = Neg (e) b = Relu (a) c = Abs (b)
+        k = => f16(a) l = => f16(b) m = => f16(c) y = Exp (k) z = Exp (l) w = Exp (m) }"""
+    check(rounded_and_returned, strategy=FLOOD)
 
 
 def test_insert_and_reduce_leaves_nodes_alone_that_no_cast_concerns() -> None:
@@ -480,6 +484,40 @@ def test_a_branch_reads_the_value_that_was_widened_outside() -> None:
             "c = Exp (x) d = Transpose (c) yt = => f32(d)",
             "f = Transpose (x) f_float32 = => f32(f) ye = Exp (f_float32)",
         ),
+    )
+
+
+def test_a_branch_that_only_takes_a_widening_back_returns_an_identity() -> None:
+    text = """g (float16[2] x, bool p) => (float16[2] y) {{ {}
+        y = If (p) <then_branch = t () => (float16[2] yt) {{ yt = {} }},
+                    else_branch = e () => (float16[2] ye) {{ ye = Exp (x) }}> }}"""
+    check(text.format("a = => f32(x)", "=> f16(a)"), text.format("", "Identity (x)"), strategy=NONE)
+    check(
+        text.format("h = Exp (x) a = => f32(h)", "=> f16(a)"), text.format("h = Exp (x)", "Identity (h)"), strategy=NONE
+    )
+
+
+def test_new_names_do_not_hide_names_in_branches() -> None:
+    check(
+        BRANCH.format(
+            "a = => f32(x) b = Neg (a)", "b_float32 = Exp (b) yt = Transpose (b_float32)", "ye = Transpose (b)"
+        ),
+        BRANCH.format(
+            "b = Neg (x) b_float32_2 = => f32(b)",
+            "b_float32 = Exp (b_float32_2) yt = Transpose (b_float32)",
+            "ye = Transpose (b_float32_2)",
+        ),
+    )
+
+
+def test_a_rounding_inside_of_a_branch_does_not_serve_outside() -> None:
+    text = """g (float16[2, 3] x, float[2, 3] v, bool p) => (float16[2, 3] z, float[2, 3] y) {{ {}
+        y = If (p) <then_branch = t () => (float[2, 3] yt) {{ c = => f16(v) f = Exp (c) yt = => f32(f) }},
+                    else_branch = e () => (float[2, 3] ye) {{ ye = Exp (v) }}> }}"""
+    check(
+        text.format("a = => f32(x) d = Add (a, v) e = => f16(d) z = Exp (e)"),
+        text.format("v_float16 = => f16(v) d = Add (x, v_float16) z = Exp (d)"),
+        level=2,
     )
 
 
@@ -578,6 +616,46 @@ def test_symbolic_sizes_are_compared_symbol_by_symbol() -> None:
     check(
         text % ("k, 2", "k, 2", body),
         text % ("k, 2", "k, 2", "b = Neg (x) c = Gather (b, i) c_float32 = => f32(c) y = Exp (c_float32)"),
+    )
+
+
+def test_two_unknown_sizes_are_different_sizes_and_stated_shapes_stay() -> None:
+    text = (
+        "g (float16[?, 2] x, int64[?] i) => (float[?, 2] y) { a = => f32(x) b = Neg (a) c = Gather (b, i) y = Exp (c) }"
+    )
+    model = ir.from_onnx_text(HEADER + spelled(text))  # assert_rewrites would name the unknown dimensions
+    PropagateCasts()(model)
+    assert [node.op_type for node in model.graph] == ["Neg", "Cast", "Gather", "Exp"]
+    for value in (model.graph.inputs[0], model.graph.outputs[0]):
+        assert value.shape == ir.Shape([None, 2])
+
+
+@pytest.mark.parametrize("size", [1024, 1025])
+def test_large_constants_are_cast_when_the_model_runs(size: int) -> None:
+    numbers = ", ".join(["0.5"] * size)
+    text = f"""g (float16[{size}] x) => (float16[{size}] y) <float[{size}] v = {{{numbers}}}> {{
+        a = => f32(x) c = Add (a, v) d = => f16(c) y = Exp (d) }}"""
+    model = ir.from_onnx_text(HEADER + spelled(text))
+    PropagateCasts(level=2)(model)
+    assert [node.op_type for node in model.graph] == ["Add", "Exp"] if size == 1024 else ["Cast", "Add", "Exp"]
+    assert list(model.graph.initializers) == (["v_float16"] if size == 1024 else ["v"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # Its result has the type of its operand, without an attribute that says so and without being bound to it.
+        "r = RandomNormalLike (a) y = Add (r, a)",
+        # A sequence of what it reads.
+        "s = SplitToSequence (a) i = Constant <value = int64 {0}> () y = SequenceAt (s, i)",
+    ],
+    ids=["RandomNormalLike", "SplitToSequence"],
+)
+def test_an_operator_whose_result_would_change_type_unseen_stays(body: str) -> None:
+    size = 1 if "Sequence" in body else 2
+    check(
+        f"g (float16[2] x) => (float[{size}] y) {{ a = => f32(x) {body} }}",
+        allow=["RandomNormalLike", "SplitToSequence"],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
@@ -93,6 +94,16 @@ def test_a_compiled_module_stands_for_the_module_in_it() -> None:
 def test_gradients_need_not_be_enabled_where_it_is_called() -> None:
     with torch.no_grad():
         assert memory_plan(Mlp(), torch.randn(3, 4)).graphs
+
+
+def test_a_compiled_graph_says_the_same_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    model, x, options = Mlp(), torch.randn(3, 4), {"recompute_plan": "Gelu+Dropout+:1:-1"}
+    with caplog.at_level(logging.INFO, logger="ort_dynamo.partition"):
+        torch.compile(model, backend="ort_train", options=options)(x)
+    (graph,) = memory_plan(model, x, options=options).graphs
+    assert [record.getMessage() for record in caplog.records if record.name == "ort_dynamo.partition"] == [
+        graph.record.summary()
+    ]
 
 
 def test_unknown_options_are_refused() -> None:

@@ -38,7 +38,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     "Cast": ("_to_copy", "convert_element_type"),
     "Clip": ("clamp", "clamp_min", "clamp_max", "hardtanh"),
     "Concat": ("cat",),
-    "ConstantOfShape": ("full", "zeros", "ones", "full_like", "zeros_like", "ones_like"),
+    "Constant": ("scalar_tensor", "lift_fresh_copy"),
+    "ConstantOfShape": (
+        *("full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones"),
+    ),
     "Conv": ("convolution", "_convolution"),
     "CumSum": ("cumsum",),
     "Dropout": ("native_dropout",),

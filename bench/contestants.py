@@ -17,11 +17,13 @@ SUBJECT = "ort_train"
 BACKENDS = ("eager", "inductor", SUBJECT)
 
 
-def compile_with(backend: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_with(
+    backend: str, function: Callable[..., Any], options: dict[str, Any] | None = None
+) -> Callable[..., Any]:
     """`function` as `backend` runs it; "eager" is torch without torch.compile. A graph break is an error."""
     if backend == "eager":
         return function
-    return torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+    return torch.compile(function, backend=backend, options=options, fullgraph=True, dynamic=False)
 
 
 @cache
@@ -39,15 +41,20 @@ def why_absent(backend: str) -> str | None:
 class TrainingStep:
     """Trains a workload under one backend; a call is one step. The optimizer is AdamW in eager for every backend."""
 
-    def __init__(self, workload: Workload, backend: str) -> None:
-        self._batch = workload.batch
-        self._loss = compile_with(backend, workload.module)
+    def __init__(self, workload: Workload, backend: str, options: dict[str, Any] | None = None) -> None:
+        self.workload = workload
+        self._loss = compile_with(backend, workload.module, options)
         self._optimizer = torch.optim.AdamW(workload.module.parameters(), lr=1e-4, foreach=True)
+
+    def loss(self) -> torch.Tensor:
+        """The forward alone."""
+        loss: torch.Tensor = self._loss(*self.workload.batch)
+        return loss
 
     def __call__(self) -> torch.Tensor:
         """The loss before the step."""
         self._optimizer.zero_grad(set_to_none=True)
-        loss: torch.Tensor = self._loss(*self._batch)
+        loss = self.loss()
         loss.backward()
         self._optimizer.step()
         return loss.detach()

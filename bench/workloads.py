@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["SIZES", "WORKLOADS", "Size", "Workload", "build"]
+__all__ = ["DEEP", "SIZES", "WORKLOADS", "Size", "Workload", "build"]
 
-Size = Literal["tiny", "small", "medium"]
+Size = Literal["tiny", "small", "medium", "deep"]
 
-SIZES: tuple[Size, ...] = get_args(Size)
+SIZES: tuple[Size, ...] = ("tiny", "small", "medium")
 """tiny: only shows that it runs. small: an eager step of 50 to 300 ms on two cores. medium: about ten times that."""
+
+DEEP = ("bert", "gpt2", "resnet")
+"""Workloads that have the size "deep", too: 12 layers, or 4 stages of 4 blocks, with more activations than weights."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +134,8 @@ def _resnet(size: Size) -> Workload:
     """Basic blocks as in ResNet-18, with batch normalisation in training mode."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    width, depth = {"tiny": (8, 1), "small": (32, 2), "medium": (64, 2)}[size]
-    rows, side = {"tiny": (2, 32), "small": (8, 128), "medium": (16, 160)}[size]
+    width, depth = {"tiny": (8, 1), "small": (32, 2), "medium": (64, 2), "deep": (16, 4)}[size]
+    rows, side = {"tiny": (2, 32), "small": (8, 128), "medium": (16, 160), "deep": (16, 128)}[size]
     config = ResNetConfig(
         embedding_size=width,
         hidden_sizes=[width, 2 * width, 4 * width, 8 * width],
@@ -196,6 +199,7 @@ _TEXT: dict[Size, _Text] = {
     "tiny": _Text(vocabulary=64, width=32, layers=1, heads=2, rows=2, length=16),
     "small": _Text(vocabulary=4096, width=256, layers=4, heads=4, rows=4, length=128),
     "medium": _Text(vocabulary=8192, width=512, layers=6, heads=8, rows=4, length=256),
+    "deep": _Text(vocabulary=512, width=256, layers=12, heads=4, rows=4, length=256),
 }
 
 

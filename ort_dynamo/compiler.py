@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import torch
 from torch.fx import GraphModule
@@ -20,11 +22,12 @@ from ort_dynamo.graph_key import GraphKey, graph_key
 from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.options import Options
+from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.pipelines import identity, onnx_passes
 from ort_dynamo.report import report
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.providers import find_target
-from ort_dynamo.runtime.session import open_session
+from ort_dynamo.runtime.session import open_session, optimize
 from ort_dynamo.segments import check_fallback, segment, session_device
 from ort_dynamo.target import Target
 
@@ -68,6 +71,22 @@ def compile_island(
     model = ir.to_proto(lowered.model).SerializeToString()
     name = f"{role}-{key or 'unkeyed'}"
     dump_model(model, options.dump, name)
+    settings = options.session.resolved()
     dtypes = {value.dtype for node in lowered.model.graph for value in node.outputs if value.dtype is not None}
-    session = open_session(model, options.session.resolved(), target, device, name, dtypes)
+    in_order = role == "backward" and device.type == "cpu"
+    if in_order and settings.graph_optimization != "disable":
+        model = _optimized_in_order(lowered.model, optimize(model, settings, target, device, name, dtypes))
+        settings = dataclasses.replace(settings, graph_optimization="disable")
+    session = open_session(model, settings, target, device, name, dtypes, in_order=in_order)
     return CompiledGraph(session, lowered.inputs, lowered.outputs, device)
+
+
+def _optimized_in_order(before: ir.Model, optimized: bytes) -> bytes:
+    """A model that ONNX Runtime has optimized, in the order of the model `before` that.
+
+    A backward's order decides how much is alive at once, and how late recomputation happens.
+    """
+    places = {value.name: index for index, node in enumerate(before.graph) for value in node.outputs}
+    model = ir.from_proto(onnx.ModelProto.FromString(optimized))
+    RestoreOrder(places)(model)
+    return ir.to_proto(model).SerializeToString()

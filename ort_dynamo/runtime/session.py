@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import tempfile
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -15,7 +19,7 @@ from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.runtime.providers import provider_options
 from ort_dynamo.target import Target
 
-__all__ = ["open_session"]
+__all__ = ["open_session", "optimize"]
 
 
 def open_session(
@@ -25,6 +29,8 @@ def open_session(
     device: torch.device,
     name: str,
     dtypes: Collection[ir.DataType] = (),
+    *,
+    in_order: bool = False,
 ) -> Any:
     """An onnxruntime InferenceSession of a serialised model, on the provider of `target` and on nothing else.
 
@@ -35,12 +41,47 @@ def open_session(
         device: the torch device of its tensors.
         name: how errors call the graph, e.g. "forward-1f0a…".
         dtypes: element types of the model's values; they decide which of ONNX Runtime's optimizers are left out.
+        in_order: run the nodes in the model's order. ONNX Runtime's own goes depth first from the last result.
 
     Raises:
         ProviderNotAvailableError: the provider is there but does not load.
         SessionError: ONNX Runtime refused the model.
     """
     settings = _session_settings(options, device)
+    if in_order:
+        settings.execution_order = onnxruntime().ExecutionOrder.PRIORITY_BASED  # without priorities: by index
+    return _open(model, settings, options, target, device, name, dtypes)
+
+
+def optimize(
+    model: bytes,
+    options: SessionSettings,
+    target: Target,
+    device: torch.device,
+    name: str,
+    dtypes: Collection[ir.DataType] = (),
+) -> bytes:
+    """A serialised model as ONNX Runtime's optimizers leave it, to be opened with them disabled.
+
+    Takes and raises what `open_session` does. The result may hold operators of ONNX Runtime's internal domains, so it
+    is for this runtime and machine only.
+    """
+    settings = _session_settings(options, device)
+    with tempfile.TemporaryDirectory(prefix="ort_dynamo-") as folder:
+        settings.optimized_model_filepath = os.path.join(folder, "optimized.onnx")
+        _open(model, settings, options, target, device, name, dtypes)
+        return Path(settings.optimized_model_filepath).read_bytes()
+
+
+def _open(
+    model: bytes,
+    settings: Any,
+    options: SessionSettings,
+    target: Target,
+    device: torch.device,
+    name: str,
+    dtypes: Collection[ir.DataType],
+) -> Any:
     providers: list[Any] = [(target.provider, provider_options(device, dict(options.provider_options)))]
     if device.type != "cpu":
         providers.append("CPUExecutionProvider")  # shape arithmetic runs there
@@ -78,7 +119,35 @@ def _session_settings(options: SessionSettings, device: torch.device) -> Any:
     settings.intra_op_num_threads = options.intra_op_num_threads
     settings.inter_op_num_threads = 1
     if device.type == "cpu":
+        # One arena for all sessions: what the forward's results leave when they are freed, the backward takes. Planned
+        # blocks ("memory patterns") need it in one piece, and so would make it grow again.
+        _register_arena()
+        settings.add_session_config_entry("session.use_env_allocators", "1")
+        settings.enable_mem_pattern = False
         # torch's threads run between sessions on the same cores; spinning ones would take their time.
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     settings.use_deterministic_compute = options.deterministic
     return settings
+
+
+@functools.cache
+def _register_arena() -> None:
+    """Register the CPU arena that sessions of this process share.
+
+    It grows by what is asked for; by default it doubles, and a session of 0.6 GB would take 1 GB.
+    """
+    ort = onnxruntime()
+    place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    same_as_requested, chunk = 1, 1 << 20
+    growth = {
+        "max_mem": 0,  # no limit
+        "arena_extend_strategy": same_as_requested,
+        "initial_chunk_size_bytes": chunk,
+        "max_dead_bytes_per_chunk": chunk,
+    }
+    try:
+        ort.create_and_register_allocator(place, ort.OrtArenaCfg(growth))
+    except RuntimeError as error:
+        if "already been registered" not in str(error):
+            raise
+        # The program has registered one for its own sessions, and it serves as well.

@@ -1,0 +1,80 @@
+"""Nodes go back to the order they had before an optimizer rewrote the model."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+__all__ = ["RestoreOrder"]
+
+
+@dataclass(frozen=True)
+class RestoreOrder(ir.passes.InPlacePass):
+    """Sorts the main graph topologically, and otherwise by the place at which each value was made before.
+
+    ONNX Runtime orders nodes depth first from the graph's last output. In a backward graph that computes all
+    gradients of activations first and those of weights after them, so that nearly everything is alive at once, what is
+    computed again included. AOTAutograd's order takes each gradient when it can be taken.
+
+    A node that was not there before (a fusion that kept no name) comes right after what it reads. Kahn's algorithm
+    (CACM 5(11), 1962) with a queue ordered by place.
+
+    Attributes:
+        places: name of a value -> its place in the order to restore.
+    """
+
+    places: Mapping[str | None, int] = field(repr=False)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Reorder the main graph's nodes."""
+        graph = model.graph
+        nodes = list(graph)
+        places = self._places(nodes)
+        waits = {node: len(_makers(node)) for node in nodes}
+        ready = [(places[node], index, node) for index, node in enumerate(nodes) if not waits[node]]
+        heapq.heapify(ready)
+        indices = {node: index for index, node in enumerate(nodes)}
+        users: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
+        for node in nodes:
+            for maker in _makers(node):
+                users[maker].append(node)
+        order: list[ir.Node] = []
+        while ready:
+            _, _, node = heapq.heappop(ready)
+            order.append(node)
+            for user in users[node]:
+                waits[user] -= 1
+                if not waits[user]:
+                    heapq.heappush(ready, (places[user], indices[user], user))
+        if order == nodes:
+            return ir.passes.PassResult(model, False)
+        graph.remove(nodes)
+        graph.extend(order)
+        return ir.passes.PassResult(model, True)
+
+    def _places(self, nodes: list[ir.Node]) -> dict[ir.Node, int]:
+        places: dict[ir.Node, int] = {}
+        for node in nodes:  # in a topological order, so what a node reads has its place
+            known = [self.places[value.name] for value in node.outputs if value.name in self.places]
+            places[node] = max(known or (places[maker] for maker in _makers(node)), default=0)
+        return places
+
+
+def _makers(node: ir.Node) -> set[ir.Node]:
+    """The nodes of the same graph whose values `node` reads, those that its sub-graphs capture included."""
+    inputs = [*node.inputs]
+    for attribute in node.attributes.values():
+        for graph in _graphs(attribute):
+            inputs += [value for inner in ir.traversal.RecursiveGraphIterator(graph) for value in inner.inputs]
+            inputs.extend(graph.outputs)
+    makers = {value.producer() for value in inputs if value is not None}
+    return {maker for maker in makers if maker is not None and maker.graph is node.graph}
+
+
+def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
+    if attribute.type == ir.AttributeType.GRAPH:
+        return [attribute.as_graph()]
+    return list(attribute.as_graphs()) if attribute.type == ir.AttributeType.GRAPHS else []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
+from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.testing import assert_rewrites
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
@@ -83,6 +83,6 @@ def test_the_nearest_other_sums_stay(body: str) -> None:
 def test_the_numbers_are_the_sum() -> None:
     model = ir.from_onnx_text(SUM_OF_ROWS)
     FuseRowSum()(model)
-    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime().InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
     x = np.random.default_rng(0).standard_normal((64, 3), np.float32)
     np.testing.assert_allclose(session.run(None, {"x": x})[0], x.sum(0, keepdims=True), rtol=1e-5, atol=1e-5)

@@ -73,20 +73,11 @@ def compile_island(
     dump_model(model, options.dump, name)
     settings = options.session.resolved()
     dtypes = {value.dtype for node in lowered.model.graph for value in node.outputs if value.dtype is not None}
-    in_order = role == "backward" and device.type == "cpu"
+    in_order = role == "backward" and device.type == "cpu"  # its order decides how much is alive at once
     if in_order and settings.graph_optimization != "disable":
-        model = _optimized_in_order(lowered.model, optimize(model, settings, target, device, name, dtypes))
+        optimized = ir.from_proto(onnx.ModelProto.FromString(optimize(model, settings, target, device, name, dtypes)))
+        RestoreOrder.of(lowered.model)(optimized)
+        model = ir.to_proto(optimized).SerializeToString()
         settings = dataclasses.replace(settings, graph_optimization="disable")
     session = open_session(model, settings, target, device, name, dtypes, in_order=in_order)
     return CompiledGraph(session, lowered.inputs, lowered.outputs, device)
-
-
-def _optimized_in_order(before: ir.Model, optimized: bytes) -> bytes:
-    """A model that ONNX Runtime has optimized, in the order of the model `before` that.
-
-    A backward's order decides how much is alive at once, and how late recomputation happens.
-    """
-    places = {value.name: index for index, node in enumerate(before.graph) for value in node.outputs}
-    model = ir.from_proto(onnx.ModelProto.FromString(optimized))
-    RestoreOrder(places)(model)
-    return ir.to_proto(model).SerializeToString()

@@ -28,6 +28,11 @@ class RestoreOrder(ir.passes.InPlacePass):
 
     places: Mapping[str | None, int] = field(repr=False)
 
+    @classmethod
+    def of(cls, model: ir.Model) -> RestoreOrder:
+        """The pass that restores the order of `model`."""
+        return cls({value.name: index for index, node in enumerate(model.graph) for value in node.outputs})
+
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Reorder the main graph's nodes."""
         graph = model.graph

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch.utils.checkpoint import checkpoint
@@ -20,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from bench.contestants import SUBJECT, TrainingStep
 from bench.interleaved import run_interleaved
 from bench.workloads import DEEP, Workload, build
+from ort_dynamo.testing import saved_for_backward
 
 _ROUNDS = 8
 
@@ -75,17 +75,8 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _bytes_kept(step: TrainingStep, workload: Workload) -> int:
     """Bytes that autograd holds between forward and backward."""
-    own = {t.untyped_storage().data_ptr() for t in (*workload.module.parameters(), *workload.module.buffers())}
-    own |= {t.untyped_storage().data_ptr() for t in workload.batch}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    module = workload.module
+    with saved_for_backward(*module.parameters(), *module.buffers(), *workload.batch) as kept:
         loss = step.loss()
     found = sum(kept.values())
     del loss

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "assert_rewrites",
     "eager_reasons",
     "observe",
+    "saved_for_backward",
 ]
 
 
@@ -177,6 +179,25 @@ def _strip(graph: onnx.GraphProto) -> None:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 _strip(attribute.g)
+
+
+@contextmanager
+def saved_for_backward(*own: torch.Tensor) -> Iterator[dict[int, int]]:
+    """What autograd saves inside the context: address of an allocation -> its bytes; those of `own` do not count.
+
+    Autograd does not check under hooks whether a saved tensor has been written to.
+    """
+    skipped = {tensor.untyped_storage().data_ptr() for tensor in own}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in skipped:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield kept
 
 
 def eager_reasons() -> dict[str, int]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from ort_dynamo import memory_plan
-from ort_dynamo.testing import eager_reasons
+from ort_dynamo.testing import eager_reasons, saved_for_backward
 
 
 class Layer(nn.Module):
@@ -69,19 +69,9 @@ def step(make: Callable[[], nn.Module], x: Tensor, **options: Any) -> tuple[dict
     torch.manual_seed(0)
     model = make()
     compiled = torch.compile(model, backend="ort_train", options=options, fullgraph=True)
-    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers(), x)}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
     for _ in range(2):
-        kept.clear()
         model.zero_grad()
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with saved_for_backward(*model.parameters(), *model.buffers(), x) as kept:
             loss = compiled(x)
         loss.backward()
     assert not eager_reasons()

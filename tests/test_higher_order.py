@@ -75,6 +75,14 @@ def test_conditions_with_symbolic_sizes_are_native(name: str) -> None:
     like_eager_both_ways(conditions()[name], 3, 4, dynamic=True)
 
 
+def test_a_branch_that_only_widens_its_input_is_native() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda y: y.float(), lambda y: y.float() * 2, (x * 2,))
+
+    for sign in (1, -1):  # numbers that bfloat16 holds, rounded or not
+        assert_like_eager(function, sign * torch.arange(4, dtype=torch.bfloat16), gradients=False)
+
+
 def test_a_condition_of_sizes_is_decided_when_compiled() -> None:
     function = torch.compile(
         lambda x: torch.cond(x.shape[0] > 3, lambda x: x * 2, lambda x: x - 1, (x,)), backend="ort_train", dynamic=True

@@ -72,10 +72,10 @@ class _Run:
         exact = self._unrounded(rounded, widening)
         for use in uses:
             use.node.replace_input_with(use.idx, exact)
-        assert widening.graph is not None
+        assert isinstance(widening.graph, ir.Graph)
         for index, output in enumerate(widening.graph.outputs):
             if output is widened:
-                widening.graph.outputs[index] = exact
+                widening.graph.outputs[index] = self._made_in(widening, exact)
         self.modified = True
 
     def _is_rounded(self, value: ir.Value, widening: ir.Node) -> bool:
@@ -97,6 +97,20 @@ class _Run:
         if self.pass_.excess_precision and rounding.outputs[0].dtype == ir.DataType.BFLOAT16:
             return any(made)
         return all(made) and rounding.metadata_props.get(FX_NODE) == widening.metadata_props.get(FX_NODE)
+
+    def _made_in(self, widening: ir.Node, exact: ir.Value) -> ir.Value:
+        """`exact` as an output of the graph of `widening`: ONNX Runtime takes no value of an outer graph as one."""
+        graph, producer = widening.graph, exact.producer()
+        assert isinstance(graph, ir.Graph)
+        if producer is not None and producer.graph is graph:
+            return exact
+        metadata = {"ort_dynamo.pass": repr(self.pass_)}
+        copy = ir.node("Identity", [exact], version=widening.version, metadata_props=metadata)
+        (result,) = copy.outputs
+        result.name = f"{widening.outputs[0].name}_unrounded"
+        result.type, result.shape = exact.type, exact.shape
+        graph.insert_before(widening, copy)
+        return result
 
     def _unrounded(self, value: ir.Value, widening: ir.Node) -> ir.Value:
         """The value before its rounding; movements in between are made again before `widening`, in the wide type."""

@@ -162,3 +162,24 @@ g (bfloat16[4] x) => (bfloat16[4] y) {
     )
     marks: Mapping[str, Mapping[str, str]] = {"wide": KERNEL, "narrow": KERNEL}
     assert_rewrites(RemoveRoundTrips(), before, before, marks)
+
+
+def test_the_result_of_a_branch_stays_a_value_of_the_branch() -> None:
+    def text(then: str, output: str) -> str:
+        return (
+            HEADER
+            + f"""
+g (float[4] x, bool c) => (float[4] y) {{
+    exact = Exp (x)
+    rounded = Cast <to: int = 16> (exact)
+    y = If (c) <
+        then_branch = t () => (float[4] {output}) {{ {then} }},
+        else_branch = e () => (float[4] q) {{ q = Neg (x) }}
+    >
+}}
+"""
+        )
+
+    cast = "p = Cast <to: int = 1> (rounded)"
+    after = text(f"p_unrounded = Identity (exact)  {cast}", "p_unrounded")
+    assert_rewrites(RemoveRoundTrips(), text(cast, "p"), after, {"rounded": KERNEL})

@@ -23,15 +23,16 @@ class RestoreOrder(ir.passes.InPlacePass):
     (CACM 5(11), 1962) with a queue ordered by place.
 
     Attributes:
-        places: name of a value -> its place in the order to restore.
+        places: name of a value -> its place in the order to restore. Outputs left out have no name and no place.
     """
 
-    places: Mapping[str | None, int] = field(repr=False)
+    places: Mapping[str, int] = field(repr=False)
 
     @classmethod
     def of(cls, model: ir.Model) -> RestoreOrder:
         """The pass that restores the order of `model`."""
-        return cls({value.name: index for index, node in enumerate(model.graph) for value in node.outputs})
+        outputs = ((value, index) for index, node in enumerate(model.graph) for value in node.outputs)
+        return cls({value.name: index for value, index in outputs if value.name})
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Reorder the main graph's nodes."""
@@ -63,7 +64,7 @@ class RestoreOrder(ir.passes.InPlacePass):
     def _places(self, nodes: list[ir.Node]) -> dict[ir.Node, int]:
         places: dict[ir.Node, int] = {}
         for node in nodes:  # in a topological order, so what a node reads has its place
-            known = [self.places[value.name] for value in node.outputs if value.name in self.places]
+            known = [self.places[name] for value in node.outputs if (name := value.name) and name in self.places]
             places[node] = max(known or (places[maker] for maker in _makers(node)), default=0)
         return places
 

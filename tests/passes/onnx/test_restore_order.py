@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.testing import assert_rewrites
 
@@ -46,3 +48,12 @@ def test_what_a_branch_captures_comes_before_it() -> None:
 def test_a_graph_in_order_is_left_alone() -> None:
     places = {name: place for place, name in enumerate(["a", "y", "b", "z"])}
     assert_rewrites(RestoreOrder(places), graph(A, Y, B, Z), graph(A, Y, B, Z))
+
+
+def test_outputs_left_out_have_no_place() -> None:
+    norm = "{0}, , s{0} = LayerNormalization (x, x, x)"
+    model = ir.from_onnx_text(graph(norm.format("y"), A, norm.format("z")))
+    assert RestoreOrder.of(model).places == {"y": 0, "sy": 0, "a": 1, "z": 2, "sz": 2}
+    places = {"y": 0, "a": 1, "z": 2, "": 2}
+    y, z = norm.format("y"), norm.format("z")
+    assert_rewrites(RestoreOrder(places), graph(A, y, z), graph(y, A, z))

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from ort_dynamo.boxed import Island, boxed
 from ort_dynamo.cache.memory import MemoryCache
 from ort_dynamo.dump import dump_model
-from ort_dynamo.graph_key import GraphKey, graph_key
+from ort_dynamo.graph_key import graph_key
 from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.options import Options
@@ -53,27 +53,29 @@ def compile_graph(gm: GraphModule, role: str, options: Options) -> Callable[[lis
     report(segmented, role)
     check_fallback(segmented, options.segment, role)
     pipeline = identity(onnx_passes(options.passes, target))
+    in_order = role == "backward" and device.type == "cpu"  # its order decides how much is alive at once
     for name, island in segmented.islands.items():
         outside = outside_lowerings(island)
-        key = graph_key(island, pipeline, options.session.resolved(), options.dump, target, device, functions=outside)
-        compiled = CACHE.get_or_make(key, partial(compile_island, island, key, role, options, target, device))
+        context = (pipeline, options.session.resolved(), options.dump, target, device, f"in_order={in_order}")
+        key = graph_key(island, *context, functions=outside)
+        called = f"{role}-{key or 'unkeyed'}"
+        make = partial(compile_island, island, called, options, target, device, in_order=in_order)
+        compiled = CACHE.get_or_make(key, make)
         segmented.gm.set_submodule(name, Island(compiled))
     return boxed(segmented.gm)
 
 
 def compile_island(
-    gm: GraphModule, key: GraphKey | None, role: str, options: Options, target: Target, device: torch.device
+    gm: GraphModule, name: str, options: Options, target: Target, device: torch.device, *, in_order: bool
 ) -> CompiledGraph:
-    """Lower, rewrite and open one island, every node of which the target takes."""
+    """Lower, rewrite and open one island, every node of which the target takes; errors and files call it `name`."""
     lowered = lower(gm, target)
     for pass_ in onnx_passes(options.passes, target):
         pass_(lowered.model)
     model = ir.to_proto(lowered.model).SerializeToString()
-    name = f"{role}-{key or 'unkeyed'}"
     dump_model(model, options.dump, name)
     settings = options.session.resolved()
     dtypes = {value.dtype for node in lowered.model.graph for value in node.outputs if value.dtype is not None}
-    in_order = role == "backward" and device.type == "cpu"  # its order decides how much is alive at once
     if in_order and settings.graph_optimization != "disable":
         optimized = ir.from_proto(onnx.ModelProto.FromString(optimize(model, settings, target, device, name, dtypes)))
         RestoreOrder.of(lowered.model)(optimized)

@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from ort_dynamo.compiler import CACHE
+from ort_dynamo.compiler import CACHE, compile_graph
+from ort_dynamo.options import Options
 from ort_dynamo.testing import assert_close, assert_like_eager, eager_reasons
 
 
@@ -284,6 +286,16 @@ def test_the_same_graph_twice_opens_one_session() -> None:
     assert CACHE.misses - before == opened
     compiled(lambda y: F.relu(y * 4))(x).sum().backward()
     assert CACHE.misses - before > opened
+
+
+def test_a_graph_that_is_a_backward_has_a_session_of_its_own_as_its_order_counts() -> None:
+    CACHE.clear()
+    before = CACHE.misses
+    for role, sessions in (("inference", 1), ("forward", 1), ("backward", 2), ("backward", 2)):
+        x = torch.ones(2)
+        function = compile_graph(make_fx(lambda x: (x + 1,), tracing_mode="fake")(x), role, Options())
+        assert_close(function([x])[0], x + 1, role)
+        assert CACHE.misses - before == sessions
 
 
 def test_a_graph_in_memory_is_saved_when_asked(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ PASSES: dict[str, ModelPass] = {
     "fuse-row-sum": ModelPass("FuseRowSum", "A sum over leading axes becomes a matrix product with ones."),
     "separate-outputs": ModelPass("SeparateOutputs", "Every graph output gets a value of its own."),
 }
-"""Name on the command line -> the pass; what needs the lowering's metadata is left out."""
+"""Name on the command line -> the pass; what needs the lowering's metadata or another model is left out."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ort_dynamo.passes.analysis.operator_names import names_of
 from ort_dynamo.passes.analysis.stash import (
+    CASTS,
     JointGraph,
     Kept,
     bytes_of,
@@ -198,7 +199,7 @@ class _Available:
 
 def _widens(node: Node) -> bool:
     """Whether `node` is a cast to a dtype of more bytes."""
-    if not calls(node, (torch.ops.aten._to_copy, torch.ops.prims.convert_element_type)):
+    if not calls(node, CASTS):
         return False
     (source,) = node.all_input_nodes[:1]
     own: torch.Tensor = node.meta["val"]

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 __all__ = [
+    "CASTS",
     "DECIDED_BY",
     "Cut",
     "JointGraph",
@@ -238,6 +239,10 @@ def tag(nodes: Iterable[Node], policy: CheckpointPolicy, by: str) -> bool:
         node.meta["recompute"] = policy
         node.meta[DECIDED_BY] = by
     return changed
+
+
+CASTS = (aten._to_copy, torch.ops.prims.convert_element_type)
+"""Operators that change a tensor's dtype, for `calls`; the first may change its device or layout as well."""
 
 
 def calls(node: Node, packets: Collection[object]) -> bool:

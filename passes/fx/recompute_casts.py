@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.analysis.stash import JointGraph, bytes_of, calls, can_recompute, is_tensor, storage_of, tag
+from ort_dynamo.passes.analysis.stash import (
+    CASTS,
+    JointGraph,
+    bytes_of,
+    calls,
+    can_recompute,
+    is_tensor,
+    storage_of,
+    tag,
+)
 
 __all__ = ["RecomputeCasts"]
-
-_CASTS = (torch.ops.aten._to_copy, torch.ops.prims.convert_element_type)
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ def _kept_casts(joint: JointGraph, static: frozenset[int]) -> Iterator[Node]:
     returned = frozenset(map(storage_of, filter(is_tensor, joint.outputs)))
     kept = frozenset(map(storage_of, joint.read_by_backward))
     for cast in joint.forward:
-        if not calls(cast, _CASTS) or not _is_float_cast(cast):
+        if not calls(cast, CASTS) or not _is_float_cast(cast):
             continue
         storage, source = storage_of(cast), cast.all_input_nodes[0]
         if storage not in kept or storage in returned or not all(map(can_recompute, joint.sharing([cast]))):

@@ -46,7 +46,7 @@ def sum_of_squares(
     return total(ctx, ctx.op.Mul(value, value), sizes, axes, keepdim)
 
 
-def is_empty(ctx: LoweringContext, value: ir.Value, axes: Sequence[int]) -> bool:
+def reduces_nothing(ctx: LoweringContext, value: ir.Value, axes: Sequence[int]) -> bool:
     """Whether a reduced dimension is zero. Symbolic sizes are at least two."""
     return any(isinstance(size := ctx.sizes(value)[a], int) and size == 0 for a in axes)
 
@@ -80,7 +80,7 @@ def mean(
 ) -> ir.Value:
     """mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
     axes = axes_of(dim, ctx.rank(self)) if ctx.rank(self) else []
-    if is_empty(ctx, self, axes):
+    if reduces_nothing(ctx, self, axes):
         return filled(ctx, math.nan)
     value = ctx.cast(self, float_dtype(ctx.out.dtype))
     if axes:
@@ -100,7 +100,7 @@ def prod(
     assert value.dtype is not None
     lossy = not ctx.out.dtype.is_floating_point and not sums_integers_exactly(ctx)
     missing = value.dtype == ir.DataType.DOUBLE and not ctx.target.takes("ReduceProd", "", {"T": value.dtype})
-    if not (lossy or missing) or is_empty(ctx, self, axes):
+    if not (lossy or missing) or reduces_nothing(ctx, self, axes):
         return ctx.cast(reduce(ctx, "ReduceProd", value, axes, keepdim), ctx.out.dtype)
     if dim is None:
         value, axes = ctx.op.Reshape(value, [-1]), [0]
@@ -192,7 +192,7 @@ def all_(ctx: LoweringContext, self: ir.Value, dim: Dims = None, keepdim: bool =
 
 def _truth(op_type: str, of_nothing: bool, ctx: LoweringContext, self: ir.Value, dim: Dims, keepdim: bool) -> ir.Value:
     axes = axes_of(dim, ctx.rank(self)) if ctx.rank(self) else []
-    if is_empty(ctx, self, axes):
+    if reduces_nothing(ctx, self, axes):
         return filled(ctx, of_nothing)
     value = ctx.cast(self, torch.bool)
     if axes and not (not isinstance(dim, int) and dim is not None and len(dim) == 0 and _keeps_rank(ctx, self)):

@@ -43,7 +43,7 @@ aten = torch.ops.aten
 
 # A size symbol's value in the example, without a guard. torch 2.11 has it under the second name only.
 _hint: Callable[[int | torch.SymInt], int] = (
-    vars(symbolic_shapes).get("optimization_hint") or vars(symbolic_shapes)["hint_int"]
+    vars(symbolic_shapes).get("optimization_hint") or vars(symbolic_shapes)["size_hint"]
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -11,7 +12,7 @@ import onnx_ir as ir
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.patches import Sliding
 
-__all__ = ["ConvolutionForm", "convolution_form"]
+__all__ = ["ConvolutionForm", "convolution_form", "per_dimension"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,16 @@ class ConvolutionForm:
         return self.sliding(sizes, out).remainders
 
 
+def per_dimension(ctx: LoweringContext, dimensions: int, numbers: Sequence[Size], what: str) -> list[int]:
+    """An argument of a convolution with one number for each spatial dimension; a single one stands for all.
+
+    Raises:
+        UnsupportedNodeError: one of them is symbolic; it names `what`.
+    """
+    known = ctx.static(numbers, what)
+    return known * dimensions if len(known) == 1 else known
+
+
 def convolution_form(
     ctx: LoweringContext,
     weight: ir.Value,
@@ -87,10 +98,7 @@ def convolution_form(
     """
     shape = ctx.static(ctx.sizes(weight), "the shape of the weight")
 
-    def each(numbers: Sequence[Size], what: str) -> list[int]:
-        fixed = ctx.static(numbers, what)
-        return fixed * (len(shape) - 2) if len(fixed) == 1 else fixed
-
+    each = partial(per_dimension, ctx, len(shape) - 2)
     return ConvolutionForm(
         shape,
         each(stride, "the stride"),

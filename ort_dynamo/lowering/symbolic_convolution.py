@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
 
 from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.convolution_form import per_dimension
 from ort_dynamo.lowering.windows import fixed
 
 __all__ = ["SymbolicConvolution"]
@@ -46,10 +48,7 @@ class SymbolicConvolution:
         if fixed(ctx.sizes(weight)) is not None:
             return None
 
-        def each(numbers: Sequence[Size], what: str) -> list[int]:
-            known = ctx.static(numbers, what)
-            return known * (ctx.rank(weight) - 2) if len(known) == 1 else known
-
+        each = partial(per_dimension, ctx, ctx.rank(weight) - 2)
         strides, extra = each(stride, "the stride"), each(output_padding, "the output padding")
         if any(e >= s for e, s in zip(extra, strides, strict=True)):
             raise ctx.refuse("an output padding as large as the stride, with a symbolic kernel")

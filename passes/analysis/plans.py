@@ -23,7 +23,6 @@ from ort_dynamo.passes.analysis.stash import (
     is_tensor,
     is_view,
     maker_of,
-    must_recompute,
     storage_of,
     time_of,
 )
@@ -78,7 +77,7 @@ def find_candidates(joint: JointGraph) -> list[Candidate]:
     what it has anyway: other kept tensors, inputs, and what torch.utils.checkpoint computes again already. It is formed
     on the graph before anything of a plan is applied. Draws, effects and what has a policy cannot be part of it.
     """
-    before = joint.cut(_tagged(joint))
+    before = joint.cut(joint.tagged())
     had = {storage_of(one.nodes[0]) for one in before.kept} | joint.inputs
     made_by: dict[Node, list[Kept]] = defaultdict(list)
     for one in before.kept:
@@ -100,7 +99,7 @@ def decide(joint: JointGraph, chosen: Iterable[Candidate]) -> dict[Node, Checkpo
         wanted |= {n: CheckpointPolicy.MUST_RECOMPUTE for n in candidate.again if n not in wanted}
         wanted |= {n: CheckpointPolicy.MUST_SAVE for n in candidate.narrow if n not in wanted}
     recomputed = {node for node, policy in wanted.items() if policy is CheckpointPolicy.MUST_RECOMPUTE}
-    cut = joint.cut(recomputed | _tagged(joint))
+    cut = joint.cut(recomputed | joint.tagged())
     needed = {*cut.again, *(node for one in cut.kept for node in one.nodes)}
     return {node: policy for node, policy in wanted.items() if node in needed}
 
@@ -110,7 +109,7 @@ def plan_rows(joint: JointGraph) -> tuple[PlanRow, ...]:
     groups: dict[tuple[str, PlanType], list[Candidate]] = defaultdict(list)
     for candidate in find_candidates(joint):
         groups[candidate.cluster, candidate.type].append(candidate)
-    tagged = _tagged(joint)
+    tagged = joint.tagged()
     before = joint.cut(tagged)
     rows = []
     for (cluster, kind), candidates in groups.items():
@@ -127,10 +126,6 @@ def plan_rows(joint: JointGraph) -> tuple[PlanRow, ...]:
             )
         )
     return tuple(sorted(rows, key=lambda row: (-row.nbytes, str(row.plan))))
-
-
-def _tagged(joint: JointGraph) -> set[Node]:
-    return {node for node in joint.forward if must_recompute(node)}
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,10 @@ class JointGraph:
         """Estimated time of the forward, in the unit of time_of."""
         return sum(map(time_of, self.forward))
 
+    def tagged(self) -> set[Node]:
+        """Forward nodes that the partitioner will compute again, as they are tagged now."""
+        return {node for node in self.forward if must_recompute(node)}
+
     def cut(self, recomputed: Collection[Node]) -> Cut:
         """What is kept and what is computed again if the nodes `recomputed` are, where the backward needs them."""
         wanted = list(self.read_by_backward)

@@ -15,7 +15,6 @@ from ort_dynamo.passes.analysis.stash import (
     can_recompute,
     is_number,
     is_tensor,
-    must_recompute,
     storage_of,
     tag,
     time_of,
@@ -43,7 +42,7 @@ class RecomputeToBudget(PassBase):
     def call(self, graph_module: GraphModule) -> PassResult:
         """Tag nodes of a joint graph, in place."""
         joint = JointGraph(graph_module)
-        tagged = {node for node in joint.forward if must_recompute(node)}
+        tagged = joint.tagged()
         limit = self.budget * joint.cut(()).nbytes if isinstance(self.budget, float) else self.budget
         chosen = _give_up(joint, tagged, limit)
         return PassResult(graph_module, tag(chosen, CheckpointPolicy.MUST_RECOMPUTE, self.name))

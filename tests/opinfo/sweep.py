@@ -40,6 +40,8 @@ class Job:
     samples: int | None
     dynamic: bool
     in_place: bool
+    seed: int = 0
+    capture: bool = False
     first: int = 0
 
 
@@ -48,12 +50,15 @@ def _serve(connection: Any, threads: int) -> None:
     import logging
 
     import torch
+    import torch._dynamo
 
     torch.set_num_threads(threads)
     logging.disable(logging.WARNING)  # each node that stays in eager; the counters say it
     while (job := connection.recv()) is not None:
         op = operators()[job.operator]
-        for index, sample in enumerate(samples_of(op, DTYPES[job.dtype], job.samples)):
+        torch._dynamo.config.capture_dynamic_output_shape_ops = job.capture
+        torch._dynamo.config.capture_scalar_outputs = job.capture
+        for index, sample in enumerate(samples_of(op, DTYPES[job.dtype], job.samples, job.seed)):
             if index < job.first:
                 continue
             connection.send((index, None))
@@ -163,11 +168,14 @@ def main() -> int:
     parser.add_argument("--samples", type=int, help="at most so many of each operator (default: all)")
     parser.add_argument("--dynamic", action="store_true", help="compile with symbolic sizes")
     parser.add_argument("--in-place", action="store_true", help="the in-place variants, of operators that have one")
+    parser.add_argument("--capture", action="store_true", help="have Dynamo capture shapes and numbers made from data")
+    parser.add_argument("--seed", type=int, default=0, help="of the samples' numbers")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--results", type=Path, help="write all records to this JSON file")
     arguments = parser.parse_args()
+    samples = arguments.samples
     jobs = [
-        Job(name, dtype, arguments.samples, arguments.dynamic, arguments.in_place)
+        Job(name, dtype, samples, arguments.dynamic, arguments.in_place, arguments.seed, arguments.capture)
         for dtype in arguments.dtypes
         for name, op in operators().items()
         if any(fnmatch.fnmatch(name, pattern) for pattern in arguments.only)

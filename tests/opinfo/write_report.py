@@ -58,6 +58,10 @@ def _runs(results: Iterable[dict[str, Any]]) -> Iterable[tuple[tuple[str, str, s
 
 def _how(record: dict[str, Any]) -> str:
     how = "in place" if record["in_place"] else "dynamic shapes" if record["dynamic"] else "static shapes"
+    if record.get("capture"):
+        how += ", sizes made from data captured"
+    if record.get("seed"):
+        how += f", seed {record['seed']}"
     return how if record["samples"] is None else f"{how}, at most {record['samples']} samples"
 
 

@@ -109,3 +109,13 @@ def test_identity_of_a_symbolic_size_equals_eager():
         torch.randn(3, 5, requires_grad=True),
         dynamic=True,
     )
+
+
+@pytest.mark.parametrize("strides", [(0, 1), (1, 0), (0, 0), (1, 1), (8, 2)], ids=str)
+def test_memory_without_values_has_the_strides_asked_for(strides):
+    def function():
+        return torch.empty_strided((3, 4), strides)
+
+    result = torch.compile(function, backend="ort_train", options={"fallback": "error"})()
+    assert result.shape == (3, 4)
+    assert result.stride() == strides

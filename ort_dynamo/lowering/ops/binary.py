@@ -79,7 +79,10 @@ def _divide_trunc(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
 def _divide_floor(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
     op = ctx.op
     if not is_float(a):
-        return op.Div(op.Sub(a, op.Mod(a, b)), b)
+        quotient = op.Div(a, b)
+        remainder = op.Sub(a, op.Mul(quotient, b))
+        lower = op.And(op.Not(op.Equal(remainder, 0)), op.Xor(op.Less(b, 0), op.Less(remainder, 0)))
+        return op.Sub(quotient, op.Cast(lower, to=a.dtype))
     # Python's float floor division, as in c10::div_floor_floating: floor(a / b) is one too large where a / b rounds up.
     remainder = op.Mod(a, b, fmod=1)
     quotient = op.Round(op.Div(op.Sub(a, remainder), b))
@@ -97,8 +100,27 @@ def _remainder(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 def _fmod(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
-    return ctx.op.Mod(a, b, fmod=1)
+    op = ctx.op
+    if not is_float(a):  # the kernel with fmod=1 computes integers in float64
+        return op.Sub(a, op.Mul(op.Div(a, b), b))
+    return op.Mod(a, b, fmod=1)
 
+
+def _negative(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+    return ctx.op.Mul(a, b)
+
+
+def _nothing(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
+    return ctx.op.Sub(a, a)
+
+
+_BY_MINUS_ONE: dict[Formula, Formula] = {
+    _divide_trunc: _negative,
+    _divide_floor: _negative,
+    _remainder: _nothing,
+    _fmod: _nothing,
+}
+"""What stands in for an integer division by -1, in which the least integer ends the process."""
 
 _QUOTIENTS: dict[str | None, Formula] = {None: _true_divide, "trunc": _divide_trunc, "floor": _divide_floor}
 
@@ -113,16 +135,20 @@ def div(ctx: LoweringContext, self: Operand, other: Operand, rounding_mode: str 
 def _apply_quotient(formula: Formula, kind: KIND, ctx: LoweringContext, self: Operand, other: Operand) -> ir.Value:
     operands = [ctx.fake(o) if isinstance(o, ir.Value) else o for o in (self, other)]
     dtype, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
-    if not dtype.is_floating_point and _may_be_zero(other):
-        # onnxruntime-training 1.19.2 ends the process on an integer division by zero; torch raises.
-        raise ctx.refuse("an integer division whose divisor may be zero")
+    if not dtype.is_floating_point:
+        if _may_end_the_process(other, dtype):
+            # Where torch raises, ONNX Runtime's kernels stop the process.
+            raise ctx.refuse("an integer division whose divisor may be zero")
+        if isinstance(other, int) and other == -1 and dtype != torch.uint8:
+            formula = _BY_MINUS_ONE[formula]
     return _apply(formula, kind, ctx, self, other)
 
 
-def _may_be_zero(divisor: Operand) -> bool:
-    if isinstance(divisor, (int, float)):
-        return divisor == 0
-    return isinstance(divisor, ir.Value) or not statically_known_true(divisor != 0)
+def _may_end_the_process(divisor: Operand, dtype: torch.dtype) -> bool:
+    """Whether an integer division in `dtype` is by zero for all that is known, or by a symbol that may be -1."""
+    if isinstance(divisor, int):
+        return not torch.tensor(divisor).to(dtype)  # 256 is 0 in uint8
+    return isinstance(divisor, ir.Value) or not statically_known_true(divisor > 0)
 
 
 # -- powers ------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from onnxscript import OpBuilder
 from ort_dynamo.lowering.branches import all_finite, either
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.positions import positions_along
+from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import register
 from ort_dynamo.lowering.zeros import zeros
 
@@ -122,9 +123,11 @@ def _pool_backward(
         raise ctx.refuse("fractional pooling of nothing")
     outer, places = _outer(ctx, self, rank), math.prod(sizes[-rank:])
     count = math.prod(ctx.sizes(grad_output)[-rank:])
-    where, grad = (ctx.reshape(value, [*outer, count]) for value in (indices, grad_output))
-    none = zeros(ctx, self, [*outer, places])
-    return ctx.reshape(ctx.op.ScatterElements(none, where, grad, axis=2, reduction="add"), sizes)
+    where = ctx.reshape(indices, [*outer, count])
+    grad = ctx.reshape(ctx.cast(grad_output, float_dtype(ctx.out.dtype)), [*outer, count])
+    none = zeros(ctx, grad, [*outer, places])
+    total = ctx.op.ScatterElements(none, where, grad, axis=2, reduction="add")
+    return ctx.cast(ctx.reshape(total, sizes), ctx.out.dtype)
 
 
 for _rank, _forward, _backward in (

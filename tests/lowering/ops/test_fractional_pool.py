@@ -53,3 +53,12 @@ def test_half_width_and_empty_batches_stay_in_eager():
 
     x, y = torch.randn(1, 2, 4, 4, dtype=torch.bfloat16), torch.randn(0, 2, 4, 4)
     assert_like_eager(function, x, y, gradients=False, allow_eager=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_place_that_is_the_greatest_of_several_windows_gets_all_their_gradients(dtype):
+    def function(x, samples):
+        return F.fractional_max_pool2d(x, 4, output_size=3, _random_samples=samples)
+
+    x = torch.randn(2, 3, 7, 7).to(dtype).requires_grad_()
+    assert_like_eager(function, x, torch.rand(2, 3, 2).to(dtype), allow_eager=True)

@@ -46,3 +46,34 @@ def test_nothing_and_single_numbers_equal_eager():
 def test_symbolic_sizes_equal_eager():
     a, b = torch.arange(15).reshape(3, 5), torch.arange(5)
     assert_like_eager(lambda a, b: [function(a, b) for function in FUNCTIONS], a, b, gradients=False, dynamic=True)
+
+
+SIGNED = [torch.int8, torch.int16, torch.int32, torch.int64]
+
+
+@pytest.mark.parametrize("dtype", SIGNED, ids=str)
+@pytest.mark.parametrize("divisor", [3, 7, -3, -1])
+def test_the_ends_of_an_integer_type_are_divided_like_all_others(dtype, divisor):
+    def function(x):
+        floor = torch.div(x, divisor, rounding_mode="floor")
+        return floor, x // divisor, torch.remainder(x, divisor), torch.fmod(x, divisor)
+
+    ends = torch.iinfo(dtype)
+    near = [ends.min, ends.min + 1, ends.max, ends.max - 1, ends.max // 1024 + 1, -1, 0, 1]
+    assert_like_eager(function, torch.tensor(near, dtype=dtype), gradients=False)
+
+
+@pytest.mark.parametrize("dtype", SIGNED, ids=str)
+def test_a_truncating_division_by_minus_one_ends_no_process(dtype):
+    def function(x):
+        return torch.div(x, -1, rounding_mode="trunc")
+
+    least = torch.iinfo(dtype).min
+    x = torch.tensor([least] * 9 + [5], dtype=dtype)  # eager ends the process, so there is nothing to compare with
+    assert torch.compile(function, backend="ort_train")(x).tolist() == [least] * 9 + [-5]
+
+
+def test_a_divisor_that_is_zero_in_the_tensors_type_raises_as_in_eager():
+    x = torch.tensor([1, 2], dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        torch.compile(lambda x: torch.remainder(x, 256), backend="ort_train")(x)

@@ -148,7 +148,7 @@ def _may_end_the_process(divisor: Operand, dtype: torch.dtype) -> bool:
     """Whether an integer division in `dtype` is by zero for all that is known, or by a symbol that may be -1."""
     if isinstance(divisor, int):
         return not torch.tensor(divisor).to(dtype)  # 256 is 0 in uint8
-    return isinstance(divisor, ir.Value) or not statically_known_true(divisor > 0)
+    return isinstance(divisor, (ir.Value, torch.SymBool)) or not statically_known_true(divisor > 0)
 
 
 # -- powers ------------------------------------------------------------------------------------------------------

@@ -38,7 +38,10 @@ Integer arithmetic in a wider type, cast back, wraps around like the narrow type
 """
 
 
-_WITHOUT_KERNEL = frozenset({"Constant", "If", "Loop", "Scan"})  # folded, or typed by their sub-graphs
+_WITHOUT_KERNEL = frozenset(
+    # Folded, or typed by their sub-graphs, or for sequences of any tensors, which the kernels' records do not name.
+    {"Constant", "If", "Loop", "Scan", "SequenceEmpty", "SequenceInsert", "ConcatFromSequence"}
+)
 
 
 @functools.cache

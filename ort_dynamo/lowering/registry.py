@@ -20,6 +20,7 @@ __all__ = [
     "keep_in_eager",
     "kept_in_eager",
     "lowering",
+    "named_lowering",
     "outside_lowerings",
     "register",
     "register_lowering",
@@ -35,6 +36,7 @@ its torch.SymInt / SymFloat. An output nobody reads may be None.
 
 _F = TypeVar("_F", bound=Lowering)
 _REGISTRY: dict[OpOverload, Lowering] = {}
+_NAMED: dict[str, Lowering] = {}  # for operators that a library of somebody else's defines, when it is imported
 _REASONS: dict[OpOverload, str] = {}
 _FROM_OUTSIDE: dict[OpOverload, Lowering] = {}  # registered by users; goes before ours
 
@@ -56,6 +58,19 @@ def lowering(*overloads: OpOverload) -> Callable[[_F], _F]:
     def decorate(function: _F) -> _F:
         for overload in overloads:
             register(overload, function)
+        return function
+
+    return decorate
+
+
+def named_lowering(*names: str) -> Callable[[_F], _F]:
+    """`lowering` for custom operators that need not exist yet: "namespace.operator.overload"."""
+
+    def decorate(function: _F) -> _F:
+        for name in names:
+            if name in _NAMED:
+                raise DuplicateLoweringError(overload=name, first=_name(_NAMED[name]), second=_name(function))
+            _NAMED[name] = function
         return function
 
     return decorate
@@ -116,7 +131,7 @@ def register_lowering(*overloads: OpOverload, replace: bool = False) -> Callable
 def find_lowering(overload: OpOverload) -> Lowering | None:
     """The lowering of exactly this overload, a user's before our own, or None."""
     _load_families()
-    return _FROM_OUTSIDE.get(overload) or _REGISTRY.get(overload)
+    return _FROM_OUTSIDE.get(overload) or _REGISTRY.get(overload) or _NAMED.get(str(overload))
 
 
 def registered() -> frozenset[OpOverload]:

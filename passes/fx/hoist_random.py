@@ -135,7 +135,8 @@ class _Rewriter:
         with self._graph.inserting_before(node):
             if fake.device.type == "cpu":
                 # Eager draws into a tensor of x's dtype; the generator's stream does not depend on the dtype.
-                sizes, strides = self._layout(fake)
+                with self._fake_mode():
+                    sizes, strides = self._layout(torch.empty_like(fake))  # dense, where x may be expanded
                 draw = torch.ops.ort_dynamo.bernoulli.default
                 mask = _mark(self._call(draw, sizes, strides, 1 - probability, device=fake.device))
             else:

@@ -94,6 +94,14 @@ def test_compiled_dropout_draws_eagers_mask(layout: torch.memory_format, dynamic
     assert_like_eager(lambda x: F.dropout(F.dropout(x, 0.3), 0.6), x, dynamic=dynamic)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "view", [lambda x: x[:, None].expand(4, 3, 5), lambda x: x.as_strided((3, 3), (2, 1))], ids=["expanded", "overlaps"]
+)
+def test_dropout_of_a_view_that_repeats_entries_draws_one_for_each(view: Callable[..., Any], dynamic: bool) -> None:
+    assert_like_eager(lambda x: F.dropout(view(x), 0.5), torch.randn(4, 5, requires_grad=True), dynamic=dynamic)
+
+
 def test_draws_keep_eagers_order() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a = F.dropout(x, 0.5)

@@ -54,7 +54,6 @@ keep_in_eager(
     aten.linalg_matrix_exp.default,
     aten.linalg_pinv.atol_rtol_tensor,
     aten.linalg_qr.default,
-    aten.linalg_solve_triangular.default,
     aten.lu_unpack.default,
     aten.ormqr.default,
     aten.triangular_solve.default,

@@ -1,4 +1,4 @@
-"""Determinants, and what surrounds factorisations that stay in eager."""
+"""Determinants, triangular systems, and what surrounds factorisations that stay in eager."""
 
 import pytest
 import torch
@@ -25,4 +25,41 @@ def test_solutions_of_empty_systems_equal_eager():
 def test_empty_tensors_of_other_strides_cross_into_a_session():
     assert_like_eager(
         lambda x: torch.linalg.matrix_power(x, -2), torch.randn(0, 2, 2, requires_grad=True), allow_eager=True
+    )
+
+
+def triangle(size, dtype=torch.float32):
+    return (torch.randn(2, 3, size, size, dtype=dtype) / size**0.5 + 2 * torch.eye(size, dtype=dtype)).requires_grad_()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 64])
+@pytest.mark.parametrize("upper", [False, True], ids=["lower", "upper"])
+@pytest.mark.parametrize("unitriangular", [False, True], ids=["any diagonal", "unit diagonal"])
+def test_triangular_systems_equal_eager(size, upper, unitriangular):
+    sides = torch.randn(2, 3, size, 4, requires_grad=True)
+    options = {"upper": upper, "unitriangular": unitriangular}
+    assert_like_eager(lambda a, b: torch.linalg.solve_triangular(a, b, **options), triangle(size), sides)
+
+
+def test_triangular_systems_from_the_right_broadcast_and_in_float64_equal_eager():
+    def solve(a, b):
+        right = torch.linalg.solve_triangular(a, b.mT, upper=True, left=False)
+        return right, torch.linalg.solve_triangular(a[:1, 0], b, upper=False)
+
+    sides = torch.randn(2, 3, 13, 4, dtype=torch.float64, requires_grad=True)
+    assert_like_eager(solve, triangle(13, torch.float64), sides)
+
+
+def test_what_lies_on_the_other_side_of_a_triangle_is_not_read():
+    a = triangle(5).detach().masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), torch.nan)
+    assert_like_eager(
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=False), a, torch.randn(2, 3, 5, 2), gradients=False
+    )
+
+
+@pytest.mark.parametrize("shapes", [((1024, 1024), (1024, 4)), ((512, 8, 8), (512, 8, 8)), ((2, 0, 0), (2, 0, 3))])
+def test_triangular_systems_that_stay_in_eager_equal_eager(shapes):
+    a, b = torch.eye(shapes[0][-1]).expand(shapes[0]).clone(), torch.randn(shapes[1])
+    assert_like_eager(
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=False) + 1, a, b, gradients=False, allow_eager=True
     )

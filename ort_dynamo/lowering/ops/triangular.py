@@ -1,0 +1,99 @@
+"""Triangular systems, by the inverse of the triangle: half of it at a time.
+
+The inverses of the diagonal blocks of one size make those of twice the size,
+
+    [A 0; C B]^-1 = [A^-1 0; -B^-1 C A^-1 B^-1],
+
+so that log2(n) steps of batched products make the inverse. (J. Du Croz and N. Higham, Stability of methods for matrix
+inversion, 1992: the error is bounded as substitution's is.) Gated delta rules (Qwen3-Next, OLMo hybrid) solve two
+systems of 64 by 64 with the same triangle for each chunk and head; ONNX Runtime inverts it once.
+
+Milliseconds, float32, one thread, onnxruntime 1.31.1; matrices, size, right sides:
+
+| | torch | here |
+|---|---|---|
+| 16, 64, 64 | 0.31 | 0.59 |
+| 8, 256, 256 | 8.0 | 9.3 |
+| 1, 512, 512 | 2.4 | 3.2 |
+| 1, 1024, 16 | 0.26 | 23 |
+| 4096, 8, 8 | 1.0 | 8.6 |
+
+What is like the last two stays in eager.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
+from ort_dynamo.lowering.registry import lowering
+
+aten = torch.ops.aten
+
+
+@lowering(aten.linalg_solve_triangular.default)
+def solve_triangular(
+    ctx: LoweringContext,
+    self: ir.Value,
+    b: ir.Value,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> ir.Value:
+    """linalg_solve_triangular(Tensor self, Tensor B, *, bool upper, bool left=True, bool unitriangular=False) -> Tensor"""  # noqa: E501
+    op = ctx.op
+    (size,) = ctx.static(ctx.sizes(self)[-1:], "the size of the triangle")
+    if is_empty((*ctx.sizes(self), *ctx.sizes(b))):
+        raise ctx.refuse("a system of nothing")
+    _refuse_what_takes_longer(ctx, size, ctx.sizes(b)[-1 if left else -2], ctx.sizes(self)[:-2])
+    rank = ctx.rank(self)
+    turn = [*range(rank - 2), rank - 1, rank - 2]
+    lower = op.Transpose(self, perm=turn) if upper else self
+    inverse = _inverse(ctx, lower, size, unitriangular)
+    inverse = op.Reshape(inverse, op.Shape(self))
+    if upper:
+        inverse = op.Transpose(inverse, perm=turn)
+    result: ir.Value = op.MatMul(inverse, b) if left else op.MatMul(b, inverse)
+    return result
+
+
+def _refuse_what_takes_longer(ctx: LoweringContext, size: int, sides: Size, batch: Sequence[Size]) -> None:
+    known = [int(count) for count in batch if isinstance(count, int)]
+    if size > 128 and isinstance(sides, int) and 4 * sides < size:
+        raise ctx.refuse("for few right sides substitution, which ONNX does not have, is far less work than an inverse")
+    if size < 16 and math.prod(known) > 256:
+        raise ctx.refuse("ONNX Runtime multiplies many small matrices one by one")
+
+
+def _inverse(ctx: LoweringContext, lower: ir.Value, size: int, unitriangular: bool) -> ir.Value:
+    """The inverse, (batch, size, size), of the lower triangle of (..., size, size); the rest is not read."""
+    op = ctx.op
+    whole = 1 << (size - 1).bit_length()
+    more = whole - size  # rows and columns of the identity, so that there always are halves
+    diagonal = op.Gather(op.Reshape(lower, [-1, size * size]), [i * (size + 1) for i in range(size)], axis=1)
+    ones = op.Expand(ctx.constant(1, ctx.out.dtype), op.Shape(diagonal))
+    inverse = ones if unitriangular else op.Div(ones, diagonal)
+    if more:
+        lower = op.Pad(op.Reshape(lower, [-1, size, size]), [0, 0, 0, 0, more, more])
+        inverse = op.Pad(inverse, [0, 0, 0, more], ctx.constant(1, ctx.out.dtype))
+    inverse = op.Reshape(inverse, [-1, whole, 1, 1])
+    width = 1
+    while width < whole:
+        blocks = whole // width
+        # (batch, rows of blocks, columns of blocks, width, width), of which the one left of each odd diagonal block.
+        grid = op.Transpose(op.Reshape(lower, [-1, blocks, width, blocks, width]), perm=[0, 1, 3, 2, 4])
+        below = [odd * blocks + odd - 1 for odd in range(1, blocks, 2)]
+        off = op.Gather(op.Reshape(grid, [-1, blocks * blocks, width, width]), below, axis=1)
+        first, second = (op.Gather(inverse, list(range(start, blocks, 2)), axis=1) for start in (0, 1))
+        times = op.Mul if width == 1 else op.MatMul
+        corner = op.Neg(times(times(second, off), first))
+        upper_half = op.Pad(first, [0, 0, 0, 0, 0, 0, 0, width])
+        inverse = op.Concat(upper_half, op.Concat(corner, second, axis=3), axis=2)
+        width *= 2
+    inverse = op.Reshape(inverse, [-1, whole, whole])
+    return op.Slice(inverse, [0, 0], [size, size], [1, 2]) if more else inverse

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._sympy.functions import Max
 
 __all__ = ["ValueSpec", "inverse", "physical_order", "promised_strides"]
 
@@ -68,10 +70,26 @@ def _is_contiguous(fake: torch.Tensor, order: tuple[int, ...]) -> bool:
     for axis in reversed(order):
         size = fake.shape[axis]
         if not statically_known_true(size == 1):
-            if not statically_known_true(fake.stride(axis) == expected):
+            if not _is_equal(fake.stride(axis), expected):
                 return False
             expected = expected * size
     return True
+
+
+def _is_equal(stride: int | torch.SymInt, expected: int | torch.SymInt) -> bool:
+    """Whether a stride is the expected one, of a tensor that has elements: Max(1, size) is the size then."""
+    if statically_known_true(stride == expected):
+        return True
+    if not isinstance(stride, torch.SymInt):
+        return False
+    found = stride.node.expr.replace(lambda e: isinstance(e, Max) and 1 in e.args, _without_one)
+    wanted = expected.node.expr if isinstance(expected, torch.SymInt) else expected
+    return bool(sympy.expand(found - wanted) == 0)
+
+
+def _without_one(maximum: sympy.Expr) -> sympy.Expr:
+    rest = [argument for argument in maximum.args if argument != 1]
+    return Max(*rest)  # type: ignore[no-untyped-call]
 
 
 def _hint(stride: int | torch.SymInt) -> int | None:

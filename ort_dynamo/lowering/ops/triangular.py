@@ -28,8 +28,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
+from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
+from ort_dynamo.lowering.loops import Carried, repeat_while
 from ort_dynamo.lowering.registry import lowering
 
 aten = torch.ops.aten
@@ -47,14 +49,17 @@ def solve_triangular(
 ) -> ir.Value:
     """linalg_solve_triangular(Tensor self, Tensor B, *, bool upper, bool left=True, bool unitriangular=False) -> Tensor"""  # noqa: E501
     op = ctx.op
-    (size,) = ctx.static(ctx.sizes(self)[-1:], "the size of the triangle")
+    size = ctx.sizes(self)[-1]
     if is_empty((*ctx.sizes(self), *ctx.sizes(b))):
         raise ctx.refuse("a system of nothing")
     _refuse_what_takes_longer(ctx, size, ctx.sizes(b)[-1 if left else -2], ctx.sizes(self)[:-2])
     rank = ctx.rank(self)
     turn = [*range(rank - 2), rank - 1, rank - 2]
     lower = op.Transpose(self, perm=turn) if upper else self
-    inverse = _inverse(ctx, lower, size, unitriangular)
+    if isinstance(size, int):
+        inverse = _inverse(ctx, lower, size, unitriangular)
+    else:
+        inverse = _inverse_of_any_size(ctx, lower, size, unitriangular)
     inverse = op.Reshape(inverse, op.Shape(self))
     if upper:
         inverse = op.Transpose(inverse, perm=turn)
@@ -62,8 +67,10 @@ def solve_triangular(
     return result
 
 
-def _refuse_what_takes_longer(ctx: LoweringContext, size: int, sides: Size, batch: Sequence[Size]) -> None:
+def _refuse_what_takes_longer(ctx: LoweringContext, size: Size, sides: Size, batch: Sequence[Size]) -> None:
     known = [int(count) for count in batch if isinstance(count, int)]
+    if not isinstance(size, int):
+        return
     if size > 128 and isinstance(sides, int) and 4 * sides < size:
         raise ctx.refuse("for few right sides substitution, which ONNX does not have, is far less work than an inverse")
     if size < 16 and math.prod(known) > 256:
@@ -97,3 +104,27 @@ def _inverse(ctx: LoweringContext, lower: ir.Value, size: int, unitriangular: bo
         width *= 2
     inverse = op.Reshape(inverse, [-1, whole, whole])
     return op.Slice(inverse, [0, 0], [size, size], [1, 2]) if more else inverse
+
+
+def _inverse_of_any_size(ctx: LoweringContext, lower: ir.Value, size: Size, unitriangular: bool) -> ir.Value:
+    """`_inverse` for a symbolic size: each step takes whole matrices, of which it masks the blocks."""
+    op = ctx.op
+    length = ctx.scalar(size, torch.int64)
+    flat = op.Reshape(lower, ctx.shape([-1, size, size]))
+    places = op.Range(ctx.constant(0, torch.int64), length, ctx.constant(1, torch.int64))
+    row, column = op.Unsqueeze(places, [1]), op.Unsqueeze(places, [0])
+    diagonal = op.Expand(op.Equal(row, column), op.Shape(flat))
+    one, zero = ctx.constant(1, ctx.out.dtype), ctx.constant(0, ctx.out.dtype)
+    start = op.Where(diagonal, one if unitriangular else op.Div(one, op.Where(diagonal, flat, one)), zero)
+
+    def step(op: OpBuilder, carried: Carried) -> Carried:
+        inverse, width = carried
+        row_block = op.Div(row, width)
+        below = op.And(op.Equal(op.Mod(row_block, 2), 1), op.Equal(op.Div(column, width), op.Sub(row_block, 1)))
+        corners = op.MatMul(op.MatMul(inverse, op.Where(below, flat, zero)), inverse)
+        return [op.Sub(inverse, corners), op.Mul(width, 2)]
+
+    inverse, _ = repeat_while(
+        ctx, [start, ctx.constant(1, torch.int64)], lambda op, carried: op.Less(carried[1], length), step
+    )
+    return inverse

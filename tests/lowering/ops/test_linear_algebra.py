@@ -50,6 +50,16 @@ def test_triangular_systems_from_the_right_broadcast_and_in_float64_equal_eager(
     assert_like_eager(solve, triangle(13, torch.float64), sides)
 
 
+@pytest.mark.parametrize("upper", [False, True], ids=["lower", "upper"])
+def test_triangular_systems_of_symbolic_size_equal_eager(upper):
+    assert_like_eager(
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=upper),
+        triangle(13),
+        torch.randn(2, 3, 13, 4, requires_grad=True),
+        dynamic=True,
+    )
+
+
 def test_what_lies_on_the_other_side_of_a_triangle_is_not_read():
     a = triangle(5).detach().masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), torch.nan)
     assert_like_eager(

@@ -20,7 +20,7 @@ from onnxscript import GraphBuilder
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.target import FOR_KERNEL, FX_NODE, OPSET, Target
 
-__all__ = ["LoweringBuilder"]
+__all__ = ["LoweringBuilder", "MixedTypesError"]
 
 _WIDER: dict[ir.DataType, tuple[ir.DataType, ...]] = {
     ir.DataType.FLOAT16: (ir.DataType.FLOAT,),
@@ -50,6 +50,10 @@ def _schema(op_type: str, domain: str, version: int) -> onnx.defs.OpSchema | Non
         return onnx.defs.get_schema(op_type, version, domain)
     except onnx.defs.SchemaError:
         return None
+
+
+class MixedTypesError(AssertionError):
+    """Inputs of one ONNX node that must have one dtype have two."""
 
 
 class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
@@ -224,7 +228,7 @@ def _variable(formals: Sequence[Any], index: int) -> str:
 
 
 def _bind(schema: onnx.defs.OpSchema | None, inputs: Sequence[ir.Value | None]) -> dict[str, ir.DataType]:
-    """Type variable -> dtype, from the inputs. Raises AssertionError where two inputs disagree."""
+    """Type variable -> dtype, from the inputs. Raises MixedTypesError where two inputs disagree."""
     if schema is None:
         first = next((value for value in inputs if value is not None), None)
         return {"T": first.dtype} if first is not None and first.dtype is not None else {}
@@ -237,5 +241,5 @@ def _bind(schema: onnx.defs.OpSchema | None, inputs: Sequence[ir.Value | None]) 
             continue
         other = bound.setdefault(variable, value.dtype)
         if other != value.dtype and (index < len(schema.inputs) - 1 or schema.inputs[-1].is_homogeneous):
-            raise AssertionError(f"{schema.name}: {variable} is both {other.name} and {value.dtype.name}")
+            raise MixedTypesError(f"{schema.name}: {variable} is both {other.name} and {value.dtype.name}")
     return bound

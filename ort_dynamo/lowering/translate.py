@@ -10,12 +10,13 @@ import onnx_ir as ir
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils._pytree import tree_leaves
 
 from ort_dynamo.boundary import ValueSpec, inverse, physical_order, promised_strides
 from ort_dynamo.dtypes import is_representable, onnx_dtype
 from ort_dynamo.errors import LoweringError, UnsupportedNodeError
 from ort_dynamo.lowering import torchlib
-from ort_dynamo.lowering.builder import LoweringBuilder
+from ort_dynamo.lowering.builder import LoweringBuilder, MixedTypesError
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.registry import find_lowering
 from ort_dynamo.lowering.symbols import Symbols, expression, known_dims, symbols_of
@@ -82,11 +83,20 @@ def refusal(node: Node, target: Target) -> str | None:
         walk.add_node(node)
     except UnsupportedNodeError as error:
         return error.reason
+    except MixedTypesError as error:
+        if not _mixes_dtypes(node):
+            raise _located(node, error) from error
+        return f"it mixes dtypes, which only torch's kernel takes or rejects: {error}"
     except GuardOnDataDependentSymNode as error:
         return f"its form depends on a size that is known only when the data is: {error.cond}"
     except Exception as error:
         raise _located(node, error) from error
     return None
+
+
+def _mixes_dtypes(node: Node) -> bool:
+    fakes = tree_leaves([argument.meta.get("val") for argument in node.all_input_nodes])
+    return len({fake.dtype for fake in fakes if isinstance(fake, torch.Tensor)}) > 1
 
 
 class _Walk:

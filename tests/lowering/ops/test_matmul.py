@@ -145,3 +145,20 @@ def test_float64_scales_keep_their_precision(function):
         torch.randn(*lead, *shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 5), (3, 4), (4, 5))
     )
     assert_like_eager(lambda c, a, b: function(c, a, b, beta=0.7, alpha=0.3), c, a, b)
+
+
+MIXED = {
+    "mm": lambda f, i: f @ i,
+    "addmm": lambda f, i: torch.addmm(f, i, i),
+    "linear": lambda f, i: torch.nn.functional.linear(i, f, f[0]),
+}
+
+
+@pytest.mark.parametrize("function", MIXED.values(), ids=MIXED.keys())
+def test_products_of_two_dtypes_are_torchs_own_error(function):
+    with pytest.raises(RuntimeError, match="same dtype") as ours:
+        torch.compile(function, backend="ort_train")(torch.randn(3, 3), torch.ones(3, 3, dtype=torch.int64))
+    with pytest.raises(RuntimeError) as eagers:
+        function(torch.randn(3, 3), torch.ones(3, 3, dtype=torch.int64))
+    assert type(ours.value) is type(eagers.value)
+    assert str(ours.value) == str(eagers.value)

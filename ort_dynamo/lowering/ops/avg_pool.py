@@ -196,6 +196,8 @@ def _adaptive_windows(ctx: LoweringContext, sizes: Sequence[Size], out: Sequence
 
 def _adaptive_avg_pool(rank: int, ctx: LoweringContext, self: ir.Value, output_size: Sequence[Size]) -> ir.Value:
     """_adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
+    if not ctx.dtype(self).is_floating_point:
+        raise ctx.refuse(f"adaptive pooling of {ctx.dtype(self)}, which torch has not either")
     op, sizes, out = ctx.op, ctx.sizes(self), tuple(ctx.out.shape)
     if is_empty(out):
         return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(out))

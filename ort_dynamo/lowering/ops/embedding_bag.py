@@ -100,8 +100,10 @@ def embedding_bag(
         output = op.Slice(ctx.reshape(table, [bag_count + 1, width]), [0], ctx.shape([bag_count]))
         if mode == _MEAN:
             output = op.Div(output, op.Unsqueeze(ctx.cast(op.Max(every.bag_sizes, 1), dtype), [-1]))
-    results = [ctx.cast(output, ctx.out[_OUTPUT].dtype), every.bags, every.bag_sizes]
-    results.append(every.bag_sizes if maxima is None else maxima)
+    # Nothing reads the sizes of bags that are summed, and torch leaves them zero.
+    bag_sizes = zeros(ctx, every.rows, [bag_count]) if mode == _SUM else every.bag_sizes
+    results = [ctx.cast(output, ctx.out[_OUTPUT].dtype), every.bags, bag_sizes]
+    results.append(bag_sizes if maxima is None else maxima)
     lengths = [bag_count, every.entries, bag_count, bag_count]
     return tuple(
         _as_torch_sizes(ctx, value, length, index) if index in ctx.used else None

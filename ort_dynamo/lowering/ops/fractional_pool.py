@@ -39,7 +39,9 @@ def _pool(
     if is_empty(sizes):
         raise ctx.refuse("fractional pooling of nothing")
     kernel, out = _each(kernel_size, rank), _each(output_size, rank)
-    starts = _starts(ctx, random_samples, sizes[-rank:], out, kernel, dtype)
+    # Samples of more images than there are may be given.
+    samples = op.Slice(random_samples, [0], ctx.shape(_outer(ctx, self, rank)[:1]), [0])
+    starts = _starts(ctx, samples, sizes[-rank:], out, kernel, dtype)
     places: ir.Value | None = None  # (N, C, *out, *kernel), counted through the image
     for index, (start, k) in enumerate(zip(starts, kernel, strict=True)):
         # (N, C, out) to a dimension of its own, and what lies under the window in another.

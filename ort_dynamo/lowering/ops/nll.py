@@ -77,6 +77,8 @@ def nll_loss_backward(
 ) -> ir.Value:
     """nll_loss_backward(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index, Tensor total_weight) -> Tensor"""  # noqa: E501
     op = ctx.op
+    if ctx.rank(self) == 1:  # torch's kernel reads the first of several targets and gradients
+        target, grad_output = (op.Reshape(op.Slice(op.Reshape(v, [-1]), [0], [1]), []) for v in (target, grad_output))
     dtype = float_dtype(ctx.out.dtype)
     axis = _class_axis(ctx, self)
     valid, classes, weights = _targets(ctx, target, weight, ignore_index, dtype)

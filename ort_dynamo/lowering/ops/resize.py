@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
-from ort_dynamo.lowering.interpolation import Resize, apply_maps, resize_map, source_index
+from ort_dynamo.lowering.interpolation import LinearMap, Resize, apply_maps, resize_map, source_index
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import register
@@ -35,6 +35,16 @@ def _axes(
     return [
         Resize(mode, n, m, align_corners, factor, dtype) for n, m, factor in zip(before, after, factors, strict=True)
     ]
+
+
+_LARGEST_MATRIX = 1 << 24
+"""Entries. Beyond, finding what torch's kernel does to every unit vector costs more than the kernel ever would."""
+
+
+def _map(ctx: LoweringContext, axis: Resize) -> LinearMap:
+    if axis.size * max(axis.size, axis.out) > _LARGEST_MATRIX:
+        raise ctx.refuse(f"an axis of {axis.size} resized to {axis.out}: its matrix is too large")
+    return resize_map(axis)
 
 
 # -- nearest -----------------------------------------------------------------------------------------------------
@@ -65,8 +75,9 @@ def _nearest(mode: str, ctx: LoweringContext, self: ir.Value, output_size: Seque
         return op.Resize(self, None, factors, **modes)
     result = self
     for place, axis in enumerate(axes, start=leading):
-        if not resize_map(axis).is_identity:
-            result = op.Gather(result, ctx.ints(source_index(axis).tolist()), axis=place)
+        index = source_index(axis)
+        if not np.array_equal(index, np.arange(axis.size)):
+            result = op.Gather(result, ctx.ints(index.tolist()), axis=place)
     return result
 
 
@@ -105,7 +116,7 @@ def _smooth(mode: str, ctx: LoweringContext, self: ir.Value, output_size: Sequen
         return filled(ctx, 0)
     dtype = float_dtype(ctx.out.dtype)
     axes = _axes(ctx, mode, ctx.sizes(self), output_size, rest, dtype)
-    maps, sizes = [resize_map(axis) for axis in axes], [axis.size for axis in axes]
+    maps, sizes = [_map(ctx, axis) for axis in axes], [axis.size for axis in axes]
     result = apply_maps(ctx, ctx.cast(self, dtype), ctx.rank(self) - len(axes), sizes, maps)
     return ctx.cast(result, ctx.out.dtype)
 
@@ -127,7 +138,7 @@ def _smooth_backward(
 
 
 def _transposed(ctx: LoweringContext, grad: ir.Value, axes: Sequence[Resize]) -> ir.Value:
-    maps, sizes = [resize_map(axis).transposed for axis in axes], [axis.out for axis in axes]
+    maps, sizes = [_map(ctx, axis).transposed for axis in axes], [axis.out for axis in axes]
     result = apply_maps(ctx, grad, len(ctx.out.shape) - len(axes), sizes, maps)
     return ctx.cast(result, ctx.out.dtype)
 

@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.symbols import expression
 
@@ -262,6 +262,8 @@ def unfold(ctx: LoweringContext, self: ir.Value, dimension: int, size: int, step
     a = axis(dimension, rank)
     if rank == 0:
         return ctx.op.Expand(self, ctx.ints([size]))
+    if is_empty(ctx.out.shape):
+        return ctx.op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(ctx.out.shape))
     windows = ctx.out.shape[a]
     if isinstance(windows, int):
         places = ctx.op.Reshape(ctx.ints([w * step + i for w in range(windows) for i in range(size)]), [windows, size])

@@ -95,3 +95,11 @@ def test_bytes_read_as_another_dtype_equal_eager():
     )
     assert_like_eager(lambda x: (x + 1).view(torch.int32) + 1, torch.randn(4), gradients=False, allow_eager=True)
     assert any("read as torch.int32" in reason for reason in eager_reasons())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_number_copied_into_a_tensor_equals_eager(dynamic):
+    def function(x, y):
+        return torch.zeros_like(x).copy_(2) + x, torch.zeros_like(y).copy_(2.7)
+
+    assert_like_eager(function, torch.randn(3, 4), torch.arange(5), gradients=False, dynamic=dynamic)

@@ -65,3 +65,13 @@ def test_the_first_of_equal_entries_is_the_maximum(dtype):
     table = torch.tensor([[1.0, nan], [1.0, 3.0], [nan, 3.0], [-torch.inf, torch.inf]], dtype=dtype)
     bags = torch.tensor([[0, 1, 2], [2, 1, 0], [3, 2, 3]])
     assert_like_eager(lambda t, i: F.embedding_bag(i, t, mode="max"), table.requires_grad_(), bags)
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("padding_idx", [-1, 1])
+def test_all_four_results_equal_eagers(mode, padding_idx):
+    # Those that the backward reads; the bags' sizes are zeros where it reads none.
+    def function(table, indices, offsets):
+        return torch.ops.aten._embedding_bag(table, indices, offsets, False, mode, False, None, False, padding_idx)
+
+    assert_like_eager(function, torch.randn(7, 4), INDICES, OFFSETS, gradients=False)

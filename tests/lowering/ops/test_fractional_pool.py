@@ -62,3 +62,12 @@ def test_a_place_that_is_the_greatest_of_several_windows_gets_all_their_gradient
 
     x = torch.randn(2, 3, 7, 7).to(dtype).requires_grad_()
     assert_like_eager(function, x, torch.rand(2, 3, 2).to(dtype), allow_eager=True)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("leading", [(3,), (2, 3)])
+def test_samples_of_more_images_than_there_are_equal_eager(rank, leading):
+    def function(x, samples):
+        return POOLS[rank](x, 2, output_size=3, _random_samples=samples)
+
+    assert_like_eager(function, torch.randn(*leading, *[6] * rank, requires_grad=True), torch.rand(4, 3, rank))

@@ -122,3 +122,10 @@ def test_gradient_adds_where_windows_share_their_maximum():
     x = torch.zeros(1, 1, 5, 5)
     x[0, 0, 2, 2] = 1
     assert_like_eager(lambda x: functional.max_pool2d(x, 3, 1), x.requires_grad_())
+
+
+@pytest.mark.parametrize("pool", [functional.adaptive_max_pool2d, functional.adaptive_avg_pool2d])
+def test_adaptive_pooling_of_integers_is_torchs_own_error(pool):
+    compiled = torch.compile(lambda x: pool(x.argmax(1), 5), backend="ort_train")
+    with pytest.raises(RuntimeError, match="not implemented for 'Long'"):
+        compiled(torch.randn(2, 3, 6, 6, 6))

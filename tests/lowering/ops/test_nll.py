@@ -86,3 +86,13 @@ def test_cross_entropy_with_probabilities_equals_eager():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_cross_entropy_of_other_dtypes_equals_eager(dtype):
     assert_like_eager(lambda x, t: F.cross_entropy(x, t), r(30, 40, dtype=dtype), torch.randint(40, (30,)))
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+@pytest.mark.parametrize("target", [torch.tensor(2), torch.tensor([2, 0, 1])], ids=["one", "several"])
+@pytest.mark.parametrize("grad", [torch.tensor(2.0), torch.tensor([2.0])], ids=["scalar", "vector"])
+def test_the_gradient_of_one_sample_reads_the_first_target(reduction, target, grad):
+    def function(grad, x, t, w):
+        return torch.ops.aten.nll_loss_backward(grad, x, t, w, reduction, 1, torch.tensor(4.0))
+
+    assert_like_eager(function, grad, torch.randn(3), target, torch.tensor([1.0, 2.0, 4.0]), gradients=False)

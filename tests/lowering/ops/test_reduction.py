@@ -288,3 +288,12 @@ def test_sums_and_products_of_large_integers_are_exact():
 
     assert_like_eager(function, x, gradients=False)
     assert_like_eager(lambda x: (x.sum(), x.sum(1), x.prod(0)), x, gradients=False, dynamic=True)
+
+
+def test_the_norm_of_a_single_number_is_its_absolute_value():
+    # The number to a power would be infinite, or zero.
+    def function(x, y):
+        of_one = x.norm(p=-41.0, dim=1), x.norm(p=-41.0, dim=1, keepdim=True), torch.linalg.vector_norm(y, 3.0)
+        return *of_one, x.norm(p=3.0, dim=(1, 2)), x.norm(p=0, dim=1)
+
+    assert_like_eager(function, torch.randn(4, 1, 1) * 1e-4, torch.tensor(-1e-30), gradients=False)

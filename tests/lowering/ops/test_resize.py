@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from ort_dynamo.lowering.whole import whole_resizes
-from ort_dynamo.testing import assert_like_eager
+from ort_dynamo.testing import assert_like_eager, eager_reasons
 
 aten = torch.ops.aten
 
@@ -101,3 +101,11 @@ def test_the_dispatchers_tables_are_left_as_they_were():
     with whole_resizes():
         assert [dict(overload.py_kernels) for overload in overloads] != before
     assert [dict(overload.py_kernels) for overload in overloads] == before
+
+
+def test_a_very_long_axis_takes_no_matrix():
+    # A matrix that knows what becomes of each of its places would take 11 GB.
+    x = torch.randn(1, 2, 38_000, requires_grad=True)
+    assert_like_eager(resize("nearest", size=400), x.detach(), gradients=False)
+    assert_like_eager(resize("linear", size=400), x, allow_eager=True)
+    assert any("too large" in reason for reason in eager_reasons())

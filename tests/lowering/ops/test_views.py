@@ -216,3 +216,10 @@ def test_memory_that_is_read_negated_equals_eager():
     compiled = torch.compile(lambda x, z: (x * 2, z.conj().imag * 2), backend="ort_train")
     for found, wanted in zip(compiled(outside, number), (outside * 2, number.conj().imag * 2), strict=True):
         assert torch.equal(found, wanted)
+
+
+def test_windows_of_nothing_equal_eager():
+    def function(x, y):
+        return torch.unfold_copy(x, 1, 0, 7), torch.unfold_copy(y, 0, 0, 2), x.t().unfold(0, 0, 1) + 1
+
+    assert_like_eager(function, torch.randn(1, 0), torch.randn(3, 2), gradients=False)

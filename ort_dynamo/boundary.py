@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols, statically_known_true
 from torch.utils._sympy.functions import Max
 
-__all__ = ["ValueSpec", "inverse", "physical_order", "promised_strides"]
+__all__ = ["ValueSpec", "inverse", "physical_order", "promised_strides", "symbolic_strides"]
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,26 @@ def inverse(order: tuple[int, ...]) -> list[int]:
 def promised_strides(fake: torch.Tensor) -> tuple[int, ...]:
     """Strides of `fake` that neither contiguous memory nor `physical_order` gives; empty where they do.
 
-    Only static shapes have such promises; strides of dimensions of size 0 or 1 promise nothing.
+    Of static shapes only; those of others are `symbolic_strides`. Strides of dimensions of size 0 or 1 promise nothing.
     """
-    if any(isinstance(number, torch.SymInt) for number in (*fake.shape, *fake.stride())):
-        return ()
-    if fake.numel() <= 1 or _is_contiguous(fake, physical_order(fake) or tuple(range(fake.dim()))):
+    if _is_symbolic(fake) or fake.numel() <= 1 or _is_dense(fake):
         return ()
     return tuple(fake.stride())
+
+
+def symbolic_strides(fake: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
+    """The same where a size or stride is symbolic; empty also where one depends on data."""
+    if not _is_symbolic(fake) or has_free_unbacked_symbols(fake) or _is_dense(fake):
+        return ()
+    return tuple(fake.stride())
+
+
+def _is_symbolic(fake: torch.Tensor) -> bool:
+    return any(isinstance(number, torch.SymInt) for number in (*fake.shape, *fake.stride()))
+
+
+def _is_dense(fake: torch.Tensor) -> bool:
+    return _is_contiguous(fake, physical_order(fake) or tuple(range(fake.dim())))
 
 
 def _is_contiguous(fake: torch.Tensor, order: tuple[int, ...]) -> bool:

@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from ort_dynamo.boundary import symbolic_strides
 from ort_dynamo.lowering.symbols import symbols_of
 
 __all__ = ["MULTI_VIEWS", "VIEWS", "cut"]
@@ -151,6 +154,32 @@ class _Cutter:
         if isinstance(fake, torch.SymInt):
             self._sizes.setdefault(fake.node.expr, self._outside[placeholder])
 
+    def _laid_out(self, item: Node) -> Node:
+        """A copy of what comes contiguous out of an island in the symbolic strides that its fake value promises."""
+        fake = item.meta["val"]
+        strides = symbolic_strides(fake)
+        numbers = [self._number(number) for number in (*fake.shape, *strides)] if strides else [None]
+        if None in numbers:
+            return item
+        layout = numbers[: fake.dim()], numbers[fake.dim() :]
+        empty = self._outer.call_function(
+            aten.empty_strided.default, layout, {"dtype": fake.dtype, "device": fake.device}
+        )
+        copied = self._outer.call_function(aten.copy_.default, (empty, item))
+        copied.meta = dict(item.meta)
+        return copied
+
+    def _number(self, size: int | torch.SymInt) -> int | Node | None:
+        """The number, or an outer node that computes it; None where no placeholder carries one of its symbols."""
+        if not isinstance(size, torch.SymInt):
+            return size
+        nodes = {symbol: self._size_outside(symbol) for symbol in size.node.expr.free_symbols}
+        symbols = {symbol: torch.fx.Proxy(node) for symbol, node in nodes.items() if node is not None}
+        if len(symbols) < len(nodes):
+            return None
+        made = sympy_interp(PythonReferenceAnalysis, symbols, size.node.expr)
+        return made.node if isinstance(made, torch.fx.Proxy) else int(made)
+
     def _size_outside(self, symbol: Any) -> Node | None:
         """An outer node that holds the number `symbol`: a placeholder, or read from a tensor placeholder's shape."""
         if symbol in self._sizes:
@@ -178,7 +207,7 @@ class _Cutter:
         for index, node in enumerate(exports):
             item = self._outer.call_function(operator.getitem, (call, index))
             item.meta = dict(node.meta)
-            self._outside[node] = item
+            self._outside[node] = self._laid_out(item)
         return GraphModule(_attributes(self._gm, island.graph), island.graph)
 
     def _add_sizes(self, island: _Island) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -9,7 +10,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols, statically_known_true
 from torch.utils._sympy.functions import Max
 
-__all__ = ["ValueSpec", "inverse", "physical_order", "promised_strides", "symbolic_strides"]
+__all__ = ["ValueSpec", "inverse", "laid_out", "physical_order", "promised_strides", "symbolic_strides"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,17 @@ def symbolic_strides(fake: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
     if not _is_symbolic(fake) or has_free_unbacked_symbols(fake) or _is_dense(fake):
         return ()
     return tuple(fake.stride())
+
+
+def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """A copy of `tensor` in memory with `strides`. Elements that share a place there are equal."""
+    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    places = result
+    for axis, stride in enumerate(strides):
+        if stride == 0:  # copy_ refuses to write one place more than once
+            places, tensor = places.narrow(axis, 0, 1), tensor.narrow(axis, 0, 1)
+    places.copy_(tensor)
+    return result
 
 
 def _is_symbolic(fake: torch.Tensor) -> bool:

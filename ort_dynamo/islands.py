@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from ort_dynamo.boundary import symbolic_strides
+from ort_dynamo.boundary import laid_out, symbolic_strides
 from ort_dynamo.lowering.symbols import symbols_of
 
 __all__ = ["MULTI_VIEWS", "VIEWS", "cut"]
@@ -156,16 +156,10 @@ class _Cutter:
 
     def _laid_out(self, item: Node) -> Node:
         """A copy of what comes contiguous out of an island in the symbolic strides that its fake value promises."""
-        fake = item.meta["val"]
-        strides = symbolic_strides(fake)
-        numbers = [self._number(number) for number in (*fake.shape, *strides)] if strides else [None]
-        if None in numbers:
+        strides = [self._number(stride) for stride in symbolic_strides(item.meta["val"])]
+        if not strides or None in strides:
             return item
-        layout = numbers[: fake.dim()], numbers[fake.dim() :]
-        empty = self._outer.call_function(
-            aten.empty_strided.default, layout, {"dtype": fake.dtype, "device": fake.device}
-        )
-        copied = self._outer.call_function(aten.copy_.default, (empty, item))
+        copied = self._outer.call_function(laid_out, (item, strides))
         copied.meta = dict(item.meta)
         return copied
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._C import _from_dlpack, _to_dlpack  # the plain C calls: torch.from_dlpack costs ten times as much
 
-from ort_dynamo.boundary import ValueSpec, inverse
+from ort_dynamo.boundary import ValueSpec, inverse, laid_out
 from ort_dynamo.runtime.importing import binding as onnxruntime_binding
 
 __all__ = ["CompiledGraph"]
@@ -114,16 +114,5 @@ class _Fetch:
         if self._inverse:
             return tensor.permute(self._inverse)
         if self._strides:
-            return _laid_out(tensor, self._strides)
+            return laid_out(tensor, self._strides)
         return tensor
-
-
-def _laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """A copy of `tensor` in memory with `strides`. Elements that share a place there are equal."""
-    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    places = result
-    for axis, stride in enumerate(strides):
-        if stride == 0:  # copy_ refuses to write one place more than once
-            places, tensor = places.narrow(axis, 0, 1), tensor.narrow(axis, 0, 1)
-    places.copy_(tensor)
-    return result

@@ -6,7 +6,9 @@ from typing import ClassVar
 
 __all__ = [
     "DuplicateLoweringError",
+    "ExecutionError",
     "FallbackRefusedError",
+    "IndexOutOfBoundsError",
     "InvalidOptionError",
     "LoweringError",
     "MissingPackageError",
@@ -132,3 +134,15 @@ class SessionError(OrtDynamoError):
         "ONNX Runtime ({package} {version}, {provider}) cannot open the {graph} graph: {error}\n"
         "This is a defect of ort_dynamo. Compile with options={{'save_onnx': FOLDER}} to get the model for a report."
     )
+
+
+class ExecutionError(OrtDynamoError):
+    """ONNX Runtime stopped while it ran a graph."""
+
+    message = "ONNX Runtime stopped while running a compiled graph: {error}"
+
+
+class IndexOutOfBoundsError(ExecutionError, IndexError):
+    """It stopped at an index that its tensor does not have; eager raises IndexError or RuntimeError, this is both."""
+
+    message = "ONNX Runtime met an index that is out of bounds: {error}"

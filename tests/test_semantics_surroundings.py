@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ort_dynamo.errors import IndexOutOfBoundsError
 from ort_dynamo.testing import assert_close, assert_like_eager, eager_reasons
 
 
@@ -283,3 +284,29 @@ def test_a_child_process_calls_what_its_parent_compiled() -> None:
 def test_a_graph_without_any_session_runs() -> None:
     assert_like_eager(lambda x: torch.linalg.svdvals(x), torch.randn(3, 3), gradients=False, allow_eager=True)
     assert eager_reasons()
+
+
+def out_of_bounds() -> dict[str, Callable[[torch.Tensor, torch.Tensor], Any]]:
+    return {
+        "rows": lambda x, i: x[i],
+        "embedding": lambda x, i: F.embedding(i, x),
+        "index_select": lambda x, i: x.index_select(0, i),
+        "gather": lambda x, i: x.gather(0, i[None]),
+        "scatter": lambda x, i: x.scatter(0, i[None], 1.0),
+        "index_put": lambda x, i: x.index_put((i,), torch.zeros(())),
+        "cross_entropy": lambda x, i: F.cross_entropy(x[:2], i),
+        "embedding_bag": lambda x, i: F.embedding_bag(i[None], x),
+        "nothing": lambda x, i: x[:0][i - 7],
+    }
+
+
+@pytest.mark.parametrize("function", out_of_bounds().values(), ids=out_of_bounds())
+def test_an_index_out_of_bounds_is_an_error_of_eagers_class(
+    function: Callable[[torch.Tensor, torch.Tensor], Any],
+) -> None:
+    x, index = torch.randn(3, 4), torch.tensor([0, 7])
+    with pytest.raises((IndexError, RuntimeError)) as theirs:
+        function(x, index)
+    with pytest.raises(type(theirs.value)) as ours:
+        torch.compile(lambda x, i: function(x, i) + 1, backend="ort_train")(x, index)
+    assert isinstance(ours.value, IndexOutOfBoundsError)

@@ -94,12 +94,12 @@ def convolution_form(
     """From ATen's arguments, where one number stands for all dimensions.
 
     Raises:
-        UnsupportedNodeError: one of them is symbolic.
+        UnsupportedNodeError: one of them is symbolic, or torch's kernel rejects the output padding.
     """
     shape = ctx.static(ctx.sizes(weight), "the shape of the weight")
 
     each = partial(per_dimension, ctx, len(shape) - 2)
-    return ConvolutionForm(
+    form = ConvolutionForm(
         shape,
         each(stride, "the stride"),
         each(padding, "the padding"),
@@ -108,3 +108,7 @@ def convolution_form(
         ctx.static([groups], "the number of groups")[0],
         transposed,
     )
+    sizes = zip(form.output_padding, form.stride, form.dilation, strict=True)
+    if transposed and any(extra >= max(steps) for extra, *steps in sizes):
+        raise ctx.refuse("an output padding that is not smaller than stride or dilation")
+    return form

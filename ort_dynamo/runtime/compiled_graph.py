@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +10,13 @@ import torch
 from torch._C import _from_dlpack, _to_dlpack  # the plain C calls: torch.from_dlpack costs ten times as much
 
 from ort_dynamo.boundary import ValueSpec, inverse, laid_out
+from ort_dynamo.errors import ExecutionError, IndexOutOfBoundsError
 from ort_dynamo.runtime.importing import binding as onnxruntime_binding
 
 __all__ = ["CompiledGraph"]
+
+_OUT_OF_BOUNDS = re.compile(r"out of (data )?bounds|out of range|invalid (index|indice) found", re.IGNORECASE)
+"""How the kernels of Gather and Scatter and their kin say it."""
 
 
 class CompiledGraph:
@@ -47,7 +52,11 @@ class CompiledGraph:
             self._stream = torch.cuda.current_stream(device).cuda_stream
 
     def __call__(self, *values: Any) -> tuple[torch.Tensor, ...]:
-        """Run on `values`, one per input spec: tensors on the session's device, or Python numbers."""
+        """Run on `values`, one per input spec: tensors on the session's device, or Python numbers.
+
+        Raises:
+            ExecutionError: ONNX Runtime stopped; IndexOutOfBoundsError if at an index in the data.
+        """
         if self._stream is not None and torch.cuda.current_stream(self.device).cuda_stream != self._stream:
             return self._run_on_own_stream(values)
         return self._run_here(values)
@@ -58,7 +67,11 @@ class CompiledGraph:
         for feed, value in zip(self._feeds, values, strict=True):
             feed.push(feeds, value)
         fetches = self._binding.OrtValueVector()
-        self._run(self._run_options, self._input_names, feeds, self._output_names, fetches, self._places)
+        try:
+            self._run(self._run_options, self._input_names, feeds, self._output_names, fetches, self._places)
+        except Exception as error:  # pybind exposes about ten unrelated exception classes
+            kind = IndexOutOfBoundsError if _OUT_OF_BOUNDS.search(str(error)) else ExecutionError
+            raise kind(error=error) from error
         return tuple(fetch.take(fetches, index) for index, fetch in enumerate(self._fetches))
 
     def _run_on_own_stream(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:

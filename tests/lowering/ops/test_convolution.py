@@ -209,3 +209,9 @@ def test_groups_with_a_weight_of_symbolic_sizes_equal_eager():
     assert_like_eager(function, x, w, torch.randn(6, 3, 3, 2, requires_grad=True), dynamic=True)
     assert_like_eager(lambda x, w: F.conv2d(x, w), x.detach().bfloat16(), torch.randn(4, 6, 3, 2).bfloat16(),
                       gradients=False, dynamic=True)  # fmt: skip
+
+
+def test_too_much_output_padding_is_torchs_own_error():
+    net = torch.nn.ConvTranspose2d(3, 6, 3, stride=1, padding=1, output_padding=1)
+    with pytest.raises(RuntimeError, match="output padding must be smaller than either stride or dilation"):
+        torch.compile(net, backend="ort_train")(torch.randn(1, 3, 8, 8))

@@ -44,12 +44,12 @@ def classes() -> torch.Tensor:
     return torch.tensor([1, 3])
 
 
-def language_model(name: str, **options: Any) -> Callable[[], Made]:
+def language_model(name: str, lm: str = "ForCausalLM", **options: Any) -> Callable[[], Made]:
     def make() -> Made:
         config = getattr(hf, f"{name}Config")(**options)
         config.use_cache = False
         ids = tokens()
-        return getattr(hf, f"{name}ForCausalLM")(config), {"input_ids": ids, "labels": ids.clone()}
+        return getattr(hf, f"{name}{lm}")(config), {"input_ids": ids, "labels": ids.clone()}
 
     return make
 
@@ -210,11 +210,32 @@ def electra() -> Made:
     return hf.ElectraForPreTraining(config), {"input_ids": tokens(), "labels": torch.randint(0, 2, (2, 12))}
 
 
+def qwen3_next() -> Made:
+    """A layer of the gated delta rule, which solves triangular systems, and one of attention, both with experts."""
+    sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "head_dim": 8}
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    }
+    return language_model(
+        "Qwen3Next",
+        num_key_value_heads=2,
+        linear_num_value_heads=4,
+        layer_types=["linear_attention", "full_attention"],
+        **sizes,
+        **experts,
+        **TEXT,
+    )()
+
+
 FAST: dict[str, Callable[[], Made]] = {
     "unet": unet,
     "convnext": convnext,
     "segformer": segformer,
     "whisper": whisper,
+    "mixtral": language_model("Mixtral", num_key_value_heads=2, num_local_experts=4, **TEXT),
 }
 SLOW: dict[str, Callable[[], Made]] = {
     "electra": electra,
@@ -233,6 +254,9 @@ SLOW: dict[str, Callable[[], Made]] = {
     "gemma2": language_model(
         "Gemma2", num_key_value_heads=2, head_dim=8, query_pre_attn_scalar=8, sliding_window=4, **TEXT
     ),
+    "qwen3_next": qwen3_next,
+    # Dropout of an expanded position embedding.
+    "xlnet": language_model("XLNet", lm="LMHeadModel", vocab_size=99, d_model=32, n_layer=2, n_head=4, d_inner=64),
     "bloom": language_model("Bloom", vocab_size=99, hidden_size=32, n_layer=2, n_head=4),
 }
 

@@ -74,6 +74,7 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
     fusions = (FuseRowSum(),) if options.fuse and target.device_type == "cpu" else ()
     return (
         IdentityEliminationPass(),
+        SeparateOutputs(),  # the next pass gives two outputs that are one value the same name when it merges it
         CommonSubexpressionEliminationPass(),
         FoldCasts(),
         RemoveRoundTrips(options.excess_precision),  # after equal casts are one

@@ -97,16 +97,25 @@ def _place(ctx: LoweringContext, this: Sampling, coordinate: ir.Value, size: ir.
 
 
 def _padded(ctx: LoweringContext, this: Sampling, place: ir.Value, size: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    """(`place` brought into the image as the padding mode says, its derivative or None for 1)"""
+    """(`place` brought into the image as the padding mode says, its derivative or None for 1)
+
+    What is not a number is where torch's kernels find it: in an image at 0, in a volume at the end, or without padding
+    outside.
+    """
     op = ctx.op
+    is_volume = len(this.space) == 3
     if this.padding == _ZEROS:
-        return place, None
+        return op.Where(op.IsNaN(place), -2.0, place) if is_volume else place, None
     sign = None
     if this.padding == _REFLECTION:
         place, sign = _reflected(ctx, this, place, size)
     last = op.Sub(size, 1.0)
-    within = ctx.cast(op.And(op.Greater(place, 0.0), op.Less(place, last)), this.dtype)
-    clipped = op.Max(op.Min(place, last), 0.0)
+    above, below = op.Greater(place, 0.0), op.Less(place, last)
+    within = ctx.cast(op.And(above, below), this.dtype)
+    if is_volume:
+        clipped = op.Where(below, op.Max(place, 0.0), last)
+    else:
+        clipped = op.Where(above, op.Min(place, last), 0.0)
     return clipped, within if sign is None else op.Mul(sign, within)
 
 

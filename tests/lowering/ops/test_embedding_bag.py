@@ -75,3 +75,12 @@ def test_all_four_results_equal_eagers(mode, padding_idx):
         return torch.ops.aten._embedding_bag(table, indices, offsets, False, mode, False, None, False, padding_idx)
 
     assert_like_eager(function, torch.randn(7, 4), INDICES, OFFSETS, gradients=False)
+
+
+def test_bags_that_share_their_indices_share_what_they_save():
+    rows, starts = torch.tensor([0, 2, 5, 2, 2, 1, 0, 3]), torch.tensor([0, 3, 3, 6])
+
+    def function(weight):
+        return [F.embedding_bag(rows, weight, starts, mode=mode) for mode in ("sum", "mean", "max")]
+
+    assert_like_eager(function, torch.randn(6, 4, requires_grad=True))

@@ -78,3 +78,18 @@ def test_an_infinite_pixel_shows_only_where_it_is_sampled():
 def test_affine_grids_equal_eager(size, align_corners):
     theta = torch.randn(2, len(size) - 2, len(size) - 1, requires_grad=True)
     assert_like_eager(lambda theta: F.affine_grid(theta, list(size), align_corners=align_corners), theta)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("shape", [(1, 2, 5, 6), (1, 2, 3, 5, 6)], ids=["image", "volume"])
+def test_a_grid_that_is_no_number_samples_where_eager_does(shape, padding):
+    modes = ["bilinear", "nearest"] + ["bicubic"] * (len(shape) == 4)
+
+    def function(x, grid):
+        return [F.grid_sample(x, grid, mode, padding, align) for mode in modes for align in (False, True)]
+
+    rank = len(shape) - 2
+    grid = torch.rand(1, *shape[2:], rank) * 3 - 1.5
+    places = grid.view(-1, rank)
+    places[0, 0], places[1, 1], places[2], places[3, 0] = math.nan, math.inf, -math.inf, math.nan
+    assert_like_eager(function, torch.randn(shape, requires_grad=True), grid)

@@ -105,7 +105,9 @@ def _padded(ctx: LoweringContext, this: Sampling, place: ir.Value, size: ir.Valu
     op = ctx.op
     is_volume = len(this.space) == 3
     if this.padding == _ZEROS:
-        return op.Where(op.IsNaN(place), -2.0, place) if is_volume else place, None
+        # All that is outside is alike, and its weights are finite.
+        outside = op.Where(op.Greater(place, -2.0), op.Min(place, op.Add(size, 1.0)), -2.0) if is_volume else place
+        return outside, None
     sign = None
     if this.padding == _REFLECTION:
         place, sign = _reflected(ctx, this, place, size)

@@ -92,4 +92,4 @@ def test_a_grid_that_is_no_number_samples_where_eager_does(shape, padding):
     grid = torch.rand(1, *shape[2:], rank) * 3 - 1.5
     places = grid.view(-1, rank)
     places[0, 0], places[1, 1], places[2], places[3, 0] = math.nan, math.inf, -math.inf, math.nan
-    assert_like_eager(function, torch.randn(shape, requires_grad=True), grid)
+    assert_like_eager(function, torch.randn(shape), grid, gradients=False)  # eager's gradient reads beyond the image

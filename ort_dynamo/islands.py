@@ -140,7 +140,17 @@ class _Cutter:
 
     def _copy(self, node: Node) -> None:
         if node not in self._outside:
-            self._outside[node] = self._outer.node_copy(node, self._view_outside)
+            argument = self._contiguous if _needs_contiguous(node) else self._view_outside
+            self._outside[node] = self._outer.node_copy(node, argument)
+
+    def _contiguous(self, value: Node) -> Node:
+        """The outer node of `value`, as a contiguous tensor where it is one tensor."""
+        outside = self._view_outside(value)
+        if not isinstance(value.meta.get("val"), torch.Tensor):
+            return outside
+        made = self._outer.call_function(aten.contiguous.default, (outside,))
+        made.meta = dict(value.meta)
+        return made
 
     def _view_outside(self, value: Node) -> Node:
         """The outer node of `value`, its views re-made on the base if needed."""
@@ -269,6 +279,16 @@ class _Island:
             self._last_placeholder = made = self.graph.placeholder(name)
         made.meta = dict(source.meta)
         return made
+
+
+def _needs_contiguous(node: Node) -> bool:
+    """Whether the operator of `node` says that a compiler has to hand it contiguous tensors."""
+    target = node.target
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.needs_contiguous_strides in target.tags
+        and not target._schema.is_mutable
+    )
 
 
 def _attributes(gm: GraphModule, graph: Graph) -> dict[str, Any]:

@@ -271,3 +271,28 @@ def test_collectives_stay_in_eager_in_order() -> None:
 
     assert_like_eager(function, torch.randn(4), gradients=False, allow_eager=True)
     assert all("_c10d_functional" in reason for reason in eager_reasons())
+
+
+@torch.library.custom_op("ort_dynamo_tests::weighted", mutates_args=(), tags=(torch.Tag.needs_contiguous_strides,))
+def weighted(x: torch.Tensor, weight: float, y: torch.Tensor) -> torch.Tensor:
+    assert x.is_contiguous()
+    assert y.is_contiguous()
+    return x * weight + y
+
+
+weighted.register_fake(lambda x, weight, y: torch.empty(x.shape))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_operator_that_needs_contiguous_tensors_gets_them(dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> Any:
+        outside = weighted(x, 2.0, x.t().t())  # an input and a view of it
+        inside = weighted((x.exp() + 1).t(), 3.0, x.t() * 2)
+        return outside + 1, inside, weighted(outside.t(), 1.0, inside)
+
+    x = torch.randn(4, 3).t()
+    found = torch.compile(function, backend="ort_train", dynamic=dynamic, fullgraph=True)(x)
+    first = x * 3
+    second = (x.exp() + 1).t() * 3 + x.t() * 2
+    for mine, exact in zip(found, (first + 1, second, first.t() + second), strict=True):
+        assert_close(mine, exact, "the result", strides=False)

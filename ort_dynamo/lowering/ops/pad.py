@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.promotion import float_dtype
@@ -27,8 +28,15 @@ def _pads(ctx: LoweringContext, rank: int, padding: Sequence[Size]) -> ir.Value:
 @lowering(aten.constant_pad_nd.default)
 def constant_pad_nd(ctx: LoweringContext, self: ir.Value, pad: Sequence[Size], value: Number = 0) -> ir.Value:
     """constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor"""
-    number = ctx.scalar(value, ctx.out.dtype)
-    return ctx.op.Pad(self, _pads(ctx, ctx.rank(self), pad), number)
+    sizes, left, kept = ctx.sizes(self), list(pad), self
+    for i in range(len(pad) // 2):
+        axis = len(sizes) - 1 - i
+        before, after = (min(width, 0) if isinstance(width, int) else 0 for width in pad[2 * i : 2 * i + 2])
+        if (before or after) and not statically_known_true(sizes[axis] > -before - after):
+            # Pad of 1.19.2 leaves its result unwritten where negative widths cut off a whole axis.
+            kept = ctx.op.Slice(kept, [-before], [after or sys.maxsize], [axis])
+            left[2 * i], left[2 * i + 1] = left[2 * i] - before, left[2 * i + 1] - after
+    return ctx.op.Pad(kept, _pads(ctx, len(sizes), left), ctx.scalar(value, ctx.out.dtype))
 
 
 @lowering(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)

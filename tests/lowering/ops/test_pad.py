@@ -62,3 +62,12 @@ def test_padding_that_crops_equals_eager(mode, pad):
 def test_replication_that_crops_a_whole_axis_equals_eager(pad, dynamic):
     module = torch.nn.ReplicationPad1d(pad)
     assert_like_eager(torch.nn.Sequential(module), torch.randn(2, 3, 5, requires_grad=True), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_widths_that_cut_off_a_whole_axis_leave_the_padding(dynamic):
+    def function(x):
+        widths = [(-9, 1), (1, -9), (-5, -4, 1, 1), (-9, 10), (-4, 2, 1, -3), (-3, -2)]
+        return [F.pad(x, width, value=2.0) for width in widths]
+
+    assert_like_eager(function, torch.randn(2, 3, 9, requires_grad=True), dynamic=dynamic)

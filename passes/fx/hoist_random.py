@@ -157,9 +157,11 @@ class _Rewriter:
     def detach_from_data(self) -> None:
         node = self._node
         source = node.args[0]
-        fake: torch.Tensor = source.meta["val"]  # type: ignore[union-attr]
-        with self._graph.inserting_before(node):
-            node.update_arg(0, self._empty_like(fake, fake.dtype))
+        assert isinstance(source, Node)
+        if not is_draw(source.target):  # one that is drawn over, rand_like(x).uniform_(), has moved the generator
+            fake: torch.Tensor = source.meta["val"]
+            with self._graph.inserting_before(node):
+                node.update_arg(0, self._empty_like(fake, fake.dtype))
         _mark(node)
 
     def _empty_like(self, fake: torch.Tensor, dtype: torch.dtype) -> Node:

@@ -114,6 +114,13 @@ def test_draws_keep_eagers_order() -> None:
     assert_like_eager(function, torch.rand(4, 8, requires_grad=True), allow_eager=True)
 
 
+def test_what_is_drawn_over_is_drawn_all_the_same() -> None:
+    def twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.rand_like(x).uniform_(2, 3) * x, torch.rand_like(x)
+
+    assert_like_eager(twice, torch.randn(4, 3, requires_grad=True))
+
+
 def test_of_a_checkpointed_dropout_the_mask_alone_is_kept(joint_graph: Callable[..., GraphModule]) -> None:
     def network(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return checkpoint(lambda x: F.dropout(x.exp(), 0.5) @ w, x, use_reentrant=False).sum()

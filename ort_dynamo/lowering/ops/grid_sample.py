@@ -195,6 +195,9 @@ def _sampling(
 ) -> tuple[Sampling, list[list[Tap]]]:
     """Where is sampled, and the taps along each axis of the image, outermost first."""
     op, dtype = ctx.op, float_dtype(ctx.dtype(image))
+    if dtype != ctx.dtype(image) and ctx.target.device_type == "cpu":
+        # A place that is off by its rounding is another pixel. torch's CUDA kernels compute in float32, as here.
+        raise ctx.refuse(f"sampling a grid of {ctx.dtype(image)}, in whose rounding torch finds the places on the CPU")
     this = Sampling(ctx.sizes(image), ctx.sizes(grid)[:-1], mode, padding, align_corners, dtype)
     rows = ctx.reshape(ctx.cast(grid, dtype), [this.out[0], this.samples, len(this.space)])
     axes = []

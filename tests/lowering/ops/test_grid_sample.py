@@ -93,3 +93,9 @@ def test_a_grid_that_is_no_number_samples_where_eager_does(shape, padding):
     places = grid.view(-1, rank)
     places[0, 0], places[1, 1], places[2], places[3, 0] = math.nan, math.inf, -math.inf, math.nan
     assert_like_eager(function, torch.randn(shape), grid, gradients=False)  # eager's gradient reads beyond the image
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_in_half_precision_the_places_are_eagers(dtype, padding):
+    assert_like_eager(sample(mode="bilinear", padding_mode=padding), *operands(dtype=dtype), allow_eager=True)

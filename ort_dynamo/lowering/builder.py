@@ -89,6 +89,9 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         self, op_type, args, kwargs, /, domain="", version=None, outputs=1, name=None
     ) -> Any:
         """Add one node, with casts around it where the target's kernels need them."""
+        if op_type == "Transpose" and list(perm := kwargs.get("perm", ())) == list(range(len(perm))) != []:
+            # Where it precedes a Gemm, onnxruntime-training 1.19.2 takes any Transpose for one that transposes.
+            op_type, kwargs = "Identity", {}
         schema = self._get_schema(op_type, domain, version)
         if schema is None and domain == "" and version is not None:
             raise AttributeError(f"ONNX has no operator {op_type} in opset {version}")

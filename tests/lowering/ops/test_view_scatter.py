@@ -114,3 +114,12 @@ def test_writing_another_dtype_into_a_view_equals_eager():
         return x
 
     assert_like_eager(function, torch.randn(4, 3), torch.randn(2, 3, dtype=torch.float64), gradients=False)
+
+
+def test_a_matrix_with_a_diagonal_written_is_multiplied_as_it_stands():
+    # Its axes are in order already: a Transpose that says so would be taken for one that transposes.
+    def function(x, diagonal, y):
+        written = torch.diagonal_scatter(x * 2, diagonal)
+        return written @ y + diagonal, torch.permute_copy(x, (0, 1)) @ y + diagonal
+
+    assert_like_eager(function, torch.randn(3, 3), torch.randn(3), torch.randn(3, 3), gradients=False)

@@ -74,6 +74,7 @@ _BACKBONE = {
     "out_features": ["stage2", "stage3", "stage4"],
 }
 _OVERRIDES: dict[str, dict[str, Any]] = {
+    "esm": {"vocab_size": VOCABULARY, "pad_token_id": 0, "mask_token_id": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
     "perceiver": {"num_self_attention_heads": 2, "num_cross_attention_heads": 1},
     "reformer": {
@@ -133,6 +134,8 @@ class _Shrinker:
         heads, keys = "num_attention_heads", "num_key_value_heads"
         if heads in shrunk and fields.get(keys) == fields[heads]:
             shrunk[keys] = shrunk[heads]
+        if str(fields.get("model_type")).endswith("swin"):  # its last stage must still hold a window
+            shrunk |= {"image_size": 64, "window_size": 2}
         missing = [name for name in ("image_token_id", "image_token_index") if shrunk.get(name, 0) is None]
         shrunk |= {name: self._token(name) for name in missing}
         if _THREE_AXES.search(str(fields.get("model_type"))) and "vocab_size" in fields:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ort_dynamo.testing import Tolerance, assert_close
 
-__all__ = ["Seen", "double", "evaluation", "training_step", "verdict"]
+__all__ = ["Seen", "compare", "double", "evaluation", "training_step", "verdict"]
 
 Seen = dict[str, torch.Tensor]
 

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_dynamo.passes.analysis.cast_regions import Region, foldable, is_cast, origin
+from ort_dynamo.passes.analysis.value_names import ValueNames
 
 __all__ = ["CastEditor"]
 
@@ -20,7 +21,7 @@ class CastEditor:
         self._model = model
         self._made_by = made_by
         self._version = model.opset_imports.get("")
-        self._names = _names(model)
+        self._names = ValueNames(model)
         self._constants: dict[tuple[ir.Value, ir.DataType, ir.Graph], ir.Value] = {}
 
     def reduce(self, graph: ir.Graph, dtype: ir.DataType) -> bool:
@@ -95,7 +96,7 @@ class CastEditor:
         if (tensor := foldable(value)) is None:
             return self._cast(value, dtype, graph)
         if (value, dtype, graph) not in self._constants:
-            name = self._name(f"{value.name}_{dtype.name.lower()}")
+            name = self._names.fresh(f"{value.name}_{dtype.name.lower()}")
             with np.errstate(over="ignore"):  # what a cast does at run time as well
                 array = tensor.numpy().astype(dtype.numpy())
             folded = ir.Value(
@@ -124,7 +125,7 @@ class CastEditor:
         value.type = ir.TensorType(dtype)
         if value.is_graph_output():
             name, shape = value.name, value.shape
-            value.name = self._name(f"{name}_{dtype.name.lower()}")
+            value.name = self._names.fresh(f"{name}_{dtype.name.lower()}")
             widened = self._cast(value, _WIDE, graph)
             self._take_name(widened, name, shape)
             for index, output in enumerate(graph.outputs):
@@ -157,7 +158,7 @@ class CastEditor:
 
     def _cast(self, value: ir.Value, dtype: ir.DataType, graph: ir.Graph) -> ir.Value:
         node = self._make("Cast", value, ir.TensorType(dtype), to=dtype)
-        node.outputs[0].name = self._name(f"{value.name}_{_suffix(dtype)}")
+        node.outputs[0].name = self._names.fresh(f"{value.name}_{_suffix(dtype)}")
         self._insert(node, value, graph)
         return node.outputs[0]
 
@@ -178,23 +179,6 @@ class CastEditor:
         else:
             graph.append(node)
 
-    def _name(self, wanted: str) -> str:
-        name, count = wanted, 1
-        while name in self._names:
-            count += 1
-            name = f"{wanted}_{count}"
-        self._names.add(name)
-        return name
-
 
 def _suffix(dtype: ir.DataType) -> str:
     return "float32" if dtype == _WIDE else dtype.name.lower()
-
-
-def _names(model: ir.Model) -> set[str]:
-    """Names of all values, in sub-graphs too: an inner name must not hide an outer one."""
-    names: set[str] = set()
-    for graph in [model.graph, *model.graph.subgraphs()]:
-        values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
-        names.update(value.name for value in values if value.name)
-    return names

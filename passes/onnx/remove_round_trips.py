@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
+from ort_dynamo.passes.analysis.value_names import ValueNames
 from ort_dynamo.target import FOR_KERNEL, FX_NODE
 
 __all__ = ["RemoveRoundTrips"]
@@ -49,7 +50,7 @@ class RemoveRoundTrips(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite every graph of the model."""
-        run = _Run(self)
+        run = _Run(self, ValueNames(model))
         for node in list(RecursiveGraphIterator(model.graph)):
             run.visit(node)
         return ir.passes.PassResult(model, run.modified)
@@ -58,6 +59,7 @@ class RemoveRoundTrips(ir.passes.InPlacePass):
 @dataclass
 class _Run:
     pass_: RemoveRoundTrips
+    names: ValueNames
     modified: bool = False
     _made: dict[tuple[ir.Value, ir.Graph], ir.Value] = field(default_factory=dict)
 
@@ -107,7 +109,7 @@ class _Run:
         metadata = {"ort_dynamo.pass": repr(self.pass_)}
         copy = ir.node("Identity", [exact], version=widening.version, metadata_props=metadata)
         (result,) = copy.outputs
-        result.name = f"{widening.outputs[0].name}_unrounded"
+        result.name = self.names.fresh(f"{widening.outputs[0].name}_unrounded")
         result.type, result.shape = exact.type, exact.shape
         graph.insert_before(widening, copy)
         return result
@@ -131,7 +133,7 @@ class _Run:
                 metadata_props={**node.metadata_props, "ort_dynamo.pass": repr(self.pass_)},
             )
             (result,) = copy.outputs
-            result.name = f"{value.name}_unrounded"
+            result.name = self.names.fresh(f"{value.name}_unrounded")
             result.type, result.shape = widening.outputs[0].type, value.shape
             graph.insert_before(widening, copy)
             self._made[value, graph] = result

@@ -183,3 +183,31 @@ g (float[4] x, bool c) => (float[4] y) {{
     cast = "p = Cast <to: int = 1> (rounded)"
     after = text(f"p_unrounded = Identity (exact)  {cast}", "p_unrounded")
     assert_rewrites(RemoveRoundTrips(), text(cast, "p"), after, {"rounded": KERNEL})
+
+
+def test_a_movement_made_again_outside_and_in_a_branch_has_two_names() -> None:
+    """ONNX forbids a value of a branch whose name hides one of the graph around it."""
+
+    def text(outside: str, read_outside: str, inside: str, read_inside: str) -> str:
+        return (
+            HEADER
+            + f"""
+g (float[4, 1] x, bool c) => (float[1, 4] z, float[1, 4] y) {{
+    exact = Exp (x)
+    rounded = Cast <to: int = 16> (exact)
+    moved = Reshape <allowzero: int = 0> (rounded, shape)
+    {outside}
+    widened = Cast <to: int = 1> (moved)
+    z = Neg ({read_outside})
+    y = If (c) <
+        then_branch = t () => (float[1, 4] p) {{ {inside} cast = Cast <to: int = 1> (moved)  p = Neg ({read_inside}) }},
+        else_branch = e () => (float[1, 4] q) {{ q = Exp (z) }}
+    >
+}}
+"""
+        ).replace("x, bool c)", "x, bool c, int64[2] shape)")
+
+    move = "= Reshape <allowzero: int = 0> (exact, shape)"
+    after = text(f"moved_unrounded {move}", "moved_unrounded", f"moved_unrounded_2 {move}", "moved_unrounded_2")
+    marks: Mapping[str, Mapping[str, str]] = {"rounded": KERNEL}
+    assert_rewrites(RemoveRoundTrips(), text("", "widened", "", "cast"), after, marks)

@@ -134,13 +134,13 @@ def _session_settings(options: SessionSettings, device: torch.device) -> Any:
 def _register_arena() -> None:
     """Register the CPU arena that sessions of this process share.
 
-    It grows by 32 MiB, or by the power of two above what is asked for. So neighbours that are free make room for a
+    It grows by 8 MiB, or by the power of two above what is asked for. So neighbours that are free make room for a
     larger tensor: a convolutional net's tensors grow from one stage of its backward to the next. What is not touched
     of a region takes no memory. By default regions double, up to a GiB.
     """
     ort = onnxruntime()
     place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    next_power_of_two, region = 0, 32 << 20
+    next_power_of_two, region = 0, 8 << 20
     growth = {
         "max_mem": 0,  # no limit
         "arena_extend_strategy": next_power_of_two,

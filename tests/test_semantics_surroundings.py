@@ -310,3 +310,33 @@ def test_an_index_out_of_bounds_is_an_error_of_eagers_class(
     with pytest.raises(type(theirs.value)) as ours:
         torch.compile(lambda x, i: function(x, i) + 1, backend="ort_train")(x, index)
     assert isinstance(ours.value, IndexOutOfBoundsError)
+
+
+def counted_from_the_start() -> dict[str, Callable[[torch.Tensor, torch.Tensor], Any]]:
+    rows = torch.ones(2, 4)
+    return {
+        "embedding": lambda x, i: F.embedding(i, x),
+        "embedding_bag": lambda x, i: F.embedding_bag(i[None], x),
+        "index_select": lambda x, i: x.index_select(0, i),
+        "gather": lambda x, i: x.gather(0, i[:, None]),
+        "scatter": lambda x, i: x.scatter(0, i[None], 1.0),
+        "scatter_reduce": lambda x, i: x.scatter_reduce(0, i[None], rows[:1, :2], "amax"),
+        "index_add": lambda x, i: x.index_add(0, i, rows),
+        "index_add of columns": lambda x, i: x.index_add(1, i, rows[:, :3].T),
+        "index_copy": lambda x, i: x.index_copy(0, i, rows),
+        "index_reduce": lambda x, i: x.index_reduce(0, i, rows, "amax"),
+        "nll_loss": lambda x, i: F.nll_loss(x[:2], i),
+        "cross_entropy": lambda x, i: F.cross_entropy(x[:2], i),
+    }
+
+
+@pytest.mark.parametrize("function", counted_from_the_start().values(), ids=counted_from_the_start())
+def test_a_negative_index_is_out_of_bounds_where_torch_counts_from_the_start_only(
+    function: Callable[[torch.Tensor, torch.Tensor], Any],
+) -> None:
+    """A label of -1 must not train the last class."""
+    x, index = torch.randn(3, 4), torch.tensor([0, -1])
+    with pytest.raises((IndexError, RuntimeError)):
+        function(x, index)
+    with pytest.raises(IndexOutOfBoundsError):
+        torch.compile(lambda x, i: function(x, i) + 1, backend="ort_train")(x, index)

@@ -9,6 +9,7 @@ import torch
 
 from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.positions import from_start
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.zeros import zeros
@@ -26,7 +27,7 @@ def embedding(
     sparse: bool = False,
 ) -> ir.Value:
     """embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"""  # noqa: E501
-    return ctx.op.Gather(weight, indices, axis=0)
+    return ctx.op.Gather(weight, from_start(ctx, indices), axis=0)
 
 
 @lowering(aten.embedding_dense_backward.default)

@@ -16,6 +16,7 @@ from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.ops.embedding import clear_row
 from ort_dynamo.lowering.ops.views import same_size
+from ort_dynamo.lowering.positions import from_start
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.zeros import zeros
@@ -89,7 +90,7 @@ def embedding_bag(
     bag_count, width = ctx.out[_OUTPUT].shape
     every = _sort_entries(ctx, indices, offsets, bag_count, padding_idx)
     dtype = float_dtype(ctx.dtype(weight))
-    rows = ctx.cast(op.Gather(weight, every.rows, axis=0), dtype)
+    rows = ctx.cast(op.Gather(weight, from_start(ctx, every.rows), axis=0), dtype)
     maxima = None
     if mode == _MAX:
         output, maxima = _maximum(ctx, every, rows, width)

@@ -13,7 +13,7 @@ import torch
 from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.ops.views import axis, same_size
-from ort_dynamo.lowering.positions import ordinals
+from ort_dynamo.lowering.positions import from_start, ordinals
 from ort_dynamo.lowering.promotion import accumulator
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.zeros import zeros
@@ -223,9 +223,9 @@ def _masked_put(
 def index_select(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value) -> ir.Value:
     """index_select(Tensor self, int dim, Tensor index) -> Tensor"""
     if ctx.rank(self) == 0:
-        return ctx.reshape(ctx.op.Gather(ctx.reshape(self, [1]), index, axis=0), [])
+        return ctx.reshape(ctx.op.Gather(ctx.reshape(self, [1]), from_start(ctx, index), axis=0), [])
     where = index if ctx.rank(index) == 1 else ctx.reshape(index, [1])
-    return ctx.op.Gather(self, where, axis=axis(dim, ctx.rank(self)))
+    return ctx.op.Gather(self, from_start(ctx, where), axis=axis(dim, ctx.rank(self)))
 
 
 @lowering(aten.take.default)

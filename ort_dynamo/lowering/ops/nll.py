@@ -6,6 +6,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.positions import from_start
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.total import total
@@ -27,7 +28,7 @@ def _targets(
     op = ctx.op
     wanted = ctx.cast(target, torch.int64)
     valid = op.Not(op.Equal(wanted, ctx.scalar(ignore_index, torch.int64)))
-    classes = op.Where(valid, wanted, 0)
+    classes = from_start(ctx, op.Where(valid, wanted, 0))
     weights = None if weight is None else op.Gather(ctx.cast(weight, dtype), classes, axis=0)
     return valid, classes, weights
 

@@ -14,6 +14,7 @@ from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.views import axis, same_size, size_is_zero
+from ort_dynamo.lowering.positions import from_start
 from ort_dynamo.lowering.promotion import accumulator
 from ort_dynamo.lowering.registry import lowering, register
 from ort_dynamo.lowering.zeros import zeros
@@ -46,7 +47,7 @@ def gather(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, spar
     """gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"""
     if any(map(size_is_zero, ctx.sizes(index))):  # of any rank
         return filled(ctx, 0)
-    data, where = _at_least_1d(ctx, self), _at_least_1d(ctx, index)
+    data, where = _at_least_1d(ctx, self), from_start(ctx, _at_least_1d(ctx, index))
     result: ir.Value = ctx.op.GatherElements(data, where, axis=axis(dim, ctx.rank(self)))
     return result if ctx.rank(index) else ctx.reshape(result, [])
 
@@ -108,7 +109,7 @@ def _scatter(
             source = ctx.op.Slice(source, ctx.ints([0] * len(sizes)), ctx.shape(sizes))
     else:
         source = ctx.op.Expand(ctx.scalar(src, ctx.out.dtype), ctx.shape(sizes))
-    return _reduced(ctx, self, dim, _at_least_1d(ctx, index), source, reduce, include_self)
+    return _reduced(ctx, self, dim, from_start(ctx, _at_least_1d(ctx, index)), source, reduce, include_self)
 
 
 def _reduced(
@@ -196,9 +197,11 @@ def index_add(
         scaled = ctx.op.Mul(scaled, ctx.scalar(alpha, dtype))
     if axis(dim, ctx.rank(self)) == 0:
         width = math.prod(ctx.sizes(self)[1:])
-        rows = add_rows(ctx, ctx.cast(self, dtype), ctx.cast(index, torch.int64), scaled, width)
+        # Small enough to be multiplied by the width, and no size all the same.
+        where = ctx.op.Min(from_start(ctx, ctx.cast(index, torch.int64)), 1 << 40)
+        rows = add_rows(ctx, ctx.cast(self, dtype), where, scaled, width)
         return ctx.reshape(ctx.cast(rows, ctx.out.dtype), ctx.sizes(self))
-    where = _spread(ctx, self, dim, index, _sizes_1d(ctx, source))
+    where = _spread(ctx, self, dim, from_start(ctx, index), _sizes_1d(ctx, source))
     return _reduced(ctx, self, dim, where, scaled, "sum")
 
 
@@ -214,14 +217,14 @@ def index_reduce(
     include_self: bool = True,
 ) -> ir.Value:
     """index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True) -> Tensor"""  # noqa: E501
-    where = _spread(ctx, self, dim, index, _sizes_1d(ctx, source))
+    where = _spread(ctx, self, dim, from_start(ctx, index), _sizes_1d(ctx, source))
     return _reduced(ctx, self, dim, where, _at_least_1d(ctx, source), reduce, include_self)
 
 
 @lowering(aten.index_copy.default)
 def index_copy(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, source: ir.Value) -> ir.Value:
     """index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor"""
-    return _replace(ctx, self, dim, index, _at_least_1d(ctx, source), _sizes_1d(ctx, source))
+    return _replace(ctx, self, dim, from_start(ctx, index), _at_least_1d(ctx, source), _sizes_1d(ctx, source))
 
 
 def _index_fill(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, value: ir.Value | Number) -> ir.Value:

@@ -113,6 +113,9 @@ def _made(name: str, config: Any) -> torch.nn.Module:
         raise NotBuiltError(f"{count:,} parameters")
     torch.manual_seed(0)
     model: torch.nn.Module = cls(copy.deepcopy(config))
+    for weight in model.parameters():
+        if weight.dim() > 1 and not weight.any():  # a router made of zeros leaves the choice among equals open
+            torch.nn.init.normal_(weight, std=0.02)
     return model.float().train()
 
 

@@ -17,6 +17,36 @@ __all__ = ["any_of", "for_each", "repeat_while"]
 Carried = Sequence[ir.Value]
 
 
+class _Body:
+    """The body of the Loop that a node becomes.
+
+    Attributes:
+        graph: it, with its inputs so far and without outputs.
+        op: builds in it.
+        index: 0-d int64, the number of the step.
+        condition: 0-d bool, whether this step was to be made.
+    """
+
+    def __init__(self, ctx: LoweringContext) -> None:
+        self._prefix = f"{ctx.node.name}.body"
+        imports = {"": OPSET, "com.microsoft": 1}
+        self.graph = ir.Graph([], [], nodes=[], opset_imports=imports, name=f"{ctx.node.name}_body")
+        builder = LoweringBuilder(self.graph, ctx.target)
+        builder.origin = ctx.builder.origin
+        builder.push_module(self._prefix)  # no two bodies share a name
+        self.op = builder.op
+        self.index = builder.input(f"{self._prefix}.iteration", ir.DataType.INT64, [])
+        self.condition = builder.input(f"{self._prefix}.condition", ir.DataType.BOOL, [])
+        self._carried = 0
+
+    def carry(self, type_: ir.TypeProtocol | None) -> ir.Value:
+        """One more carried value, as it is before a step."""
+        value = ir.Value(name=f"{self._prefix}.carried_{self._carried}", type=type_)
+        self._carried += 1
+        self.graph.inputs.append(value)
+        return value
+
+
 def any_of(op: OpBuilder, mask: ir.Value) -> ir.Value:
     """A 0-d bool: whether any entry is set."""
     return op.Greater(op.ReduceSum(op.Cast(mask, to=ir.DataType.INT64), keepdims=0), 0)
@@ -33,21 +63,10 @@ def repeat_while(
     Both functions build with the op builder they are given and may read the values around the loop. The dtype and
     shape of each carried value stay the same.
     """
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=f"{ctx.node.name}_body")
-    builder = LoweringBuilder(graph, ctx.target)
-    builder.origin = ctx.builder.origin
-    builder.push_module(f"{ctx.node.name}.body")  # no two bodies share a name
-    prefix = f"{ctx.node.name}.body"
-    builder.input(f"{prefix}.iteration", ir.DataType.INT64, [])
-    builder.input(f"{prefix}.condition", ir.DataType.BOOL, [])
-    inside = []
-    for index, value in enumerate(start):
-        carried = ir.Value(name=f"{prefix}.carried_{index}", type=value.type)
-        graph.inputs.append(carried)
-        inside.append(carried)
-    results = list(step(builder.op, inside))
-    graph.outputs.extend([proceed(builder.op, results), *results])
-    found = ctx.op.Loop(None, proceed(ctx.op, start), *start, body=graph, _outputs=len(start))
+    body = _Body(ctx)
+    results = list(step(body.op, [body.carry(value.type) for value in start]))
+    body.graph.outputs.extend([proceed(body.op, results), *results])
+    found = ctx.op.Loop(None, proceed(ctx.op, start), *start, body=body.graph, _outputs=len(start))
     values = (found,) if isinstance(found, ir.Value) else tuple(found)
     for value, before in zip(values, start, strict=True):
         value.dtype = before.dtype
@@ -73,34 +92,22 @@ def for_each(
         The carried values after the last step; for each block a sequence, whose length along any dimension may change
         from step to step; for each slab a tensor of them all along a new first dimension.
     """
-    prefix = f"{ctx.node.name}.body"
-    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET, "com.microsoft": 1}, name=f"{ctx.node.name}_body")
-    builder = LoweringBuilder(graph, ctx.target)
-    builder.origin = ctx.builder.origin
-    builder.push_module(prefix)
-    index = builder.input(f"{prefix}.iteration", ir.DataType.INT64, [])
-    condition = builder.input(f"{prefix}.condition", ir.DataType.BOOL, [])
-
-    def carry(number: int, type_: ir.TypeProtocol | None) -> ir.Value:
-        value = ir.Value(name=f"{prefix}.carried_{number}", type=type_)
-        graph.inputs.append(value)
-        return value
-
-    op = builder.op
-    carried, blocks, slabs = step(op, index, [carry(number, value.type) for number, value in enumerate(start)])
+    body = _Body(ctx)
+    op, outputs = body.op, body.graph.outputs
+    carried, blocks, slabs = step(op, body.index, [body.carry(value.type) for value in start])
     grown, empty = [], []
-    for number, block in enumerate(blocks, start=len(start)):
+    for block in blocks:
         assert block.dtype is not None
         type_ = ir.SequenceType(ir.TensorType(block.dtype))
-        grown.append(op.SequenceInsert(carry(number, type_), block))
+        grown.append(op.SequenceInsert(body.carry(type_), block))
         empty.append(ctx.op.SequenceEmpty(dtype=block.dtype))
         grown[-1].type = empty[-1].type = type_
-    graph.outputs.extend([op.Identity(condition), *carried, *grown, *slabs])
+    outputs.extend([op.Identity(body.condition), *carried, *grown, *slabs])
     found = ctx.op.Loop(
-        ctx.scalar(count, torch.int64), None, *start, *empty, body=graph, _outputs=len(graph.outputs) - 1
+        ctx.scalar(count, torch.int64), None, *start, *empty, body=body.graph, _outputs=len(outputs) - 1
     )
     values = [found] if isinstance(found, ir.Value) else list(found)
-    for value, inside in zip(values, graph.outputs[1:], strict=True):
+    for value, inside in zip(values, outputs[1:], strict=True):
         value.type = inside.type
     ends = len(start), len(start) + len(blocks)
     return values[: ends[0]], values[ends[0] : ends[1]], values[ends[1] :]

@@ -8,6 +8,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.registry import lowering
 
 aten = torch.ops.aten
@@ -43,7 +44,7 @@ def same(ctx: LoweringContext, self: ir.Value, **kwargs: Any) -> ir.Value:
 def copy(ctx: LoweringContext, self: ir.Value, src: ir.Value | Number, non_blocking: bool = False) -> ir.Value:
     """copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor"""
     if not isinstance(src, ir.Value):
-        return ctx.op.Expand(ctx.scalar(src, ctx.out.dtype), ctx.shape(ctx.out.shape))
+        return filled(ctx, src)
     if ctx.out.device != ctx.fake(src).device:
         raise ctx.refuse(f"a copy from {ctx.fake(src).device} to {ctx.out.device}")
     value = ctx.convert(src, ctx.out.dtype)

@@ -35,6 +35,7 @@ its torch.SymInt / SymFloat. An output nobody reads may be None.
 """
 
 _F = TypeVar("_F", bound=Lowering)
+_K = TypeVar("_K")
 _REGISTRY: dict[OpOverload, Lowering] = {}
 _NAMED: dict[str, Lowering] = {}  # for operators that a library of somebody else's defines, when it is imported
 _REASONS: dict[OpOverload, str] = {}
@@ -47,9 +48,13 @@ def register(overload: OpOverload, function: Lowering) -> None:
     Raises:
         DuplicateLoweringError: the overload has one already.
     """
-    if overload in _REGISTRY:
-        raise DuplicateLoweringError(overload=overload, first=_name(_REGISTRY[overload]), second=_name(function))
-    _REGISTRY[overload] = function
+    _add(_REGISTRY, overload, function)
+
+
+def _add(table: dict[_K, Lowering], key: _K, function: Lowering) -> None:
+    if key in table:
+        raise DuplicateLoweringError(overload=key, first=_name(table[key]), second=_name(function))
+    table[key] = function
 
 
 def lowering(*overloads: OpOverload) -> Callable[[_F], _F]:
@@ -68,9 +73,7 @@ def named_lowering(*names: str) -> Callable[[_F], _F]:
 
     def decorate(function: _F) -> _F:
         for name in names:
-            if name in _NAMED:
-                raise DuplicateLoweringError(overload=name, first=_name(_NAMED[name]), second=_name(function))
-            _NAMED[name] = function
+            _add(_NAMED, name, function)
         return function
 
     return decorate

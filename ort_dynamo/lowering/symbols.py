@@ -16,7 +16,7 @@ from torch.utils._sympy import functions as sympy_functions
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.lowering.builder import LoweringBuilder
 
-__all__ = ["FoundSymbols", "Symbols", "expression", "known_dims", "symbols_of"]
+__all__ = ["FoundSymbols", "Symbols", "expression", "factors", "known_dims", "symbols_of"]
 
 
 def expression(size: int | torch.SymInt) -> sympy.Expr:
@@ -25,6 +25,20 @@ def expression(size: int | torch.SymInt) -> sympy.Expr:
         expr: sympy.Expr = size.node.expr
         return expr
     return sympy.Integer(size)
+
+
+def factors(size: int | torch.SymInt) -> list[int | torch.SymInt]:
+    """`size` as the product that its expression is, an integer last; itself where it is none. Installs no guard."""
+    if not isinstance(size, torch.SymInt):
+        return [size]
+    number, rest = expression(size).as_coeff_Mul()
+    powers = [part.as_base_exp() for part in sympy.Mul.make_args(rest)]
+    found = [base for base, times in powers if times.is_Integer for _ in range(int(times))]
+    if sympy.Mul(number, *found) != expression(size) or not all(part.is_integer for part in (number, *found)):
+        return [size]
+    environment = size.node.shape_env
+    symbolic = [environment.create_symintnode(part, hint=None) for part in found]
+    return symbolic if number == 1 else [*symbolic, int(number)]
 
 
 class Symbols:

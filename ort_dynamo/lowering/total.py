@@ -9,9 +9,9 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
-from ort_dynamo.lowering.symbols import expression
+from ort_dynamo.lowering.symbols import factors
 
-__all__ = ["average", "integer_total", "is_short", "sums_integers_exactly", "total"]
+__all__ = ["average", "integer_total", "is_long", "is_short", "sums_integers_exactly", "total"]
 
 _STRIDED, _CONTIGUOUS = 1024, 4096
 """How many numbers one ReduceSum may add up: of leading dimensions, and of the last ones.
@@ -23,10 +23,18 @@ stages, like here, it is off by less than 1e-5.
 
 _SMALLEST_FACTOR = 16
 
+_LONG = 1 << 16
+"""How many numbers a kernel may add up without being off by more than 1e-6."""
+
 
 def is_short(count: Size) -> bool:
     """Whether `count` numbers can be summed in any order without much loss."""
     return isinstance(count, int) and count <= _STRIDED
+
+
+def is_long(count: Size) -> bool:
+    """Whether the sum of `count` numbers is, or may be, off by more than 1e-6 when a kernel makes it in one stage."""
+    return not isinstance(count, int) or count > _LONG
 
 
 def total(
@@ -39,8 +47,7 @@ def total(
 ) -> ir.Value:
     """The sum over `axes`, counted from the front, of a value of shape `sizes`.
 
-    Long sums of float32 are made in stages, the last dimensions first. A symbolic size that has no large integer
-    factor is one stage.
+    Long sums of float32 are made in stages, the last dimensions first. A symbolic size that is no product is one stage.
 
     Args:
         first: the operator of the first stage: ReduceSum, or one that sums a function of each entry.
@@ -49,6 +56,10 @@ def total(
     long = value.dtype == ir.DataType.FLOAT and not is_short(math.prod(sizes[a] for a in axes))
     if not long or ctx.target.device_type != "cpu":
         return getattr(op, first)(value, ctx.ints(axes), keepdims=int(keepdim))
+    for a in axes:
+        if lengths := _in_two(sizes[a]):
+            both = zip(op.Split(value, ctx.ints(lengths), axis=a, _outputs=2), lengths, strict=True)
+            return op.Add(*(total(ctx, v, [*sizes[:a], n, *sizes[a + 1 :]], axes, keepdim, first) for v, n in both))
     shape: list[Size] = []
     summed: list[int] = []  # axes of `shape`
     for a, size in enumerate(sizes):
@@ -81,15 +92,27 @@ def average(
 
 def _factors(size: Size) -> list[Size]:
     """`size` as a product of short ones, as far as it has divisors for that."""
-    number = int(expression(size).as_coeff_Mul()[0])
-    if is_short(size) or number < _SMALLEST_FACTOR:
-        return [size]
+    parts = factors(size)
+    if len(parts) > 1 and isinstance(parts[-1], int) and parts[-1] < _SMALLEST_FACTOR:
+        parts[-2:] = [parts[-2] * parts[-1]]
+    return [short for part in parts for short in (_divisors(part) if isinstance(part, int) else [part])]
+
+
+def _divisors(number: int) -> list[int]:
+    if number <= _STRIDED:
+        return [number]
     # Near the root: the stages are short, and the first leaves many sums to make in parallel.
-    largest = min(_STRIDED, math.isqrt(number) if isinstance(size, int) else number)
-    divisor = next(d for d in range(largest, 0, -1) if number % d == 0)
-    if divisor < _SMALLEST_FACTOR:
-        return [size]
-    return [*_factors(size // divisor), divisor]
+    divisor = next(d for d in range(min(_STRIDED, math.isqrt(number)), 0, -1) if number % d == 0)
+    return [number] if divisor < _SMALLEST_FACTOR else [*_divisors(number // divisor), divisor]
+
+
+def _in_two(size: Size) -> list[int]:
+    """A long `size` that has no divisors as a sum of a large number, which has some, and a small one; else nothing."""
+    if not isinstance(size, int) or max(map(int, _factors(size))) <= _LONG:
+        return []
+    bits = size.bit_length() // 2
+    large = size >> bits << bits
+    return [large, size - large] if large < size else []
 
 
 def _stages(shape: Sequence[Size], summed: Sequence[int]) -> list[list[int]]:

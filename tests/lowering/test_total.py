@@ -1,9 +1,12 @@
 """Sums of many numbers are as accurate as torch's, whichever lowering makes them."""
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from ort_dynamo.lowering.symbols import expression, factors
 from ort_dynamo.testing import Tolerance, assert_close
 
 LIMIT = Tolerance(4e-6, 0)
@@ -62,3 +65,60 @@ def test_gradients_of_weights_are_accurate(function, sizes, weights):
     exact = gradient(total, torch.float64)
     compiled = torch.compile(total, backend="ort_train", fullgraph=True, options={"fallback": "error"})
     assert_close(gradient(compiled, torch.float32), exact, "the gradient", LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes"),
+    [(lambda x: x.sum(0), (1000003, 2)), (lambda x: (x * x).mean((0, 2), keepdim=True), (3, 2, 300007))],
+    ids=["sum of rows", "mean"],
+)
+def test_sums_of_a_prime_number_of_numbers_are_accurate(function, sizes):
+    x = plane(*sizes)
+    compiled = torch.compile(function, backend="ort_train", fullgraph=True, options={"fallback": "error"})
+    # In one stage they are off by 1e-2 and 2e-4.
+    assert_close(compiled(x), function(x.double()).float(), "the sum", Tolerance(2e-5, 0))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("function", "sizes"),
+    [
+        (lambda x: F.group_norm(x, 2), (2, 4, 900, 1100)),
+        (lambda x: F.instance_norm(x), (1, 2, 900, 1100)),
+        (lambda x: x.flatten(1).logsumexp(1), (2, 900, 1100)),
+    ],
+    ids=["group norm", "instance norm", "logsumexp"],
+)
+def test_sums_over_a_product_of_symbolic_sizes_are_accurate(function, sizes, dynamic):
+    x = torch.rand(sizes, generator=torch.Generator().manual_seed(0)) + 0.1
+    exact = function(x.double()).float()
+    compiled = torch.compile(function, backend="ort_train", fullgraph=True, dynamic=dynamic)
+    assert_close(compiled(x), exact, "the result", LIMIT)
+
+
+@pytest.mark.parametrize("count", [1 << 21, 2000003])
+@pytest.mark.parametrize("function", [F.layer_norm, F.rms_norm], ids=["layer norm", "root-mean-square norm"])
+def test_normalizations_over_millions_are_accurate(function, count):
+    x = torch.rand(2, count, generator=torch.Generator().manual_seed(0)) + 0.1
+    cotangent = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+
+    def run(call, dtype):
+        leaf = x.to(dtype).requires_grad_()
+        y = call(leaf, (count,))
+        return y.detach().float(), torch.autograd.grad(y, leaf, cotangent.to(dtype))[0].float()
+
+    compiled = torch.compile(function, backend="ort_train", fullgraph=True, options={"fallback": "error"})
+    for mine, exact, what in zip(
+        run(compiled, torch.float32), run(function, torch.float64), ("result", "gradient"), strict=True
+    ):
+        assert_close(mine, exact, f"the {what}", LIMIT)
+
+
+def test_the_factors_of_a_symbolic_size_multiply_to_it():
+    environment = ShapeEnv()
+    a, b = (environment.create_unbacked_symint() for _ in range(2))
+    for size in (a * b * 48, a * a * b, (a + 1) * (b // 3 + 1), a + b, 2 * a + 2 * b):
+        found = factors(size)
+        assert sympy.expand(sympy.Mul(*map(expression, found)) - expression(size)) == 0
+    assert len(factors(a * a * b * 48)) == 4
+    assert factors(48) == [48]

@@ -13,7 +13,7 @@ from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.unary import square_root
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.total import average, total
+from ort_dynamo.lowering.total import average, is_long, total
 
 __all__ = ["inverse_root", "optional", "settled"]
 
@@ -46,6 +46,13 @@ def optional(ctx: LoweringContext, value: ir.Value | None, dtype: torch.dtype) -
 
 def _inner_axes(rank: int, normalized_shape: Sequence[Size]) -> list[int]:
     return list(range(rank - len(normalized_shape), rank))
+
+
+def _mean(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], axes: Sequence[int]) -> ir.Value:
+    """The mean over `axes`, which stay, of a value of shape `sizes`."""
+    if is_long(math.prod(sizes[axis] for axis in axes)):
+        return average(ctx, value, sizes, axes, keepdim=True)
+    return ctx.op.ReduceMean(value, ctx.ints(axes))
 
 
 def _filled(ctx: LoweringContext, *numbers: float) -> tuple[ir.Value | None, ...]:
@@ -97,7 +104,8 @@ def native_layer_norm(
     if is_empty(ctx.sizes(input)):
         return _filled(ctx, 0, 0, math.nan)
     axes = _inner_axes(ctx.rank(input), normalized_shape)
-    if (dtype := _fused_dtype(ctx, input, weight, bias)) is not None:
+    dtype = None if is_long(math.prod(normalized_shape)) else _fused_dtype(ctx, input, weight, bias)
+    if dtype is not None:
         x, w, b = ctx.cast(input, dtype), optional(ctx, weight, dtype), optional(ctx, bias, dtype)
         if w is None:
             w = op.Expand(ctx.constant(1, dtype), ctx.shape(normalized_shape))
@@ -106,9 +114,10 @@ def native_layer_norm(
         return settled(ctx, y, mean, rstd)
     dtype = float_dtype(ctx.dtype(input))
     x, w, b = ctx.cast(input, dtype), optional(ctx, weight, dtype), optional(ctx, bias, dtype)
-    mean = op.ReduceMean(x, axes)
+    sizes = ctx.sizes(input)
+    mean = _mean(ctx, x, sizes, axes)
     centred = op.Sub(x, mean)
-    rstd = inverse_root(ctx, op.ReduceMean(op.Mul(centred, centred), axes), eps)
+    rstd = inverse_root(ctx, _mean(ctx, op.Mul(centred, centred), sizes, axes), eps)
     y = op.Mul(centred, rstd)
     if w is not None:
         y = op.Mul(y, w)
@@ -145,8 +154,9 @@ def native_layer_norm_backward(
     grad_input = grad_weight = grad_bias = None
     if wanted[0]:
         scaled = grad if w is None else op.Mul(grad, w)
-        along_one = op.ReduceMean(scaled, axes)
-        along_x = op.ReduceMean(op.Mul(scaled, normalized), axes)
+        along_one, along_x = (
+            _mean(ctx, value, ctx.sizes(input), axes) for value in (scaled, op.Mul(scaled, normalized))
+        )
         rest = op.Sub(op.Sub(scaled, along_one), op.Mul(normalized, along_x))
         grad_input = op.Mul(rest, rstd)
     if wanted[1]:
@@ -169,7 +179,8 @@ def fused_rms_norm(
         return _filled(ctx, 0, math.nan)
     axes = _inner_axes(ctx.rank(input), normalized_shape)
     x, w = ctx.cast(input, dtype), optional(ctx, weight, dtype)
-    rstd = inverse_root(ctx, op.ReduceMean(op.Mul(x, x), axes), torch.finfo(dtype).eps if eps is None else eps)
+    square = _mean(ctx, op.Mul(x, x), ctx.sizes(input), axes)
+    rstd = inverse_root(ctx, square, torch.finfo(dtype).eps if eps is None else eps)
     y = op.Mul(x, rstd)
     return settled(ctx, y if w is None else op.Mul(y, w), rstd)
 
@@ -198,7 +209,7 @@ def fused_rms_norm_backward(
     grad_input = grad_weight = None
     if wanted[0]:
         scaled = grad if w is None else op.Mul(grad, w)
-        along_x = op.ReduceMean(op.Mul(scaled, normalized), axes)
+        along_x = _mean(ctx, op.Mul(scaled, normalized), ctx.sizes(input), axes)
         grad_input = op.Mul(op.Sub(scaled, op.Mul(normalized, along_x)), rstd)
     if wanted[1]:
         grad_weight = _outer_sum(ctx, op.Mul(grad, normalized), grad_out, axes[0])

@@ -9,6 +9,7 @@ __all__ = [
     "ExecutionError",
     "FallbackRefusedError",
     "IndexOutOfBoundsError",
+    "IntegerDivisionByZeroError",
     "InvalidOptionError",
     "LoweringError",
     "MissingPackageError",
@@ -146,3 +147,9 @@ class IndexOutOfBoundsError(ExecutionError, IndexError):
     """It stopped at an index that its tensor does not have; eager raises IndexError or RuntimeError, this is both."""
 
     message = "ONNX Runtime met an index that is out of bounds: {error}"
+
+
+class IntegerDivisionByZeroError(ExecutionError, ZeroDivisionError):
+    """It stopped at an integer divisor of zero; eager raises a RuntimeError "ZeroDivisionError", this is both."""
+
+    message = "ZeroDivisionError: a compiled graph divides integers by zero: {error}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-__all__ = ["FOR_KERNEL", "FX_NODE", "OPSET", "KernelTable", "Target"]
+__all__ = ["FOR_KERNEL", "FX_NODE", "OPSET", "ZERO_DIVISOR", "KernelTable", "Target"]
 
 OPSET = 20
 """The ai.onnx opset of every model: the newest that both tested runtimes have kernels for and torch_lib can meet."""
@@ -17,6 +17,9 @@ FX_NODE = "ort_dynamo.fx_node"
 
 FOR_KERNEL = "ort_dynamo.for_kernel"
 """Metadata of a Cast: it only is there because an operator has no kernel for the dtype of its inputs."""
+
+ZERO_DIVISOR = "zero_divisor"
+"""How the name of a node begins that fails where an integer is divided by zero."""
 
 KernelTable = Mapping[tuple[str, str], tuple[Mapping[str, frozenset[ir.DataType]], ...]]
 """(domain, op type) -> one entry per kernel: type variable -> dtypes it takes."""

@@ -10,13 +10,22 @@ import torch
 from torch._C import _from_dlpack, _to_dlpack  # the plain C calls: torch.from_dlpack costs ten times as much
 
 from ort_dynamo.boundary import ValueSpec, inverse, laid_out
-from ort_dynamo.errors import ExecutionError, IndexOutOfBoundsError
+from ort_dynamo.errors import ExecutionError, IndexOutOfBoundsError, IntegerDivisionByZeroError
 from ort_dynamo.runtime.importing import binding as onnxruntime_binding
+from ort_dynamo.target import ZERO_DIVISOR
 
 __all__ = ["CompiledGraph"]
 
 _OUT_OF_BOUNDS = re.compile(r"out of (data )?bounds|out of range|invalid (index|indice) found", re.IGNORECASE)
 """How the kernels of Gather and Scatter and their kin say it."""
+
+_BY_ZERO = re.compile(rf"Name:'{ZERO_DIVISOR}")
+
+
+def _kind(message: str) -> type[ExecutionError]:
+    if _BY_ZERO.search(message):
+        return IntegerDivisionByZeroError
+    return IndexOutOfBoundsError if _OUT_OF_BOUNDS.search(message) else ExecutionError
 
 
 class CompiledGraph:
@@ -55,7 +64,8 @@ class CompiledGraph:
         """Run on `values`, one per input spec: tensors on the session's device, or Python numbers.
 
         Raises:
-            ExecutionError: ONNX Runtime stopped; IndexOutOfBoundsError if at an index in the data.
+            ExecutionError: ONNX Runtime stopped; IndexOutOfBoundsError if at an index in the data,
+                IntegerDivisionByZeroError if at a divisor.
         """
         if self._stream is not None and torch.cuda.current_stream(self.device).cuda_stream != self._stream:
             return self._run_on_own_stream(values)
@@ -70,8 +80,7 @@ class CompiledGraph:
         try:
             self._run(self._run_options, self._input_names, feeds, self._output_names, fetches, self._places)
         except Exception as error:  # pybind exposes about ten unrelated exception classes
-            kind = IndexOutOfBoundsError if _OUT_OF_BOUNDS.search(str(error)) else ExecutionError
-            raise kind(error=error) from error
+            raise _kind(str(error))(error=error) from error
         return tuple(fetch.take(fetches, index) for index, fetch in enumerate(self._fetches))
 
     def _run_on_own_stream(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:

@@ -8,14 +8,12 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 import torch
-from torch._prims_common import elementwise_dtypes
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ort_dynamo.lowering.context import LoweringContext, Number
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.integer import integer_power
 from ort_dynamo.lowering.ops.trigonometry import atan
-from ort_dynamo.lowering.ops.unary import is_float, log1p, sign_bit, square_root, truncate, two
+from ort_dynamo.lowering.ops.unary import is_float, log1p, sign_bit, square_root, two
 from ort_dynamo.lowering.ops.views import same_size
 from ort_dynamo.lowering.promotion import DEFAULT, INT_TO_FLOAT, KIND, promote, rounded
 from ort_dynamo.lowering.registry import lowering, register
@@ -62,93 +60,6 @@ def _scaled(ctx: LoweringContext, op_type: str, left: Operand, right: Operand, a
 
 def _multiply(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
     return ctx.op.Mul(a, b)
-
-
-# -- quotients ---------------------------------------------------------------------------------------------------
-
-
-def _true_divide(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
-    return ctx.op.Div(a, b)
-
-
-def _divide_trunc(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
-    quotient = ctx.op.Div(a, b)
-    return truncate(ctx, quotient) if is_float(a) else quotient
-
-
-def _divide_floor(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
-    op = ctx.op
-    if not is_float(a):
-        quotient = op.Div(a, b)
-        remainder = op.Sub(a, op.Mul(quotient, b))
-        lower = op.And(op.Not(op.Equal(remainder, 0)), op.Xor(op.Less(b, 0), op.Less(remainder, 0)))
-        return op.Sub(quotient, op.Cast(lower, to=a.dtype))
-    # Python's float floor division, as in c10::div_floor_floating: floor(a / b) is one too large where a / b rounds up.
-    remainder = op.Mod(a, b, fmod=1)
-    quotient = op.Round(op.Div(op.Sub(a, remainder), b))
-    lower = op.And(op.Not(op.Equal(remainder, 0.0)), op.Xor(op.Less(b, 0.0), op.Less(remainder, 0.0)))
-    return op.Where(op.Equal(b, 0.0), op.Div(a, b), op.Where(lower, op.Sub(quotient, 1.0), quotient))
-
-
-def _remainder(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
-    op = ctx.op
-    if not is_float(a):
-        return op.Mod(a, b)
-    remainder = op.Mod(a, b, fmod=1)
-    other_sign = op.And(op.Not(op.Equal(remainder, 0.0)), op.Xor(op.Less(b, 0.0), op.Less(remainder, 0.0)))
-    return op.Where(other_sign, op.Add(remainder, b), remainder)
-
-
-def _fmod(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
-    op = ctx.op
-    if not is_float(a):  # the kernel with fmod=1 computes integers in float64
-        return op.Sub(a, op.Mul(op.Div(a, b), b))
-    return op.Mod(a, b, fmod=1)
-
-
-def _negative(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
-    return ctx.op.Mul(a, b)
-
-
-def _nothing(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
-    return ctx.op.Sub(a, a)
-
-
-_BY_MINUS_ONE: dict[Formula, Formula] = {
-    _divide_trunc: _negative,
-    _divide_floor: _negative,
-    _remainder: _nothing,
-    _fmod: _nothing,
-}
-"""What stands in for an integer division by -1, in which the least integer ends the process."""
-
-_QUOTIENTS: dict[str | None, Formula] = {None: _true_divide, "trunc": _divide_trunc, "floor": _divide_floor}
-
-
-@lowering(aten.div.Tensor, aten.div.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div(ctx: LoweringContext, self: Operand, other: Operand, rounding_mode: str | None = None) -> ir.Value:
-    """div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor"""
-    kind = DEFAULT if rounding_mode else INT_TO_FLOAT
-    return _apply_quotient(_QUOTIENTS[rounding_mode], kind, ctx, self, other)
-
-
-def _apply_quotient(formula: Formula, kind: KIND, ctx: LoweringContext, self: Operand, other: Operand) -> ir.Value:
-    operands = [ctx.fake(o) if isinstance(o, ir.Value) else o for o in (self, other)]
-    dtype, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
-    if not dtype.is_floating_point:
-        if _may_end_the_process(other, dtype):
-            # Where torch raises, ONNX Runtime's kernels stop the process.
-            raise ctx.refuse("an integer division whose divisor may be zero")
-        if isinstance(other, int) and other == -1 and dtype != torch.uint8:
-            formula = _BY_MINUS_ONE[formula]
-    return _apply(formula, kind, ctx, self, other)
-
-
-def _may_end_the_process(divisor: Operand, dtype: torch.dtype) -> bool:
-    """Whether an integer division in `dtype` is by zero for all that is known, or by a symbol that may be -1."""
-    if isinstance(divisor, int):
-        return not torch.tensor(divisor).to(dtype)  # 256 is 0 in uint8
-    return isinstance(divisor, (ir.Value, torch.SymBool)) or not statically_known_true(divisor > 0)
 
 
 # -- powers ------------------------------------------------------------------------------------------------------
@@ -309,8 +220,6 @@ _TYPE_KEEPING: dict[torch._ops.OpOverload, Formula] = {
     aten.ge.Scalar: _single("GreaterOrEqual"),
 }
 
-_WITH_WIDE_NUMBERS = (_multiply, _true_divide, _divide_trunc, _divide_floor)
-
 _MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
     aten.ldexp.Tensor: lambda ctx, a, b: ctx.op.Mul(a, ctx.op.Pow(two(ctx, a), b)),
     aten.atan2.default: _atan2,
@@ -319,16 +228,6 @@ _MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
 }
 """Integers are computed in the default floating-point dtype."""
 
-_REMAINDERS: dict[torch._ops.OpOverload, Formula] = {
-    aten.floor_divide.default: _divide_floor,
-    aten.floor_divide.Scalar: _divide_floor,
-    aten.remainder.Tensor: _remainder,
-    aten.remainder.Scalar: _remainder,
-    aten.remainder.Scalar_Tensor: _remainder,
-    aten.fmod.Tensor: _fmod,
-    aten.fmod.Scalar: _fmod,
-}
-
 _LOGICAL: dict[torch._ops.OpOverload, str] = {
     aten.logical_and.default: "And",
     aten.logical_or.default: "Or",
@@ -336,10 +235,12 @@ _LOGICAL: dict[torch._ops.OpOverload, str] = {
 }
 
 
-def _apply(formula: Formula, kind: KIND, ctx: LoweringContext, self: Operand, other: Operand) -> ir.Value:
-    wide = formula in _WITH_WIDE_NUMBERS
+def apply_formula(
+    formula: Formula, kind: KIND, ctx: LoweringContext, self: Operand, other: Operand, wide_numbers: bool = False
+) -> ir.Value:
+    """`formula` of both operands in their common dtype, in the node's own dtype and shape; see `promote`."""
     stand_ins, shape = _unexpanded(ctx, self, other)
-    (a, b), _ = promote(ctx, self, other, kind=kind, wide_numbers=wide, stand_ins=stand_ins)
+    (a, b), _ = promote(ctx, self, other, kind=kind, wide_numbers=wide_numbers, stand_ins=stand_ins)
     return _finish(ctx, formula(ctx, a, b), shape)
 
 
@@ -379,10 +280,8 @@ def _logical(op_type: str, ctx: LoweringContext, self: ir.Value, other: ir.Value
 
 
 for _overload, _formula in _TYPE_KEEPING.items():
-    register(_overload, functools.partial(_apply, _formula, DEFAULT))
+    register(_overload, functools.partial(apply_formula, _formula, DEFAULT, wide_numbers=_formula is _multiply))
 for _overload, _formula in _MATHEMATICAL.items():
-    register(_overload, functools.partial(_apply, _formula, INT_TO_FLOAT))
-for _overload, _formula in _REMAINDERS.items():
-    register(_overload, functools.partial(_apply_quotient, _formula, DEFAULT))
+    register(_overload, functools.partial(apply_formula, _formula, INT_TO_FLOAT))
 for _overload, _op_type in _LOGICAL.items():
     register(_overload, functools.partial(_logical, _op_type))

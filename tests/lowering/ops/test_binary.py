@@ -72,18 +72,11 @@ def test_edges_of_float32_equal_eager(function):
 def test_mixed_dtypes_promote_like_eager(function):
     a = torch.randint(1, 9, (2, 6))
     operands = [a, a.int(), a.flip(0).to(torch.uint8), a.half(), a.bfloat16(), a.float() / 2, torch.tensor(3.0)]
-    integer_quotient = (torch.remainder, torch.fmod, torch.floor_divide)
 
     def all_pairs(*operands):
         pairs = [(p, q) for p in operands for q in operands]
-        # An integer quotient stays in eager: see test_an_integer_quotient_by_a_tensor_stays_in_eager.
         if function is torch.hypot:
             pairs = [(p, q) for p, q in pairs if torch.promote_types(p.dtype, q.dtype).is_floating_point]
-        pairs = [
-            (p, q)
-            for p, q in pairs
-            if function not in integer_quotient or (p.is_floating_point() or q.is_floating_point())
-        ]
         return [function(p, q) for p, q in pairs]
 
     assert_like_eager(all_pairs, *operands, gradients=False)
@@ -107,31 +100,6 @@ def test_alpha_equals_eager(function):
     assert_like_eager(lambda a, b: (function(a, b, alpha=0.3), function(a, b, alpha=-2)), a, b)
     n = torch.arange(5)
     assert_like_eager(lambda n, m: function(n, m, alpha=3), n, n.flip(0), gradients=False)
-
-
-@pytest.mark.parametrize("mode", [None, "trunc", "floor"])
-def test_rounded_quotients_equal_eager(mode):
-    a = torch.tensor([7.0, -7.0, 1.0, 0.3, -0.3, 6.0, 5.5, 0.0, 1.0])
-    b = torch.tensor([2.0, 2.0, 0.1, 0.1, 0.1, -4.0, -5.5, 3.0, -0.1])
-    n = torch.tensor([7, -7, 6, -6, 0])
-    assert_like_eager(
-        lambda a, b, n: (
-            torch.div(a, b, rounding_mode=mode),
-            torch.div(a, 0.1, rounding_mode=mode),
-            torch.div(n, 4, rounding_mode=mode),
-            torch.div(n, -4, rounding_mode=mode),
-            torch.div(n.int(), 2.5, rounding_mode=mode),
-        ),
-        a,
-        b,
-        n,
-        gradients=False,
-    )
-
-
-def test_an_integer_quotient_by_a_tensor_stays_in_eager():
-    n, d = torch.tensor([7, -7]), torch.tensor([2, 2])
-    assert_like_eager(lambda n, d: n // d + 1, n, d, gradients=False, allow_eager=True)
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4, 0.5, -0.5, -1, -2, 1.7, -3, 7.0])

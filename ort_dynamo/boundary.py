@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols, statically_known_true
 from torch.utils._sympy.functions import Max
 
-__all__ = ["ValueSpec", "inverse", "laid_out", "physical_order", "promised_strides", "symbolic_strides"]
+__all__ = ["ValueSpec", "inverse", "laid_out", "physical_order", "promised_strides", "same_stride", "symbolic_strides"]
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,13 @@ def _is_contiguous(fake: torch.Tensor, order: tuple[int, ...]) -> bool:
     for axis in reversed(order):
         size = fake.shape[axis]
         if not statically_known_true(size == 1):
-            if not _is_equal(fake.stride(axis), expected):
+            if not same_stride(fake.stride(axis), expected):
                 return False
             expected = expected * size
     return True
 
 
-def _is_equal(stride: int | torch.SymInt, expected: int | torch.SymInt) -> bool:
+def same_stride(stride: int | torch.SymInt, expected: int | torch.SymInt) -> bool:
     """Whether a stride is the expected one, of a tensor that has elements: Max(1, size) is the size then."""
     if statically_known_true(stride == expected):
         return True

@@ -18,7 +18,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from ort_dynamo.boundary import laid_out, symbolic_strides
 from ort_dynamo.lowering.symbols import symbols_of
 
-__all__ = ["MULTI_VIEWS", "VIEWS", "cut"]
+__all__ = ["MULTI_VIEWS", "SIZE_READS", "VIEWS", "cut", "free_size_reads"]
 
 aten = torch.ops.aten
 
@@ -59,29 +59,55 @@ MULTI_VIEWS = frozenset(
 """The same with a list of outputs: their getitem nodes are views, too."""
 
 
+SIZE_READS = frozenset(
+    {aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default}
+)
+"""Operators that ask a tensor for a number, not for its data."""
+
+
+def free_size_reads(graph: Graph) -> set[Node]:
+    """Reads of a size of a computed tensor that follows from the sizes of the graph's inputs: nobody has to wait."""
+    carried: set[Any] = set()
+    for node in graph.find_nodes(op="placeholder"):
+        carried |= symbols_of(node.meta.get("val")).whole
+    return {
+        node
+        for node in graph.nodes
+        if node.target in SIZE_READS
+        and node.all_input_nodes[0].op != "placeholder"
+        and isinstance(size := node.meta.get("val"), torch.SymInt)
+        and size.node.expr.free_symbols
+        and size.node.expr.free_symbols <= carried
+    }
+
+
 def _is_view(node: Node) -> bool:
     if node.target is operator.getitem:
         return isinstance(node.args[0], Node) and node.args[0].target in MULTI_VIEWS
     return node.target in VIEWS or node.target in MULTI_VIEWS
 
 
-def cut(gm: GraphModule, lowered: Set[Node], levels: Mapping[Node, int]) -> tuple[GraphModule, dict[str, GraphModule]]:
+def cut(
+    gm: GraphModule, lowered: Set[Node], levels: Mapping[Node, int], free: Set[Node]
+) -> tuple[GraphModule, dict[str, GraphModule]]:
     """The outer graph and the islands of a graph.
 
     Args:
         gm: a functional graph.
         lowered: the nodes that go into islands.
         levels: the level of every node; see segments.py.
+        free: what `free_size_reads` found.
 
     Returns:
         The outer graph, with a call_module node per island that returns a tuple, and the islands by name.
     """
-    return _Cutter(gm, lowered, levels).cut()
+    return _Cutter(gm, lowered, levels, free).cut()
 
 
 class _Cutter:
-    def __init__(self, gm: GraphModule, lowered: Set[Node], levels: Mapping[Node, int]) -> None:
+    def __init__(self, gm: GraphModule, lowered: Set[Node], levels: Mapping[Node, int], free: Set[Node]) -> None:
         self._gm = gm
+        self._free = free
         self._lowered = lowered
         self._levels = levels
         self._outer = Graph()
@@ -116,6 +142,8 @@ class _Cutter:
         """Lowered nodes whose value must leave their island: bases of what anybody outside reads."""
         exports: set[Node] = set()
         for reader in self._gm.graph.nodes:
+            if reader in self._free:
+                continue
             for value in reader.all_input_nodes:
                 outside = reader not in self._lowered or self._levels[value] != self._levels[reader]
                 if outside and value in self._lowered:
@@ -139,7 +167,13 @@ class _Cutter:
     # -- the outer graph ---------------------------------------------------------------------------------------
 
     def _copy(self, node: Node) -> None:
-        if node not in self._outside:
+        if node in self._outside:
+            return
+        if node in self._free:
+            number = self._number(node.meta["val"])
+            assert isinstance(number, Node)
+            self._outside[node] = number
+        else:
             argument = self._contiguous if _needs_contiguous(node) else self._view_outside
             self._outside[node] = self._outer.node_copy(node, argument)
 
@@ -177,12 +211,18 @@ class _Cutter:
         """The number, or an outer node that computes it; None where no placeholder carries one of its symbols."""
         if not isinstance(size, torch.SymInt):
             return size
+        if size.node.expr in self._sizes:
+            return self._sizes[size.node.expr]
         nodes = {symbol: self._size_outside(symbol) for symbol in size.node.expr.free_symbols}
         symbols = {symbol: torch.fx.Proxy(node) for symbol, node in nodes.items() if node is not None}
         if len(symbols) < len(nodes):
             return None
         made = sympy_interp(PythonReferenceAnalysis, symbols, size.node.expr)
-        return made.node if isinstance(made, torch.fx.Proxy) else int(made)
+        if not isinstance(made, torch.fx.Proxy):
+            return int(made)
+        made.node.meta["val"] = size
+        self._sizes[size.node.expr] = made.node
+        return made.node
 
     def _size_outside(self, symbol: Any) -> Node | None:
         """An outer node that holds the number `symbol`: a placeholder, or read from a tensor placeholder's shape."""

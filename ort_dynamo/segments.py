@@ -5,7 +5,8 @@ Every node is one of:
 - lowered: an island takes it;
 - eager: ONNX Runtime cannot take it, so torch runs it, alone; it carries its reason and is reported;
 - drawn: a random draw with no data input (passes/fx/hoist_random), torch's by design;
-- host: arithmetic on Python numbers (symbolic sizes), which torch runs for free.
+- host: arithmetic on Python numbers (symbolic sizes), which torch runs for free. A size of a lowered tensor that
+  follows from the inputs' sizes is computed from those, so that no island ends for it.
 
 Islands are found by levels. A node's level is the greatest number of steps from a lowered node to one that torch
 runs, over all paths to it. Each level's lowered nodes form one island, and running torch's nodes of level 0, island
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +26,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from ort_dynamo.errors import FallbackRefusedError
-from ort_dynamo.islands import cut
+from ort_dynamo.islands import SIZE_READS, cut, free_size_reads
 from ort_dynamo.lowering.translate import COND
 from ort_dynamo.options import SegmentOptions
 from ort_dynamo.source_line import user_line
@@ -80,7 +81,8 @@ def segment(gm: GraphModule, refuse: Callable[[Node], str | None], device: torch
     """
     reasons = _classify(gm.graph, refuse, device)
     lowered = {node for node, reason in reasons.items() if reason is None}
-    outer, islands = cut(gm, lowered, _levels(gm.graph, reasons))
+    free = free_size_reads(gm.graph)
+    outer, islands = cut(gm, lowered, _levels(gm.graph, reasons, free), free)
     eager = tuple(
         EagerNode(node.name, str(node.target), reason, user_line(node))
         for node, reason in reasons.items()
@@ -140,17 +142,9 @@ def _classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.
     return reasons
 
 
-_SIZE_READS = (
-    aten.sym_size.int,
-    aten.sym_stride.int,
-    aten.sym_numel.default,
-    aten.sym_storage_offset.default,
-)
-
-
 def _is_host(node: Node) -> bool:
     """Whether the node computes on Python numbers alone: size arithmetic, and assertions about sizes."""
-    if node.target in _SIZE_READS:
+    if node.target in SIZE_READS:
         return True
     values = [node.meta.get("val"), *(argument.meta.get("val") for argument in node.all_input_nodes)]
     numbers = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -167,11 +161,11 @@ def _other_device(node: Node, device: torch.device) -> str | None:
     return None
 
 
-def _levels(graph: Graph, reasons: dict[Node, str | None]) -> dict[Node, int]:
+def _levels(graph: Graph, reasons: dict[Node, str | None], free: Set[Node]) -> dict[Node, int]:
     levels: dict[Node, int] = {}
     last_ordered = 0
     for node in graph.nodes:
-        if node not in reasons:
+        if node not in reasons or node in free:
             levels[node] = 0
             continue
         lowered = reasons[node] is None

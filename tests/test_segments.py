@@ -155,3 +155,32 @@ def test_constant_tensors_are_handed_to_the_island() -> None:
 
     segmented = cut(function)
     same_result(function, segmented, torch.randn(4, 4))
+
+
+def padded_and_folded(x: torch.Tensor) -> torch.Tensor:
+    y = torch.nn.functional.pad(x.exp(), (0, 3))
+    z = y.sin().reshape(2, y.shape[1] // 2, -1) if y.shape[1] % 2 == 0 else y.cos()
+    return z * torch.arange(y.shape[-1]).sum() / y.shape[0]
+
+
+def test_a_size_that_follows_from_those_of_the_inputs_ends_no_island() -> None:
+    gm = make_fx(padded_and_folded, tracing_mode="symbolic")(torch.ones(4, 5))
+    reads = [n for n in gm.graph.nodes if n.target is aten.sym_size.int and n.args[0].op != "placeholder"]
+    assert reads
+    segmented = segment(gm, lambda node: None, CPU)
+    assert list(segmented.islands) == ["island_0"]
+    for shape in ((4, 5), (6, 9)):
+        x = torch.randn(shape)
+        same_result(padded_and_folded, segmented, x)
+
+
+def test_a_size_that_depends_on_data_is_read_from_the_tensor_that_has_it() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        kept = x[x > 0].exp()
+        return kept * torch.arange(kept.shape[0]).sum()
+
+    gm = make_fx(function, tracing_mode="symbolic")(torch.ones(4))
+    eager = (aten.nonzero.default, aten.index.Tensor)
+    segmented = segment(gm, lambda node: "on the list" if node.target in eager else None, CPU)
+    same_result(function, segmented, torch.tensor([1.0, -2.0, 3.0, 4.0]))
+    assert len(segmented.islands) == 2

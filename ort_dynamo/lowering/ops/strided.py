@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import torch
 
+from ort_dynamo.boundary import same_stride
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.ops.views import same_size
 from ort_dynamo.lowering.registry import lowering
@@ -80,7 +81,7 @@ def in_order(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
     expected: Size = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if not same_size(size, 1):
-            if not same_size(stride, expected):
+            if not same_stride(stride, expected):
                 return False
             expected = expected * size
     return True

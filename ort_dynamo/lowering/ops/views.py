@@ -132,8 +132,17 @@ def squeeze(ctx: LoweringContext, self: ir.Value, dim: int | Sequence[int] | Non
         dims: Sequence[int] = range(len(sizes))
     else:
         dims = [dim] if isinstance(dim, int) else dim
-    ones = sorted({a for d in dims if sizes and same_size(sizes[a := axis(d, len(sizes))], 1)})
-    return ctx.op.Squeeze(self, ones) if ones else self
+    places = sorted({axis(d, len(sizes)) for d in dims if sizes})
+    gone = len(sizes) - ctx.out.dim()
+    if len(places) > gone:
+        ones = [a for a in places if same_size(sizes[a], 1)]
+        places = ones if len(ones) == gone else [a for a in places if _is_one(sizes[a])]
+    return ctx.op.Squeeze(self, places) if places else self
+
+
+def _is_one(size: Size) -> bool:
+    """Whether a size that torch has looked at, which a guard holds, is 1."""
+    return bool(size.node.has_hint() and size.node.hint == 1) if isinstance(size, torch.SymInt) else size == 1
 
 
 @lowering(aten._neg_view.default, aten._neg_view_copy.default)

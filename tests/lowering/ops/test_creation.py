@@ -119,3 +119,14 @@ def test_memory_without_values_has_the_strides_asked_for(strides):
     result = torch.compile(function, backend="ort_train", options={"fallback": "error"})()
     assert result.shape == (3, 4)
     assert result.stride() == strides
+
+
+def test_memory_in_order_whose_symbolic_sizes_might_be_zero_equals_eager():
+    """torch makes the strides of such sizes with max(1, size)."""
+
+    def function(x):
+        y = torch.nn.functional.pad(x, (0, -x.shape[1] % 8)).reshape(2, -1, (x.shape[1] + 7) // 8)
+        return y.new_empty_strided(y.shape, y.stride()).copy_(y).exp()
+
+    for size in (5, 17):
+        assert_like_eager(function, torch.randn(2, size), gradients=False, dynamic=True)

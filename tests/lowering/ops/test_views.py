@@ -223,3 +223,13 @@ def test_windows_of_nothing_equal_eager():
         return torch.unfold_copy(x, 1, 0, 7), torch.unfold_copy(y, 0, 0, 2), x.t().unfold(0, 0, 1) + 1
 
     assert_like_eager(function, torch.randn(1, 0), torch.randn(3, 2), gradients=False)
+
+
+def test_a_symbolic_size_that_torch_takes_for_one_is_squeezed():
+    def function(x):
+        y = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[0] % 8))
+        blocks = y.reshape(y.shape[0] // 8, 8, -1)
+        return blocks.squeeze(0).exp(), blocks.squeeze().sin(), blocks[None].squeeze((0, 1)).cos()
+
+    for size in (5, 7, 8, 9):
+        assert_like_eager(function, torch.randn(size, 3), gradients=False, dynamic=True)

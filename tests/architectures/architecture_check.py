@@ -52,9 +52,12 @@ class Subject:
         self._tokens: dict[str, int] = {}
         self.variant = self._working_variant()
 
-    def inputs(self, length: int) -> dict[str, Any]:
+    def inputs(self, length: int) -> dict[str, Any] | None:
+        """Inputs of a length; None where the model takes none of that length."""
         maker = InputMaker(self._config, self.model, length, self._batch)
         maker.tokens.update(self._tokens)
+        if length != _LENGTHS[0] and not self._fits(maker, self.variant):
+            return None
         torch.manual_seed(length)
         return maker.make(self.variant)
 
@@ -62,16 +65,22 @@ class Subject:
         maker = InputMaker(self._config, self.model, _LENGTHS[0], self._batch)
         for _, variant in zip(range(_TRIALS), maker.variants(), strict=False):
             maker.tokens = dict.fromkeys(maker.tokens, 0)
-            for _ in range(2):
-                error = self._try(maker, variant)
-                if error is None:
-                    self._tokens = maker.tokens
-                    return variant
-                if not (wanted := _FEATURES.search(error)):
-                    break
-                kind = "video" if "ideo" in error else "image" if variant.image != "none" else "audio"
-                maker.tokens[kind] = int(wanted[2]) // self._batch
+            if self._fits(maker, variant):
+                self._tokens = maker.tokens
+                return variant
         raise NotBuiltError("no inputs were found that fit")
+
+    def _fits(self, maker: InputMaker, variant: Variant) -> bool:
+        """Whether eager takes the inputs; sets how many tokens stand for an image where the model says so."""
+        for _ in range(2):
+            error = self._try(maker, variant)
+            if error is None:
+                return True
+            if not (wanted := _FEATURES.search(error)):
+                break
+            kind = "video" if "ideo" in error else "image" if variant.image != "none" else "audio"
+            maker.tokens[kind] = int(wanted[2]) // self._batch
+        return False
 
     def _try(self, maker: InputMaker, variant: Variant) -> str | None:
         subject = copy.deepcopy(self.model)
@@ -127,10 +136,11 @@ def check(model_type: str, evaluate: bool) -> dict[str, Any]:
     begin = time.monotonic()
     subject = build(model_type)
     first, second = map(subject.inputs, _LENGTHS)
+    assert first is not None
     changing = [
         (name, axis)
         for name, value in first.items()
-        if isinstance(value, torch.Tensor)
+        if second and isinstance(value, torch.Tensor)
         for axis, sizes in enumerate(zip(value.shape, second[name].shape, strict=True))
         if sizes[0] != sizes[1]
     ]
@@ -144,7 +154,7 @@ def check(model_type: str, evaluate: bool) -> dict[str, Any]:
         return run(**inputs)
 
     stages = [("step", training_step, marked, first)]
-    stages += [("another length", training_step, run, second)] if changing else []
+    stages += [("another length", training_step, run, second)] if second and changing else []
     stages += [("evaluation", evaluation, run, first)] if evaluate else []
     verdicts: dict[str, str] = {}
     details: dict[str, str] = {}

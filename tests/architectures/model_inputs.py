@@ -70,7 +70,7 @@ class InputMaker:
     def variants(self) -> Iterator[Variant]:
         """The layouts to try, the likeliest first."""
         images, sounds = ["none"], ["none"]
-        if any(name in self._names for name in _VISION):
+        if self._picture_names():
             images = ["nchw", "frames", "packed", "patches", "channels first"]
         if any(name in self._names for name in (*_FEATURES, *_WAVES)):
             sounds = ["mel first", "mel last", "spectrogram"]
@@ -97,11 +97,15 @@ class InputMaker:
 
     # -- kinds of inputs ---------------------------------------------------------------------------------------------
 
+    def _picture_names(self) -> list[str]:
+        patches = ("hidden_states",) if "grid_thw" in self._required else ()  # a part that takes packed patches
+        return [name for name in (*_VISION, *patches) if name in self._names]
+
     def _ids(self, length: int) -> torch.Tensor:
         return torch.randint(5, max(self._vocabulary, 7), (self._batch, length))
 
     def _pictures(self, layout: str) -> dict[str, Any]:
-        name = next((name for name in _VISION if name in self._names), None)
+        name = next(iter(self._picture_names()), None)
         if name is None or layout == "none":
             return {}
         height, width = self._size
@@ -115,6 +119,10 @@ class InputMaker:
             made |= {one: grid for one in ("image_grid_thw", "grid_thw") if one in self._names}
         elif layout == "patches":
             made[name] = torch.randn(self._batch, rows * columns, features)
+            if name == "flattened_patches":  # its row and its column, then the patch
+                places = torch.cartesian_prod(torch.arange(1, rows + 1), torch.arange(1, columns + 1))
+                patches = torch.randn(self._batch, rows * columns, _find(self._config, "patch_embed_hidden_size"))
+                made[name] = torch.cat([places.expand(self._batch, -1, -1).float(), patches], -1)
             if "spatial_shapes" in self._names:
                 made["spatial_shapes"] = grid[:, 1:]
             if "pixel_attention_mask" in self._names:
@@ -205,6 +213,18 @@ class InputMaker:
             more["decoder_input_ids"] = self._ids(9)
         if "inputs" in self._names and not made:
             more["inputs"] = self._ids(self._length)
+        if "qformer_input_ids" in self._required:
+            more["qformer_input_ids"] = self._ids(7)
+        if "query_embeds" in self._required:
+            more["query_embeds"] = torch.randn(self._batch, 6, width)
+            states = _find(self._config, "encoder_hidden_size") or width
+            more["encoder_hidden_states"] = torch.randn(self._batch, 9, states)
+        if "image_attention_mask" in self._names and "pixel_values" in made:  # which image each token looks at
+            images = made["pixel_values"].shape[1] if made["pixel_values"].dim() == 5 else 1
+            more["image_attention_mask"] = torch.ones(self._batch, made["input_ids"].shape[1], images, dtype=torch.long)
+        if "image_embeds_position_mask" in self._names and "pixel_values" in made:
+            places = torch.arange(made["input_ids"].shape[1]) < (_find(self._config, "latent_query_num") or 0)
+            more["image_embeds_position_mask"] = places.long().repeat(self._batch, 1)
         if "visual_feats" in self._names:
             more["visual_feats"] = torch.randn(self._batch, 4, _find(self._config, "visual_feat_dim") or width)
             more["visual_pos"] = torch.rand(self._batch, 4, 4)

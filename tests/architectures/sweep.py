@@ -58,7 +58,9 @@ def run_alone(model_type: str, evaluate: bool, seconds: float) -> dict[str, Any]
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="PATTERN", default=["*"], help="model types, as shell patterns")
+    parser.add_argument(
+        "--only", nargs="+", metavar="PATTERN", default=["*"], help="model types, as shell patterns, in this order"
+    )
     parser.add_argument("--evaluation", action="store_true", help="compare an evaluation without gradients, too")
     parser.add_argument("--seconds", type=float, default=300, help="at most for one model type")
     parser.add_argument("--results", type=Path, help="a JSON file of all records, written after each type")
@@ -75,8 +77,9 @@ def main() -> int:
     if arguments.results and arguments.results.exists():
         records = json.loads(arguments.results.read_text())["records"]
     known = {record["model_type"] for record in records}
-    for name in model_types():
-        if name in known or not any(fnmatch.fnmatch(name, pattern) for pattern in arguments.only):
+    types = model_types()
+    for name in dict.fromkeys(name for pattern in arguments.only for name in fnmatch.filter(types, pattern)):
+        if name in known:
             continue
         records.append(run_alone(name, arguments.evaluation, arguments.seconds))
         print(f"{name}: {records[-1]['kind']}, {records[-1].get('eager') or ''}", flush=True)

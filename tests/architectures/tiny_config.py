@@ -8,8 +8,10 @@ divides them instead, and "layers" leaves them as they are.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
+from overrides import OVERRIDES
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 __all__ = ["RULES", "VOCABULARY", "tiny_config"]
@@ -18,14 +20,14 @@ VOCABULARY = 120
 RULES = ("absolute", "proportional", "layers")
 
 _SIZES = (
-    (r"(.*_)?vocab_size|num_embeddings", VOCABULARY),
+    (r"(.*_)?vocab_size(_per_layer_input)?|num_embeddings", VOCABULARY),
     (r"codebook_size", 64),
     (r"image_embedding_size", 4),
     (r"(.*_)?(hidden_size|embed_dim|hidden_dim|projection_dim|output_dim|input_dim|embedding_size|width|proj_dim)", 32),
     (r"(.*_)?d_model|n_embd|emb_dim|(en|de)coder_dim|dim|d_embed|embedding_dim|word_embed_proj_dim|text_dim", 32),
     (r"d_latents|lru_width|hidden_size_.*|adapter_out_dim|classifier_proj_size|(proj_)?codevector_dim", 32),
     (r"conv_dim|mask_dim|model_dim|channels|feature_size|dim_model|mel_dim|.*_channels_out|.*_proj_dim", 32),
-    (r"bottleneck_features", 32),
+    (r"bottleneck_features|output_channels", 32),
     (r"(.*_)?(intermediate_size|ffn_dim|ffn_hidden_size|feedforward|ffn_size|ffn_hidden_dim|intermediate_dim)", 64),
     (r"d_ff|d_inner|n_inner|mlp_dim|feed_forward_size|mlp_hidden_size|linear_units", 64),
     (r"num_(feat_extract|conv)_layers", 1 << 20),  # as long as the lists of their sizes
@@ -48,9 +50,10 @@ _SIZES = (
     (r"num_queries|num_query_tokens|num_latents", 10),
     (r"num_conv_pos_embedding_groups", 2),
     (r"num_nextn_predict_layers|num_kv_shared_layers", 0),
+    (r"(.*_)?sinkhorn_(iters|iterations)|hc_sinkhorn.*", 3),  # unrolled, differentiated
 )
 _MOST = tuple((re.compile(pattern), most) for pattern, most in _SIZES)
-_WIDTHS = re.compile(r"(hidden_sizes?|embed_dims?|dims|channels|sizes|filters|channel.*|widths?)$")
+_WIDTHS = re.compile(r"(hidden_sizes?|embed_dims?|embed_dim_per_stage|dims|channels|sizes|filters|channel.*|widths?)$")
 _NOT_WIDTHS = re.compile(r"kernel|stride|window|patch|ratio|factor|pool|chunk|hop|crop|image")
 _DEPTHS = re.compile(
     r"layers|num_blocks|num_layers|stage_num(b_of_layers|_blocks)|blocks_per_stage|num_encoder_blocks|n_attn_blocks"
@@ -61,7 +64,7 @@ _IMAGE = re.compile(r"image_size|img_size|input_size|pretrain_image_size")
 _TOKEN = re.compile(r"_token_ids?$|_token_index$|_ids?$")
 _INDICES = re.compile(r"(indices|indexes|index)$")
 _THREE_AXES = re.compile(
-    r"qwen2_vl|qwen2_5_vl|qwen\d_\d_omni|glm4v_|glm46v|glm_ocr|paddleocr|qwen3_(vl|omni|5)|ernie4_5_vl"
+    r"qwen2_vl|qwen2_5_vl|qwen\d_\d_omni|glm4v_|glm46v|glm_ocr|paddleocr|qwen3_(vl|omni|5)|ernie4_5_vl|glm_image|cosmos3_edge"
 )
 _DERIVED = ("architectures", "transformers_version", "id2label", "label2id", "out_features", "_name_or_path", "dtype")
 _OFF = ("use_cache", "apply_spec_augment", "use_timm_backbone", "use_pretrained_backbone")
@@ -73,20 +76,6 @@ _BACKBONE = {
     "depths": [1, 1, 1, 1],
     "out_features": ["stage2", "stage3", "stage4"],
 }
-_OVERRIDES: dict[str, dict[str, Any]] = {
-    "esm": {"vocab_size": VOCABULARY, "pad_token_id": 0, "mask_token_id": 4},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
-    "perceiver": {"num_self_attention_heads": 2, "num_cross_attention_heads": 1},
-    "reformer": {
-        "axial_pos_embds_dim": [16, 16],
-        "axial_pos_shape": [4, 3],
-        "is_decoder": True,
-        "attn_layers": ["local", "lsh"],
-        "local_attn_chunk_length": 4,
-        "lsh_attn_chunk_length": 4,
-        "num_buckets": 2,
-    },
-}
 
 
 def tiny_config(model_type: str, rule: str) -> Any:
@@ -96,7 +85,7 @@ def tiny_config(model_type: str, rule: str) -> Any:
         KeyError: no such model type. Whatever the configuration's own checks raise where the sizes do not fit.
     """
     cls = CONFIG_MAPPING[model_type]
-    fields = _Shrinker(rule).shrink(cls().to_dict()) | _OVERRIDES.get(model_type, {})
+    fields = _merged(_Shrinker(rule).shrink(cls().to_dict()), OVERRIDES.get(model_type, {}))
     fields.pop("model_type", None)
     if fields.get("is_encoder_decoder"):
         for name, number in (("decoder_start_token_id", 1), ("pad_token_id", 0)):
@@ -105,6 +94,11 @@ def tiny_config(model_type: str, rule: str) -> Any:
     if hasattr(config, "use_cache"):
         config.use_cache = False
     return config
+
+
+def _merged(fields: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    inner = {k: _merged(fields[k], v) for k, v in more.items() if isinstance(fields.get(k), dict) and v}
+    return fields | dict(more) | inner
 
 
 class _Shrinker:
@@ -136,6 +130,11 @@ class _Shrinker:
             shrunk[keys] = shrunk[heads]
         if str(fields.get("model_type")).endswith("swin"):  # its last stage must still hold a window
             shrunk |= {"image_size": 64, "window_size": 2}
+        if heads in shrunk and "hidden_size" in shrunk and shrunk.get("head_dim", 0) is None:
+            shrunk["head_dim"] = shrunk["hidden_size"] // shrunk[heads]
+        for name, number in (("prediction_length", 4), ("context_length", 16)):
+            if name in shrunk and shrunk[name] is None:
+                shrunk[name] = number
         missing = [name for name in ("image_token_id", "image_token_index") if shrunk.get(name, 0) is None]
         shrunk |= {name: self._token(name) for name in missing}
         if _THREE_AXES.search(str(fields.get("model_type"))) and "vocab_size" in fields:
@@ -145,6 +144,8 @@ class _Shrinker:
 
     def _value(self, name: str, value: Any) -> Any:
         match value:
+            case dict() if any(type(key) is not str for key in value):
+                return value
             case dict():
                 if value.get("model_type") == "timm_backbone":
                     return dict(_BACKBONE)

@@ -1,0 +1,101 @@
+"""Sizes of model types whose parts fit together in a way that the names of the fields do not tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["OVERRIDES"]
+
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_chunk_size": 8}
+_BLT_PART = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 260}
+_DIGITS = "ABCDEFGHIJ"
+_IMAGE_TOKENS = 64
+"""As many as a code book has entries; they come last in the vocabulary."""
+
+
+def _letters(number: int) -> str:
+    return "".join(_DIGITS[int(digit)] for digit in str(number))
+
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "align": {
+        "vision_config": {
+            "width_coefficient": 1.0,
+            "depth_coefficient": 1.0,
+            "kernel_sizes": [3, 3, 5],
+            "in_channels": [32, 16, 24],
+            "out_channels": [16, 24, 32],
+            "strides": [1, 2, 2],
+            "num_block_repeats": [1, 2, 1],
+            "expand_ratios": [1, 6, 6],
+            "hidden_dim": 32,
+        }
+    },
+    "aria": {"projector_patch_to_query_dict": {16: 8}},
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    "blt": {
+        "encoder_hash_byte_group_vocab": 100,
+        "encoder_hash_byte_group_size": [3, 4],
+        "vocab_size": 260,
+        "patcher_config": _BLT_PART,
+        "encoder_config": {**_BLT_PART, "hidden_size_global": 64},
+        "decoder_config": {**_BLT_PART, "hidden_size_global": 64},
+        "global_config": {**_BLT_PART, "hidden_size": 64, "head_dim": 16},
+    },
+    "chameleon": {
+        "vocabulary_map": {"<image>": 119} | {f"IMGIMG{_letters(i)}Z": 40 + i for i in range(_IMAGE_TOKENS)},
+        "vq_config": {"num_embeddings": _IMAGE_TOKENS},
+    },
+    "clap": {
+        "audio_config": {
+            "spec_size": 64,
+            "window_size": 2,
+            "patch_embeds_hidden_size": 16,
+            "hidden_size": 128,
+            "depths": [1, 1, 1, 1],
+            "num_attention_heads": [2, 2, 4, 4],
+        }
+    },
+    "emu3": {
+        "pad_token_id": 0,
+        "vocabulary_map": {"<image>": 119, "<|extra_200|>": 39}
+        | {f"<|visual token {i:06d}|>": 40 + i for i in range(_IMAGE_TOKENS)},
+        "vq_config": {"codebook_size": _IMAGE_TOKENS},
+    },
+    "esm": {"vocab_size": 120, "pad_token_id": 0, "mask_token_id": 4},
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64},
+    "gemma3n_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "intermediate_size": [64] * 4,
+        "activation_sparsity_pattern": [0.95, 0.0, 0.95, 0.0],
+    },
+    "gemma4": {"text_config": {"per_layer_config": {}}},
+    "gemma4_text": {"per_layer_config": {}},
+    "gemma4_unified": {"text_config": {"per_layer_config": {}}},
+    "gemma4_unified_text": {"per_layer_config": {}},
+    "glm4v_moe": {"text_config": {"rope_parameters": {"partial_rotary_factor": 1.0}}},
+    "glm4v_moe_text": {"rope_parameters": {"partial_rotary_factor": 1.0}},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
+    "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
+    "kosmos-2": {"latent_query_num": 4},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "num_dense_layers": 1},
+    "perceiver": {"num_self_attention_heads": 2, "num_cross_attention_heads": 1},
+    "reformer": {
+        "axial_pos_embds_dim": [16, 16],
+        "axial_pos_shape": [4, 3],
+        "is_decoder": True,
+        "attn_layers": ["local", "lsh"],
+        "local_attn_chunk_length": 4,
+        "lsh_attn_chunk_length": 4,
+        "num_buckets": 2,
+    },
+    "sam2": {
+        "vision_config": {
+            "backbone_config": {"hidden_size": 24, "image_size": [64, 64]},
+            "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+        },
+        "prompt_encoder_config": {"image_size": 64},
+    },
+}

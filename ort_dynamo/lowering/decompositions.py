@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from ort_dynamo.lowering.composites import COMPOSITES
 from ort_dynamo.lowering.foreach import foreach_decompositions
+from ort_dynamo.lowering.layouts import LAYOUTS
 from ort_dynamo.lowering.registry import registered
 
 __all__ = ["decompositions"]
@@ -30,6 +31,8 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
 
     1. Those with a lowering, ours or a user's: one ONNX operator, or a better formula, in the decomposition's place.
     2. Random draws: torch draws them in eager's order only if they reach us as eager calls them.
+
+    Operators in LAYOUTS have both: their decomposition only changes what layout they are traced with.
     """
     return _decompositions(registered())
 
@@ -42,11 +45,12 @@ def _decompositions(whole: frozenset[OpOverload]) -> dict[OpOverload, Callable[.
         **foreach_decompositions(),
         **COMPOSITES,
     }
-    return {
+    kept = {
         overload: function
         for overload, function in table.items()
         if isinstance(overload, OpOverload) and overload not in whole and not _draws(overload)
     }
+    return {**kept, **LAYOUTS}
 
 
 def _draws(overload: OpOverload) -> bool:

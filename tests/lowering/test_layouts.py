@@ -1,0 +1,38 @@
+"""Results are laid out in memory as eager's kernels lay them out, not only as torch's fake tensors promise."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ort_dynamo.testing import assert_like_eager
+
+
+def batch_norm(x, training):
+    return F.batch_norm(x, torch.zeros(6), torch.ones(6), torch.full((6,), 0.5), None, training)
+
+
+def results(x, other):
+    return (
+        *(torch.roll(x, 1, 2), torch.roll(x, (1, -2), (1, -1)), torch.roll(x, 3)),
+        *(F.channel_shuffle(x, 3), F.channel_shuffle(x, 6)),
+        *(torch.copysign(x, other), torch.copysign(x, other[0, 0, 0]), torch.copysign(other, x)),
+        *(batch_norm(x, True), batch_norm(x, False), F.instance_norm(x), F.logsigmoid(x)),
+    )
+
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "batch and channels swapped": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "reversed": lambda x: x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
+    "some channels of channels last": lambda x: torch.cat([x, x], 1).to(memory_format=torch.channels_last)[:, :6],
+    "every other column": lambda x: x.repeat_interleave(2, 3)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_results_are_laid_out_as_in_eager(layout, dynamic):
+    x, other = (LAYOUTS[key](torch.randn(2, 6, 3, 5)) for key in (layout, "contiguous"))
+    # What is computed from a result takes over its layout.
+    assert_like_eager(lambda x, other: [y * 2 for y in results(x, other)], x.requires_grad_(), other, dynamic=dynamic)

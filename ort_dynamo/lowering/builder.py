@@ -8,6 +8,7 @@ model is opened. Constant propagation is left to ONNX Runtime for the same reaso
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ import onnx_ir as ir
 from onnxscript import GraphBuilder
 
 from ort_dynamo.errors import UnsupportedNodeError
+from ort_dynamo.lowering.int64_order import ordering
 from ort_dynamo.target import FOR_KERNEL, FX_NODE, OPSET, Target
 
 __all__ = ["LoweringBuilder", "MixedTypesError"]
@@ -71,8 +73,15 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         self._constants: dict[tuple[ir.DataType, tuple[int, ...], bytes], ir.Value] = {}
 
     def constant(self, value: bool | int | float | Sequence[int] | npt.NDArray[Any], dtype: ir.DataType) -> ir.Value:
-        """A constant, one per value and dtype in the whole graph: 0-d for a number, 1-D for a sequence."""
+        """A constant, one per value and dtype in the whole graph: 0-d for a number, 1-D for a sequence.
+
+        Raises:
+            UnsupportedNodeError: a number that `dtype` does not hold. Some of torch's kernels wrap it around, others
+                raise, and others compare it as it is.
+        """
         array = np.asarray(value, dtype=np.float64 if dtype.is_floating_point() else None)
+        if not _fits(array, dtype):
+            raise UnsupportedNodeError(f"the number {value} is out of the range of {dtype.name.lower()}")
         key = (dtype, array.shape, array.tobytes())  # bytes tell -0.0 from 0.0 and find nan equal to itself
         if key not in self._constants:
             name = f"const_{len(self._constants)}"
@@ -96,6 +105,8 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         if schema is None and domain == "" and version is not None:
             raise AttributeError(f"ONNX has no operator {op_type} in opset {version}")
         inputs = self._cast_inputs(schema, args)
+        if (instead := ordering(self.target, op_type, domain, inputs)) is not None:
+            return instead(self.op, inputs)
         bound = _bind(schema, inputs)
         substitute = self._substitutes(op_type, domain, bound)
         if not substitute:
@@ -190,6 +201,18 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         for output, dtype in zip(node.outputs, types, strict=False):
             if output.type is None and dtype is not None:
                 output.type = ir.TensorType(dtype)
+
+
+def _fits(array: npt.NDArray[Any], dtype: ir.DataType) -> bool:
+    """Whether `dtype` holds finite numbers of this size: as torch counts, unsigned integers hold negative ones, too."""
+    if not array.size or dtype == ir.DataType.BOOL:
+        return True
+    # Python compares integers with floats exactly, numpy does not.
+    low, high = array.min().item(), array.max().item()
+    if dtype.is_floating_point():
+        return not any(math.isfinite(n) and abs(n) > float(dtype.max) for n in (low, high))
+    lowest = -dtype.max if dtype.min == 0 and array.dtype.kind in "iu" else dtype.min
+    return bool(lowest <= low and high <= dtype.max)
 
 
 def _has_function(schema: Any) -> bool:  # onnx's stubs lack both properties

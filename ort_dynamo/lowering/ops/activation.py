@@ -1,6 +1,6 @@
 """Activation functions and their gradients.
 
-Those that torch's decompositions already write in a few elementwise operators (mish, hardshrink, threshold, glu, the
+Those that torch's decompositions already write in a few elementwise operators (mish, hardshrink, glu, the
 gradients of the piecewise linear ones …) are not here.
 """
 
@@ -127,6 +127,16 @@ def tanh_backward(ctx: LoweringContext, grad_output: ir.Value, output: ir.Value)
     (dy, y), _ = promote(ctx, grad_output, output)
     op = ctx.op
     return ctx.cast(op.Mul(dy, op.Sub(1.0, op.Mul(y, y))), ctx.out.dtype)
+
+
+@lowering(aten.threshold.default)
+def threshold(ctx: LoweringContext, self: ir.Value, threshold: Number, value: Number) -> ir.Value:
+    """threshold(Tensor self, Scalar threshold, Scalar value) -> Tensor"""
+    if ctx.out.dtype == torch.bool:
+        raise ctx.refuse("bools")  # torch has no kernel for them
+    (x,), dtype = promote(ctx, self)
+    limit, filler = ctx.scalar(threshold, dtype), ctx.scalar(value, dtype)
+    return ctx.cast(ctx.op.Where(ctx.op.LessOrEqual(x, limit), filler, x), ctx.out.dtype)
 
 
 @lowering(aten.threshold_backward.default)

@@ -51,11 +51,24 @@ def rsub(ctx: LoweringContext, self: Operand, other: Operand, alpha: Number = 1)
 
 def _scaled(ctx: LoweringContext, op_type: str, left: Operand, right: Operand, alpha: Number) -> ir.Value:
     """left (op) alpha * right"""
+    _check_sum(ctx, op_type, (left, right), alpha)
     stand_ins, shape = _unexpanded(ctx, left, right)
     (a, b), dtype = promote(ctx, left, right, stand_ins=stand_ins)
     if not (isinstance(alpha, (int, float)) and alpha == 1):
         b = ctx.op.Mul(b, ctx.scalar(rounded(alpha, ctx.out.dtype), dtype))
     return _finish(ctx, getattr(ctx.op, op_type)(a, b), shape)
+
+
+def _check_sum(ctx: LoweringContext, op_type: str, operands: tuple[Operand, Operand], alpha: Number) -> None:
+    """Refuse what torch's kernels reject: differences of bools, and integers times a fraction."""
+    out = ctx.out.dtype
+    if op_type == "Sub" and any(
+        ctx.dtype(one) == torch.bool if isinstance(one, ir.Value) else isinstance(one, bool) for one in operands
+    ):
+        raise ctx.refuse("a difference of bools")
+    whole = not out.is_floating_point and not isinstance(alpha, (int, torch.SymInt))
+    if whole or (isinstance(alpha, bool) and out != torch.bool):
+        raise ctx.refuse(f"a factor of type {type(alpha).__name__} in a sum of {out}")
 
 
 def _multiply(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -275,7 +288,10 @@ def _full(ctx: LoweringContext, value: ir.Value) -> bool:
 
 
 def _logical(op_type: str, ctx: LoweringContext, self: ir.Value, other: ir.Value) -> ir.Value:
-    result: ir.Value = getattr(ctx.op, op_type)(ctx.cast(self, torch.bool), ctx.cast(other, torch.bool))
+    (a, b), dtype = promote(ctx, self, other)  # a number that the other operand's dtype wraps around to zero is false
+    # Not as casts to bool, which ONNX Runtime joins with the cast before.
+    held = [one if dtype == torch.bool else ctx.op.Not(ctx.op.Equal(one, 0)) for one in (a, b)]
+    result: ir.Value = getattr(ctx.op, op_type)(*held)
     return result
 
 

@@ -93,6 +93,8 @@ def addcmul(
     ctx: LoweringContext, self: ir.Value, tensor1: ir.Value, tensor2: ir.Value, *, value: Number = 1
 ) -> ir.Value:
     """addcmul(Tensor self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor"""
+    if ctx.out.dtype == torch.bool:
+        raise ctx.refuse("bools")  # torch has no kernel for them
     (a, b, c), dtype = promote(ctx, self, tensor1, tensor2)
     if not (isinstance(value, (int, float)) and value == 1):
         b = ctx.op.Mul(b, ctx.scalar(value, dtype))

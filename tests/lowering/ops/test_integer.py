@@ -77,3 +77,54 @@ def test_a_divisor_that_is_zero_in_the_tensors_type_raises_as_in_eager():
     x = torch.tensor([1, 2], dtype=torch.uint8)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         torch.compile(lambda x: torch.remainder(x, 256), backend="ort_train")(x)
+
+
+def test_int64_beyond_32_bits_keep_their_order():
+    # Pairs whose upper halves are equal and whose lower halves differ in their first bit.
+    x = torch.tensor([0, 1, 2**31, 2**31 - 1, -3, -(2**31) - 1, 2**33, -(2**35), 2**63 - 1, -(2**63), 7])
+    other = x.flip(0)[:, None]
+
+    def function(x, other):
+        return (
+            *(torch.maximum(x, other), torch.minimum(x, other), x.sign(), torch.relu(x - 5), x.cummax(0), x.cummin(0)),
+            *(x.clamp(min=2**31), x.clamp(max=-(2**31) - 5), x.clamp(0, 2**31), x.clamp(other, other + 1)),
+            *(torch.aminmax(x), x.sort(), x.abs(), torch.fmod(x, 2**62 + 1)),
+        )
+
+    assert_like_eager(function, x, other, gradients=False)
+
+
+NUMBERS_OUT_OF_RANGE = {
+    "fill": lambda x, n: torch.full_like(x, n),
+    "fill in place": lambda x, n: x.clone().fill_(n),
+    "pad": lambda x, n: torch.nn.functional.pad(x, (1, 1), value=n),
+    "masked fill": lambda x, n: x.masked_fill(x > 1, n),
+    "index fill": lambda x, n: x.index_fill(0, torch.tensor([0]), n),
+    "scatter": lambda x, n: x.scatter(0, torch.tensor([0]), n),
+    "threshold": lambda x, n: torch.nn.functional.threshold(x, n, 1),
+    "clamp": lambda x, n: x.clamp(max=n),
+    "add": lambda x, n: x + n,
+    "add times a number": lambda x, n: torch.add(x, x, alpha=n),
+    "multiply": lambda x, n: x * n,
+    "compare": lambda x, n: (x == n, x < n, n < x),
+    "choose": lambda x, n: torch.where(x > 1, x, n),
+    "logical and": lambda x, n: torch.logical_and(x, torch.tensor(n)),
+    "subtract": lambda x, n: x - n,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool], ids=str)
+@pytest.mark.parametrize("name", NUMBERS_OUT_OF_RANGE)
+def test_a_number_that_a_narrow_integer_does_not_hold_is_treated_as_in_eager(name, dtype):
+    """It wraps around, widens the result, or raises."""
+    function, x = NUMBERS_OUT_OF_RANGE[name], torch.tensor([0, 1, 2, 5, 100]).to(dtype)
+    for number in (300, -200, 2**40, -0.5, float("inf")):
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x, n=number: function(x, n), backend="ort_train")
+        try:
+            expected = function(x, number)
+        except (RuntimeError, NotImplementedError) as error:
+            with pytest.raises(type(error)):
+                compiled(x)
+        else:
+            torch.testing.assert_close(compiled(x), expected, equal_nan=True, msg=str(number))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Number, is_empty
@@ -27,18 +28,19 @@ def histc(ctx: LoweringContext, self: ir.Value, bins: int = 100, min: Number = 0
     """histc(Tensor self, int bins=100, Scalar min=0, Scalar max=0) -> Tensor"""
     op = ctx.op
     dtype = ctx.dtype(self)
-    if dtype not in (torch.float32, torch.float64) or not all(isinstance(n, (int, float)) for n in (min, max)):
-        raise ctx.refuse("a histogram of integers or half-width numbers, or with a symbolic range")
+    if dtype not in (torch.float32, torch.float64):
+        raise ctx.refuse("a histogram of integers or half-width numbers")
     x = op.Reshape(self, [-1])
     none = zeros(ctx, x, [bins])
     if is_empty(ctx.sizes(self)):
         return none
-    if min == max:
-        low, high = (extremum(ctx, reduction, x, [0], True) for reduction in ("ReduceMin", "ReduceMax"))
-        same = op.Equal(low, high)
-        low, high = op.Where(same, op.Sub(low, 1.0), low), op.Where(same, op.Add(high, 1.0), high)
-    else:
-        low, high = ctx.scalar(min, dtype), ctx.scalar(max, dtype)
+    low, high = ctx.scalar(min, dtype), ctx.scalar(max, dtype)
+    if not statically_known_true(min != max):
+        given = op.Not(op.Equal(low, high))
+        least, greatest = (extremum(ctx, reduction, x, [0], True) for reduction in ("ReduceMin", "ReduceMax"))
+        same = op.Equal(least, greatest)
+        low = op.Where(given, low, op.Where(same, op.Sub(least, 1.0), least))
+        high = op.Where(given, high, op.Where(same, op.Add(greatest, 1.0), greatest))
     inside = op.And(op.GreaterOrEqual(x, low), op.LessOrEqual(x, high))
     scaled = op.Div(op.Mul(op.Sub(x, low), float(bins)), op.Sub(high, low))
     place = op.Cast(op.Where(inside, scaled, 0.0), to=onnx_dtype(torch.int64))

@@ -61,3 +61,13 @@ def test_histograms_of_points_equal_eager():
 
     edges = torch.tensor([-1.0, 0, 1]), torch.linspace(-1, 1, 50), torch.tensor([0.0, 0.2, 0.4, 1])
     assert_like_eager(function, torch.randn(30, 3), torch.rand(30), *edges, gradients=False)
+
+
+@pytest.mark.parametrize("span", [(-1, 2), (0, 0), (4, 4)])
+def test_a_histogram_with_a_symbolic_range_equals_eager(span):
+    assert_like_eager(lambda x, low, high: x.histc(5, low, high), torch.randn(40), *span, gradients=False, dynamic=True)
+
+
+def test_a_histogram_whose_range_is_reversed_raises_as_in_eager():
+    with pytest.raises(RuntimeError, match="max must be larger than min"):
+        torch.compile(lambda x: x.histc(5, 3, 1), backend="ort_train")(torch.randn(4))

@@ -62,7 +62,10 @@ class InputMaker:
         self._size = _pair(_find(config, "image_size", "img_size") or 64)
         channels = _find(config, "num_channels", "in_channels", "in_chans", "image_channels")
         self._channels = channels if isinstance(channels, int) and channels <= 12 else 3
-        self._mel = _find(config, "num_mel_bins", "input_feat_per_channel", "feature_size") or 16
+        self._mel = (
+            _find(config, "num_mel_bins", "input_feat_per_channel", "feature_size", "feature_projection_input_dim")
+            or 16
+        )
         self._patch = _pair(_find(config, "patch_size") or 8)
         self._frames = _find(config, "num_frames", "frames_per_clip") or 2
         self.tokens = {"image": 0, "audio": 0, "video": 0}

@@ -98,4 +98,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         },
         "prompt_encoder_config": {"image_size": 64},
     },
+    "wav2vec2-bert": {"vocab_size": 120},
+    "xmod": {"default_language": "en_XX"},
+    "zamba2": {"n_mamba_heads": 8, "mamba_headdim": 8, "chunk_size": 8},
 }

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from ort_dynamo.lowering.ops import batch_norm
-from ort_dynamo.testing import TOLERANCES, Tolerance, assert_like_eager
+from ort_dynamo.testing import TOLERANCES, Tolerance, assert_close, assert_like_eager
 
 aten = torch.ops.aten
 
@@ -170,3 +170,19 @@ def test_batch_norm_backward_equals_eager():
 def test_float64_epsilon_keeps_its_digits(training):
     x = (torch.randn(4, 3, 5, dtype=torch.float64) * 1e-3).requires_grad_()
     assert_like_eager(nn.BatchNorm1d(3).double().train(training), x)
+
+
+def test_gradients_of_a_transposed_batch_are_those_of_the_formula():
+    """Eager's on the CPU are not: it takes the memory of such an input for that of another order."""
+
+    def function(model, x, weight, transposed):
+        return (model(transposed(x)).permute(0, 3, 1, 2).contiguous() * weight).sum()
+
+    x, weight = torch.randn(4, 1, 8, 6), torch.randn(4, 1, 6, 8)
+    model = torch.nn.BatchNorm2d(6)
+    function(model, x, weight, lambda x: x.transpose(1, 3).contiguous()).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    torch.compile(function, backend="ort_train")(model, x, weight, lambda x: x.transpose(1, 3)).backward()
+    for p, wanted in zip(model.parameters(), expected, strict=True):
+        assert_close(p.grad, wanted, "the gradient")

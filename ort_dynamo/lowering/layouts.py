@@ -66,10 +66,10 @@ def _log_sigmoid_forward(self: torch.Tensor) -> Any:
 
 
 def _of_images(overload: OpOverload) -> Callable[..., Any]:
-    """`overload`, whose kernels know contiguous inputs and channels last, and make any other contiguous."""
+    """`overload`, whose CPU kernels know contiguous inputs and channels last, and make any other contiguous."""
 
     def decomposition(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if is_contiguous_or_false(self) or _is_channels_last(self):
+        if self.device.type != "cpu" or is_contiguous_or_false(self) or _is_channels_last(self):
             return NotImplemented
         return overload(self.contiguous(), *args, **kwargs)
 

@@ -41,9 +41,10 @@ rotary embeddings are complex numbers, which do. Networks of torch.nn alone: Tra
 GRUCell, LeNet, AlexNet and VGG in small, 3-D convolutions, a GAN's generator, spectral and weight norm, a VAE.
 
 VITS is ill-conditioned: with its weights disturbed by 1e-7, eager's own gradients change as much as ours differ, and in
-float64 it would draw other numbers. CLAP differs where eager is wrong ([numerics.md](numerics.md), BatchNorm). UDOP and
+float64 it would draw other numbers. CLAP differs where eager is wrong ([numerics.md](numerics.md), BatchNorm). Informer
+drops out rows in the order of a `topk` that need not be sorted, in which torch leaves the order open. UDOP and
 UnivNet fail under every backend: Dynamo itself cannot trace them with symbolic sizes. Those that were too slow (100 to
-150 s, on a busy machine) were not compared: torch's own tracing took most of it.
+150 s, on a busy machine) were not compared; in the one looked at, torch's own tracing took all of it.
 
 Dynamo itself makes no graph of nn.LSTM, nn.GRU and nn.RNN (its option `allow_rnn`), nor of nn.Transformer with a mask
 and no `is_causal`, which it compares with a causal one by `.item()`: they run in eager under every backend.

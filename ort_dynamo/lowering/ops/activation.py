@@ -7,13 +7,14 @@ gradients of the piecewise linear ones …) are not here.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.branches import all_finite, either
-from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.ops.error_function import erf
 from ort_dynamo.lowering.ops.unary import log1p
 from ort_dynamo.lowering.promotion import promote
@@ -139,21 +140,30 @@ def threshold(ctx: LoweringContext, self: ir.Value, threshold: Number, value: Nu
     return ctx.cast(ctx.op.Where(ctx.op.LessOrEqual(x, limit), filler, x), ctx.out.dtype)
 
 
+_SMALL = 1 << 12
+"""Entries up to which a Where takes less time than asking whether all are finite."""
+
+
+def _is_small(sizes: Sequence[Size]) -> bool:
+    count = math.prod(sizes)
+    return isinstance(count, int) and count <= _SMALL
+
+
 @lowering(aten.threshold_backward.default)
 def threshold_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.Value, threshold: Number) -> ir.Value:
     """threshold_backward(Tensor grad_output, Tensor self, Scalar threshold) -> Tensor"""
     (dy, x), dtype = promote(ctx, grad_output, self)
     op, limit = ctx.op, ctx.scalar(threshold, dtype)
-    if ctx.target.package == "onnxruntime-training":
-        # Its Where and its ReluGrad run on one thread, six times slower than a product with the mask. The product
-        # would make nan of an infinite gradient at a blocked element.
-        blocked, zero = op.LessOrEqual(x, limit), ctx.constant(0, dtype)
+    blocked, zero = op.LessOrEqual(x, limit), ctx.constant(0, dtype)
+    if ctx.target.device_type == "cpu" and dtype.is_floating_point and not _is_small(ctx.sizes(grad_output)):
+        # The CPU's Where makes either side as a tensor; onnxruntime-training's takes six times as long as a product
+        # with the mask. The product would make nan of an infinite gradient at a blocked element.
         passed = ctx.cast(op.Not(blocked), dtype)
         (result,) = either(
             ctx, all_finite(ctx, dy), lambda op: [op.Mul(dy, passed)], lambda op: [op.Where(blocked, zero, dy)]
         )
     else:
-        result = op.Where(op.LessOrEqual(x, limit), ctx.constant(0, dtype), dy)
+        result = op.Where(blocked, zero, dy)
     return ctx.cast(result, ctx.out.dtype)
 
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.lowering.channel_sum import channel_sum
+from ort_dynamo.lowering.channel_sum import channel_product_sum, channel_sum
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.normalization import inverse_root, optional, settled
 from ort_dynamo.lowering.promotion import float_dtype
@@ -73,7 +73,7 @@ def _by_batch(
         count = ctx.scalar(_count(sizes), dtype)
         mean = op.Div(channel_sum(ctx, x, sizes), count)
         centred = op.Sub(x, _across(ctx, mean, rank))
-        variance = op.Div(channel_sum(ctx, op.Mul(centred, centred), sizes), count)
+        variance = op.Div(channel_product_sum(ctx, centred, centred, sizes), count)
         inverse_std = inverse_root(ctx, variance, eps)
         y = op.Mul(centred, _across(ctx, inverse_std if w is None else op.Mul(inverse_std, w), rank))
         if b is not None:
@@ -339,7 +339,7 @@ def native_batch_norm_backward(
     grad_weight = centred = None
     if wanted[1] or (wanted[0] and train):
         centred = op.Sub(x, across(mean))
-        grad_weight = op.Mul(channel_sum(ctx, op.Mul(grad, centred), ctx.sizes(input)), inverse_std)
+        grad_weight = op.Mul(channel_product_sum(ctx, grad, centred, ctx.sizes(input)), inverse_std)
     grad_input = None
     if wanted[0] and not train:
         grad_input = op.Mul(grad, across(factor))

@@ -105,9 +105,13 @@ def test_prelu_equals_eager():
     assert_like_eager(F.prelu, x, torch.tensor([0.1], requires_grad=True), dynamic=True)
 
 
-def test_the_gradient_of_relu_at_nan_equals_eager():
-    x, grad = torch.tensor([math.nan, -1.0, 1.0, 0.0]), torch.tensor([1.0, 3.0, math.inf, 2.0])
+@pytest.mark.parametrize("times", [1, 2000], ids=["small", "large"])
+@pytest.mark.parametrize("odd", [1.0, math.inf, math.nan])
+def test_the_gradient_of_relu_where_an_end_is_not_finite_equals_eager(odd, times):
+    x, grad = torch.tensor([math.nan, -1.0, 1.0, 0.0, 2.0]), torch.tensor([1.0, odd, 3.0, 2.0, odd])
+    x, grad = x.repeat(times), grad.repeat(times)
     assert_like_eager(lambda g, x: torch.ops.aten.threshold_backward(g, x, 0), grad, x, gradients=False)
+    assert_like_eager(lambda g, x: torch.ops.aten.threshold_backward(g, x, 0), grad, x, gradients=False, dynamic=True)
 
 
 @pytest.mark.parametrize("slope", [0.0, 1.0, -0.5, 3.0])

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ort_dynamo.lowering import channel_sum
 from ort_dynamo.lowering.ops import batch_norm
 from ort_dynamo.testing import TOLERANCES, Tolerance, assert_close, assert_like_eager
 
@@ -51,6 +52,28 @@ def randomised(module):
 )
 def test_normalization_and_its_gradients_equal_eager(module, shape, training):
     assert_like_eager(randomised(module).train(training), leaf(*shape, scale=2, shift=1))
+
+
+@pytest.mark.parametrize(
+    "plane", [(32, 32), (32, 521), (1, 1021), (256, 128)], ids=str
+)  # dots of 1024, 8336, 1021, 2**14
+def test_gradients_of_planes_that_are_summed_by_dot_products_equal_eager(plane, training):
+    module = randomised(nn.BatchNorm2d(3)).train(training)
+    assert_like_eager(module, leaf(2, 3, *plane, scale=2, shift=1))
+
+
+def test_infinity_in_a_long_plane_equals_eager():
+    x = leaf(2, 3, 32, 32)
+    x.data[0, 1, 5, 7] = torch.inf
+    assert_like_eager(randomised(nn.BatchNorm2d(3)), x)
+
+
+@pytest.mark.parametrize(
+    ("plane", "length"),
+    [(511, None), (512, 512), (521, 521), (1 << 14, 1 << 14), (3 << 13, 3 << 12), (16411, None), (480 * 640, 15360)],
+)
+def test_the_length_of_dot_products_divides_the_plane(plane, length):
+    assert channel_sum._dot_length(plane) == length
 
 
 def test_instance_norm_with_running_statistics_equals_eager(training):

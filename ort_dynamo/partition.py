@@ -15,9 +15,11 @@ from torch.fx import GraphModule
 
 from ort_dynamo.batch_statistics import merge_statistics, split_statistics
 from ort_dynamo.options import Options, PassOptions, RecomputeOptions
-from ort_dynamo.passes.analysis.memory import memory_record
+from ort_dynamo.passes.analysis.memory import memory_record, peaks
 from ort_dynamo.passes.analysis.stash import draws
 from ort_dynamo.passes.pipelines import fx_passes, recompute_passes
+from ort_dynamo.runtime.arena import ARENA
+from ort_dynamo.segments import session_device
 
 __all__ = ["cut", "mark", "partitioner", "tag_recomputed"]
 
@@ -101,6 +103,8 @@ def partitioner(options: Options) -> Callable[..., tuple[GraphModule, GraphModul
     def partition(joint: GraphModule, inputs: Sequence[torch.Tensor], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         mark(joint, options.passes)
         halves = cut(joint, inputs, options.recompute, **kwargs)
+        if not ARENA.registered and session_device(joint).type == "cpu":
+            ARENA.expect(max(peaks(*halves)))
         if _log.isEnabledFor(logging.INFO):
             _log.info("%s", memory_record(joint, *halves, kwargs["num_fwd_outputs"]).summary())
         return halves

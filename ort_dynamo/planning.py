@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from ort_dynamo.lowering.decompositions import decompositions
@@ -83,9 +83,10 @@ def memory_plan(
 ) -> MemoryPlan:
     """The plans for the option recompute_plan that exist in a model, with the bytes each saves and the time it takes.
 
-    The model is captured as the backend captures it and its forward runs once, in eager: graphs after a graph break
-    are only known then. Buffers and random generators are put back. As after torch._dynamo.explain, everything
-    compiled before is forgotten (torch._dynamo.reset()), so call this before training.
+    The model is captured as the backend captures it and its forward runs once, in eager, as graphs after a graph break
+    are only known then; it keeps nothing for a backward. Buffers and random generators are put back. As after
+    torch._dynamo.explain, everything compiled before is forgotten (torch._dynamo.reset()), so call this before
+    training.
 
     Args:
         model: a module or function; a compiled module is taken for the module in it.
@@ -120,6 +121,7 @@ def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:
         rows = plan_rows(JointGraph(joint))
         halves = cut(joint, inputs, options.recompute, **kwargs)
         found.append(GraphPlan(rows, memory_record(joint, *halves, kwargs["num_fwd_outputs"])))
+        _keep_nothing(halves[0], kwargs["num_fwd_outputs"])
         return halves
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -133,6 +135,27 @@ def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:
         return compiled
 
     return backend
+
+
+def _keep_nothing(forward: GraphModule, outputs: int) -> None:
+    """Let a forward hand on, for each tensor that it would keep, one element expanded to the tensor's shape.
+
+    Its backward never runs. What it would keep may be gigabytes, of which the process would not give all back.
+    """
+    (output,) = forward.graph.find_nodes(op="output")
+    results = output.args[0]
+    husks = {}
+    for node in results[outputs:]:
+        if isinstance(node, Node) and node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor):
+            with forward.graph.inserting_after(node):
+                husks[node] = forward.graph.call_function(_husk, (node,))
+            husks[node].meta = dict(node.meta)
+    output.args = ((*results[:outputs], *(husks.get(node, node) for node in results[outputs:])),)
+    forward.recompile()
+
+
+def _husk(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_empty(()).expand(tensor.shape)
 
 
 @contextmanager

@@ -10,8 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing import assert_close
 
-from ort_dynamo import MemoryPlan, memory_plan
+from ort_dynamo import MemoryPlan, memory_plan, planning
 from ort_dynamo.errors import UnknownOptionError
 from ort_dynamo.passes.analysis.operator_names import NAMES
 
@@ -83,6 +85,22 @@ def test_buffers_generators_and_gradients_are_as_before() -> None:
     assert torch.equal(torch.rand(4), expected)
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_forward_that_a_plan_runs_keeps_shapes_only() -> None:
+    def half(x: Tensor) -> tuple[Tensor, ...]:
+        first = torch.tanh(x)
+        last = torch.tanh(first)
+        return last, x, first, last
+
+    x = torch.randn(8, 4)
+    forward = make_fx(half)(x)
+    expected = half(x)
+    planning._keep_nothing(forward, 1)
+    result, *kept = forward(x)
+    assert_close(result, expected[0])
+    assert [tensor.shape for tensor in kept] == [x.shape] * 3
+    assert [tensor.untyped_storage().nbytes() for tensor in kept] == [x.untyped_storage().nbytes(), 4, 4]
 
 
 def test_a_compiled_module_stands_for_the_module_in_it() -> None:

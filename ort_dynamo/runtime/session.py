@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import tempfile
 from collections.abc import Collection
@@ -14,6 +13,7 @@ import torch
 
 from ort_dynamo.errors import ProviderNotAvailableError, SessionError
 from ort_dynamo.options import SessionSettings
+from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.capabilities import broken_optimizers
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.runtime.providers import provider_options
@@ -119,39 +119,11 @@ def _session_settings(options: SessionSettings, device: torch.device) -> Any:
     settings.intra_op_num_threads = options.intra_op_num_threads
     settings.inter_op_num_threads = 1
     if device.type == "cpu":
-        # One arena for all sessions: what the forward's results leave when they are freed, the backward takes. Planned
-        # blocks ("memory patterns") need it in one piece, and so would make it grow again.
-        _register_arena()
+        # Blocks planned for a whole run ("memory patterns") need the arena in one piece, and so would make it grow.
+        ARENA.register()
         settings.add_session_config_entry("session.use_env_allocators", "1")
         settings.enable_mem_pattern = False
         # torch's threads run between sessions on the same cores; spinning ones would take their time.
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     settings.use_deterministic_compute = options.deterministic
     return settings
-
-
-@functools.cache
-def _register_arena() -> None:
-    """Register the CPU arena that sessions of this process share.
-
-    It grows by 8 MiB, or by the power of two above what is asked for. So neighbours that are free make room for a
-    larger tensor: a convolutional net's tensors grow from one stage of its backward to the next. What is not touched
-    of a region takes no memory. By default regions double, up to a GiB.
-    """
-    ort = onnxruntime()
-    place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    next_power_of_two, region = 0, 8 << 20
-    growth = {
-        "max_mem": 0,  # no limit
-        "arena_extend_strategy": next_power_of_two,
-        "initial_chunk_size_bytes": region,
-        "initial_growth_chunk_size_bytes": region,
-        "max_power_of_two_extend_bytes": region,
-        "max_dead_bytes_per_chunk": 1 << 20,
-    }
-    try:
-        ort.create_and_register_allocator(place, ort.OrtArenaCfg(growth))
-    except RuntimeError as error:
-        if "already been registered" not in str(error):
-            raise
-        # The program has registered one for its own sessions, and it serves as well.

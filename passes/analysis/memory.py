@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -24,7 +24,22 @@ from ort_dynamo.passes.analysis.stash import (
 )
 from ort_dynamo.source_line import user_line
 
-__all__ = ["MemoryRecord", "Recomputed", "SavedTensor", "memory_record"]
+__all__ = ["MemoryRecord", "Recomputed", "SavedTensor", "memory_record", "peaks"]
+
+aten = torch.ops.aten
+
+_SELECTIONS = frozenset(
+    {
+        aten.masked_fill.Scalar,
+        aten.masked_fill.Tensor,
+        aten.threshold.default,
+        aten.threshold_backward.default,  # as a product with the mask
+        aten.where.ScalarOther,
+        aten.where.ScalarSelf,
+        aten.where.self,
+    }
+)
+"""Operators that ONNX Runtime runs as Where, whose CPU kernel makes either side as a tensor and then merges them."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +135,6 @@ class MemoryRecord:
 def memory_record(joint: GraphModule, forward: GraphModule, backward: GraphModule, outputs: int) -> MemoryRecord:
     """Read off what a partitioner has made of a joint graph.
 
-    The peaks are those of a sweep over each half in the order of its graph, by allocation: it begins with the node
-    that makes it, and ends with the last node that reads it or a view of it. Results live to the end of their half, and
-    so do saved tensors in the backward, since a session holds its inputs until it returns. Not in the account: scratch
-    memory of kernels, rounding up by allocators, another order that ONNX Runtime may choose, and what it fuses.
-
     Args:
         joint: the joint graph, with its tags.
         forward: the half that keeps.
@@ -135,7 +145,7 @@ def memory_record(joint: GraphModule, forward: GraphModule, backward: GraphModul
     own = {node.name for node in whole.forward}
     results = _output(forward).args[0]
     assert isinstance(results, (tuple, list))
-    inputs = {storage for node in forward.graph.find_nodes(op="placeholder") for storage in storages_of(node)}
+    inputs = _inputs(forward)
     kept: dict[int, Node] = {}
     for node in _tensors(results[outputs:]):
         if storage_of(node) not in inputs:
@@ -146,9 +156,25 @@ def memory_record(joint: GraphModule, forward: GraphModule, backward: GraphModul
         tuple(map(_saved, kept.values())),
         tuple(_recomputed(node, time) for node in again),
         whole.cut(()).nbytes,
-        _peak(forward, (), inputs),
-        _peak(backward, backward.graph.find_nodes(op="placeholder"), inputs),
+        *peaks(forward, backward),
     )
+
+
+def peaks(forward: GraphModule, backward: GraphModule) -> tuple[int, int]:
+    """Most bytes that forward and backward hold at once, inputs of the graph and parameters not counted.
+
+    They are those of a sweep over each half in the order of its graph, by allocation: it begins with the node that
+    makes it, and ends with the last node that reads it or a view of it. Results live to the end of their half, and so
+    do saved tensors in the backward, since a session holds its inputs until it returns. A selection by a mask takes two
+    more tensors of its result's size while it runs. Not in the account: other scratch memory of kernels, rounding up by
+    allocators, another order that ONNX Runtime may choose, and what it fuses.
+    """
+    inputs = _inputs(forward)
+    return _peak(forward, (), inputs), _peak(backward, backward.graph.find_nodes(op="placeholder"), inputs)
+
+
+def _inputs(gm: GraphModule) -> set[int]:
+    return {storage for node in gm.graph.find_nodes(op="placeholder") for storage in storages_of(node)}
 
 
 def _output(gm: GraphModule) -> Node:
@@ -192,11 +218,31 @@ def _peak(gm: GraphModule, held: Iterable[Node], free: Collection[int]) -> int:
             if storage not in free and storage not in alive:
                 alive[storage] = nbytes
                 total += nbytes
-        peak = max(peak, total)
-        for storage in {s for one in (node, *node.all_input_nodes) for s in storages_of(one)} - forever:
-            if last_reader.get(storage, node) is node and storage in alive:  # what nobody reads ends at once
-                total -= alive.pop(storage)
+        touched = {s for one in (node, *node.all_input_nodes) for s in storages_of(one)} - forever
+        last = {s for s in touched if last_reader.get(s, node) is node}  # what nobody reads ends at once
+        ended = {s: alive.pop(s) for s in last if s in alive}
+        peak = max(peak, total + _scratch(node, ended))
+        total -= sum(ended.values())
     return peak
+
+
+def _scratch(node: Node, ended: Mapping[int, int]) -> int:
+    """Bytes that a node takes while it runs, beside its result and its arguments.
+
+    Args:
+        node: a call of an operator.
+        ended: the allocations that no later node reads, with their bytes.
+    """
+    if node.target not in _SELECTIONS:
+        return 0
+    fake: torch.Tensor = node.meta["val"]
+    nbytes, _ = bytes_of(fake)
+    if node.target is not aten.threshold_backward.default:
+        return 2 * nbytes
+    compared = node.args[1]
+    assert isinstance(compared, Node)
+    # A factor and the mask of what is blocked; what they were made of may be gone.
+    return nbytes + nbytes // fake.dtype.itemsize - ended.get(storage_of(compared), 0)
 
 
 def _allocations(node: Node) -> list[tuple[int, int]]:

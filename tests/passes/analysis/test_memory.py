@@ -108,6 +108,21 @@ def test_figures_of_a_small_graph_are_those_made_by_hand() -> None:
     assert record.backward_peak == 32 + 4 + 32 + 48 + 24
 
 
+def test_a_selection_takes_both_of_its_sides_while_it_runs() -> None:
+    record, _ = observe(lambda x, w: F.relu(x @ w).sum(), weight(4, 1), weight(1, 4))
+    assert record.backward_peak == 64 + 4 + 64 + 64 + 16  # ReLU, cotangent, gradient, factor, mask
+    record, _ = observe(lambda x, w: (x @ w).masked_fill(w.sum() > 0, 0.0).sum(), weight(4, 1), weight(1, 4))
+    assert record.forward_peak == 64 + 1 + 64 + 2 * 64
+
+
+def test_what_a_mask_is_made_of_may_end_before_the_selection() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return checkpoint(lambda x: F.relu(x @ w), x, use_reentrant=False).sum()
+
+    record, _ = observe(function, weight(4, 1), weight(1, 4))
+    assert record.backward_peak == 4 + 64 + 64 + 16  # neither the product nor the ReLU
+
+
 def test_what_is_computed_again_is_listed_with_its_line_and_who_decided() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return (F.gelu(x) @ w).sum()

@@ -148,13 +148,19 @@ def _table(entries: Iterable[tuple[str, str, dict[str, list[str]]]], runtime: In
     return table
 
 
+_MOVES_TRANSPOSES = ("TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider")
+"""These move a transpose through a sum where nobody else reads what is between. So the last bits of a gradient would
+depend on what is recomputed. Our transposes are attributes of products, and steps take the same time without them."""
+
+
 def broken_optimizers(dtypes: Collection[ir.DataType]) -> list[str]:
-    """ONNX Runtime's own graph optimizers that would break a model with values of `dtypes`.
+    """ONNX Runtime's own graph optimizers that would break a model with values of `dtypes`, or the promise that
+    recomputation changes no bit.
 
     Those for float64 make contrib operators of float64 nodes without asking whether a float64 kernel exists. In the
     training build, NoopElimination takes an empty constant for a zero and loses the output of a sum with it.
     """
-    broken = list(_FUSIONS_WITHOUT_DOUBLE) if ir.DataType.DOUBLE in dtypes else []
+    broken = [*_MOVES_TRANSPOSES, *(_FUSIONS_WITHOUT_DOUBLE if ir.DataType.DOUBLE in dtypes else ())]
     return [*broken, "NoopElimination"] if installed_runtime().has_gradient_kernels else broken
 
 

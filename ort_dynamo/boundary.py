@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols, statically_known_true
 from torch.utils._sympy.functions import Max
 
-__all__ = ["ValueSpec", "inverse", "laid_out", "physical_order", "promised_strides", "same_stride", "symbolic_strides"]
+__all__ = ["ValueSpec", "in_order", "inverse", "laid_out", "physical_order", "promised_strides", "symbolic_strides"]
 
 
 @dataclass(frozen=True)
@@ -91,17 +91,21 @@ def _is_dense(fake: torch.Tensor) -> bool:
 
 
 def _is_contiguous(fake: torch.Tensor, order: tuple[int, ...]) -> bool:
+    return in_order([fake.shape[axis] for axis in order], [fake.stride(axis) for axis in order])
+
+
+def in_order(sizes: Sequence[int | torch.SymInt], strides: Sequence[int | torch.SymInt]) -> bool:
+    """Whether strides are those of contiguous memory; dimensions of size 1 may have any. Installs no guard."""
     expected: int | torch.SymInt = 1
-    for axis in reversed(order):
-        size = fake.shape[axis]
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if not statically_known_true(size == 1):
-            if not same_stride(fake.stride(axis), expected):
+            if not _same_stride(stride, expected):
                 return False
             expected = expected * size
     return True
 
 
-def same_stride(stride: int | torch.SymInt, expected: int | torch.SymInt) -> bool:
+def _same_stride(stride: int | torch.SymInt, expected: int | torch.SymInt) -> bool:
     """Whether a stride is the expected one, of a tensor that has elements: Max(1, size) is the size then."""
     if statically_known_true(stride == expected):
         return True

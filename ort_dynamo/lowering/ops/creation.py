@@ -8,9 +8,8 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.boundary import physical_order
+from ort_dynamo.boundary import in_order, physical_order
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
-from ort_dynamo.lowering.ops.strided import in_order
 from ort_dynamo.lowering.registry import lowering, register
 
 aten = torch.ops.aten

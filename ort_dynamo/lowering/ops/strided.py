@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.boundary import same_stride
+from ort_dynamo.boundary import in_order
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.ops.views import same_size
 from ort_dynamo.lowering.registry import lowering
@@ -74,17 +74,6 @@ def as_strided_scatter(
         where = ctx.ints(places.flatten().tolist())
     flat, values = ctx.op.Reshape(self, [-1]), ctx.op.Reshape(source, [-1])
     return ctx.reshape(ctx.op.ScatterElements(flat, where, values, axis=0), ctx.sizes(self))
-
-
-def in_order(sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
-    """Whether strides are those of contiguous memory; dimensions of size 1 may have any."""
-    expected: Size = 1
-    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
-        if not same_size(size, 1):
-            if not same_stride(stride, expected):
-                return False
-            expected = expected * size
-    return True
 
 
 def _restates_all(

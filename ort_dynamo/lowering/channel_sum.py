@@ -32,11 +32,12 @@ def channel_product_sum(ctx: LoweringContext, a: ir.Value, b: ir.Value, sizes: S
 
     Of float32 on the CPU as dot products of planes: the product, as large as the arguments, is never made.
     """
-    length = _dot_length(math.prod(sizes[2:]))
-    dots = ctx.target.device_type == "cpu" and a.dtype == ir.DataType.FLOAT
-    if length is None or not dots or not ctx.target.takes("FusedMatMul", "com.microsoft", {"T": ir.DataType.FLOAT}):
+    plane = math.prod(sizes[2:])
+    length = _dot_length(plane)
+    dots = ctx.target.device_type == "cpu" and a.dtype == ir.DataType.FLOAT and ctx.has_fused_matmul(a)
+    if length is None or not dots:
         return channel_sum(ctx, ctx.op.Mul(a, b), sizes)
-    shape = [*sizes[:2], math.prod(sizes[2:]) // length, 1, length]
+    shape = [*sizes[:2], plane // length, 1, length]
     planes = ctx.contrib.FusedMatMul(ctx.reshape(a, shape), ctx.reshape(b, shape), transB=1)
     return channel_sum(ctx, planes, [*shape[:3], 1, 1])
 

@@ -149,6 +149,11 @@ class LoweringContext:
     def _is_half(self) -> bool:
         return any(isinstance(leaf, torch.Tensor) and leaf.dtype in _HALF for leaf in tree_leaves(self.out))
 
+    def has_fused_matmul(self, value: ir.Value) -> bool:
+        """Whether there is a FusedMatMul, com.microsoft's product with transposes and a factor, for `value`'s dtype."""
+        assert value.dtype is not None
+        return self.target.takes("FusedMatMul", "com.microsoft", {"T": value.dtype})
+
     def reshape(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
         """`value` reshaped to `sizes`; a zero is a size, not "keep"."""
         zero = any(not isinstance(size, torch.SymInt) and size == 0 for size in sizes)

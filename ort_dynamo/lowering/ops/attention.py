@@ -156,11 +156,9 @@ def _product(
 ) -> ir.Value:
     """scale * a @ b of 4-D operands, either transposed in its last two dimensions."""
     op = ctx.op
-    assert a.dtype is not None
-    fused = ctx.target.takes("FusedMatMul", "com.microsoft", {"T": a.dtype})
     # alpha is a float32 attribute: too coarse for float64.
     alpha = scale if isinstance(scale, float) and a.dtype != ir.DataType.DOUBLE else 1.0
-    if fused and (alpha != 1 or transpose_a or transpose_b):
+    if ctx.has_fused_matmul(a) and (alpha != 1 or transpose_a or transpose_b):
         result = ctx.contrib.FusedMatMul(a, b, alpha=alpha, transA=int(transpose_a), transB=int(transpose_b))
     else:
         alpha = 1.0

@@ -324,7 +324,6 @@ class _Gradient:
 
 def _times_transposed(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
     """a @ b.T over the last two dimensions."""
-    assert a.dtype is not None
-    if ctx.target.takes("FusedMatMul", "com.microsoft", {"T": a.dtype}):
+    if ctx.has_fused_matmul(a):
         return ctx.contrib.FusedMatMul(a, b, transB=1)
     return ctx.op.MatMul(a, ctx.op.Einsum(b, equation="...ij->...ji"))

@@ -49,9 +49,7 @@ def product(ctx: LoweringContext, a: ir.Value, b: ir.Value, alpha: Number = 1) -
     if ctx.target.gradient_kernels and any(has_free_unbacked_symbols(size) for size in sizes):
         raise ctx.refuse("a size that depends on the data may be zero, which its kernel here does not survive")
     ta, tb = transposed(a), transposed(b)
-    assert a.dtype is not None
-    fused = ctx.target.takes("FusedMatMul", "com.microsoft", {"T": a.dtype})
-    if fused and (alpha != 1 or ta is not None or tb is not None):
+    if ctx.has_fused_matmul(a) and (alpha != 1 or ta is not None or tb is not None):
         return ctx.contrib.FusedMatMul(
             a if ta is None else ta,
             b if tb is None else tb,

@@ -22,9 +22,9 @@ from ort_dynamo.target import OPSET, KernelTable
 __all__ = [
     "TESTED_RUNTIMES",
     "InstalledRuntime",
-    "broken_optimizers",
     "installed_runtime",
     "kernel_table",
+    "omitted_optimizers",
     "recorded_kernel_table",
 ]
 
@@ -153,15 +153,15 @@ _MOVES_TRANSPOSES = ("TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvi
 depend on what is recomputed. Our transposes are attributes of products, and steps take the same time without them."""
 
 
-def broken_optimizers(dtypes: Collection[ir.DataType]) -> list[str]:
-    """ONNX Runtime's own graph optimizers that would break a model with values of `dtypes`, or the promise that
-    recomputation changes no bit.
+def omitted_optimizers(dtypes: Collection[ir.DataType]) -> list[str]:
+    """ONNX Runtime's own graph optimizers that are left out for a model with values of `dtypes`.
 
-    Those for float64 make contrib operators of float64 nodes without asking whether a float64 kernel exists. In the
-    training build, NoopElimination takes an empty constant for a zero and loses the output of a sum with it.
+    Those that move transposes would break the promise that recomputation changes no bit. Those for float64 make contrib
+    operators of float64 nodes without asking whether a float64 kernel exists. In the training build, NoopElimination
+    takes an empty constant for a zero and loses the output of a sum with it.
     """
-    broken = [*_MOVES_TRANSPOSES, *(_FUSIONS_WITHOUT_DOUBLE if ir.DataType.DOUBLE in dtypes else ())]
-    return [*broken, "NoopElimination"] if installed_runtime().has_gradient_kernels else broken
+    omitted = [*_MOVES_TRANSPOSES, *(_FUSIONS_WITHOUT_DOUBLE if ir.DataType.DOUBLE in dtypes else ())]
+    return [*omitted, "NoopElimination"] if installed_runtime().has_gradient_kernels else omitted
 
 
 def _asked_kernels(provider: str) -> Iterable[tuple[str, str, dict[str, list[str]]]]:

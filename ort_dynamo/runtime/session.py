@@ -14,7 +14,7 @@ import torch
 from ort_dynamo.errors import ProviderNotAvailableError, SessionError
 from ort_dynamo.options import SessionSettings
 from ort_dynamo.runtime.arena import ARENA
-from ort_dynamo.runtime.capabilities import broken_optimizers
+from ort_dynamo.runtime.capabilities import omitted_optimizers
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.runtime.providers import provider_options
 from ort_dynamo.target import Target
@@ -87,7 +87,7 @@ def _open(
         providers.append("CPUExecutionProvider")  # shape arithmetic runs there
     try:
         session = onnxruntime().InferenceSession(
-            model, settings, providers=providers, disabled_optimizers=broken_optimizers(dtypes)
+            model, settings, providers=providers, disabled_optimizers=omitted_optimizers(dtypes)
         )
     except Exception as error:  # pybind exposes about ten unrelated exception classes
         raise SessionError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -57,6 +58,7 @@ def ort_train(
             inference_compiler=partial(_compile_inference, options=parsed),
             partition_fn=partitioner(parsed),
             decompositions=decompositions(),
+            keep_inference_input_mutations=_replaces_storage(gm),
         )(gm, example_inputs)
     return compiled
 
@@ -70,7 +72,8 @@ _Compiled = Callable[[list[Any]], Any]
 
 
 def _compile_forward(gm: GraphModule, _: Sequence[Any], options: Options) -> _Compiled:
-    return compile_graph(gm, "forward", options)
+    _hide_mutations()
+    return compile_graph(gm, "forward", options, _seen())
 
 
 def _compile_backward(gm: GraphModule, _: Sequence[Any], options: Options) -> _Compiled:
@@ -79,9 +82,38 @@ def _compile_backward(gm: GraphModule, _: Sequence[Any], options: Options) -> _C
         # We never write to saved tensors, so none is donated, and retain_graph=True works. (The config
         # donated_buffer=False would leave None here, which torch 2.13 takes for "some".)
         context.fw_metadata.bw_donated_idxs = []
-    return compile_graph(gm, "backward", options)
+    return compile_graph(gm, "backward", options, slice(0))
 
 
 def _compile_inference(gm: GraphModule, _: Sequence[Any], options: Options) -> _Compiled:
+    _hide_mutations()
     mark(gm, options.passes)
-    return compile_graph(gm, "inference", options)
+    return compile_graph(gm, "inference", options, _seen())
+
+
+def _seen() -> slice:
+    """Which outputs of a forward the program sees: not those written back to inputs, nor those for the backward."""
+    context = TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return slice(None)
+    return slice(context.fw_metadata.num_mutated_inp_runtime_indices, context.fw_metadata.num_forward_returns)
+
+
+def _replaces_storage(gm: GraphModule) -> bool:
+    """Whether an input may get another tensor's memory: AOTAutograd takes `set_` only where it stays in the graph."""
+    return any(getattr(node.target, "__name__", node.target) == "set_" for node in gm.graph.nodes)
+
+
+def _hide_mutations() -> None:
+    """Have AOTAutograd hide from autograd what the program hides: writing to an input under no_grad, or detached.
+
+    It writes inputs back where the graph ends, and does so by `detach().copy_()` only for leaves. By `copy_()`, the
+    input's gradient would be lost.
+    """
+    context = TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return
+    inputs = context.fw_metadata.input_info
+    for index, info in enumerate(inputs):
+        if info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode:
+            inputs[index] = dataclasses.replace(info, is_leaf=True)

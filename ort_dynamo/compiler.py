@@ -25,6 +25,7 @@ from ort_dynamo.options import Options
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.pipelines import identity, onnx_passes
 from ort_dynamo.report import report
+from ort_dynamo.results import own_results
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.runtime.session import open_session, optimize
@@ -36,13 +37,16 @@ __all__ = ["CACHE", "compile_graph", "compile_island"]
 CACHE: MemoryCache[CompiledGraph] = MemoryCache()
 
 
-def compile_graph(gm: GraphModule, role: str, options: Options) -> Callable[[list[Any]], Any]:
+def compile_graph(
+    gm: GraphModule, role: str, options: Options, seen: slice = slice(None)
+) -> Callable[[list[Any]], Any]:
     """Compile one functional ATen graph.
 
     Args:
         gm: the graph, with fake values in meta["val"].
         role: "forward", "backward" or "inference"; for messages and file names.
         options: all options.
+        seen: which outputs the program gets to see.
 
     Returns:
         A function of one list of inputs, which it empties so that each input is freed after its last use.
@@ -62,6 +66,7 @@ def compile_graph(gm: GraphModule, role: str, options: Options) -> Callable[[lis
         make = partial(compile_island, island, called, options, target, device, in_order=in_order)
         compiled = CACHE.get_or_make(key, make)
         segmented.gm.set_submodule(name, Island(compiled))
+    own_results(segmented.gm, seen)
     return boxed(segmented.gm)
 
 

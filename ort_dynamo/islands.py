@@ -18,7 +18,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from ort_dynamo.boundary import laid_out, symbolic_strides
 from ort_dynamo.lowering.symbols import symbols_of
 
-__all__ = ["MULTI_VIEWS", "SIZE_READS", "VIEWS", "cut", "free_size_reads"]
+__all__ = ["MULTI_VIEWS", "SIZE_READS", "VIEWS", "cut", "free_size_reads", "is_view"]
 
 aten = torch.ops.aten
 
@@ -81,7 +81,8 @@ def free_size_reads(graph: Graph) -> set[Node]:
     }
 
 
-def _is_view(node: Node) -> bool:
+def is_view(node: Node) -> bool:
+    """Whether `node` is a view of its first argument, or one of the views that a MULTI_VIEWS node gives."""
     if node.target is operator.getitem:
         return isinstance(node.args[0], Node) and node.args[0].target in MULTI_VIEWS
     return node.target in VIEWS or node.target in MULTI_VIEWS
@@ -162,7 +163,7 @@ class _Cutter:
 
     def makes_view(self, node: Node) -> bool:
         """Whether `node` is a view that any island can re-make."""
-        return node in self._lowered and _is_view(node)
+        return node in self._lowered and is_view(node)
 
     # -- the outer graph ---------------------------------------------------------------------------------------
 

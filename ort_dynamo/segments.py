@@ -7,6 +7,7 @@ Every node is one of:
 - drawn: a random draw with no data input (passes/fx/hoist_random), torch's by design;
 - host: arithmetic on Python numbers (symbolic sizes), which torch runs for free. A size of a lowered tensor that
   follows from the inputs' sizes is computed from those, so that no island ends for it.
+- write: a graph's result written back to an input, which AOTAutograd adds where the graph ends; it comes last.
 
 Islands are found by levels. A node's level is the greatest number of steps from a lowered node to one that torch
 runs, over all paths to it. Each level's lowered nodes form one island, and running torch's nodes of level 0, island
@@ -29,6 +30,7 @@ from ort_dynamo.errors import FallbackRefusedError
 from ort_dynamo.islands import SIZE_READS, cut, free_size_reads
 from ort_dynamo.lowering.translate import COND
 from ort_dynamo.options import SegmentOptions
+from ort_dynamo.passes.analysis.mutation import writes_input
 from ort_dynamo.source_line import user_line
 
 __all__ = ["EagerNode", "Segmented", "check_fallback", "segment", "session_device"]
@@ -86,7 +88,7 @@ def segment(gm: GraphModule, refuse: Callable[[Node], str | None], device: torch
     eager = tuple(
         EagerNode(node.name, str(node.target), reason, user_line(node))
         for node, reason in reasons.items()
-        if reason not in (None, _HOST, _DRAWN) and node.target is not operator.getitem
+        if reason not in (None, _HOST, _DRAWN, _WRITE) and node.target is not operator.getitem
     )
     native = Counter(str(node.target) for island in islands.values() for node in _computing(island))
     return Segmented(outer, islands, eager, native)
@@ -115,10 +117,11 @@ def session_device(gm: GraphModule) -> torch.device:
 
 _HOST = "host"
 _DRAWN = "drawn"
+_WRITE = "write"
 
 
 def _classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.device) -> dict[Node, str | None]:
-    """Node -> None if lowered, else its reason, _HOST or _DRAWN. Placeholders and outputs are absent."""
+    """Node -> None if lowered, else its reason, _HOST, _DRAWN or _WRITE. Placeholders and outputs are absent."""
     reasons: dict[Node, str | None] = {}
     for node in graph.nodes:
         if node.op in ("placeholder", "output"):
@@ -133,6 +136,8 @@ def _classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.
             reasons[node] = reasons.get(node.args[0], _HOST)
         elif _is_host(node):
             reasons[node] = _HOST
+        elif writes_input(node):
+            reasons[node] = _WRITE
         elif isinstance(node.target, torch._ops.HigherOrderOperator) and node.target is not COND:
             reasons[node] = f"no lowering for the higher-order operator {node.target}"
         elif node.op != "call_function" or not (isinstance(node.target, torch._ops.OpOverload) or node.target is COND):
@@ -178,7 +183,8 @@ def _levels(graph: Graph, reasons: dict[Node, str | None], free: Set[Node]) -> d
             # Effects and draws keep eager's order among themselves.
             last_ordered = level = max(level, last_ordered)
         levels[node] = level
-    return levels
+    last = max(levels.values(), default=0) + 1
+    return levels | {node: last for node, reason in reasons.items() if reason == _WRITE}
 
 
 def _is_ordered(node: Node) -> bool:

@@ -1,4 +1,5 @@
-"""Operators whose kernels lay their results out in memory otherwise than torch's fake tensors promise.
+"""Operators whose kernels lay their results out in memory otherwise than torch's fake tensors promise; in one case the
+dtype is another one.
 
 What a user sees is the layout that the kernel gives, and what is computed from it is laid out accordingly. So each of
 them is traced as operators whose fake tensors promise that: on an input laid out in the order in which the kernel
@@ -65,6 +66,13 @@ def _log_sigmoid_forward(self: torch.Tensor) -> Any:
     return aten.log_sigmoid_forward(self.contiguous())
 
 
+def _power(self: torch.Tensor, exponent: Any) -> Any:
+    """The kernel copies the first power and fills in the zeroth, so that bools stay bools; the fake tensor is int64."""
+    if self.dtype is not torch.bool or not isinstance(exponent, bool):
+        return NotImplemented
+    return self.clone() if exponent else torch.ones_like(self)
+
+
 def _of_images(overload: OpOverload) -> Callable[..., Any]:
     """`overload`, whose CPU kernels know contiguous inputs and channels last, and make any other contiguous."""
 
@@ -82,6 +90,7 @@ LAYOUTS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.native_channel_shuffle.default: _channel_shuffle,
     aten.copysign.Tensor: _copysign,
     aten.log_sigmoid_forward.default: _log_sigmoid_forward,
+    aten.pow.Tensor_Scalar: _power,
     **{
         overload: _of_images(overload)
         for overload in (

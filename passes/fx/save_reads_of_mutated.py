@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ort_dynamo.passes.analysis.mutation import writes_input
 from ort_dynamo.passes.analysis.stash import JointGraph, is_view, storage_of, storages_of, tag
 
 __all__ = ["SaveReadsOfMutated"]
@@ -45,9 +46,12 @@ class SaveReadsOfMutated(PassBase):
 
 
 def _mutated(gm: GraphModule) -> Iterator[Node]:
-    """Inputs that AOTAutograd writes to after the forward, as it describes its outputs."""
+    """Inputs that AOTAutograd writes to after the forward, as it describes its outputs, or at the graph's end."""
     (output,) = gm.graph.find_nodes(op="output")
     written = [d.mutated_input for d in output.meta.get("desc", ()) if hasattr(d, "mutated_input")]
     for node in gm.graph.find_nodes(op="placeholder"):
         if node.meta.get("desc") in written and isinstance(node.meta.get("val"), torch.Tensor):
             yield node
+    for node in gm.graph.nodes:
+        if writes_input(node):
+            yield node.args[0]

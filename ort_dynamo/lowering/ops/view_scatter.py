@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
-from ort_dynamo.lowering.ops.views import axis, cut, from_front, same_size
+from ort_dynamo.lowering.ops.views import axis, cut, from_front, same_size, size_is_zero
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.zeros import zeros
 
@@ -87,6 +87,8 @@ def slice_scatter(
     (stride,) = ctx.static([step], "the step of a slice")
     first = _clamped(start, ctx.sizes(self)[a])
     source = ctx.cast(src, ctx.out.dtype)
+    if any(size_is_zero(size) for size in sizes):
+        return self
     if stride == 1:
         return _replace_range(ctx, self, source, a, first, sizes[a])
     places = op.Range(

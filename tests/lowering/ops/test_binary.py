@@ -216,3 +216,8 @@ def test_expanded_operands_equal_eager(dynamic):
 def test_gradients_of_means_equal_eager():
     x, y = torch.randn(3, 4, 5, requires_grad=True), torch.randn(3, 4, 5, requires_grad=True)
     assert_like_eager(lambda x, y: (x * (x * x).mean(-1, keepdim=True)).sum(1).mean() + (x * y).mean(0).sum(), x, y)
+
+
+@pytest.mark.parametrize("exponent", [True, False])
+def test_bools_to_a_bool_power_stay_bools(exponent):
+    assert_like_eager(lambda x: (x**exponent, (~x) ** exponent | x), torch.tensor([True, False]), gradients=False)

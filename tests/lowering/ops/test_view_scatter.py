@@ -123,3 +123,15 @@ def test_a_matrix_with_a_diagonal_written_is_multiplied_as_it_stands():
         return written @ y + diagonal, torch.permute_copy(x, (0, 1)) @ y + diagonal
 
     assert_like_eager(function, torch.randn(3, 3), torch.randn(3), torch.randn(3, 3), gradients=False)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (4, 0), (0, 4)], ids=str)
+def test_nothing_is_written_into_what_is_empty(shape):
+    def write(x):
+        y = x.clone()
+        y[::2] = 1.5
+        y[..., 1::2] += 1
+        y.diagonal().zero_()
+        return y
+
+    assert_like_eager(write, torch.randn(shape), gradients=False)

@@ -1,0 +1,112 @@
+"""What programs do to memory itself: writing behind autograd's back, replacing an input's, resizing a result's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ort_dynamo.testing import assert_close
+
+Compile = Callable[..., Any]
+
+
+def ort_train(function: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+    return torch.compile(function, backend="ort_train", fullgraph=True, **kwargs)
+
+
+def no_grad(x: torch.Tensor, w: torch.Tensor) -> Any:
+    with torch.no_grad():
+        x.mul_(2)
+    return w.sin()
+
+
+def detached(x: torch.Tensor, w: torch.Tensor) -> Any:
+    x.detach().t().add_(3)
+    return w.sin()
+
+
+def no_grad_and_read(x: torch.Tensor, w: torch.Tensor) -> Any:
+    y = x + w
+    with torch.no_grad():
+        x[0] = 5
+    return y.sum(), (x + w).sin()
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("write", [no_grad, detached, no_grad_and_read])
+def test_what_is_hidden_from_autograd_leaves_an_inputs_gradient_alone(write, trains, dynamic):
+    def observed(function: Callable[..., Any]) -> list[Any]:
+        leaf = torch.arange(1.0, 13).reshape(3, 4).requires_grad_()
+        x, w = leaf * 1, torch.linspace(0, 1, 12).reshape(3, 4).requires_grad_(trains)
+        outputs = function(x, w)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        sum((y.cos().sum() for y in outputs), x.cos().sum()).backward()
+        return [x.detach(), *(y.detach() for y in outputs), leaf.grad, w.grad]
+
+    compiled = ort_train(write, dynamic=dynamic)
+    for index, (mine, theirs) in enumerate(zip(observed(compiled), observed(write), strict=True)):
+        assert_close(mine, theirs, f"value {index}")
+
+
+def sets_data(x: torch.Tensor, y: torch.Tensor) -> Any:
+    x.data = y
+    y.data = torch.zeros([0])
+    return x
+
+
+def sets_and_computes(x: torch.Tensor, y: torch.Tensor) -> Any:
+    before = (x * y).sum()
+    x.data = y
+    return before
+
+
+def sets_what_is_still_read(x: torch.Tensor, y: torch.Tensor) -> Any:
+    first = torch.complex(x, x.sin()).abs()  # complex numbers stay in eager: three steps that read x itself
+    second = torch.complex(x, first.sin()).abs()
+    x.data = y * 3
+    return second * 2
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("replace", [sets_data, sets_and_computes, sets_what_is_still_read])
+def test_an_input_gets_the_memory_of_another_tensor(replace, requires_grad):
+    def observed(function: Callable[..., Any]) -> list[Any]:
+        x, y = (torch.arange(start, start + 6).requires_grad_(requires_grad) for start in (0.0, 10.0))
+        result = function(x, y)
+        if replace is sets_data and requires_grad:
+            x.sum().backward()
+        shared = x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+        return [result.detach(), x.detach(), y.detach(), x.grad, y.grad, shared]
+
+    for index, (mine, theirs) in enumerate(zip(observed(ort_train(replace)), observed(replace), strict=True)):
+        assert_close(mine, theirs, f"value {index}")
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_results_are_resized_in_place(dynamic, requires_grad):
+    def results(x: torch.Tensor) -> Any:
+        return x.sin(), x.exp().t(), (x + 1).view(-1), x.sum()
+
+    with torch.no_grad() if not requires_grad else torch.enable_grad():
+        found = ort_train(results, dynamic=dynamic)(torch.ones(3, 4, requires_grad=requires_grad))
+    for result in found:
+        reused = result.detach().resize_(0)
+        torch.add(torch.arange(20.0), 1, out=reused)
+        assert reused.equal(torch.arange(20.0) + 1)
+
+
+def test_a_small_result_and_its_view_share_memory_that_can_be_resized():
+    def views(x: torch.Tensor) -> Any:
+        y = x * 2
+        return y, y[1:], y
+
+    y, view, same = ort_train(views)(torch.ones(3, 4))
+    assert same is y or same.data_ptr() == y.data_ptr()
+    view.zero_()
+    assert y.tolist() == [[2.0] * 4, [0.0] * 4, [0.0] * 4]
+    assert y.untyped_storage().resizable()

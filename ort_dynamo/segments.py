@@ -6,7 +6,8 @@ Every node is one of:
 - eager: ONNX Runtime cannot take it, so torch runs it, alone; it carries its reason and is reported;
 - drawn: a random draw with no data input (passes/fx/hoist_random), torch's by design;
 - host: arithmetic on Python numbers (symbolic sizes), which torch runs for free. A size of a lowered tensor that
-  follows from the inputs' sizes is computed from those, so that no island ends for it.
+  follows from the inputs' sizes is computed from those, so that no island ends for it. So are assertions: an island
+  computes the condition, torch reads it and raises.
 - write: a graph's result written back to an input, which AOTAutograd adds where the graph ends; it comes last.
 
 Islands are found by levels. A node's level is the greatest number of steps from a lowered node to one that torch
@@ -115,6 +116,7 @@ def session_device(gm: GraphModule) -> torch.device:
     return max(counts, key=counts.__getitem__) if counts else torch.device("cpu")
 
 
+_ASSERTIONS = (aten._assert_async.default, aten._assert_async.msg, aten._assert_tensor_metadata.default)
 _HOST = "host"
 _DRAWN = "drawn"
 _WRITE = "write"
@@ -148,8 +150,8 @@ def _classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.
 
 
 def _is_host(node: Node) -> bool:
-    """Whether the node computes on Python numbers alone: size arithmetic, and assertions about sizes."""
-    if node.target in SIZE_READS:
+    """Whether the node computes no tensor: arithmetic on Python numbers alone, and assertions."""
+    if node.target in SIZE_READS or node.target in _ASSERTIONS:
         return True
     values = [node.meta.get("val"), *(argument.meta.get("val") for argument in node.all_input_nodes)]
     numbers = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)

@@ -74,6 +74,20 @@ def test_islands_that_do_not_depend_on_an_eager_node_stay_whole() -> None:
     assert len(cut(function, eager=(aten.sin.default,)).islands) == 1
 
 
+def test_an_assertion_reads_what_an_island_computes_and_is_not_a_node_in_eager() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        doubled = x * 2
+        torch._assert_async((doubled > 0).all(), "not positive")
+        return doubled + 1
+
+    segmented = cut(function)
+    assert outer(segmented) == ["island_0", "aten._assert_async.msg"]
+    assert not segmented.eager
+    same_result(function, segmented, torch.ones(4, 4))
+    with pytest.raises(RuntimeError, match="not positive"):
+        segmented.gm(-torch.ones(4, 4))
+
+
 def test_eager_nodes_in_a_row_open_no_island_between_them() -> None:
     segmented = cut(lambda x: (x + 1).sin().cos() + 1, eager=(aten.sin.default, aten.cos.default))
     assert len(segmented.islands) == 2

@@ -162,6 +162,8 @@ def check(model_type: str, evaluate: bool) -> dict[str, Any]:
         theirs.train(observe is training_step)
         ours.train(observe is training_step)
         ours.load_state_dict(theirs.state_dict())
+        _detach_states(theirs)
+        _detach_states(ours)
         start = copy.deepcopy(theirs)
         expected = observe(theirs, theirs, inputs)
         wide = partial(_exact, observe, start, inputs)
@@ -181,6 +183,14 @@ def check(model_type: str, evaluate: bool) -> dict[str, Any]:
         "graph_breaks": sum(counters["graph_break"].values()),
         "seconds": round(time.monotonic() - begin, 1),
     }
+
+
+def _detach_states(model: torch.nn.Module) -> None:
+    """A recurrent model may keep the last step's state, which cannot be copied while it has a history."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                setattr(module, name, value.detach())
 
 
 def _exact(observe: Any, model: torch.nn.Module, inputs: dict[str, Any]) -> Any:

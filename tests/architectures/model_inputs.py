@@ -63,7 +63,8 @@ class InputMaker:
         channels = _find(config, "num_channels", "in_channels", "in_chans", "image_channels")
         self._channels = channels if isinstance(channels, int) and channels <= 12 else 3
         self._mel = (
-            _find(config, "num_mel_bins", "input_feat_per_channel", "feature_size", "feature_projection_input_dim")
+            _find(config, "num_chroma", "num_mel_bins", "input_feat_per_channel", "input_feat_size")
+            or _find(config, "feature_size", "feature_projection_input_dim")
             or 16
         )
         self._patch = _pair(_find(config, "patch_size") or 8)
@@ -151,7 +152,7 @@ class InputMaker:
             return {}
         made: dict[str, Any] = {}
         times, samples = 64 + 8 * (self._length - 12), 6400 + 640 * (self._length - 12)
-        if "max_source_positions" in dir(self._config) and "Whisper" in self._head:
+        if "max_source_positions" in dir(self._config) and re.search("Whisper|Flamingo3Enc|VoxtralEnc", self._head):
             times = 2 * self._config.max_source_positions
         shapes = {"mel first": (self._mel, times), "mel last": (times, self._mel), "spectrogram": (1, times, self._mel)}
         for name in (*_FEATURES, *_WAVES):
@@ -195,7 +196,7 @@ class InputMaker:
         length = (getattr(config, "context_length", 0) or 32) + max(getattr(config, "lags_sequence", None) or [0])
         channels = getattr(config, "num_input_channels", None)
         wide = () if channels is None else (channels,)
-        later = getattr(config, "prediction_length", 0) or 0
+        later = getattr(config, "prediction_length", 0) or getattr(config, "horizon_length", 0)
         features = getattr(config, "num_time_features", 0) or 0
         shapes = {
             "past_values": (length, *wide),
@@ -216,8 +217,7 @@ class InputMaker:
             more["decoder_input_ids"] = self._ids(9)
         if "inputs" in self._names and not made:
             more["inputs"] = self._ids(self._length)
-        if "qformer_input_ids" in self._required:
-            more["qformer_input_ids"] = self._ids(7)
+        more |= {name: self._ids(7) for name in ("qformer_input_ids", "task_inputs") if name in self._required}
         if "query_embeds" in self._required:
             more["query_embeds"] = torch.randn(self._batch, 6, width)
             states = _find(self._config, "encoder_hidden_size") or width

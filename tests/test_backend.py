@@ -235,6 +235,14 @@ def test_fallback_error_refuses_at_the_forward_and_names_the_line() -> None:
     assert "test_backend.py" in text
 
 
+def test_one_hot_keeps_its_assertions_and_has_nothing_in_eager() -> None:
+    function = compiled(lambda x, index: (torch.nn.functional.one_hot(index, 4) * x).sum(-1), fallback="error")
+    x = torch.randn(3, 4, requires_grad=True)
+    torch.testing.assert_close(function(x, torch.tensor([3, 0, 1])), torch.stack([x[0, 3], x[1, 0], x[2, 1]]))
+    with pytest.raises(RuntimeError, match="smaller than num_classes"):
+        function(x, torch.tensor([3, 4, 1]))
+
+
 def test_an_unknown_operator_of_the_backward_alone_is_refused_at_the_forward() -> None:
     class Doubled(torch.autograd.Function):
         @staticmethod

@@ -87,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         subparser = passes.add_parser(name, help=entry.summary, description=entry.summary)
         subparser.add_argument("input", metavar="IN.onnx", type=Path, help="the model, with external data or without")
         subparser.add_argument("output", metavar="OUT.onnx", type=Path, help="where the result goes; may be IN.onnx")
+        subparser.add_argument("--inline", action="store_true", help="write the model's functions out first")
         entry.add_arguments(subparser)
 
 
@@ -104,11 +105,17 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(f"{name:<{width}}  {entry.summary}" for name, entry in PASSES.items()))
         return 0
 
+    from onnx_ir.passes.common import InlinePass
+
     from ort_dynamo.passes import onnx as passes
 
     entry = PASSES[arguments.name]
     pass_: ir.passes.InPlacePass = getattr(passes, entry.class_name)(**entry.parameters(arguments))
     model = _load(arguments.input)
+    if arguments.inline:
+        InlinePass()(model)
+    elif model.functions:
+        print(f"{arguments.name}: the bodies of the model's functions are left alone; --inline writes them out first")
     if isinstance(pass_, passes.PropagateCasts):
         said = str(pass_.propagate(model))
     else:

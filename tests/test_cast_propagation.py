@@ -55,6 +55,11 @@ def test_settings_that_allow_no_movement_leave_them(tmp_path: Path, options: dic
     )
 
 
+def test_a_misspelt_operator_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"cannot be 'Reshap': expected .* \(did you mean 'Reshape'\?\)"):
+        compiled(torch.randn(3, 4), tmp_path, propagate_cast_ops_allow=["Gelu", "BiasGelu", "Unique", "Reshap"])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_default_trains_to_the_same_bits(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -74,6 +74,31 @@ def test_kernels_of_a_device_are_asked_for(path: Path) -> None:
     assert operators(out) == ["Cast", "Add", "Neg", "Cast", "Exp"]
 
 
+def test_an_operator_that_the_device_lacks_is_named(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--allow", "Ngg", "--device", "cpu"]
+    assert main(["passes", "apply", "propagate-casts", str(path), str(path), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be 'Ngg': expected operator types of ONNX or ONNX Runtime (did you mean 'Neg'?)" in said
+
+
+FUNCTIONS = """<ir_version: 10, opset_import: ["" : 20, "mine" : 1]>
+g (float16[2] x) => (float16[2] y) { a = mine.Twice (x) y = mine.Twice (a) }
+<domain: "mine", opset_import: ["" : 20]>
+Twice (x) => (y) { a = Cast <to = 1> (x) b = Add (a, a) y = Cast <to = 10> (b) }"""
+
+
+def test_functions_are_left_alone_or_written_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    onnx.save(onnx.parser.parse_model(FUNCTIONS), path)
+    arguments = ["passes", "apply", "propagate-casts", str(path), str(out), "--level", "2"]
+    assert main(arguments) == 0
+    assert "--inline writes them out first" in capsys.readouterr().out
+    assert operators(out) == ["Twice", "Twice"]
+    assert main([*arguments, "--inline"]) == 0
+    assert "4 casts became 0" in capsys.readouterr().out
+    assert operators(out) == ["Add", "Add"]
+
+
 def test_a_model_may_be_rewritten_in_place(path: Path) -> None:
     for _ in range(2):
         assert main(["passes", "apply", "propagate-casts", str(path), str(path)]) == 0

@@ -20,6 +20,7 @@ __all__ = [
     "Operands",
     "Proof",
     "allowed_operators",
+    "known_operators",
     "operands",
 ]
 
@@ -82,6 +83,11 @@ def allowed_operators(level: int, allow: Collection[str], layer_norm: bool) -> f
     """The operator types that may become narrow at a level of 0, 1 or 2, beside those of COMPUTES_WIDE."""
     levels: tuple[frozenset[str], ...] = (frozenset(), EXACT, EXACT | LEVEL_2)
     return levels[level] | frozenset(allow) | (NORMALIZATIONS if layer_norm else frozenset())
+
+
+def known_operators(target: Target) -> frozenset[str]:
+    """The operator types that ONNX defines, and those that the target has kernels for."""
+    return frozenset(schema.name for schema in onnx.defs.get_all_schemas()) | {op_type for _, op_type in target.kernels}
 
 
 def operands(node: ir.Node, dtype: ir.DataType, version: int | None, target: Target | None) -> Operands | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -19,6 +20,7 @@ from ort_dynamo.passes.analysis.narrowing_rules import (
     Operands,
     Proof,
     allowed_operators,
+    known_operators,
     operands,
 )
 from ort_dynamo.passes.analysis.value_types import infer_missing_types
@@ -91,7 +93,8 @@ class PropagateCasts(ir.passes.InPlacePass):
         allow: more operator types, at every level from 0.
         dtype: the narrow type; None takes float16 and bfloat16 in turn.
         allow_layer_norm_mod_precision: allow layer normalizations at every level from 0.
-        target: what must have kernels for the narrowed nodes; None asks the operators' schemas alone.
+        target: what must have kernels for the narrowed nodes, and know the operators in `allow`; None asks the
+            operators' schemas alone.
 
     Raises (when it is made):
         InvalidOptionError: a value that the parameter cannot take.
@@ -110,6 +113,8 @@ class PropagateCasts(ir.passes.InPlacePass):
         object.__setattr__(self, "allow", checked_allow(self.allow))
         if self.dtype not in (None, *_NARROW):
             raise InvalidOptionError(name="dtype", value=self.dtype, expected="None, FLOAT16 or BFLOAT16")
+        if self.target is not None:
+            _check_known(self.allow, self.target)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the main graph and all sub-graphs."""
@@ -181,6 +186,16 @@ class PropagateCasts(ir.passes.InPlacePass):
             return Proof.GIVEN_AND_WANTED
         exact = self.level < 2 and self.strategy == PropagateCastOpsStrategy.FLOOD_FILL
         return Proof.GIVEN_OR_WANTED if exact else Proof.NOTHING
+
+
+def _check_known(allow: Iterable[str], target: Target) -> None:
+    """A misspelt operator would do nothing, silently."""
+    known = known_operators(target)
+    for name in allow:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            expected = "operator types of ONNX or ONNX Runtime" + (f" (did you mean {near[0]!r}?)" if near else "")
+            raise InvalidOptionError(name="propagate_cast_ops_allow", value=name, expected=expected)
 
 
 def _may_have_casts(model: ir.Model) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-__all__ = ["FOR_KERNEL", "FX_NODE", "OPSET", "ZERO_DIVISOR", "KernelTable", "Target"]
+__all__ = ["FOR_KERNEL", "FX_NODE", "OPSET", "READS_ROUNDED", "ZERO_DIVISOR", "KernelTable", "Target"]
 
 OPSET = 20
 """The ai.onnx opset of every model: the newest that both tested runtimes have kernels for and torch_lib can meet."""
@@ -17,6 +17,9 @@ FX_NODE = "ort_dynamo.fx_node"
 
 FOR_KERNEL = "ort_dynamo.for_kernel"
 """Metadata of a Cast: it only is there because an operator has no kernel for the dtype of its inputs."""
+
+READS_ROUNDED = "ort_dynamo.reads_rounded"
+"""Metadata of a node: what it reads must be rounded to torch's dtype, though it is computed in a wider one."""
 
 ZERO_DIVISOR = "zero_divisor"
 """How the name of a node begins that fails where an integer is divided by zero."""

@@ -17,6 +17,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 from ort_dynamo.options import PassOptions, RecomputeOptions
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
+from ort_dynamo.passes.fx.keep_statistics_wide import KeepStatisticsWide
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
@@ -38,7 +39,7 @@ __all__ = ["fx_passes", "identity", "onnx_passes", "recompute_passes"]
 def fx_passes(options: PassOptions) -> tuple[PassBase, ...]:
     """Passes on the joint graph before it is cut, or on an inference graph."""
     del options  # what runs here is needed for correctness
-    return (RemoveClones(), DropRunningStatistics(), HoistRandom())
+    return (RemoveClones(), DropRunningStatistics(), KeepStatisticsWide(), HoistRandom())
 
 
 def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) -> tuple[PassBase, ...]:

@@ -214,3 +214,36 @@ def test_a_comparison_sees_bfloat16() -> None:
 
     torch.manual_seed(0)
     assert_like_eager(function, torch.rand(256).bfloat16(), torch.rand(256).bfloat16(), gradients=False)
+
+
+NORMALIZED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "batch": (lambda: nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16)), (4, 8, 6, 6)),
+    "batch of two": (lambda: nn.Sequential(nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16)), (2, 8, 1, 1)),
+    "group": (lambda: nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.GroupNorm(4, 16)), (4, 8, 6, 6)),
+    "group of two": (lambda: nn.Sequential(nn.Conv2d(8, 16, 1), nn.GroupNorm(8, 16)), (4, 8, 1, 1)),
+    "layer": (lambda: nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16)), (32, 8)),
+    "layer of two": (lambda: nn.Sequential(nn.Linear(8, 2), nn.LayerNorm(2)), (32, 8)),
+}
+
+
+@pytest.mark.parametrize("name", NORMALIZED)
+def test_gradients_of_normalizations_are_as_exact_as_eagers(name: str) -> None:
+    make, shape = NORMALIZED[name]
+    errors = torch.zeros(2)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model, x = make(), torch.randn(shape, requires_grad=True)
+        cotangent = torch.randn(model(x).shape)
+
+        def gradients(run: nn.Module, model: nn.Module = model, x: Tensor = x, cotangent: Tensor = cotangent) -> Tensor:
+            y = run(x)
+            wanted = [x, *(p for name, p in model.named_parameters() if name != "0.bias")]  # that one's vanishes
+            found = torch.autograd.grad(y, wanted, cotangent.to(y.dtype))
+            return torch.cat([g.flatten() / g.norm() for g in found])
+
+        exact = gradients(model)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            ours = gradients(torch.compile(model, backend="ort_train"))
+            eager = gradients(model)
+        errors += torch.stack([(ours - exact).norm(), (eager - exact).norm()])
+    assert errors[0] < 1.2 * errors[1]

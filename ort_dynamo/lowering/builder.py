@@ -20,7 +20,7 @@ from onnxscript import GraphBuilder
 
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.lowering.int64_order import ordering
-from ort_dynamo.target import FOR_KERNEL, FX_NODE, OPSET, Target
+from ort_dynamo.target import FOR_KERNEL, FX_NODE, OPSET, READS_ROUNDED, Target
 
 __all__ = ["LoweringBuilder", "MixedTypesError"]
 
@@ -70,6 +70,7 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         super().__init__(graph)
         self.target = target
         self.origin = ""  # the FX node that the nodes being made come from
+        self.reads_rounded = False  # whether these are to be marked READS_ROUNDED
         self._constants: dict[tuple[ir.DataType, tuple[int, ...], bytes], ir.Value] = {}
 
     def constant(self, value: bool | int | float | Sequence[int] | npt.NDArray[Any], dtype: ir.DataType) -> ir.Value:
@@ -188,6 +189,8 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
 
     def _annotate_node(self, node: ir.Node) -> None:
         node.metadata_props[FX_NODE] = self.origin
+        if self.reads_rounded:
+            node.metadata_props[READS_ROUNDED] = "1"
 
     def _infer_shapes(self, node: ir.Node) -> None:
         """Set the dtypes of the node's outputs."""

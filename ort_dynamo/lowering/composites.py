@@ -1,11 +1,13 @@
-"""Formulas of operators that torch has no decomposition for, and that are more than one step of a model."""
+"""Formulas of operators that torch has no decomposition for, or one that differs from eager."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch._refs
 import torch.nn.functional as F
 from torch._ops import OpOverload
 
@@ -117,9 +119,28 @@ def _weight_norm_interface_backward(
     return grad_v, grad_g
 
 
+def _linspace(
+    start: float | torch.Tensor,
+    end: float | torch.Tensor,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    **place: Any,
+) -> torch.Tensor:
+    """torch's decomposition, with the ends first rounded towards zero where the result is of integers, as in eager."""
+    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        start, end = (x.to(dtype) if isinstance(x, torch.Tensor) else math.trunc(x) for x in (start, end))
+    found: torch.Tensor = torch._refs.linspace(start, end, steps, dtype=dtype, **place)
+    return found
+
+
 COMPOSITES: Mapping[OpOverload, Callable[..., Any]] = {
     aten._native_multi_head_attention.default: _native_multi_head_attention,
     aten._transformer_encoder_layer_fwd.default: _transformer_encoder_layer_fwd,
     aten._weight_norm_interface_backward.default: _weight_norm_interface_backward,
+    aten.linspace.default: _linspace,
+    aten.linspace.Tensor_Tensor: _linspace,
+    aten.linspace.Tensor_Scalar: _linspace,
+    aten.linspace.Scalar_Tensor: _linspace,
 }
 """Overload -> its formula, with the overload's own arguments."""

@@ -145,6 +145,10 @@ class LoweringContext:
         to = onnx_dtype(dtype)
         return value if value.dtype == to else self.op.Cast(value, to=to)
 
+    def read_rounded(self) -> None:
+        """From here on, have this node's arguments read as rounded to their dtypes, whatever they were rounded from."""
+        self.builder.reads_rounded = True
+
     @functools.cached_property
     def _is_half(self) -> bool:
         return any(isinstance(leaf, torch.Tensor) and leaf.dtype in _HALF for leaf in tree_leaves(self.out))

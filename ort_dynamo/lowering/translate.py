@@ -168,7 +168,7 @@ class _Walk:
         context = LoweringContext(self._builder, self._symbols, self._fakes, node)
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._values.__getitem__)
         function = find_lowering(node.target)
-        self._builder.origin = f"{node.name}: {node.target}"
+        self._builder.origin, self._builder.reads_rounded = f"{node.name}: {node.target}", False
         result = torchlib.call(context, args, kwargs) if function is None else function(context, *args, **kwargs)
         self._settle(node, result)
 

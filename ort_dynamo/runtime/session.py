@@ -14,7 +14,7 @@ import torch
 from ort_dynamo.errors import ProviderNotAvailableError, SessionError
 from ort_dynamo.options import SessionSettings
 from ort_dynamo.runtime.arena import ARENA
-from ort_dynamo.runtime.capabilities import omitted_optimizers
+from ort_dynamo.runtime.capabilities import omitted_optimizers, waiting_threads
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.runtime.providers import provider_options
 from ort_dynamo.target import Target
@@ -123,7 +123,7 @@ def _session_settings(options: SessionSettings, device: torch.device) -> Any:
         ARENA.register()
         settings.add_session_config_entry("session.use_env_allocators", "1")
         settings.enable_mem_pattern = False
-        # torch's threads run between sessions on the same cores; spinning ones would take their time.
-        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        for name, value in waiting_threads().items():
+            settings.add_session_config_entry(f"session.{name}", value)
     settings.use_deterministic_compute = options.deterministic
     return settings

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
 from ort_dynamo.passes.analysis.value_names import ValueNames
-from ort_dynamo.target import FOR_KERNEL, FX_NODE
+from ort_dynamo.target import FOR_KERNEL, FX_NODE, READS_ROUNDED
 
 __all__ = ["RemoveRoundTrips"]
 
@@ -40,7 +40,8 @@ class RemoveRoundTrips(ir.passes.InPlacePass):
     2. both casts come from one ATen node, whose eager kernel rounds once, at its end; or, with `excess_precision`, the
        narrow type is bfloat16, which has the wide one's range. A float16 overflow between two nodes is information:
        torch.amp.GradScaler skips steps by it;
-    3. the consumer is continuous: not a comparison, rounding, sort, or cast. Outputs of the graph are.
+    3. the consumer is continuous: not a comparison, rounding, sort, or cast. Outputs of the graph are. Nor did its
+       lowering ask for the rounding (metadata READS_ROUNDED).
 
     Attributes:
         excess_precision: whether roundings to bfloat16 between ATen nodes go, too.
@@ -68,7 +69,7 @@ class _Run:
         if not _is_widening(widening):
             return
         rounded, (widened,) = _first(widening), widening.outputs
-        uses = [use for use in widened.uses() if use.node.domain or use.node.op_type not in _DECIDES]
+        uses = [use for use in widened.uses() if _may_read_exact(use.node)]
         if not (uses or widened.is_graph_output()) or not self._is_rounded(rounded, widening):
             return
         exact = self._unrounded(rounded, widening)
@@ -138,6 +139,10 @@ class _Run:
             graph.insert_before(widening, copy)
             self._made[value, graph] = result
         return self._made[value, graph]
+
+
+def _may_read_exact(node: ir.Node) -> bool:
+    return READS_ROUNDED not in node.metadata_props and (bool(node.domain) or node.op_type not in _DECIDES)
 
 
 def _first(node: ir.Node) -> ir.Value:

@@ -103,6 +103,14 @@ def test_linspace_eye_and_triangles_equal_eager():
     assert_like_eager(function, torch.randn(5), gradients=False)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8])
+def test_the_ends_of_a_linspace_of_integers_are_rounded_first(dtype: torch.dtype):
+    def function(x):
+        return torch.linspace(4.3, 7.9, 9, dtype=dtype), torch.linspace(x, x + 1.9, 50, dtype=dtype)
+
+    assert_like_eager(function, torch.tensor(2.7), gradients=False)
+
+
 def test_identity_of_a_symbolic_size_equals_eager():
     assert_like_eager(
         lambda x: x @ torch.eye(x.shape[1]) + torch.arange(x.shape[1]),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
-from ort_dynamo.target import FOR_KERNEL, FX_NODE
+from ort_dynamo.target import FOR_KERNEL, FX_NODE, READS_ROUNDED
 from ort_dynamo.testing import assert_rewrites
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
@@ -53,6 +53,11 @@ def test_a_rounding_for_lack_of_a_kernel_between_two_operators_goes(made: tuple[
 
 def test_a_round_trip_that_the_user_wrote_stays() -> None:
     assert_rewrites(RemoveRoundTrips(), chain(), chain())
+
+
+def test_a_consumer_that_asks_for_the_rounding_gets_it() -> None:
+    marks = {"rounded": KERNEL, "widened": KERNEL, "y": {READS_ROUNDED: "1"}}
+    assert_rewrites(RemoveRoundTrips(), chain(), chain(), marks)
 
 
 def test_without_excess_precision_it_stays() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
 
-__all__ = ["add_rows"]
+__all__ = ["add_rows", "row_places"]
 
 
 def add_rows(ctx: LoweringContext, table: ir.Value, rows: ir.Value, values: ir.Value, width: Size) -> ir.Value:
@@ -24,8 +24,14 @@ def add_rows(ctx: LoweringContext, table: ir.Value, rows: ir.Value, values: ir.V
         width: entries of a row.
     """
     op = ctx.op
+    places = row_places(ctx, rows, width)
+    return op.ScatterElements(op.Reshape(table, [-1]), places, op.Reshape(values, [-1]), axis=0, reduction="add")
+
+
+def row_places(ctx: LoweringContext, rows: ir.Value, width: Size) -> ir.Value:
+    """Places of the entries of rows of `width` in a flat table, 1-D, int64; `rows` as above."""
+    op = ctx.op
     zero, one = ctx.constant(0, torch.int64), ctx.constant(1, torch.int64)
     entries = ctx.scalar(width, torch.int64)
     starts = op.Mul(op.Reshape(rows, [-1, 1]), entries)
-    places = op.Reshape(op.Add(starts, op.Range(zero, entries, one)), [-1])
-    return op.ScatterElements(op.Reshape(table, [-1]), places, op.Reshape(values, [-1]), axis=0, reduction="add")
+    return op.Reshape(op.Add(starts, op.Range(zero, entries, one)), [-1])

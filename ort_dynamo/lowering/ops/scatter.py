@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnxscript import OpBuilder
 
-from ort_dynamo.lowering.add_rows import add_rows
+from ort_dynamo.lowering.branches import either
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.views import axis, same_size, size_is_zero
 from ort_dynamo.lowering.positions import from_start
 from ort_dynamo.lowering.promotion import accumulator
 from ort_dynamo.lowering.registry import lowering, register
+from ort_dynamo.lowering.scatter_places import ScatterPlaces, of_entries, of_rows, slice_numbers
 from ort_dynamo.lowering.zeros import zeros
 
 aten = torch.ops.aten
@@ -47,8 +48,11 @@ def gather(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, spar
     """gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"""
     if any(map(size_is_zero, ctx.sizes(index))):  # of any rank
         return filled(ctx, 0)
+    place = axis(dim, ctx.rank(self))
+    if (numbers := slice_numbers(ctx, ctx.sizes(self), place, index)) is not None:
+        return ctx.op.Gather(self, from_start(ctx, numbers), axis=place)
     data, where = _at_least_1d(ctx, self), from_start(ctx, _at_least_1d(ctx, index))
-    result: ir.Value = ctx.op.GatherElements(data, where, axis=axis(dim, ctx.rank(self)))
+    result: ir.Value = ctx.op.GatherElements(data, where, axis=place)
     return result if ctx.rank(index) else ctx.reshape(result, [])
 
 
@@ -109,46 +113,66 @@ def _scatter(
             source = ctx.op.Slice(source, ctx.ints([0] * len(sizes)), ctx.shape(sizes))
     else:
         source = ctx.op.Expand(ctx.scalar(src, ctx.out.dtype), ctx.shape(sizes))
-    return _reduced(ctx, self, dim, from_start(ctx, _at_least_1d(ctx, index)), source, reduce, include_self)
+    data_sizes, place = _sizes_1d(ctx, self), axis(dim, ctx.rank(self))
+    rows = slice_numbers(ctx, data_sizes, place, index) if place == 0 and ctx.target.device_type == "cpu" else None
+    if rows is not None:
+        places = of_rows(ctx, data_sizes, rows)
+    else:
+        places = of_entries(ctx, data_sizes, place, _at_least_1d(ctx, index), sizes)
+    return _reduced(ctx, self, places, source, reduce, include_self)
 
 
 def _reduced(
     ctx: LoweringContext,
     self: ir.Value,
-    dim: int,
-    index: ir.Value,
+    places: ScatterPlaces,
     source: ir.Value,
     reduce: str | None,
     include_self: bool = True,
 ) -> ir.Value:
-    """ScatterElements with torch's reductions; `index` and `source` have the same shape, at least 1-D."""
+    """`source`, at least 1-D, scattered into `self` with torch's reductions."""
     op = ctx.op
     dtype = ctx.out.dtype
     if reduce is not None:
         dtype = accumulator(dtype)
-    at = functools.partial(op.ScatterElements, axis=axis(dim, ctx.rank(self)))
     data = ctx.cast(_at_least_1d(ctx, self), dtype)
     source = ctx.cast(source, dtype)
     if not include_self:
-        data = at(data, index, op.Expand(ctx.constant(_neutral(reduce, dtype), dtype), op.Shape(source)))
-    result = at(data, index, source, reduction=_REDUCTIONS[reduce])
-    if reduce == "mean":
-        result = _divide_by_count(ctx, self, dim, index, source, result, include_self)
+        neutral = ctx.constant(_neutral(reduce, dtype), dtype)
+        data = places.write(op, data, op.Expand(neutral, op.Shape(source)))
     if reduce in ("amax", "amin") and dtype.is_floating_point:
-        # ONNX Runtime's comparisons lose nan.
-        seen = at(
-            ctx.cast(op.IsNaN(data), torch.int32), index, ctx.cast(op.IsNaN(source), torch.int32), reduction="max"
-        )
-        result = op.Where(ctx.cast(seen, torch.bool), float("nan"), result)
+        result = _greatest_or_least(ctx, places, data, source, _REDUCTIONS[reduce])
+    else:
+        result = places.write(op, data, source, _REDUCTIONS[reduce])
+    if reduce == "mean":
+        result = _divide_by_count(ctx, self, places, source, result, include_self)
     result = ctx.cast(result, ctx.out.dtype)
     return result if ctx.rank(self) else ctx.reshape(result, [])
+
+
+def _greatest_or_least(
+    ctx: LoweringContext, places: ScatterPlaces, data: ir.Value, source: ir.Value, reduction: str
+) -> ir.Value:
+    """A maximum or minimum, and NaN where one takes part: ONNX Runtime's comparisons lose it."""
+
+    def reduced(op: OpBuilder) -> list[ir.Value]:
+        return [places.write(op, data, source, reduction)]
+
+    def with_nan(op: OpBuilder) -> list[ir.Value]:
+        here, there = (op.Cast(op.IsNaN(value), to=ir.DataType.INT32) for value in (data, source))
+        seen = op.Cast(places.write(op, here, there, "max"), to=ir.DataType.BOOL)
+        return [op.Where(seen, math.nan, *reduced(op))]
+
+    op = ctx.op
+    total = op.Add(op.ReduceSum(data, keepdims=0), op.ReduceSum(source, keepdims=0))  # NaN if any entry is
+    (result,) = either(ctx, op.IsNaN(total), with_nan, reduced)
+    return result
 
 
 def _divide_by_count(
     ctx: LoweringContext,
     self: ir.Value,
-    dim: int,
-    index: ir.Value,
+    places: ScatterPlaces,
     source: ir.Value,
     total: ir.Value,
     include_self: bool,
@@ -156,9 +180,14 @@ def _divide_by_count(
     op = ctx.op
     dtype = accumulator(ctx.out.dtype)
     one = ctx.constant(1, dtype)
-    ones = op.Expand(one, op.Shape(source))
-    none = zeros(ctx, total, _sizes_1d(ctx, self))
-    count = op.ScatterElements(none, index, ones, axis=axis(dim, ctx.rank(self)), reduction="add")
+    if places.rows is None:
+        none = zeros(ctx, total, _sizes_1d(ctx, self))
+        count = places.write(op, none, op.Expand(one, op.Shape(source)), "add")
+    else:
+        height, *around = _sizes_1d(ctx, self)
+        none, ones = zeros(ctx, total, [height]), op.Expand(one, op.Shape(places.rows))
+        count = op.ScatterElements(none, places.rows, ones, axis=0, reduction="add")
+        count = ctx.reshape(count, [height, *[1] * len(around)])
     count = op.Add(count, one) if include_self else op.Max(count, one)
     if dtype.is_floating_point:
         return op.Div(total, count)
@@ -179,11 +208,13 @@ def _neutral(reduce: str | None, dtype: torch.dtype) -> int | float:
 # -- an index for each slice -------------------------------------------------------------------------------------
 
 
-def _spread(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, sizes: Sequence[Size]) -> ir.Value:
-    """A 1-D `index` along `dim` repeated for each entry of a source of shape `sizes`."""
-    after = max(ctx.rank(self), 1) - axis(dim, ctx.rank(self)) - 1
-    column = ctx.op.Reshape(index, ctx.ints([-1] + [1] * after))
-    return ctx.op.Expand(column, ctx.shape(sizes))
+def _slices(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, sizes: Sequence[Size]) -> ScatterPlaces:
+    """The slices of `self` along `dim` that a 1-D `index` names, for a source of shape `sizes`."""
+    data_sizes, place = _sizes_1d(ctx, self), axis(dim, ctx.rank(self))
+    if place == 0 and ctx.rank(self) > 1 and ctx.target.device_type == "cpu":
+        return of_rows(ctx, data_sizes, ctx.reshape(index, [-1]))
+    column = ctx.op.Reshape(index, ctx.ints([-1] + [1] * (len(data_sizes) - place - 1)))
+    return of_entries(ctx, data_sizes, place, ctx.op.Expand(column, ctx.shape(sizes)), sizes)
 
 
 @lowering(aten.index_add.default)
@@ -195,14 +226,7 @@ def index_add(
     scaled = ctx.cast(_at_least_1d(ctx, source), dtype)
     if not (isinstance(alpha, (int, float)) and alpha == 1):
         scaled = ctx.op.Mul(scaled, ctx.scalar(alpha, dtype))
-    if axis(dim, ctx.rank(self)) == 0:
-        width = math.prod(ctx.sizes(self)[1:])
-        # Small enough to be multiplied by the width, and no size all the same.
-        where = ctx.op.Min(from_start(ctx, ctx.cast(index, torch.int64)), 1 << 40)
-        rows = add_rows(ctx, ctx.cast(self, dtype), where, scaled, width)
-        return ctx.reshape(ctx.cast(rows, ctx.out.dtype), ctx.sizes(self))
-    where = _spread(ctx, self, dim, from_start(ctx, index), _sizes_1d(ctx, source))
-    return _reduced(ctx, self, dim, where, scaled, "sum")
+    return _reduced(ctx, self, _slices(ctx, self, dim, index, _sizes_1d(ctx, source)), scaled, "sum")
 
 
 @lowering(aten.index_reduce.default)
@@ -217,8 +241,8 @@ def index_reduce(
     include_self: bool = True,
 ) -> ir.Value:
     """index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True) -> Tensor"""  # noqa: E501
-    where = _spread(ctx, self, dim, from_start(ctx, index), _sizes_1d(ctx, source))
-    return _reduced(ctx, self, dim, where, _at_least_1d(ctx, source), reduce, include_self)
+    places = _slices(ctx, self, dim, index, _sizes_1d(ctx, source))
+    return _reduced(ctx, self, places, _at_least_1d(ctx, source), reduce, include_self)
 
 
 @lowering(aten.index_copy.default)
@@ -229,11 +253,14 @@ def index_copy(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, 
 
 def _index_fill(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, value: ir.Value | Number) -> ir.Value:
     """index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
-    sizes = _sizes_1d(ctx, self)
-    sizes[axis(dim, ctx.rank(self))] = ctx.fake(index).numel()
+    op, sizes, place = ctx.op, _sizes_1d(ctx, self), axis(dim, ctx.rank(self))
+    count, number = ctx.fake(index).numel(), ctx.cast(index, torch.int64)
+    # The one operator here whose negative numbers count from the end.
+    index = op.Where(op.Less(number, 0), op.Add(number, ctx.scalar(sizes[place], torch.int64)), number)
+    sizes[place] = count
     dtype = ctx.out.dtype
     filler = ctx.cast(value, dtype) if isinstance(value, ir.Value) else ctx.scalar(value, dtype)
-    return _replace(ctx, self, dim, index, ctx.op.Expand(filler, ctx.shape(sizes)), sizes)
+    return _replace(ctx, self, dim, index, op.Expand(filler, ctx.shape(sizes)), sizes)
 
 
 register(aten.index_fill.int_Scalar, _index_fill)
@@ -248,4 +275,4 @@ def _replace(
     if place == 0 and ctx.rank(self) > 0:
         # Whole rows: one copy each.
         return ctx.op.ScatterND(self, ctx.op.Reshape(index, [-1, 1]), source)
-    return _reduced(ctx, self, dim, _spread(ctx, self, dim, index, sizes), source, None)
+    return _reduced(ctx, self, _slices(ctx, self, dim, index, sizes), source, None)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from ort_dynamo.errors import IndexOutOfBoundsError
 from ort_dynamo.testing import assert_like_eager
 
 t = torch.tensor
@@ -187,3 +188,48 @@ def test_an_empty_index_may_have_any_rank():
         return x.gather(1, i), x.scatter(1, i, x), x.scatter_add(1, i, x), x.scatter_reduce(1, i, x, "amax")
 
     assert_like_eager(function, torch.randn(4, 6), torch.empty(0, dtype=torch.int64), gradients=False)
+
+
+def expanded(x, i, s):
+    """Graph networks': a number for each row, expanded to the row's width."""
+    rows = i.view(-1, *[1] * (s.dim() - 1)).expand_as(s)
+    reduced = [
+        x.scatter_reduce(0, rows, s, reduce, include_self=included)
+        for reduce in REDUCTIONS
+        for included in (True, False)
+    ]
+    columns = i[None, :3].expand(s.shape[0], 3) if s.dim() == 2 else i[None, :3, None].expand(s.shape[0], 3, s.shape[2])
+    return (
+        *reduced,
+        x.scatter_add(0, rows, s),
+        s.gather(0, rows),
+        s.gather(1, columns),
+        s.scatter_add(1, columns, s[:, :3]),
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(5,), (5, 2)], ids=["rows", "planes"])
+def test_an_index_expanded_to_whole_rows_equals_eager(shape, dynamic):
+    x, s, i = r(4, *shape), r(7, *shape), torch.randint(4, (7,))
+    assert_like_eager(expanded, x, i, s, dynamic=dynamic)
+    s.data[2:4] = torch.tensor([math.nan, math.inf]).view(2, *[1] * len(shape))
+    assert_like_eager(expanded, x.detach(), i, s.detach(), dynamic=dynamic, gradients=False)
+
+
+def test_an_index_expanded_outside_the_graph_equals_eager():
+    rows = torch.randint(4, (7, 1)).expand(7, 5)
+    assert_like_eager(lambda x, i, s: (x.scatter_add(0, i, s), s.gather(0, i % 2)), r(4, 5), rows, r(7, 5))
+
+
+@pytest.mark.parametrize("number", [-1, 4])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_an_index_out_of_bounds_along_any_axis_is_an_error(axis, number):
+    index = torch.zeros(4, 4, 4, dtype=torch.long)
+    index[1, 1, 1] = number
+    scatter = torch.compile(lambda x, i, s: x.scatter_add(axis, i, s), backend="ort_train")
+    with pytest.raises(IndexOutOfBoundsError):
+        scatter(torch.zeros(4, 4, 4), index, torch.ones(4, 4, 4))
+    rows = torch.compile(lambda x, i, s: x.scatter_add(0, i[:, None].expand(4, 3), s), backend="ort_train")
+    with pytest.raises(IndexOutOfBoundsError):
+        rows(torch.zeros(4, 3), index[1, 1], torch.ones(4, 3))

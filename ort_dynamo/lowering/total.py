@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
+from onnxscript import OpBuilder
 
+from ort_dynamo.lowering.branches import either
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.symbols import factors
 
@@ -47,7 +49,7 @@ def total(
 ) -> ir.Value:
     """The sum over `axes`, counted from the front, of a value of shape `sizes`.
 
-    Long sums of float32 are made in stages, the last dimensions first. A symbolic size that is no product is one stage.
+    Long sums of float32 are made in stages, the last dimensions first. A symbolic size is in two where it turns out long.
 
     Args:
         first: the operator of the first stage: ReduceSum, or one that sums a function of each entry.
@@ -68,14 +70,42 @@ def total(
             summed.extend(range(len(shape), len(shape) + len(parts)))
         shape.extend(parts)
     stages = _stages(shape, summed)
-    if len(shape) == len(sizes) and len(stages) == 1:
+    symbolic = any(isinstance(shape[a], torch.SymInt) for a in summed)
+    if len(shape) == len(sizes) and len(stages) == 1 and not symbolic:
         return getattr(op, first)(value, ctx.ints(axes), keepdims=int(keepdim))
     if len(shape) > len(sizes):
         value = ctx.reshape(value, shape)
     for stage in stages:
-        value = getattr(op, first)(value, ctx.ints(stage), keepdims=0)
+        if isinstance(shape[stage[0]], torch.SymInt):  # then it is the stage's only axis
+            value = _symbolic_stage(ctx, value, shape, stage[0], first)
+        else:
+            value = getattr(op, first)(value, ctx.ints(stage), keepdims=0)
+        shape = [size for a, size in enumerate(shape) if a not in stage]
         first = "ReduceSum"
     return op.Unsqueeze(value, ctx.ints(sorted(axes))) if keepdim else value
+
+
+def _symbolic_stage(ctx: LoweringContext, value: ir.Value, shape: Sequence[Size], axis: int, first: str) -> ir.Value:
+    """The sum over one axis of symbolic size, in two stages of the root of the size each where the size is long."""
+    op, rank = ctx.op, len(shape)
+    count = ctx.scalar(shape[axis], torch.int64)
+    length = op.Cast(op.Ceil(op.Sqrt(op.Cast(count, to=ir.DataType.FLOAT))), to=ir.DataType.INT64)
+    parts = op.Div(op.Add(count, op.Sub(length, 1)), length)
+    missing = op.Reshape(op.Sub(op.Mul(parts, length), count), [1])
+    pads = op.Concat(ctx.ints([0] * (rank + axis)), missing, ctx.ints([0] * (rank - axis - 1)), axis=0)
+    halves = (op.Reshape(parts, [1]), op.Reshape(length, [1]))
+    split = op.Concat(ctx.shape(shape[:axis]), *halves, ctx.shape(shape[axis + 1 :]), axis=0)
+
+    def in_two(op: OpBuilder) -> list[ir.Value]:
+        # The zeros at the end add nothing, nor does a function of them: `first` is one of absolute values or squares.
+        part = getattr(op, first)(op.Reshape(op.Pad(value, pads), split), [axis + 1], keepdims=0)
+        return [op.ReduceSum(part, [axis], keepdims=0)]
+
+    def at_once(op: OpBuilder) -> list[ir.Value]:
+        return [getattr(op, first)(value, [axis], keepdims=0)]
+
+    (result,) = either(ctx, op.Greater(count, _LONG), in_two, at_once)
+    return result
 
 
 def average(

@@ -75,6 +75,25 @@ def test_conditions_with_symbolic_sizes_are_native(name: str) -> None:
     like_eager_both_ways(conditions()[name], 3, 4, dynamic=True)
 
 
+@pytest.mark.parametrize(
+    "predicate", [torch.tensor(5), torch.tensor(0), torch.zeros(1), torch.full((1, 1), 0.5)], ids=str
+)
+def test_a_condition_may_be_a_number(predicate: torch.Tensor) -> None:
+    def function(predicate: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(predicate, lambda x: x.exp(), lambda x: x * 3, (x,))
+
+    x = torch.rand(3)
+    compiled = torch.compile(function, backend="ort_train", fullgraph=True)
+    assert_close(compiled(predicate, x), x.exp() if predicate.bool() else x * 3, "the result")
+    assert not eager_reasons()
+
+
+def test_numbers_mapped_over_tensors() -> None:
+    assert_like_eager(
+        lambda x: torch.vmap(lambda row: row * 3.14 + row.new_tensor(2))(x), torch.rand(3, 4).requires_grad_()
+    )
+
+
 def test_a_branch_that_only_widens_its_input_is_native() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda y: y.float(), lambda y: y.float() * 2, (x * 2,))

@@ -49,7 +49,7 @@ def total(
 ) -> ir.Value:
     """The sum over `axes`, counted from the front, of a value of shape `sizes`.
 
-    Long sums of float32 are made in stages, the last dimensions first. A symbolic size is in two where it turns out long.
+    Long sums of float32 are made in stages, the last dimensions first. A symbolic size that turns out long is in two.
 
     Args:
         first: the operator of the first stage: ReduceSum, or one that sums a function of each entry.

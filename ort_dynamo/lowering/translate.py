@@ -218,6 +218,8 @@ class _Walk:
         self._builder.origin = f"{node.name}: {node.target}"
         op = self._builder.op
         condition = op.Reshape(predicate, []) if self._fakes[predicate].dim() else predicate
+        if predicate.dtype != ir.DataType.BOOL:
+            condition = op.Cast(condition, to=ir.DataType.BOOL)
         found = op.If(condition, then_branch=then_branch, else_branch=else_branch, _outputs=len(returned))
         results: list[ir.Value | None] = [None] * len(fakes)
         for index, value in zip(returned, (found,) if isinstance(found, ir.Value) else found, strict=True):

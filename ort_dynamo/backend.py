@@ -100,8 +100,12 @@ def _seen() -> slice:
 
 
 def _replaces_storage(gm: GraphModule) -> bool:
-    """Whether an input may get another tensor's memory: AOTAutograd takes `set_` only where it stays in the graph."""
-    return any(getattr(node.target, "__name__", node.target) == "set_" for node in gm.graph.nodes)
+    """Whether an input may get another tensor's memory: AOTAutograd takes `set_` only where it stays in the graph.
+
+    By `x.data = y`, or by making a torch.nn.Parameter: Dynamo hands in a placeholder that gets its memory.
+    """
+    names = {getattr(node.target, "__name__", str(node.target)).partition(".")[0] for node in gm.graph.nodes}
+    return not names.isdisjoint({"set_", "tracable_create_parameter"})
 
 
 def _hide_mutations() -> None:

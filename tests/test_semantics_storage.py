@@ -86,6 +86,22 @@ def test_an_input_gets_the_memory_of_another_tensor(replace, requires_grad):
         assert_close(mine, theirs, f"value {index}")
 
 
+@torch._dynamo.config.patch(graph_break_on_nn_param_ctor=False)
+def test_a_parameter_made_inside():
+    def make(x: torch.Tensor) -> Any:
+        parameter = torch.nn.Parameter(x + 123)
+        return parameter, parameter.sin() * x
+
+    for function in (make, ort_train(make)):
+        x = torch.arange(6.0)
+        parameter, y = function(x)
+        assert isinstance(parameter, torch.nn.Parameter)
+        assert parameter.is_leaf
+        assert_close(parameter.detach(), x + 123, "the parameter")
+        y.sum().backward()
+        assert_close(parameter.grad, (x + 123).cos() * x, "its gradient")
+
+
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_results_are_resized_in_place(dynamic, requires_grad):

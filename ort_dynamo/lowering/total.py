@@ -89,7 +89,8 @@ def _symbolic_stage(ctx: LoweringContext, value: ir.Value, shape: Sequence[Size]
     """The sum over one axis of symbolic size, in two stages of the root of the size each where the size is long."""
     op, rank = ctx.op, len(shape)
     count = ctx.scalar(shape[axis], torch.int64)
-    length = op.Cast(op.Ceil(op.Sqrt(op.Cast(count, to=ir.DataType.FLOAT))), to=ir.DataType.INT64)
+    root = op.Ceil(op.Sqrt(op.Cast(count, to=ir.DataType.FLOAT)))
+    length = op.Cast(op.Max(root, 1.0), to=ir.DataType.INT64)  # a size that depends on data may be zero
     parts = op.Div(op.Add(count, op.Sub(length, 1)), length)
     missing = op.Reshape(op.Sub(op.Mul(parts, length), count), [1])
     pads = op.Concat(ctx.ints([0] * (rank + axis)), missing, ctx.ints([0] * (rank - axis - 1)), axis=0)

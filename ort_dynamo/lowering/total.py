@@ -77,7 +77,7 @@ def total(
         value = ctx.reshape(value, shape)
     for stage in stages:
         if isinstance(shape[stage[0]], torch.SymInt):  # then it is the stage's only axis
-            value = _symbolic_stage(ctx, value, shape, stage[0], first)
+            value = _symbolic_stage(ctx, value, len(shape), stage[0], first)
         else:
             value = getattr(op, first)(value, ctx.ints(stage), keepdims=0)
         shape = [size for a, size in enumerate(shape) if a not in stage]
@@ -85,17 +85,16 @@ def total(
     return op.Unsqueeze(value, ctx.ints(sorted(axes))) if keepdim else value
 
 
-def _symbolic_stage(ctx: LoweringContext, value: ir.Value, shape: Sequence[Size], axis: int, first: str) -> ir.Value:
+def _symbolic_stage(ctx: LoweringContext, value: ir.Value, rank: int, axis: int, first: str) -> ir.Value:
     """The sum over one axis of symbolic size, in two stages of the root of the size each where the size is long."""
-    op, rank = ctx.op, len(shape)
-    count = ctx.scalar(shape[axis], torch.int64)
+    op = ctx.op
+    count = op.Shape(value, start=axis, end=axis + 1)  # which no input need carry: it may depend on data, and be zero
     root = op.Ceil(op.Sqrt(op.Cast(count, to=ir.DataType.FLOAT)))
-    length = op.Cast(op.Max(root, 1.0), to=ir.DataType.INT64)  # a size that depends on data may be zero
+    length = op.Cast(op.Max(root, 1.0), to=ir.DataType.INT64)
     parts = op.Div(op.Add(count, op.Sub(length, 1)), length)
-    missing = op.Reshape(op.Sub(op.Mul(parts, length), count), [1])
+    missing = op.Sub(op.Mul(parts, length), count)
     pads = op.Concat(ctx.ints([0] * (rank + axis)), missing, ctx.ints([0] * (rank - axis - 1)), axis=0)
-    halves = (op.Reshape(parts, [1]), op.Reshape(length, [1]))
-    split = op.Concat(ctx.shape(shape[:axis]), *halves, ctx.shape(shape[axis + 1 :]), axis=0)
+    split = op.Concat(op.Shape(value, end=axis), parts, length, op.Shape(value, start=axis + 1), axis=0)
 
     def in_two(op: OpBuilder) -> list[ir.Value]:
         # The zeros at the end add nothing, nor does a function of them: `first` is one of absolute values or squares.
@@ -105,7 +104,7 @@ def _symbolic_stage(ctx: LoweringContext, value: ir.Value, shape: Sequence[Size]
     def at_once(op: OpBuilder) -> list[ir.Value]:
         return [getattr(op, first)(value, [axis], keepdims=0)]
 
-    (result,) = either(ctx, op.Greater(count, _LONG), in_two, at_once)
+    (result,) = either(ctx, op.Squeeze(op.Greater(count, _LONG), [0]), in_two, at_once)
     return result
 
 

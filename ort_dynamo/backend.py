@@ -100,12 +100,12 @@ def _seen() -> slice:
 
 
 def _replaces_storage(gm: GraphModule) -> bool:
-    """Whether an input may get another tensor's memory: AOTAutograd takes `set_` only where it stays in the graph.
+    """Whether an input may get other memory: AOTAutograd takes `set_` and the like only where they stay in the graph.
 
     By `x.data = y`, or by making a torch.nn.Parameter: Dynamo hands in a placeholder that gets its memory.
     """
     names = {getattr(node.target, "__name__", str(node.target)).partition(".")[0] for node in gm.graph.nodes}
-    return not names.isdisjoint({"set_", "tracable_create_parameter"})
+    return not names.isdisjoint({"set_", "resize_storage_bytes_", "tracable_create_parameter"})
 
 
 def _hide_mutations() -> None:

@@ -8,7 +8,8 @@ Every node is one of:
 - host: arithmetic on Python numbers (symbolic sizes), which torch runs for free. A size of a lowered tensor that
   follows from the inputs' sizes is computed from those, so that no island ends for it. So are assertions: an island
   computes the condition, torch reads it and raises.
-- write: a graph's result written back to an input, which AOTAutograd adds where the graph ends; it comes last.
+- write: an input written to (AOTAutograd's `copy_` or `set_` where a graph ends); what stands before it runs before it,
+  what follows runs after.
 
 Islands are found by levels. A node's level is the greatest number of steps from a lowered node to one that torch
 runs, over all paths to it. Each level's lowered nodes form one island, and running torch's nodes of level 0, island
@@ -171,12 +172,14 @@ def _other_device(node: Node, device: torch.device) -> str | None:
 def _levels(graph: Graph, reasons: dict[Node, str | None], free: Set[Node]) -> dict[Node, int]:
     levels: dict[Node, int] = {}
     last_ordered = 0
+    earliest = 0  # the level of the last write
+    done = 0  # the level by which all nodes before this one have run
     for node in graph.nodes:
         if node not in reasons or node in free:
             levels[node] = 0
             continue
         lowered = reasons[node] is None
-        level = 0
+        level = earliest
         for argument in node.all_input_nodes:
             # Within a level, what torch runs comes before the island: only the way back opens a new level.
             opens = not lowered and argument in reasons and reasons[argument] is None
@@ -184,9 +187,11 @@ def _levels(graph: Graph, reasons: dict[Node, str | None], free: Set[Node]) -> d
         if not lowered and _is_ordered(node):
             # Effects and draws keep eager's order among themselves.
             last_ordered = level = max(level, last_ordered)
+        if reasons[node] == _WRITE:
+            earliest = level = max(level, done)
+        done = max(done, level + lowered)
         levels[node] = level
-    last = max(levels.values(), default=0) + 1
-    return levels | {node: last for node, reason in reasons.items() if reason == _WRITE}
+    return levels
 
 
 def _is_ordered(node: Node) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 from ort_dynamo.testing import assert_close
 
@@ -84,6 +85,29 @@ def test_an_input_gets_the_memory_of_another_tensor(replace, requires_grad):
 
     for index, (mine, theirs) in enumerate(zip(observed(ort_train(replace)), observed(replace), strict=True)):
         assert_close(mine, theirs, f"value {index}")
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_an_inputs_memory_is_given_back_once_it_was_read(dynamic):
+    def frees(x: torch.Tensor) -> Any:
+        y = torch.complex(x, x.sin()).abs()  # one step in eager, between two in ONNX Runtime
+        x.untyped_storage().resize_(0)
+        return y.cos()
+
+    x = torch.randn(10)
+    expected = torch.complex(x, x.sin()).abs().cos()
+    assert_close(ort_train(frees, dynamic=dynamic)(x), expected, "the result")
+    assert x.untyped_storage().nbytes() == 0
+
+
+def test_fake_tensors_in_give_fake_tensors_out():
+    with FakeTensorMode():
+        model = torch.nn.Linear(4, 4)
+        y = ort_train(model)(torch.rand(4, 4)).t()
+        assert isinstance(y, FakeTensor)
+        assert y.stride() == (1, 4)
+        y.sum().backward()
+        assert model.weight.grad.shape == (4, 4)
 
 
 @torch._dynamo.config.patch(graph_break_on_nn_param_ctor=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._C import _from_dlpack, _to_dlpack  # the plain C calls: torch.from_dlpack costs ten times as much
+from torch._subclasses import FakeTensor
 
 from ort_dynamo.boundary import ValueSpec, inverse, laid_out
 from ort_dynamo.errors import ExecutionError, IndexOutOfBoundsError, IntegerDivisionByZeroError
@@ -72,6 +73,8 @@ class CompiledGraph:
         return self._run_here(values)
 
     def _run_here(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        if torch._C._len_torch_dispatch_stack() and any(isinstance(value, FakeTensor) for value in values):
+            return self._fake()
         feeds = self._binding.OrtValueVector()
         feeds.reserve(len(values))
         for feed, value in zip(self._feeds, values, strict=True):
@@ -82,6 +85,14 @@ class CompiledGraph:
         except Exception as error:  # pybind exposes about ten unrelated exception classes
             raise _kind(str(error))(error=error) from error
         return tuple(fetch.take(fetches, index) for index, fetch in enumerate(self._fetches))
+
+    def _fake(self) -> tuple[torch.Tensor, ...]:
+        """The results' fake tensors, under the program's own FakeTensorMode: its inputs have no memory to read."""
+        shapes = [result.shape for result in self._session.get_outputs()]
+        if not all(isinstance(size, int) for shape in shapes for size in shape):
+            raise ExecutionError(error="the inputs are fake tensors, and a result's size is symbolic")
+        made = (torch.empty(s, dtype=o.dtype, device=self.device) for s, o in zip(shapes, self.outputs, strict=True))
+        return tuple(fetch.arranged(tensor) for fetch, tensor in zip(self._fetches, made, strict=True))
 
     def _run_on_own_stream(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         assert self._stream is not None
@@ -133,6 +144,10 @@ class _Fetch:
         tensor: torch.Tensor = _from_dlpack(fetches.dlpack_at(index))
         if self._is_bool and tensor.dtype is not torch.bool:
             tensor = tensor.view(torch.bool)
+        return self.arranged(tensor)
+
+    def arranged(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` as it comes out of the session, with the dimensions and strides of the spec."""
         if self._inverse:
             return tensor.permute(self._inverse)
         if self._strides:

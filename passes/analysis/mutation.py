@@ -9,9 +9,12 @@ __all__ = ["writes_input"]
 
 
 def writes_input(node: Node) -> bool:
-    """Whether `node` is ATen's `copy_`, `set_` or the like on an input, as AOTAutograd adds them where a graph ends."""
+    """Whether `node` is ATen's `copy_`, `set_` or the like on an input, or resizes its storage."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or not target._schema.is_mutable:
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "inductor"):
+        return False
+    # The schema of inductor's resize_storage_bytes_ does not say that it writes.
+    if not (target._schema.is_mutable or target._schema.name.endswith("_")):
         return False
     written = node.args[0] if node.args else None
     return isinstance(written, Node) and written.op == "placeholder"

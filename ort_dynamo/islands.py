@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -112,6 +113,7 @@ class _Cutter:
         self._lowered = lowered
         self._levels = levels
         self._outer = Graph()
+        self._tracer = GraphAppendingTracer(self._outer)  # one for all: operators of two proxies ask for that
         self._outside: dict[Node, Node] = {}  # node of gm -> the outer node that holds its value
         self._sizes: dict[Any, Node] = {}  # sympy expression -> outer node that holds the number
 
@@ -215,7 +217,7 @@ class _Cutter:
         if size.node.expr in self._sizes:
             return self._sizes[size.node.expr]
         nodes = {symbol: self._size_outside(symbol) for symbol in size.node.expr.free_symbols}
-        symbols = {symbol: torch.fx.Proxy(node) for symbol, node in nodes.items() if node is not None}
+        symbols = {symbol: torch.fx.Proxy(node, self._tracer) for symbol, node in nodes.items() if node is not None}
         if len(symbols) < len(nodes):
             return None
         made = sympy_interp(PythonReferenceAnalysis, symbols, size.node.expr)

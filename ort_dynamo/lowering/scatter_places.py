@@ -42,7 +42,8 @@ class ScatterPlaces:
         if self.axis is not None:
             return op.ScatterElements(data, self.index, source, axis=self.axis, reduction=reduction)
         flat, values = op.Reshape(data, [-1]), op.Reshape(source, [-1])
-        return op.Reshape(op.ScatterElements(flat, self.index, values, axis=0, reduction=reduction), self.shape)
+        written = op.ScatterElements(flat, self.index, values, axis=0, reduction=reduction)
+        return op.Reshape(written, self.shape, allowzero=1)
 
 
 def of_rows(ctx: LoweringContext, sizes: Sequence[Size], rows: ir.Value) -> ScatterPlaces:

@@ -124,7 +124,8 @@ def slice_backward(
         split = ctx.op.Unsqueeze(grad, [a + 1])
         wide = _padded(ctx, split, rank + 1, a + 1, 0, stride - 1)
         grad = ctx.reshape(wide, [*sizes[:a], count * stride, *sizes[a + 1 :]])
-        count = count * stride - (stride - 1)
+        spread = count * stride - (stride - 1)
+        count = spread if isinstance(spread, int) else torch.sym_max(spread, 0)  # type: ignore[no-untyped-call]
         grad = cut(ctx, grad, a, 0, count)
     return _padded(ctx, grad, rank, a, first, input_sizes[a] - first - count)
 

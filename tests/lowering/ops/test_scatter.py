@@ -233,3 +233,14 @@ def test_an_index_out_of_bounds_along_any_axis_is_an_error(axis, number):
     rows = torch.compile(lambda x, i, s: x.scatter_add(0, i[:, None].expand(4, 3), s), backend="ort_train")
     with pytest.raises(IndexOutOfBoundsError):
         rows(torch.zeros(4, 3), index[1, 1], torch.ones(4, 3))
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_scatters_into_what_is_empty_equal_eager(reduce):
+    def function(x, none):
+        index = torch.zeros_like(x, dtype=torch.long)
+        reduced = [x.scatter_reduce(0, index, x, reduce, include_self=included) for included in (True, False)]
+        rows = x.index_add(0, none.new_zeros(1), x[:1]), x.index_add(1, none.new_zeros(1), x[:, :1])
+        return *reduced, *rows, x.index_select(1, none), x.index_select(0, none.new_zeros(3))
+
+    assert_like_eager(function, r(2, 2, 0), torch.tensor([], dtype=torch.long))

@@ -135,3 +135,22 @@ def test_nothing_is_written_into_what_is_empty(shape):
         return y
 
     assert_like_eager(write, torch.randn(shape), gradients=False)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_slice_that_turns_out_empty_equals_eager(dynamic):
+    def cut(x, y):
+        z = torch.fmod(x, y)
+        return z, z.diagonal_scatter(z.diagonal() * 2)[..., 0:-4:2]
+
+    assert_like_eager(cut, torch.full((2, 4), True), r(2, 4), dynamic=dynamic)
+
+
+def test_a_diagonal_of_symbolic_sizes_written_outside_of_an_island():
+    def write(x, y):
+        z = torch.fmod(x, y)
+        return z, z.diagonal_scatter(z.diagonal() * 2), x.flip(0).diagonal_scatter(x.diagonal())
+
+    assert_like_eager(write, r(3, 4), r(3, 4), dynamic=True)
+    x = torch.full((2, 4), True)
+    assert_like_eager(write, x, r(2, 4), dynamic=True)

@@ -49,7 +49,9 @@ def total(
 ) -> ir.Value:
     """The sum over `axes`, counted from the front, of a value of shape `sizes`.
 
-    Long sums of float32 are made in stages, the last dimensions first. A symbolic size that turns out long is in two.
+    Long sums of float32 are made in stages, the last dimensions first. Among them, a size that is one symbol alone, and
+    turns out long when the session runs, is summed in two stages. Not so if there are several symbols, each of which
+    stands for less, or if rows are added up: gradients of parameters are, and a model has many.
 
     Args:
         first: the operator of the first stage: ReduceSum, or one that sums a function of each entry.
@@ -70,19 +72,23 @@ def total(
             summed.extend(range(len(shape), len(shape) + len(parts)))
         shape.extend(parts)
     stages = _stages(shape, summed)
-    symbolic = any(isinstance(shape[a], torch.SymInt) for a in summed)
-    if len(shape) == len(sizes) and len(stages) == 1 and not symbolic:
+    symbolic = [a for a in summed if isinstance(shape[a], torch.SymInt)]
+    if len(shape) == len(sizes) and len(stages) == 1 and (not symbolic or _adds_rows(stages[0], shape)):
         return getattr(op, first)(value, ctx.ints(axes), keepdims=int(keepdim))
     if len(shape) > len(sizes):
         value = ctx.reshape(value, shape)
     for stage in stages:
-        if isinstance(shape[stage[0]], torch.SymInt):  # then it is the stage's only axis
+        if symbolic == list(stage) and not _adds_rows(stage, shape):
             value = _symbolic_stage(ctx, value, len(shape), stage[0], first)
         else:
             value = getattr(op, first)(value, ctx.ints(stage), keepdims=0)
         shape = [size for a, size in enumerate(shape) if a not in stage]
         first = "ReduceSum"
     return op.Unsqueeze(value, ctx.ints(sorted(axes))) if keepdim else value
+
+
+def _adds_rows(stage: Sequence[int], shape: Sequence[Size]) -> bool:
+    return list(stage) == [0] and len(shape) > 1
 
 
 def _symbolic_stage(ctx: LoweringContext, value: ir.Value, rank: int, axis: int, first: str) -> ir.Value:

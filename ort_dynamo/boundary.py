@@ -71,12 +71,18 @@ def symbolic_strides(fake: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
     return tuple(fake.stride())
 
 
-def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """A copy of `tensor` in memory with `strides`. Elements that share a place there are equal."""
-    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+def laid_out(tensor: torch.Tensor, strides: Sequence[int], offset: int = 0) -> torch.Tensor:
+    """A copy of `tensor` in memory with `strides`, from element `offset` on.
+
+    Elements that share a place there are equal.
+    """
+    last = (
+        sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True)) if tensor.numel() else -1
+    )
+    result = tensor.new_empty(offset + last + 1).as_strided(tensor.shape, strides, offset)
     places = result
     for axis, stride in enumerate(strides):
-        if stride == 0:  # copy_ refuses to write one place more than once
+        if stride == 0 and tensor.numel():  # copy_ refuses to write one place more than once
             places, tensor = places.narrow(axis, 0, 1), tensor.narrow(axis, 0, 1)
     places.copy_(tensor)
     return result

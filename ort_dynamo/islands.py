@@ -202,11 +202,17 @@ class _Cutter:
             self._sizes.setdefault(fake.node.expr, self._outside[placeholder])
 
     def _laid_out(self, item: Node) -> Node:
-        """A copy of what comes contiguous out of an island in the symbolic strides that its fake value promises."""
-        strides = [self._number(stride) for stride in symbolic_strides(item.meta["val"])]
+        """A copy of what comes contiguous out of an island in the symbolic strides that its fake value promises.
+
+        And at its offset: a scatter into an input has the input's. Where the input is written to, AOTAutograd makes
+        views of it from the sizes, strides and offsets of the views of what is written that we return.
+        """
+        fake = item.meta["val"]
+        offset = self._number(fake.storage_offset())
+        strides = [self._number(stride) for stride in symbolic_strides(fake) or (fake.stride() if offset else ())]
         if not strides or None in strides:
             return item
-        copied = self._outer.call_function(laid_out, (item, strides))
+        copied = self._outer.call_function(laid_out, (item, strides, offset or 0))
         copied.meta = dict(item.meta)
         return copied
 

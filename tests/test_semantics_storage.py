@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
 
-from ort_dynamo.testing import assert_close
+from ort_dynamo.testing import assert_close, assert_like_eager
 
 Compile = Callable[..., Any]
 
@@ -51,6 +51,30 @@ def test_what_is_hidden_from_autograd_leaves_an_inputs_gradient_alone(write, tra
     compiled = ort_train(write, dynamic=dynamic)
     for index, (mine, theirs) in enumerate(zip(observed(compiled), observed(write), strict=True)):
         assert_close(mine, theirs, f"value {index}")
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("offset", [1, 4])
+def test_a_view_of_an_input_that_is_written_to_begins_where_the_input_does(offset, dynamic):
+    def function(x: torch.Tensor) -> Any:
+        view = x.expand_as(x)
+        x[0].mul_(2)
+        return x + 1, view
+
+    x, y = (torch.arange(40.0).as_strided((3, 2, 2), (6, 3, 1), offset) for _ in range(2))
+    (result, view), (expected, theirs) = ort_train(function, dynamic=dynamic)(x), function(y)
+    assert view.data_ptr() == x.data_ptr()
+    assert_close(result, expected, "the result")
+    assert_close(view, theirs, "the view")
+
+
+def test_nothing_has_places_to_share():
+    def function(x: torch.Tensor) -> Any:
+        x.diagonal().add_(1)
+        return x.exp()
+
+    x = torch.ones(1, 4).expand(3, 4)[:0]
+    assert_like_eager(function, x, gradients=False, dynamic=True)
 
 
 def sets_data(x: torch.Tensor, y: torch.Tensor) -> Any:

@@ -127,9 +127,12 @@ def _linspace(
     dtype: torch.dtype | None = None,
     **place: Any,
 ) -> torch.Tensor:
-    """torch's decomposition, with the ends first rounded towards zero where the result is of integers, as in eager."""
+    """torch's decomposition, but for integers as in eager: the ends are rounded towards zero, the rest is in float64."""
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
-        start, end = (x.to(dtype) if isinstance(x, torch.Tensor) else math.trunc(x) for x in (start, end))
+        start, end = (
+            x.to(dtype) if isinstance(x, torch.Tensor) else torch.scalar_tensor(math.trunc(x), dtype=torch.float64)
+            for x in (start, end)
+        )
     found: torch.Tensor = torch._refs.linspace(start, end, steps, dtype=dtype, **place)
     return found
 

@@ -106,7 +106,8 @@ def test_linspace_eye_and_triangles_equal_eager():
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8])
 def test_the_ends_of_a_linspace_of_integers_are_rounded_first(dtype: torch.dtype):
     def function(x):
-        return torch.linspace(4.3, 7.9, 9, dtype=dtype), torch.linspace(x, x + 1.9, 50, dtype=dtype)
+        ends = torch.linspace(4.3, 7.9, 9, dtype=dtype), torch.linspace(x, x + 1.9, 50, dtype=dtype)
+        return *ends, torch.linspace(0, 123456789, 7, dtype=torch.int64)
 
     assert_like_eager(function, torch.tensor(2.7), gradients=False)
 

@@ -127,7 +127,7 @@ def _linspace(
     dtype: torch.dtype | None = None,
     **place: Any,
 ) -> torch.Tensor:
-    """torch's decomposition, but for integers as in eager: the ends are rounded towards zero, the rest is in float64."""
+    """torch's decomposition, but for integers as in eager: ends are rounded towards zero, the rest is in float64."""
     if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         start, end = (
             x.to(dtype) if isinstance(x, torch.Tensor) else torch.scalar_tensor(math.trunc(x), dtype=torch.float64)

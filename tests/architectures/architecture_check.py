@@ -16,7 +16,15 @@ from model_inputs import InputMaker, Variant
 from tiny_config import RULES, tiny_config
 from torch._dynamo.exc import TorchRuntimeError
 from torch._dynamo.utils import counters
-from training_step import compare, double, evaluation, training_step, verdict
+from training_step import (
+    as_near_as_rounded_weights,
+    compare,
+    disturbed,
+    double,
+    evaluation,
+    training_step,
+    verdict,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import ort_dynamo.backend  # noqa: F401  # imported before a fork
@@ -35,6 +43,8 @@ _LARGEST = 30_000_000
 """Parameters."""
 _LENGTHS = (12, 15)
 _TRIALS = 40
+_SHAKEN = 3
+"""Copies of a model with weights disturbed by rounding."""
 _FEATURES = re.compile(r"tokens?:? (\d+).{0,60}?features?:? (\d+)", re.S)
 
 
@@ -180,11 +190,16 @@ def _compared(subject: Subject, second: dict[str, Any] | None, evaluate: bool) -
         start = copy.deepcopy(theirs)
         expected = observe(theirs, theirs, inputs)
         wide = partial(_exact, observe, start, inputs)
-        verdicts[stage], found = verdict(observe(ours, call, inputs), expected, wide)
+        actual = observe(ours, call, inputs)
+        verdicts[stage], found = verdict(actual, expected, wide)
         if verdicts[stage] == "different":
             control = copy.deepcopy(start)
             traced = observe(control, torch.compile(control, backend="aot_eager"), inputs)
-            verdicts[stage] = "not comparable" if compare(traced, expected) else "different"
+            shaken = (observe(one, one, inputs) for one in (disturbed(start, seed) for seed in range(_SHAKEN)))
+            if as_near_as_rounded_weights(actual, found, wide(), shaken):
+                verdicts[stage] = "ill-conditioned"
+            elif compare(traced, expected):
+                verdicts[stage] = "not comparable"
         details |= {f"{stage}, {name}": text for name, text in list(found.items())[:5]}
     return {
         "kind": _worst(verdicts.values()),
@@ -211,7 +226,7 @@ def _exact(observe: Any, model: torch.nn.Module, inputs: dict[str, Any]) -> Any:
 
 
 def _worst(kinds: Iterable[str]) -> str:
-    return max(kinds, key=("same", "rounding", "undecided", "not comparable", "different").index)
+    return max(kinds, key=("same", "rounding", "undecided", "ill-conditioned", "not comparable", "different").index)
 
 
 def model_types() -> list[str]:

@@ -9,6 +9,17 @@ __all__ = ["OVERRIDES"]
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_chunk_size": 8}
 _BLT_PART = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "vocab_size": 260}
 _DIGITS = "ABCDEFGHIJ"
+_EFFICIENT_NET = {
+    "width_coefficient": 1.0,
+    "depth_coefficient": 1.0,
+    "kernel_sizes": [3, 3, 5],
+    "in_channels": [32, 16, 24],
+    "out_channels": [16, 24, 32],
+    "strides": [1, 2, 2],
+    "num_block_repeats": [1, 2, 1],
+    "expand_ratios": [1, 6, 6],
+    "hidden_dim": 32,
+}
 _SAM = {"vision_config": {"num_pos_feats": 16}}
 _IMAGE_TOKENS = 64
 """As many as a code book has entries; they come last in the vocabulary."""
@@ -19,19 +30,7 @@ def _letters(number: int) -> str:
 
 
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "align": {
-        "vision_config": {
-            "width_coefficient": 1.0,
-            "depth_coefficient": 1.0,
-            "kernel_sizes": [3, 3, 5],
-            "in_channels": [32, 16, 24],
-            "out_channels": [16, 24, 32],
-            "strides": [1, 2, 2],
-            "num_block_repeats": [1, 2, 1],
-            "expand_ratios": [1, 6, 6],
-            "hidden_dim": 32,
-        }
-    },
+    "align": {"vision_config": _EFFICIENT_NET},
     "aria": {"projector_patch_to_query_dict": {16: 8}},
     "bamba": {**_MAMBA, "attn_layer_indices": [1]},
     "blt": {
@@ -57,6 +56,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
             "num_attention_heads": [2, 2, 4, 4],
         }
     },
+    "efficientnet": {**_EFFICIENT_NET, "hidden_dim": 1280},
     "emu3": {
         "pad_token_id": 0,
         "vocabulary_map": {"<image>": 119, "<|extra_200|>": 39}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from architecture_check import NotBuiltError, build, check
-from training_step import verdict
+from training_step import as_near_as_rounded_weights, disturbed, training_step, verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the models warn about themselves
 
@@ -45,3 +45,24 @@ def test_where_eager_itself_chooses_otherwise_in_float64_nothing_is_decided() ->
     eager = {"output 0": torch.tensor([1, 3]), "loss": torch.ones(1)}
     ours = {"output 0": torch.tensor([4, 2]), "loss": torch.ones(1)}
     assert verdict(ours, eager, lambda: exact)[0] == "undecided"
+
+
+def test_a_kink_that_rounding_decides_is_told_from_a_wrong_gradient() -> None:
+    class Kink(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+            self.bias = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.weight - x) + self.bias  # zero at x = 1, where the gradient is 0 or 1
+
+    def step(model: torch.nn.Module, at: float) -> dict[str, torch.Tensor]:
+        return training_step(model, lambda **inputs: [model(**inputs)], {"x": torch.tensor([at])})
+
+    model, name = Kink(), "gradient of weight"
+    ours = step(model, 1.0) | {name: torch.ones(1)}
+    shaken = [step(disturbed(model, seed), 1.0) for seed in range(3)]
+    assert as_near_as_rounded_weights(ours, [name], step(model, 1.0), shaken)
+    shaken = [step(disturbed(model, seed), 2.0) for seed in range(3)]
+    assert not as_near_as_rounded_weights(ours, [name], step(model, 2.0), shaken)

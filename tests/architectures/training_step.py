@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 
 from ort_dynamo.testing import Tolerance, assert_close
 
-__all__ = ["Seen", "compare", "double", "evaluation", "training_step", "verdict"]
+__all__ = [
+    *("Seen", "as_near_as_rounded_weights", "compare", "disturbed", "double", "evaluation", "training_step", "verdict"),
+]
 
 Seen = dict[str, torch.Tensor]
 
@@ -89,6 +91,27 @@ def distances(seen: Seen, exact: Seen) -> dict[str, float]:
             scale = _size(value) + (largest * _FLOOR if name.startswith("gradient") else 1e-6)
             found[name] = error / scale if math.isfinite(error) else math.inf
     return found
+
+
+def as_near_as_rounded_weights(actual: Seen, found: Iterable[str], exact: Seen, shaken: Iterable[Seen]) -> bool:
+    """Whether `found` differ no more from the exact step than `shaken`, eager's with disturbed weights, do.
+
+    Near a kink (ReLU at zero, the greater of two nearly equal values) one rounding decides about a whole term of a
+    gradient; then a step is right that is eager's for weights which differ from the given ones by as little.
+    """
+    ours = distances(actual, exact)
+    others = [distances(one, exact) for one in shaken]
+    return all(name in ours and ours[name] <= _RATIO * max(o[name] for o in others) + 1e-6 for name in found)
+
+
+def disturbed(model: torch.nn.Module, seed: int) -> torch.nn.Module:
+    """A copy of the model, its weights changed by about one rounding, relative 1e-7."""
+    generator = torch.Generator().manual_seed(seed)
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in changed.parameters():
+            weight.mul_(1 + 1e-7 * torch.randn(weight.shape, generator=generator))
+    return changed
 
 
 def double(model: torch.nn.Module, inputs: Mapping[str, Any]) -> tuple[torch.nn.Module, dict[str, Any]]:

@@ -26,10 +26,11 @@ architecture. Made by
 
 *Same* differ from eager by at most 1e-4 of the largest entry; *rounding* by more, but are about as near to the same
 step in float64 as eager is. *Undecided* are models in which eager itself, in float64, takes other key points or boxes.
-*Not comparable* are those that `aot_eager`, torch's own tracing without a compiler behind it, does not get right
-either: it leaves out random draws whose result nobody reads, so that later ones are others. *Different*, *failed*,
-*crashed* and *too slow* are ours to explain. For what is *not built* no tiny configuration or no inputs were found that
-work in eager.
+*Ill-conditioned* are those that differ no more from the step in float64 than eager's step with weights disturbed by
+1e-7 does: where one rounding decides about a ReLU or a maximum. *Not comparable* are those that `aot_eager`, torch's
+own tracing without a compiler behind it, does not get right either: it leaves out random draws whose result nobody
+reads, so that later ones are others. *Different*, *failed*, *crashed* and *too slow* are ours to explain. For what is
+*not built* no tiny configuration or no inputs were found that work in eager.
 """
 _BY_HAND = """\
 ## Beside transformers
@@ -40,6 +41,12 @@ AutoencoderKL, VQModel, DiT, PixArt, SD3, Flux and Wan, no node of which stays i
 rotary embeddings are complex numbers, which do. Networks of torch.nn alone: TransformerEncoder, loops of LSTMCell and
 GRUCell, LeNet, AlexNet and VGG in small, 3-D convolutions, a GAN's generator, spectral and weight norm, a VAE.
 
+147 models of timm and torchvision, two or four images of 64 to 96 pixels: no node in eager; evaluation the same in all
+that ran; the training step the same in 116, rounding in 10, ill-conditioned in 5. In 12 deep convolutional nets
+(among them DLA, Xception, NASNet, RepVGG, GoogLeNet) some gradients differ by 1e-3 to 1e-2 of their largest entry.
+Two were looked at over eight inputs each, RepVGG and GoogLeNet: there eager's own gradients are as far from float64's,
+about as often. 4 did not run in eager, or not in this script.
+
 VITS is ill-conditioned: with its weights disturbed by 1e-7, eager's own gradients change as much as ours differ, and in
 float64 it would draw other numbers. CLAP differs where eager is wrong ([numerics.md](numerics.md), BatchNorm). Informer
 drops out rows in the order of a `topk` that need not be sorted, in which torch leaves the order open. UDOP and
@@ -49,7 +56,18 @@ UnivNet fail under every backend: Dynamo itself cannot trace them with symbolic 
 Dynamo itself makes no graph of nn.LSTM, nn.GRU and nn.RNN (its option `allow_rnn`), nor of nn.Transformer with a mask
 and no `is_causal`, which it compares with a causal one by `.item()`: they run in eager under every backend.
 """
-_KINDS = ("same", "rounding", "undecided", "not comparable", "different", "failed", "crashed", "too slow", "not built")
+_KINDS = (
+    "same",
+    "rounding",
+    "undecided",
+    "ill-conditioned",
+    "not comparable",
+    "different",
+    "failed",
+    "crashed",
+    "too slow",
+    "not built",
+)
 
 
 def main() -> int:
@@ -64,6 +82,7 @@ def main() -> int:
         *_eager(results),
         "",
         *_rest(results),
+        *_static(results),
         "",
         _BY_HAND,
         *_types(results),
@@ -108,6 +127,12 @@ def _rest(results: list[dict[str, Any]]) -> list[str]:
             if named:
                 lines.append(f"- {kind} ({result['runtime']}): {', '.join(named)}")
     return lines
+
+
+def _static(results: list[dict[str, Any]]) -> list[str]:
+    """Types that Dynamo cannot trace with symbolic sizes."""
+    named = {r["model_type"] for result in results for r in result["records"] if r.get("inputs", "").endswith("static")}
+    return [f"- with static sizes only, as Dynamo itself fails otherwise: {', '.join(sorted(named))}"] if named else []
 
 
 def _types(results: list[dict[str, Any]]) -> list[str]:

@@ -6,8 +6,9 @@ view: torch for free on the outside, ONNX Runtime's Reshape or a fused Transpose
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import torch
@@ -80,6 +81,30 @@ def free_size_reads(graph: Graph) -> set[Node]:
         and size.node.expr.free_symbols
         and size.node.expr.free_symbols <= carried
     }
+
+
+class _Arithmetic(PythonReferenceAnalysis):
+    """torch's arithmetic on Python numbers, for proxies of them also where torch's asks sympy or `math`."""
+
+    @staticmethod
+    def int_truediv(a: Any, b: Any) -> Any:
+        return a / b
+
+    @staticmethod
+    def ceil_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return _applied(math.ceil, x)
+
+    @staticmethod
+    def floor_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return _applied(math.floor, x)
+
+    @staticmethod
+    def trunc_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return _applied(math.trunc, x)
+
+
+def _applied(function: Callable[[Any], int], x: Any) -> Any:
+    return x.tracer.create_proxy("call_function", function, (x,), {}) if isinstance(x, torch.fx.Proxy) else function(x)
 
 
 def is_view(node: Node) -> bool:
@@ -226,7 +251,7 @@ class _Cutter:
         symbols = {symbol: torch.fx.Proxy(node, self._tracer) for symbol, node in nodes.items() if node is not None}
         if len(symbols) < len(nodes):
             return None
-        made = sympy_interp(PythonReferenceAnalysis, symbols, size.node.expr)
+        made = sympy_interp(_Arithmetic, symbols, size.node.expr)
         if not isinstance(made, torch.fx.Proxy):
             return int(made)
         made.node.meta["val"] = size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch._dynamo.utils import counters
 from torch.utils._pytree import tree_leaves
 
-from ort_dynamo.testing import assert_close
+from ort_dynamo.testing import assert_close, assert_like_eager
 
 SIZES = [(3, 4), (5, 4), (5, 7), (2, 2), (1, 4), (3, 1), (0, 4), (6, 0)]
 
@@ -258,3 +259,13 @@ def test_symbolic_strides_with_gaps_are_kept() -> None:
             assert_close(one.detach(), other.detach(), f"value {index} of {x.shape}")
         mine, theirs = (torch.autograd.grad(sum(y.sin().sum() for y in results), x)[0] for results in (mine, theirs))
         assert_close(mine, theirs, f"gradient of {x.shape}", strides=False)
+
+
+def test_a_size_that_is_rounded_up_to_a_multiple_is_computed_outside_of_islands() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = x.shape[0]
+        size = rows * math.ceil(23 / rows)
+        padded = F.pad(x, (0, 0, 0, size - rows))
+        return torch.view_as_complex(padded.unflatten(-1, (-1, 2))).abs().sin(), torch.ones(size)
+
+    assert_like_eager(function, torch.randn(5, 4), gradients=False, dynamic=True)

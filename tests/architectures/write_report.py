@@ -44,14 +44,13 @@ GRUCell, LeNet, AlexNet and VGG in small, 3-D convolutions, a GAN's generator, s
 147 models of timm and torchvision, two or four images of 64 to 96 pixels: no node in eager; evaluation the same in all
 that ran; the training step the same in 116, rounding in 10, ill-conditioned in 5. In 12 deep convolutional nets
 (among them DLA, Xception, NASNet, RepVGG, GoogLeNet) some gradients differ by 1e-3 to 1e-2 of their largest entry.
-Two were looked at over eight inputs each, RepVGG and GoogLeNet: there eager's own gradients are as far from float64's,
-about as often. 4 did not run in eager, or not in this script.
+Three were looked at over eight inputs each, DLA, RepVGG and GoogLeNet: there eager's own gradients are as far from
+float64's, about as often; the other nine were not. 4 did not run in eager, or not in this script.
 
 VITS is ill-conditioned: with its weights disturbed by 1e-7, eager's own gradients change as much as ours differ, and in
 float64 it would draw other numbers. CLAP differs where eager is wrong ([numerics.md](numerics.md), BatchNorm). Informer
-drops out rows in the order of a `topk` that need not be sorted, in which torch leaves the order open. UDOP and
-UnivNet fail under every backend: Dynamo itself cannot trace them with symbolic sizes. Those that were too slow (100 to
-150 s, on a busy machine) were not compared; in the one looked at, torch's own tracing took all of it.
+drops out rows in the order of a `topk` that need not be sorted, in which torch leaves the order open. UDOP fails under
+every backend, in Dynamo, and EfficientLoFTR under `aot_eager`, with which ours was to be compared.
 
 Dynamo itself makes no graph of nn.LSTM, nn.GRU and nn.RNN (its option `allow_rnn`), nor of nn.Transformer with a mask
 and no `is_causal`, which it compares with a causal one by `.item()`: they run in eager under every backend.

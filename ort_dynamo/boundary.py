@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import sympy
 import torch
+from torch._prims_common import compute_required_storage_length
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols, statically_known_true
 from torch.utils._sympy.functions import Max
 
@@ -76,13 +77,14 @@ def laid_out(tensor: torch.Tensor, strides: Sequence[int], offset: int = 0) -> t
 
     Elements that share a place there are equal.
     """
-    last = (
-        sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True)) if tensor.numel() else -1
-    )
-    result = tensor.new_empty(offset + last + 1).as_strided(tensor.shape, strides, offset)
+    if offset:
+        length = compute_required_storage_length(tensor.shape, tuple(strides), offset)
+        result = tensor.new_empty(length).as_strided(tensor.shape, strides, offset)
+    else:
+        result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     places = result
     for axis, stride in enumerate(strides):
-        if stride == 0 and tensor.numel():  # copy_ refuses to write one place more than once
+        if stride == 0 and tensor.shape[axis]:  # copy_ refuses to write one place more than once
             places, tensor = places.narrow(axis, 0, 1), tensor.narrow(axis, 0, 1)
     places.copy_(tensor)
     return result

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
@@ -77,11 +78,11 @@ def _compile_forward(gm: GraphModule, _: Sequence[Any], options: Options) -> _Co
 
 
 def _compile_backward(gm: GraphModule, _: Sequence[Any], options: Options) -> _Compiled:
-    context = TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
+    metadata = _metadata()
+    if metadata is not None:
         # We never write to saved tensors, so none is donated, and retain_graph=True works. (The config
         # donated_buffer=False would leave None here, which torch 2.13 takes for "some".)
-        context.fw_metadata.bw_donated_idxs = []
+        metadata.bw_donated_idxs = []
     return compile_graph(gm, "backward", options, slice(0))
 
 
@@ -91,12 +92,18 @@ def _compile_inference(gm: GraphModule, _: Sequence[Any], options: Options) -> _
     return compile_graph(gm, "inference", options, _seen())
 
 
+def _metadata() -> ViewAndMutationMeta | None:
+    """What AOTAutograd knows of the graph that is being compiled; None where it is not at work."""
+    context = TracingContext.try_get()
+    return None if context is None else context.fw_metadata
+
+
 def _seen() -> slice:
     """Which outputs of a forward the program sees: not those written back to inputs, nor those for the backward."""
-    context = TracingContext.try_get()
-    if context is None or context.fw_metadata is None:
+    metadata = _metadata()
+    if metadata is None:
         return slice(None)
-    return slice(context.fw_metadata.num_mutated_inp_runtime_indices, context.fw_metadata.num_forward_returns)
+    return slice(metadata.num_mutated_inp_runtime_indices, metadata.num_forward_returns)
 
 
 def _replaces_storage(gm: GraphModule) -> bool:
@@ -114,10 +121,8 @@ def _hide_mutations() -> None:
     It writes inputs back where the graph ends, and does so by `detach().copy_()` only for leaves. By `copy_()`, the
     input's gradient would be lost.
     """
-    context = TracingContext.try_get()
-    if context is None or context.fw_metadata is None:
-        return
-    inputs = context.fw_metadata.input_info
+    metadata = _metadata()
+    inputs = metadata.input_info if metadata is not None else []
     for index, info in enumerate(inputs):
         if info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode:
             inputs[index] = dataclasses.replace(info, is_leaf=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 
 from ort_dynamo.errors import InvalidOptionError
+from ort_dynamo.spelling import nearest
 
 __all__ = ["PropagateCastOpsStrategy", "checked_allow", "checked_level", "checked_strategy"]
 
@@ -41,8 +41,7 @@ def checked_strategy(value: object) -> PropagateCastOpsStrategy:
         return members[name.upper()]
     if isinstance(value, int) and not isinstance(value, bool) and value in set(PropagateCastOpsStrategy):
         return PropagateCastOpsStrategy(value)
-    near = difflib.get_close_matches(name.upper(), members, n=1) if isinstance(name, str) else []
-    expected = "one of " + ", ".join(members) + (f" (did you mean {near[0]!r}?)" if near else "")
+    expected = "one of " + ", ".join(members) + (nearest(name.upper(), members) if isinstance(name, str) else "")
     raise InvalidOptionError(name="propagate_cast_ops_strategy", value=value, expected=expected)
 
 

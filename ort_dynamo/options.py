@@ -7,7 +7,6 @@ verified is compiled for that, even if the same one is in memory.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ import torch
 from ort_dynamo.cast_strategy import PropagateCastOpsStrategy, checked_allow, checked_level, checked_strategy
 from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
 from ort_dynamo.plan_grammar import Plan, read_plans
+from ort_dynamo.spelling import nearest
 
 __all__ = [
     "MODES",
@@ -232,7 +232,7 @@ def parse_options(mode: str | None, options: Mapping[str, Any] | None) -> Option
         InvalidOptionError: a value that the option cannot take.
     """
     if mode is not None and mode not in MODES:
-        raise UnknownModeError(name=mode, nearest=_nearest(mode, MODES), known=", ".join(MODES))
+        raise UnknownModeError(name=mode, nearest=nearest(mode, MODES), known=", ".join(MODES))
     if options is not None and not isinstance(options, Mapping):
         raise InvalidOptionError(name="options", value=options, expected="a dict")
     flat = {**MODES[mode or "default"], **_flattened(options or {})}
@@ -240,7 +240,7 @@ def parse_options(mode: str | None, options: Mapping[str, Any] | None) -> Option
     owner = {f.name: group for group, cls in groups.items() for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for name in flat:
         if name not in owner:
-            raise UnknownOptionError(name=name, nearest=_nearest(str(name), owner), known=", ".join(sorted(owner)))
+            raise UnknownOptionError(name=name, nearest=nearest(str(name), owner), known=", ".join(sorted(owner)))
     chosen = {
         group: cls(**{name: value for name, value in flat.items() if owner[name] == group})  # type: ignore[operator]
         for group, cls in groups.items()
@@ -266,16 +266,11 @@ def _flattened(options: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in config.items():
         if key not in _CAST_KEYS:
             name, known = f"{_CAST_CONFIG}.{key}", ", ".join(_CAST_KEYS)
-            raise UnknownOptionError(name=name, nearest=_nearest(str(key), _CAST_KEYS), known=known)
+            raise UnknownOptionError(name=name, nearest=nearest(str(key), _CAST_KEYS), known=known)
         if flat.setdefault(_CAST_KEYS[key], value) != value:
             expected = f"{value!r}, as in {_CAST_CONFIG}, or to be given once"
             raise InvalidOptionError(name=_CAST_KEYS[key], value=flat[_CAST_KEYS[key]], expected=expected)
     return flat
-
-
-def _nearest(name: str, known: Mapping[str, Any]) -> str:
-    matches = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-__all__ = ["FOR_KERNEL", "FX_NODE", "OPSET", "READS_ROUNDED", "ZERO_DIVISOR", "KernelTable", "Target"]
+__all__ = ["FOR_KERNEL", "FX_NODE", "OPSET", "READS_ROUNDED", "ZERO_DIVISOR", "KernelTable", "Target", "release"]
 
 OPSET = 20
 """The ai.onnx opset of every model: the newest that both tested runtimes have kernels for and torch_lib can meet."""
@@ -26,6 +26,11 @@ ZERO_DIVISOR = "zero_divisor"
 
 KernelTable = Mapping[tuple[str, str], tuple[Mapping[str, frozenset[ir.DataType]], ...]]
 """(domain, op type) -> one entry per kernel: type variable -> dtypes it takes."""
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Major and minor number of a version, which versions are compared by."""
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def total(
     if len(shape) > len(sizes):
         value = ctx.reshape(value, shape)
     for stage in stages:
-        if symbolic == list(stage) and not _adds_rows(stage, shape):
+        if symbolic == stage and not _adds_rows(stage, shape):
             value = _symbolic_stage(ctx, value, len(shape), stage[0], first)
         else:
             value = getattr(op, first)(value, ctx.ints(stage), keepdims=0)
@@ -87,8 +87,8 @@ def total(
     return op.Unsqueeze(value, ctx.ints(sorted(axes))) if keepdim else value
 
 
-def _adds_rows(stage: Sequence[int], shape: Sequence[Size]) -> bool:
-    return list(stage) == [0] and len(shape) > 1
+def _adds_rows(stage: list[int], shape: Sequence[Size]) -> bool:
+    return stage == [0] and len(shape) > 1
 
 
 def _symbolic_stage(ctx: LoweringContext, value: ir.Value, rank: int, axis: int, first: str) -> ir.Value:

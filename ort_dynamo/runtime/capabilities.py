@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from ort_dynamo.errors import RuntimeNotInstalledError, SeveralRuntimesError
 from ort_dynamo.runtime.importing import binding
-from ort_dynamo.target import OPSET, KernelTable
+from ort_dynamo.target import OPSET, KernelTable, release
 
 __all__ = [
     "TESTED_RUNTIMES",
@@ -177,8 +177,7 @@ def waiting_threads() -> dict[str, str]:
     nothing beside a busy process, where ONNX Runtime's own spinning, about a millisecond, makes them half as long
     again. Versions that cannot bound it do not spin.
     """
-    version = tuple(int(part) for part in installed_runtime().version.split(".")[:2])
-    if version < _BOUNDS_SPINNING:
+    if release(installed_runtime().version) < _BOUNDS_SPINNING:
         return {"intra_op.allow_spinning": "0"}
     return {"intra_op.allow_spinning": "1", "intra_op.spin_duration_us": "20", "force_spinning_stop": "1"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +23,7 @@ from ort_dynamo.passes.analysis.narrowing_rules import (
     operands,
 )
 from ort_dynamo.passes.analysis.value_types import infer_missing_types
+from ort_dynamo.spelling import nearest
 from ort_dynamo.target import Target
 
 __all__ = ["CastSummary", "PropagateCasts"]
@@ -193,8 +193,7 @@ def _check_known(allow: Iterable[str], target: Target) -> None:
     known = known_operators(target)
     for name in allow:
         if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=1)
-            expected = "operator types of ONNX or ONNX Runtime" + (f" (did you mean {near[0]!r}?)" if near else "")
+            expected = "operator types of ONNX or ONNX Runtime" + nearest(name, sorted(known))
             raise InvalidOptionError(name="propagate_cast_ops_allow", value=name, expected=expected)
 
 

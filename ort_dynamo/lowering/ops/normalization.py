@@ -14,6 +14,7 @@ from ort_dynamo.lowering.ops.unary import square_root
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.total import average, is_long, total
+from ort_dynamo.target import release
 
 __all__ = ["inverse_root", "optional", "read_what_is_kept", "settled"]
 
@@ -88,7 +89,7 @@ def _fused_dtype(ctx: LoweringContext, *values: ir.Value | None) -> torch.dtype 
     """The dtype in which LayerNormalization computes this node as exactly as torch does, if there is one."""
     target = ctx.target
     on_cpu = target.device_type == "cpu"
-    if on_cpu and tuple(int(part) for part in target.version.split(".")[:2]) < _ACCURATE_SINCE:
+    if on_cpu and release(target.version) < _ACCURATE_SINCE:
         return None
     dtypes = {ctx.dtype(value) for value in values if value is not None}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32

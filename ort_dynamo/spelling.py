@@ -1,0 +1,14 @@
+"""What a misspelt name was meant to be."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["nearest"]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Of the known names the nearest, as the end of a message: " (did you mean 'x'?)", or nothing."""
+    matches = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""

@@ -137,6 +137,67 @@ def _linspace(
     return found
 
 
+def _bernoulli(self: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    """1 with probability `self`, else 0: the draw reads no data, the comparison runs with what surrounds it.
+
+    On the CPU it is the numbers that eager draws: one for each element, in the order of a contiguous tensor, in float64
+    or else float32. CUDA's kernel draws in an order of its own.
+    """
+    if generator is not None or self.device.type != "cpu" or not self.is_floating_point():
+        return NotImplemented
+    aten._assert_async.msg(((self >= 0) & (self <= 1)).all(), "Expected p_in >= 0 && p_in <= 1 to be true")
+    drawn = torch.promote_types(self.dtype, torch.float32)
+    return (torch.rand(self.shape, dtype=drawn, device=self.device) < self).to(self.dtype)
+
+
+def _normal(
+    mean: float | torch.Tensor, std: float | torch.Tensor = 1.0, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """mean + std N(0, 1), rounded where eager rounds: a number `std` is part of the draw."""
+    if generator is not None:
+        return NotImplemented
+    if not isinstance(std, torch.Tensor):
+        assert isinstance(mean, torch.Tensor)
+        return torch.normal(0.0, std, mean.shape, dtype=mean.dtype, device=mean.device) + mean
+    aten._assert_async.msg((std >= 0).all(), "normal expects all elements of std >= 0.0")
+    like = mean.expand_as(mean + std) if isinstance(mean, torch.Tensor) else std
+    return torch.randn(like.shape, dtype=like.dtype, device=like.device) * std + mean
+
+
+def _multinomial(
+    self: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """The places of the greatest p / q, q drawn from Exp(1): eager's own way to draw without replacement.
+
+    In half precision quotients that eager rounds to equal ones would not be equal, and another place be the greatest.
+    """
+    wide = self.dtype in (torch.float32, torch.float64)
+    if generator is not None or not wide or (replacement and num_samples != 1):
+        return NotImplemented
+    torch._check(  # type: ignore[no-untyped-call]
+        num_samples <= self.shape[-1], lambda: "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
+    )
+    valid = ((self < torch.inf) & (self >= 0)).all()
+    aten._assert_async.msg(valid, "probability tensor contains either `inf`, `nan` or element < 0")
+    aten._assert_async.msg((self.sum(-1) != 0).all(), "invalid multinomial distribution (sum of probabilities <= 0)")
+    quotients = self / aten.exponential.default(torch.empty_like(self), 1.0)
+    return quotients.argmax(-1, keepdim=True) if num_samples == 1 else quotients.topk(num_samples).indices
+
+
+def _rrelu_with_noise_functional(
+    self: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """In evaluation nothing is drawn; in training eager draws for the negative elements alone."""
+    if training:
+        return NotImplemented
+    return F.leaky_relu(self, (lower + upper) / 2), noise.clone()
+
+
 COMPOSITES: Mapping[OpOverload, Callable[..., Any]] = {
     aten._native_multi_head_attention.default: _native_multi_head_attention,
     aten._transformer_encoder_layer_fwd.default: _transformer_encoder_layer_fwd,
@@ -145,5 +206,11 @@ COMPOSITES: Mapping[OpOverload, Callable[..., Any]] = {
     aten.linspace.Tensor_Tensor: _linspace,
     aten.linspace.Tensor_Scalar: _linspace,
     aten.linspace.Scalar_Tensor: _linspace,
+    aten.bernoulli.default: _bernoulli,
+    aten.multinomial.default: _multinomial,
+    aten.normal.Tensor_Tensor: _normal,
+    aten.normal.Tensor_float: _normal,
+    aten.normal.float_Tensor: _normal,
+    aten.rrelu_with_noise_functional.default: _rrelu_with_noise_functional,
 }
 """Overload -> its formula, with the overload's own arguments."""

@@ -22,6 +22,7 @@ aten = torch.ops.aten
 _ALSO: tuple[OpOverload, ...] = (
     # With the formulas below every node has a kernel; whole, they would stay in eager.
     aten._addmm_activation.default,
+    aten.rrelu_with_noise_backward.default,
 )
 """Overloads that torch has a decomposition for outside its core table."""
 
@@ -30,7 +31,8 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """The table given to AOTAutograd: torch's core decompositions and those listed here, less two kinds of overload.
 
     1. Those with a lowering, ours or a user's: one ONNX operator, or a better formula, in the decomposition's place.
-    2. Random draws: torch draws them in eager's order only if they reach us as eager calls them.
+    2. Random draws: torch draws them in eager's order only if they reach us as eager calls them. Those of COMPOSITES
+       are draws of eager's own numbers and arithmetic on them.
 
     Operators in LAYOUTS have both: their decomposition only changes what layout they are traced with.
     """
@@ -48,7 +50,9 @@ def _decompositions(whole: frozenset[OpOverload]) -> dict[OpOverload, Callable[.
     kept = {
         overload: function
         for overload, function in table.items()
-        if isinstance(overload, OpOverload) and overload not in whole and not _draws(overload)
+        if isinstance(overload, OpOverload)
+        and overload not in whole
+        and (overload in COMPOSITES or not _draws(overload))
     }
     return {**kept, **LAYOUTS}
 

@@ -51,7 +51,8 @@ def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         raise UnsupportedNodeError("a random draw that reads data: torch draws it")
     function = _find_function(target)
     if function is None:
-        raise UnsupportedNodeError(f"no lowering for {target}")
+        custom = "" if target.namespace in ("aten", "prims") else ", a custom operator (register_lowering adds one)"
+        raise UnsupportedNodeError(f"no lowering for {target}{custom}")
     if any(isinstance(a, (torch.SymInt, torch.SymFloat)) for a in _leaves((args, kwargs))):
         raise UnsupportedNodeError(f"no lowering of our own for {target}, and torch_lib's would fix a symbolic size")
 

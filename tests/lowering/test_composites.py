@@ -4,10 +4,71 @@ import pytest
 import torch
 from torch import nn
 
-from ort_dynamo.testing import assert_like_eager
+from ort_dynamo.testing import assert_like_eager, eager_reasons
 
 
 @pytest.mark.parametrize("dim", [0, 2])
 def test_weight_normalization_and_its_gradient_equal_eager(dim):
     layer = nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 6, 3), dim=dim)
     assert_like_eager(layer, torch.randn(2, 4, 8, requires_grad=True))
+
+
+_DRAWS = {
+    "bernoulli": lambda p, x: torch.bernoulli(p) * x,
+    "normal of tensors": lambda p, x: torch.normal(x, p),
+    "normal around a tensor": lambda p, x: torch.normal(x, 0.3),
+    "normal with deviations": lambda p, x: torch.normal(0.5, p) * x,
+    "multinomial": lambda p, x: torch.multinomial(p, 1),
+    "multinomial, several": lambda p, x: torch.multinomial(p, 4),
+    "multinomial of one row": lambda p, x: torch.multinomial(p[0], 5, replacement=False),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("draw", _DRAWS.values(), ids=_DRAWS)
+def test_draws_from_data_are_eagers_numbers(draw, transposed, dtype, dynamic):
+    p = torch.rand(7, 7, dtype=dtype).clamp(0.05, 0.95)
+    x = torch.randn(7, 7, dtype=dtype, requires_grad=True)
+
+    def function(p, x):
+        return draw(p.t() if transposed else p, x), x * torch.rand(7)  # the generator moves as far as in eager
+
+    assert_like_eager(function, p, x, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_bernoulli_in_half_precision_draws_eagers_numbers(dtype):
+    assert_like_eager(lambda p: torch.bernoulli(p), torch.rand(33, 65).to(dtype), gradients=False)
+
+
+@pytest.mark.parametrize(
+    ("draw", "data"),
+    [
+        (torch.bernoulli, [0.5, 1.5]),
+        (torch.bernoulli, [0.5, float("nan")]),
+        (lambda s: torch.normal(0.0, s), [1.0, -1.0]),
+        (lambda p: torch.multinomial(p, 1), [1.0, -1.0]),
+        (lambda p: torch.multinomial(p, 1), [1.0, float("nan")]),
+        (lambda p: torch.multinomial(p, 1), [0.0, 0.0]),
+    ],
+)
+def test_what_cannot_be_drawn_from_raises_as_in_eager(draw, data):
+    with pytest.raises(RuntimeError) as expected:
+        draw(torch.tensor(data))
+    with pytest.raises(RuntimeError) as found:
+        torch.compile(draw, backend="ort_train")(torch.tensor(data))
+    assert str(found.value).split(", but got")[0] in str(expected.value)
+
+
+def test_multinomial_of_more_samples_than_there_are_says_so():
+    with pytest.raises(Exception, match="cannot sample n_sample > prob_dist"):
+        torch.compile(lambda p: torch.multinomial(p, 3), backend="ort_train")(torch.ones(2))
+
+
+def test_the_gradient_of_a_randomized_relu_stays_whole():
+    x = torch.randn(4, 6, requires_grad=True)
+    assert_like_eager(lambda x: torch.nn.functional.rrelu(x * 2, training=False), x)
+    assert_like_eager(lambda x: torch.nn.functional.rrelu(x * 2, training=True), x, allow_eager=True)
+    assert [reason.split(":")[0] for reason in eager_reasons()] == ["aten.rrelu_with_noise_functional.default"]

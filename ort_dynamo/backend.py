@@ -18,6 +18,7 @@ from ort_dynamo.lowering.decompositions import decompositions
 from ort_dynamo.lowering.whole import whole_resizes
 from ort_dynamo.options import Options, parse_options
 from ort_dynamo.partition import mark, partitioner
+from ort_dynamo.random_numbers import in_full_precision
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.importing import restore_torch
 
@@ -60,7 +61,7 @@ def ort_train(
             partition_fn=partitioner(parsed),
             decompositions=decompositions(),
             keep_inference_input_mutations=_replaces_storage(gm),
-        )(gm, example_inputs)
+        )(gm, in_full_precision(gm, example_inputs))
     return compiled
 
 

@@ -169,6 +169,7 @@ class InputMaker:
     def _texts(self, masked: bool) -> dict[str, Any]:
         ids = [self._ids(self._length)]
         kinds = {kind: self._token(kind) for kind in self.tokens}
+        ids[0][torch.isin(ids[0], torch.tensor([token for token in kinds.values() if token is not None]))] = 2
         for kind, token in kinds.items():
             if token is not None and self.tokens[kind]:
                 ids.insert(0, torch.full((self._batch, self.tokens[kind]), token))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import _prims
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 
@@ -28,7 +29,7 @@ _ALSO: tuple[OpOverload, ...] = (
 
 
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """The table given to AOTAutograd: torch's core decompositions and those listed here, less two kinds of overload.
+    """The table given to AOTAutograd: torch's core decompositions, those listed here and prims', less two kinds.
 
     1. Those with a lowering, ours or a user's: one ONNX operator, or a better formula, in the decomposition's place.
     2. Random draws: torch draws them in eager's order only if they reach us as eager calls them. Those of COMPOSITES
@@ -46,6 +47,7 @@ def _decompositions(whole: frozenset[OpOverload]) -> dict[OpOverload, Callable[.
         **get_decompositions(_ALSO),
         **foreach_decompositions(),
         **COMPOSITES,
+        **_prim_functions(),
     }
     kept = {
         overload: function
@@ -55,6 +57,12 @@ def _decompositions(whole: frozenset[OpOverload]) -> dict[OpOverload, Callable[.
         and (overload in COMPOSITES or not _draws(overload))
     }
     return {**kept, **LAYOUTS}
+
+
+def _prim_functions() -> dict[OpOverload, Callable[..., Any]]:
+    """Functional prim -> the ATen function that torch itself runs for it."""
+    prims = (value for value in vars(_prims).values() if isinstance(value, OpOverload))
+    return {prim: prim.impl_aten for prim in prims if not prim._schema.is_mutable}  # type: ignore[attr-defined]
 
 
 def _draws(overload: OpOverload) -> bool:

@@ -38,7 +38,7 @@ _LIKE = (
 )
 _LIKE_OVERLOADS = (aten.bernoulli.p,)
 _CREATE = (aten.rand, aten.randn, aten.randint, aten.randperm)
-_CREATE_OVERLOADS = (aten.normal.float_float,)
+_CREATE_OVERLOADS = (aten.normal.float_float, torch.ops.prims.normal.default, torch.ops.prims.uniform.default)
 
 
 _LIBRARY = torch.library.Library("ort_dynamo", "DEF")  # type: ignore[no-untyped-call]

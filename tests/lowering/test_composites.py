@@ -72,3 +72,27 @@ def test_the_gradient_of_a_randomized_relu_stays_whole():
     assert_like_eager(lambda x: torch.nn.functional.rrelu(x * 2, training=False), x)
     assert_like_eager(lambda x: torch.nn.functional.rrelu(x * 2, training=True), x, allow_eager=True)
     assert [reason.split(":")[0] for reason in eager_reasons()] == ["aten.rrelu_with_noise_functional.default"]
+
+
+def test_prims_are_the_aten_functions_that_torch_runs_for_them():
+    prims = torch.ops.prims
+
+    def function(x):
+        mantissa, exponent = prims.frexp(x)
+        parts = [prims.rev(x, [0]), prims.cbrt(x), prims.signbit(x), prims.clone(x), prims.bessel_j0(x)]
+        reductions = [prims.amax(x, [0]), prims.prod(x, [1]), prims.var(x, [0], 1.0), prims.sum(x, [1])]
+        made = prims.iota(7, start=2, step=3, dtype=torch.int64, device="cpu", requires_grad=False)
+        return mantissa, exponent, *parts, *reductions, made
+
+    assert_like_eager(function, torch.randn(4, 6), gradients=False)
+
+
+def test_prims_that_draw_are_drawn_by_torch():
+    def function(x):
+        a = torch.ops.prims.uniform([3, 4], low=0.0, high=2.0, stride=[4, 1], dtype=torch.float32, device="cpu")
+        b = torch.ops.prims.normal(
+            [3, 4], mean=0.0, std=2.0, dtype=torch.float32, device=torch.device("cpu"), requires_grad=False
+        )
+        return a * x, b + x, torch.rand(3)
+
+    assert_like_eager(function, torch.randn(4), gradients=False)

@@ -198,10 +198,36 @@ def _rrelu_with_noise_functional(
     return F.leaky_relu(self, (lower + upper) / 2), noise.clone()
 
 
+def _cholesky_solve(self: torch.Tensor, input2: torch.Tensor, upper: bool = False) -> torch.Tensor:
+    """The solution X of A X = self, A = L L' given by its factor: two triangular systems."""
+    lower = input2.mH if upper else input2
+    inner = torch.linalg.solve_triangular(lower, self, upper=False)
+    return torch.linalg.solve_triangular(lower.mH, inner, upper=True)
+
+
+def _cholesky_inverse(self: torch.Tensor, upper: bool = False) -> torch.Tensor:
+    """The inverse of A = L L', given by its factor."""
+    identity = torch.eye(self.shape[-1], dtype=self.dtype, device=self.device)
+    return _cholesky_solve(identity.expand(self.shape), self, upper)
+
+
+def _triangular_solve(
+    self: torch.Tensor, a: torch.Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The deprecated form: a transposed system is one with the other triangle."""
+    system = a.mT if transpose else a
+    solution = torch.linalg.solve_triangular(system, self, upper=upper != transpose, unitriangular=unitriangular)
+    columns = a.expand(*solution.shape[:-2], *a.shape[-2:]).mT.contiguous()
+    return solution, columns.mT  # in LAPACK's order, as eager's copy
+
+
 COMPOSITES: Mapping[OpOverload, Callable[..., Any]] = {
     aten._native_multi_head_attention.default: _native_multi_head_attention,
     aten._transformer_encoder_layer_fwd.default: _transformer_encoder_layer_fwd,
     aten._weight_norm_interface_backward.default: _weight_norm_interface_backward,
+    aten.cholesky_inverse.default: _cholesky_inverse,
+    aten.cholesky_solve.default: _cholesky_solve,
+    aten.triangular_solve.default: _triangular_solve,
     aten.linspace.default: _linspace,
     aten.linspace.Tensor_Tensor: _linspace,
     aten.linspace.Tensor_Scalar: _linspace,

@@ -96,3 +96,20 @@ def test_prims_that_draw_are_drawn_by_torch():
         return a * x, b + x, torch.rand(3)
 
     assert_like_eager(function, torch.randn(4), gradients=False)
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_systems_given_by_a_factor_are_triangular_systems(upper):
+    factor = torch.linalg.cholesky(torch.eye(5) + torch.full((2, 5, 5), 0.1)).requires_grad_()
+    right = torch.randn(2, 5, 3, requires_grad=True)
+    assert_like_eager(lambda b, u: torch.cholesky_solve(b, u.mT if upper else u, upper), right, factor)
+    assert_like_eager(lambda u: torch.cholesky_inverse(u.mT if upper else u, upper), factor)
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
+def test_the_deprecated_triangular_system_equals_eager(transpose):
+    def solve(b, system):
+        return torch.triangular_solve(b, system, upper=False, transpose=transpose)
+
+    assert_like_eager(solve, torch.randn(3, 5, 2), torch.eye(5) + 0.1 * torch.ones(5, 5), gradients=False)

@@ -38,8 +38,6 @@ keep_in_eager(
     aten._linalg_solve_ex.default,
     aten._linalg_svd.default,
     aten.cholesky.default,
-    aten.cholesky_inverse.default,
-    aten.cholesky_solve.default,
     aten.geqrf.default,
     aten.linalg_cholesky_ex.default,
     aten.linalg_eig.default,
@@ -56,5 +54,4 @@ keep_in_eager(
     aten.linalg_qr.default,
     aten.lu_unpack.default,
     aten.ormqr.default,
-    aten.triangular_solve.default,
 )

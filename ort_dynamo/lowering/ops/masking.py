@@ -51,11 +51,13 @@ def triu(ctx: LoweringContext, self: ir.Value, diagonal: Size = 0) -> ir.Value:
 def masked_scatter(ctx: LoweringContext, self: ir.Value, mask: ir.Value, source: ir.Value) -> ir.Value:
     """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
     op = ctx.op
+    if mask.dtype != ir.DataType.BOOL:
+        raise ctx.refuse("torch refuses masks that are not boolean")
     sizes = tuple(ctx.out.shape)
     count = ctx.fake(source).numel()
     if isinstance(count, int) and count == 0:
         return op.Expand(self, ctx.shape(sizes))
-    chosen = op.Expand(ctx.cast(mask, torch.bool), ctx.shape(sizes))
+    chosen = op.Expand(mask, ctx.shape(sizes))
     flat = op.Reshape(chosen, [-1])
     # Entries that are not set read any valid place; a source that may be empty gets one.
     places = op.Where(flat, ordinals(ctx, flat), 0)

@@ -25,6 +25,8 @@ def bucketize(
     ctx: LoweringContext, self: ir.Value | Number, boundaries: ir.Value, *, out_int32: bool = False, right: bool = False
 ) -> ir.Value:
     """bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
+    if ctx.rank(boundaries) != 1:
+        raise ctx.refuse("torch refuses boundaries of more or fewer dimensions than one")
     return _search(ctx, boundaries, self, right)
 
 

@@ -14,6 +14,7 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule
 
 from ort_dynamo.compiler import CACHE, compile_graph
+from ort_dynamo.input_writes import keeps_input_writes
 from ort_dynamo.lowering.decompositions import decompositions
 from ort_dynamo.lowering.whole import whole_resizes
 from ort_dynamo.options import Options, parse_options
@@ -60,7 +61,7 @@ def ort_train(
             inference_compiler=partial(_compile_inference, options=parsed),
             partition_fn=partitioner(parsed),
             decompositions=decompositions(),
-            keep_inference_input_mutations=_replaces_storage(gm),
+            keep_inference_input_mutations=keeps_input_writes(gm),
         )(gm, in_full_precision(gm, example_inputs))
     return compiled
 
@@ -105,15 +106,6 @@ def _seen() -> slice:
     if metadata is None:
         return slice(None)
     return slice(metadata.num_mutated_inp_runtime_indices, metadata.num_forward_returns)
-
-
-def _replaces_storage(gm: GraphModule) -> bool:
-    """Whether an input may get other memory: AOTAutograd takes `set_` and the like only where they stay in the graph.
-
-    By `x.data = y`, or by making a torch.nn.Parameter: Dynamo hands in a placeholder that gets its memory.
-    """
-    names = {getattr(node.target, "__name__", str(node.target)).partition(".")[0] for node in gm.graph.nodes}
-    return not names.isdisjoint({"set_", "resize_storage_bytes_", "tracable_create_parameter"})
 
 
 def _hide_mutations() -> None:

@@ -15,8 +15,14 @@ from ort_dynamo.lowering.patches import Sliding, fold
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import register
 from ort_dynamo.lowering.windows import Pool, Windows, adaptive_windows, fixed, sliding_windows, window_sum
+from ort_dynamo.target import release
 
 aten = torch.ops.aten
+
+_FIRST_WRONG, _RIGHT_AGAIN = (1, 20), (1, 26)
+"""The versions of ONNX Runtime from and before which the CPU kernel of AveragePool, told to count padding that is not
+the same on all sides, divides by the wrong number at the end of an axis (seen in 1.22.1, 1.23.2 and 1.24.4).
+"""
 
 
 def _shares(ctx: LoweringContext, lengths: Sequence[ir.Value]) -> ir.Value:
@@ -68,6 +74,14 @@ def _is_uniform(pool: Pool, count_include_pad: bool) -> bool:
     return all(e <= p for e, p in zip(excess, pool.padding, strict=True))
 
 
+def _has_kernel(ctx: LoweringContext, pool: Pool, dtype: torch.dtype, counts_padding: bool) -> bool:
+    """Whether the target has an AveragePool for this pool, and a right one."""
+    unequal = len({*pool.padding, *pool.ends}) > 1
+    if counts_padding and unequal and _FIRST_WRONG <= release(ctx.target.version) < _RIGHT_AGAIN:
+        return False
+    return ctx.target.takes("AveragePool", "", {"T": onnx_dtype(dtype)})
+
+
 def _avg_pool(
     rank: int,
     ctx: LoweringContext,
@@ -88,19 +102,20 @@ def _avg_pool(
     pool = Pool.of(sizes, out, kernel_size, stride, padding, (1,), ceil_mode, rank)
     dtype = float_dtype(ctx.dtype(self))
     x = ctx.cast(self, dtype)
-    if not pool.fits_onnx or not ctx.target.takes("AveragePool", "", {"T": onnx_dtype(dtype)}):
+    corrected = divisor_override is not None or (count_include_pad and not _is_uniform(pool, True))
+    counts_padding = count_include_pad or corrected
+    if not pool.fits_onnx or not _has_kernel(ctx, pool, dtype, counts_padding):
         axes = zip(pool.sizes, pool.out, pool.kernel, pool.stride, pool.padding, pool.dilation, strict=True)
         total = window_sum(ctx, x, len(sizes), [sliding_windows(ctx, *axis) for axis in axes])
         y = _divided(ctx, total, pool, count_include_pad, divisor_override, dtype)
         return ctx.cast(y, ctx.out.dtype)
     batched = len(sizes) == rank + 2
-    corrected = divisor_override is not None or (count_include_pad and not _is_uniform(pool, True))
     y = op.AveragePool(
         x if batched else op.Unsqueeze(x, [0]),
         kernel_shape=pool.kernel,
         strides=pool.stride,
         pads=[*pool.padding, *pool.ends],
-        count_include_pad=int(count_include_pad or corrected),
+        count_include_pad=int(counts_padding),
     )
     y = y if batched else op.Squeeze(y, [0])
     if corrected:

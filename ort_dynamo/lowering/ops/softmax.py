@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.context import LoweringContext, is_empty
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.promotion import INT_TO_FLOAT, float_dtype, promote
 from ort_dynamo.lowering.registry import lowering, register
@@ -25,12 +25,26 @@ def _normalise(op_type: str, ctx: LoweringContext, self: ir.Value, dim: int, hal
     x = ctx.cast(self, ctx.out.dtype) if half_to_float else self
     if ctx.rank(self) == 0:
         return ctx.reshape(getattr(ctx.op, op_type)(ctx.reshape(x, [1]), axis=0), [])
-    if op_type == "LogSoftmax" and x.dtype == ir.DataType.DOUBLE:
-        # ONNX Runtime's float64 kernel takes the logarithm of at least 1e-20, also where the sum is nan.
-        op, a = ctx.op, dim % ctx.rank(self)
-        centred = op.Sub(x, op.ReduceMax(x, [a], keepdims=1))
-        return op.Sub(centred, op.Log(op.ReduceSum(op.Exp(centred), [a], keepdims=1)))
+    # ONNX Runtime's float64 LogSoftmax takes the logarithm of at least 1e-20, also where the sum is nan.
+    if _crosses_rows(ctx, ctx.rank(self), dim) or (op_type == "LogSoftmax" and x.dtype == ir.DataType.DOUBLE):
+        return _by_formula(op_type, ctx, ctx.cast(x, float_dtype(ctx.out.dtype)), ctx.sizes(self), dim)
     return getattr(ctx.op, op_type)(x, axis=dim)
+
+
+def _crosses_rows(ctx: LoweringContext, rank: int, dim: int) -> bool:
+    """Whether the CPU's kernels transpose for an axis, which takes them several times as long as all else they do."""
+    return ctx.target.device_type == "cpu" and dim % rank != rank - 1
+
+
+def _by_formula(op_type: str, ctx: LoweringContext, x: ir.Value, sizes: Sequence[Size], dim: int) -> ir.Value:
+    op, a = ctx.op, dim % len(sizes)
+    if is_empty(sizes):  # whose maximum does not exist
+        return filled(ctx, 0)
+    centred = op.Sub(x, op.ReduceMax(x, [a], keepdims=1))
+    powers = op.Exp(centred)
+    summed = total(ctx, powers, sizes, [a], keepdim=True)
+    result = op.Div(powers, summed) if op_type == "Softmax" else op.Sub(centred, op.Log(summed))
+    return ctx.cast(result, ctx.out.dtype)
 
 
 register(aten._softmax.default, functools.partial(_normalise, "Softmax"))
@@ -66,7 +80,8 @@ def softmax_backward(
 def softmax_gradient(ctx: LoweringContext, grad: ir.Value, y: ir.Value, dim: int) -> ir.Value:
     """y * (grad - sum(grad * y)), the gradient of y = softmax(x); `grad` and `y` share shape and dtype."""
     op = ctx.op
-    if ctx.target.takes("SoftmaxGrad_13", "com.microsoft", {"T": y.dtype or ir.DataType.UNDEFINED}):
+    own = ctx.target.takes("SoftmaxGrad_13", "com.microsoft", {"T": y.dtype or ir.DataType.UNDEFINED})
+    if own and not _crosses_rows(ctx, ctx.out.dim(), dim):
         return ctx.contrib.SoftmaxGrad_13(grad, y, axis=dim)
     return op.Mul(y, op.Sub(grad, op.ReduceSum(op.Mul(grad, y), [dim], keepdims=1)))
 

@@ -118,3 +118,15 @@ def test_log_sum_exps_of_nothing_but_minus_infinity_equal_eager():
 
     for dtype in (torch.float32, torch.float64):
         assert_like_eager(function, x.to(dtype), gradients=False)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [F.softmax, F.log_softmax])
+def test_softmax_across_rows_equals_eager(function, dynamic):
+    def edges(x):
+        return function(x, 0), function(x.T[None], 1)
+
+    assert_like_eager(edges, EDGES, gradients=False, dynamic=dynamic)
+    assert_like_eager(lambda x: function(x, -2), r(2, 3, 40, 30), dynamic=dynamic)
+    assert_like_eager(lambda x: function(x, 1), r(2, 5000, 3), dynamic=dynamic)
+    assert_like_eager(lambda x: function(x, 0), r(6, 5, dtype=torch.float16), dynamic=dynamic)

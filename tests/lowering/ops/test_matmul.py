@@ -162,3 +162,16 @@ def test_products_of_two_dtypes_are_torchs_own_error(function):
         function(torch.randn(3, 3), torch.ones(3, 3, dtype=torch.int64))
     assert type(ours.value) is type(eagers.value)
     assert str(ours.value) == str(eagers.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_long_products_of_vectors_equal_eager(dtype, dynamic):
+    x, y = (torch.randint(-9, 9, (100_003,)).to(dtype) / 8 for _ in range(2))
+    if not dtype.is_floating_point:
+        x, y = x.long(), y.long()
+    elif dtype != torch.float16:  # in which eager's sum overflows its digits
+        x.requires_grad_()
+        assert_like_eager(torch.dot, x, y, dynamic=dynamic)
+        return
+    assert_like_eager(torch.dot, x[:200], y[:200], gradients=False, dynamic=dynamic)

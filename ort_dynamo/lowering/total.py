@@ -181,9 +181,12 @@ def integer_total(
 ) -> ir.Value:
     """The sum of an integer `value` over `axes`, exact, and modulo 2^64 where it overflows, like torch's.
 
-    Where sums are made in float64, the bits of each number are summed in parts whose sums float64 holds.
+    Where sums are made in float64, it is a product with ones on the CPU, whose kernel keeps to integers; elsewhere the
+    bits of each number are summed in parts whose sums float64 holds.
     """
     op = ctx.op
+    if ctx.target.device_type == "cpu" and not sums_integers_exactly(ctx):
+        return _times_ones(ctx, value, sizes, axes, keepdim)
     if sums_integers_exactly(ctx) or _was_narrow(value):
         return op.ReduceSum(value, ctx.ints(axes), keepdims=int(keepdim))
     dtype = value.dtype
@@ -204,6 +207,26 @@ def integer_total(
         place += bits
     assert result is not None
     return result if dtype == ir.DataType.INT64 else op.Cast(result, to=dtype)
+
+
+def _times_ones(
+    ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], axes: Sequence[int], keepdim: bool
+) -> ir.Value:
+    op = ctx.op
+    assert value.dtype is not None
+    summed = sorted(axes)
+    kept = [a for a in range(len(sizes)) if a not in summed]
+    count = math.prod(sizes[a] for a in summed)
+    one = ctx.builder.constant(1, value.dtype)
+    if summed == list(range(len(summed))):
+        rows = ctx.reshape(value, [count, math.prod(sizes[a] for a in kept)])
+        result = op.MatMul(op.Expand(one, ctx.shape([1, count])), rows)
+    else:
+        if [*kept, *summed] != list(range(len(sizes))):
+            value = op.Transpose(value, perm=[*kept, *summed])
+        rows = ctx.reshape(value, [math.prod(sizes[a] for a in kept), count])
+        result = op.MatMul(rows, op.Expand(one, ctx.shape([count, 1])))
+    return ctx.reshape(result, [1 if a in summed else n for a, n in enumerate(sizes) if keepdim or a in kept])
 
 
 def _was_narrow(value: ir.Value) -> bool:

@@ -297,3 +297,19 @@ def test_the_norm_of_a_single_number_is_its_absolute_value():
         return *of_one, x.norm(p=3.0, dim=(1, 2)), x.norm(p=0, dim=1)
 
     assert_like_eager(function, torch.randn(4, 1, 1) * 1e-4, torch.tensor(-1e-30), gradients=False)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dim", [0, 1, -1, (0, 1), (0, 2), (1, 3), (0, 1, 2, 3)], ids=str)
+def test_integer_sums_over_any_dimensions_wrap_around_as_eagers(dim, dynamic):
+    x = torch.randint(-(2**63), 2**63 - 1, (4, 5, 6, 3))
+    assert_like_eager(lambda x: (x.sum(dim), x.sum(dim, keepdim=True)), x, gradients=False, dynamic=dynamic)
+    assert_like_eager(lambda x: x.sum(dim, dtype=torch.int32), x.int(), gradients=False, dynamic=dynamic)
+    assert_like_eager(lambda x: (x.sum(dim), x.byte().sum(dim)), x > 0, gradients=False, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)], ids=str)
+def test_integer_sums_of_nothing_equal_eager(shape, dynamic):
+    x = torch.zeros(shape, dtype=torch.int64)
+    assert_like_eager(lambda x: (x.sum(), x.sum(0), x.sum(1, keepdim=True)), x, gradients=False, dynamic=dynamic)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.running_sum import running_sum
 
-__all__ = ["from_start", "ordinals", "positions_along"]
+__all__ = ["entries_at", "from_start", "ordinals", "positions_along"]
 
 
 def positions_along(ctx: LoweringContext, axis: int, size: Size, rank: int) -> ir.Value:
@@ -19,7 +23,8 @@ def positions_along(ctx: LoweringContext, axis: int, size: Size, rank: int) -> i
 
 def ordinals(ctx: LoweringContext, mask: ir.Value) -> ir.Value:
     """For each entry of a flat mask: how many are set before it, int64."""
-    return ctx.op.CumSum(ctx.cast(mask, torch.int64), ctx.constant(0, torch.int64), exclusive=1)
+    ones = ctx.cast(mask, torch.int64)
+    return ctx.op.Sub(running_sum(ctx, ones), ones)
 
 
 def from_start(ctx: LoweringContext, index: ir.Value) -> ir.Value:
@@ -33,3 +38,29 @@ def from_start(ctx: LoweringContext, index: ir.Value) -> ir.Value:
     """
     greatest = (1 << 31 if index.dtype == ir.DataType.INT32 else 1 << 63) - 1
     return ctx.op.BitwiseAnd(index, greatest)
+
+
+def entries_at(
+    ctx: LoweringContext, value: ir.Value, before: Sequence[Size], places: ir.Value, sizes: Sequence[Size]
+) -> ir.Value:
+    """The entries of a value (*before, n) at `places` along its last dimension, (*before, *sizes).
+
+    What Gather means. Its CPU kernel copies each entry as it copies a row, which takes it 2.5 ns; GatherElements takes
+    half a nanosecond, and as little to repeat the places for each row.
+
+    Args:
+        ctx: the node's.
+        value: any dtype.
+        before: its leading sizes; none for a flat value.
+        places: int64 of shape `sizes`; negative ones count from the end.
+        sizes: of `places`.
+    """
+    op = ctx.op
+    if ctx.target.device_type != "cpu":
+        return op.Gather(value, places, axis=len(before))
+    count = math.prod(sizes)
+    flat = places if len(sizes) == 1 else op.Reshape(places, [-1])
+    if before:
+        flat = op.Expand(flat, ctx.shape([*before, count]))
+    found = op.GatherElements(value, flat, axis=len(before))
+    return found if len(sizes) == 1 else ctx.reshape(found, [*before, *sizes])

@@ -19,6 +19,7 @@ from ort_dynamo.lowering.ops.views import same_size
 from ort_dynamo.lowering.positions import from_start
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.lowering.running_sum import running_sum
 from ort_dynamo.lowering.zeros import zeros
 
 aten = torch.ops.aten
@@ -53,7 +54,7 @@ def _bags(ctx: LoweringContext, offsets: ir.Value, entries: Size) -> ir.Value:
     starts = ctx.cast(offsets, torch.int64)
     ones = op.Expand(ctx.constant(1, torch.int64), op.Shape(starts))
     begun = op.ScatterElements(zeros(ctx, starts, [entries + 1]), starts, ones, axis=0, reduction="add")
-    total = op.CumSum(begun, ctx.constant(0, torch.int64))
+    total = running_sum(ctx, begun)
     return op.Sub(op.Slice(total, [0], ctx.shape([entries])), 1)
 
 

@@ -12,8 +12,8 @@ import torch
 
 from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Size
-from ort_dynamo.lowering.ops.views import axis, same_size
-from ort_dynamo.lowering.positions import from_start, ordinals
+from ort_dynamo.lowering.ops.views import axis, same_size, size_is_zero
+from ort_dynamo.lowering.positions import entries_at, from_start, ordinals
 from ort_dynamo.lowering.promotion import accumulator
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.zeros import zeros
@@ -119,15 +119,19 @@ def index(ctx: LoweringContext, self: ir.Value, indices: Sequence[ir.Value | Non
     """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"""
     if any(index is not None and _is_mask(ctx, index) for index in indices):
         raise ctx.refuse("a mask as index: the size of the result depends on the data")
-    selection = _select(ctx, self, indices, checked=True)
-    return ctx.op.Gather(selection.data, selection.positions, axis=selection.axis)
+    return _read(ctx, _select(ctx, self, indices, checked=True))
 
 
 @lowering(aten._unsafe_index.Tensor)
 def unsafe_index(ctx: LoweringContext, self: ir.Value, indices: Sequence[ir.Value | None]) -> ir.Value:
     """_unsafe_index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"""
-    selection = _select(ctx, self, indices, checked=False)
-    return ctx.op.Gather(selection.data, selection.positions, axis=selection.axis)
+    return _read(ctx, _select(ctx, self, indices, checked=False))
+
+
+def _read(ctx: LoweringContext, selection: _Selection) -> ir.Value:
+    if selection.sizes is None or selection.after or any(map(size_is_zero, (*selection.sizes, *selection.before))):
+        return ctx.op.Gather(selection.data, selection.positions, axis=selection.axis)
+    return entries_at(ctx, selection.data, selection.before, selection.positions, selection.sizes)
 
 
 @lowering(aten.index_put.default, aten._unsafe_index_put.default)
@@ -224,14 +228,21 @@ def index_select(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value
     """index_select(Tensor self, int dim, Tensor index) -> Tensor"""
     if ctx.rank(self) == 0:
         return ctx.reshape(ctx.op.Gather(ctx.reshape(self, [1]), from_start(ctx, index), axis=0), [])
-    where = index if ctx.rank(index) == 1 else ctx.reshape(index, [1])
-    return ctx.op.Gather(self, from_start(ctx, where), axis=axis(dim, ctx.rank(self)))
+    where = from_start(ctx, index if ctx.rank(index) == 1 else ctx.reshape(index, [1]))
+    place = axis(dim, ctx.rank(self))
+    if place < ctx.rank(self) - 1 or any(map(size_is_zero, ctx.out.shape)):
+        return ctx.op.Gather(self, where, axis=place)
+    *before, count = ctx.out.shape
+    return entries_at(ctx, self, before, where, [count])
 
 
 @lowering(aten.take.default)
 def take(ctx: LoweringContext, self: ir.Value, index: ir.Value) -> ir.Value:
     """take(Tensor self, Tensor index) -> Tensor"""
-    return ctx.op.Gather(ctx.op.Reshape(self, [-1]), index, axis=0)
+    flat = ctx.op.Reshape(self, [-1])
+    if any(map(size_is_zero, ctx.sizes(index))):
+        return ctx.op.Gather(flat, index, axis=0)
+    return entries_at(ctx, flat, [], index, ctx.sizes(index))
 
 
 @lowering(aten.put.default)

@@ -12,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from ort_dynamo.lowering.context import LoweringContext, Number, Size, is_empty
 from ort_dynamo.lowering.positions import ordinals
 from ort_dynamo.lowering.registry import keep_in_eager, lowering
+from ort_dynamo.lowering.running_sum import running_sum
 from ort_dynamo.lowering.zeros import zeros
 
 aten = torch.ops.aten
@@ -105,10 +106,10 @@ def repeat_interleave(ctx: LoweringContext, repeats: ir.Value, *, output_size: S
     if free_unbacked_symbols(count):
         raise ctx.refuse(_DATA)
     # An entry's number is how many runs have ended before it.
-    ends = op.CumSum(ctx.cast(repeats, torch.int64), ctx.constant(0, torch.int64))
+    ends = running_sum(ctx, ctx.cast(repeats, torch.int64))
     ones = op.Expand(ctx.constant(1, torch.int64), op.Shape(ends))
     ended = op.ScatterElements(zeros(ctx, ends, [count + 1]), ends, ones, axis=0, reduction="add")
-    total = op.CumSum(ended, ctx.constant(0, torch.int64))
+    total = running_sum(ctx, ended)
     return ctx.cast(op.Slice(total, [0], ctx.shape([count])), ctx.out.dtype)
 
 

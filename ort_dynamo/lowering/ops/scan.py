@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
 from onnxscript import OpBuilder
 
 from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.lowering.context import LoweringContext
-from ort_dynamo.lowering.ops.unary import is_float
-from ort_dynamo.lowering.ops.views import axis
+from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.ops.unary import is_float, is_old
+from ort_dynamo.lowering.ops.views import axis, size_is_zero
 from ort_dynamo.lowering.positions import positions_along
 from ort_dynamo.lowering.prefix_scan import prefix_scan
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering, register
+from ort_dynamo.lowering.running_sum import running_sum
 
 aten = torch.ops.aten
 
@@ -24,10 +26,37 @@ aten = torch.ops.aten
 @lowering(aten.cumsum.default)
 def cumsum(ctx: LoweringContext, self: ir.Value, dim: int, *, dtype: torch.dtype | None = None) -> ir.Value:
     """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
-    value = ctx.cast(self, _accumulator(ctx))
-    if ctx.rank(self):
-        value = ctx.op.CumSum(value, ctx.constant(axis(dim, ctx.rank(self)), torch.int64))
-    return ctx.cast(value, ctx.out.dtype)
+    accumulator = _accumulator(ctx)
+    if not ctx.rank(self):
+        return ctx.cast(ctx.cast(self, accumulator), ctx.out.dtype)
+    rank, sizes = ctx.rank(self), ctx.sizes(self)
+    a = axis(dim, rank)
+    if not _walks_entries(ctx, sizes, a):
+        return ctx.cast(ctx.op.CumSum(ctx.cast(self, accumulator), ctx.constant(a, torch.int64)), ctx.out.dtype)
+    if all(isinstance(size, int) and size == 1 for size in sizes[:-1]):
+        summed = running_sum(ctx, ctx.op.Reshape(ctx.cast(self, accumulator), [-1]))
+        return ctx.reshape(ctx.cast(summed, ctx.out.dtype), sizes)
+    # Over the first of several dimensions the kernel adds whole rows. Transposed are the narrow dtypes.
+    lines = ctx.op.Transpose(self, perm=[rank - 1, *range(rank - 1)])
+    summed = ctx.op.CumSum(ctx.cast(lines, accumulator), ctx.constant(0, torch.int64))
+    return ctx.op.Transpose(ctx.cast(summed, ctx.out.dtype), perm=[*range(1, rank), 0])
+
+
+_SMALL = 1 << 12
+"""Entries up to which the kernel takes no longer than the nodes that spare it."""
+
+
+def _walks_entries(ctx: LoweringContext, sizes: Sequence[Size], a: int) -> bool:
+    """Whether CumSum would step from entry to entry, which takes the CPU's kernels 3 to 8 ns each.
+
+    Those of onnxruntime 1.31.1 are as fast at integers as they are over the first dimension.
+    """
+    if ctx.target.device_type != "cpu" or a != len(sizes) - 1 or any(map(size_is_zero, sizes)):
+        return False
+    count = math.prod(sizes)
+    if isinstance(count, int) and count <= _SMALL:
+        return False
+    return is_old(ctx) or ctx.out.dtype.is_floating_point
 
 
 def _accumulator(ctx: LoweringContext) -> torch.dtype:

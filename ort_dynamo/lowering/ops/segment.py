@@ -10,6 +10,7 @@ import torch
 from ort_dynamo.lowering.context import LoweringContext, Number, Size, is_empty
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.lowering.running_sum import running_sum
 from ort_dynamo.lowering.zeros import zeros
 
 aten = torch.ops.aten
@@ -55,7 +56,8 @@ class _Segments:
         ones = op.Expand(ctx.constant(1, torch.int64), op.Shape(ends))
         none = zeros(ctx, marks, [*outer, self.sizes[self._axis] + 1])
         passed = op.ScatterElements(none, op.Min(ends, size), ones, axis=self._axis, reduction="add")
-        passed = op.Slice(op.CumSum(passed, last), [0], ctx.shape([self.sizes[self._axis]]), [self._axis])
+        passed = op.CumSum(passed, last) if outer else running_sum(ctx, passed)
+        passed = op.Slice(passed, [0], ctx.shape([self.sizes[self._axis]]), [self._axis])
         if first:
             passed = op.Sub(passed, 1)
             passed = op.Where(op.Less(passed, 0), ctx.scalar(self.segments, torch.int64), passed)

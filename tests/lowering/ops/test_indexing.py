@@ -223,3 +223,15 @@ def test_no_places_and_numbers_equal_eager():
 def test_indexing_of_a_transposed_tensor_equals_eager():
     x = torch.randn(6, 4).t().requires_grad_()
     assert_like_eager(lambda x, i: (x[i], x[:, i], x[i, i], x.index_put((i[:2],), x[:2])), x, FEW)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_single_entries_equal_eager(dynamic):
+    places = torch.randint(-7, 7, (4, 3))
+
+    def read(x, i):
+        return x[i[:, :1], i], x[..., i], x[..., i[0]], x[0][i], x.take(i), x.index_select(-1, i[0] + 7)
+
+    assert_like_eager(read, r(8, 15), places, dynamic=dynamic)
+    assert_like_eager(lambda x, i: (x[:, i], x.take(i[:0]), x[:, i[0, :0]]), r(8, 15), places, dynamic=dynamic)
+    assert_like_eager(lambda x, i: (x[..., i], x.index_select(1, i[0] + 7)), torch.rand(0, 15), places, gradients=False)

@@ -74,3 +74,21 @@ def test_running_log_sum_exps_equal_eager():
     assert_like_eager(lambda x: x.logcumsumexp(1), r(3, 4), dynamic=True)
     x = torch.tensor([[-inf, -inf, 1, 2], [inf, 1, -inf, inf], [1, nan, 2, -inf], [-100, 80, 3, 500]])
     assert_like_eager(lambda x: (x.logcumsumexp(0), x.logcumsumexp(1), x[0, 3].logcumsumexp(0)), x, gradients=False)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shape", [(70, 80), (2, 70, 80), (10007,), (1, 5003), (4097, 1), (5000, 0)], ids=str)
+def test_long_running_sums_equal_eager(shape, dynamic):
+    def sums(x):
+        return x.cumsum(-1), x.cumsum(0), x.cumsum(-1, dtype=torch.float64)
+
+    assert_like_eager(sums, torch.rand(shape, requires_grad=True), dynamic=dynamic)
+    numbers = torch.randint(-(2**62), 2**62, shape)
+    assert_like_eager(lambda x: (x.cumsum(-1), (x > 0).cumsum(-1)), numbers, gradients=False, dynamic=dynamic)
+    assert_like_eager(lambda x: x.cumsum(-1), torch.rand(shape).half() / 64, gradients=False, dynamic=dynamic)
+
+
+def test_a_long_running_sum_past_infinity_and_nan_equals_eager():
+    x = torch.rand(9000)
+    x[5000], x[7000], x[8000] = inf, -inf, nan
+    assert_like_eager(lambda x: (x.cumsum(0), x.view(3, 3000).cumsum(1)), x, gradients=False)

@@ -126,3 +126,11 @@ def test_averages_of_integers_equal_eager(case):
 
 def test_average_pool_of_an_empty_batch_equals_eager():
     assert_like_eager(nn.AvgPool2d(2), torch.randn(0, 3, 6, 6, requires_grad=True))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 13, 9), (2, 3, 12, 10), (1, 2, 1030, 5)], ids=str)
+def test_adapted_averages_keep_infinity_and_nan_in_their_windows(shape):
+    x = torch.randn(shape)
+    x[0, 0, 3, 4], x[-1, 1, -2, 0] = float("inf"), float("nan")
+    assert_like_eager(lambda x: functional.adaptive_avg_pool2d(x, (4, 5)), x, gradients=False)
+    assert_like_eager(lambda x: functional.adaptive_avg_pool2d(x, (4, 5)), torch.randn(shape, requires_grad=True))

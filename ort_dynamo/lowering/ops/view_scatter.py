@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -120,14 +122,26 @@ def slice_backward(
         return ctx.op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(input_sizes))
     grad, count = grad_output, sizes[a]
     if stride > 1:
-        # Each entry becomes itself and stride - 1 zeros; the zeros after the last one are cut off.
-        split = ctx.op.Unsqueeze(grad, [a + 1])
-        wide = _padded(ctx, split, rank + 1, a + 1, 0, stride - 1)
-        grad = ctx.reshape(wide, [*sizes[:a], count * stride, *sizes[a + 1 :]])
+        grad = _interleaved(ctx, grad, sizes, a, stride)
         spread = count * stride - (stride - 1)
         count = spread if isinstance(spread, int) else torch.sym_max(spread, 0)  # type: ignore[no-untyped-call]
         grad = cut(ctx, grad, a, 0, count)
     return _padded(ctx, grad, rank, a, first, input_sizes[a] - first - count)
+
+
+def _interleaved(ctx: LoweringContext, value: ir.Value, sizes: list[Size], a: int, stride: int) -> ir.Value:
+    """`value`, of shape `sizes`, with `stride` - 1 zeros behind each entry of dimension `a`."""
+    op, rank, count = ctx.op, len(sizes), sizes[a]
+    if a == rank - 1 and isinstance(count, int) and value.dtype == ir.DataType.FLOAT and rank > 1:
+        # Padding single entries takes 3 ns each. Resize repeats them in a tenth of that, and Where takes the first.
+        rows = ctx.reshape(value, [1, 1, math.prod(sizes[:-1]), count])
+        modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        scales = ctx.builder.constant([1, 1, 1, stride], ir.DataType.FLOAT)
+        repeated = ctx.reshape(op.Resize(rows, None, scales, **modes), [*sizes[:-1], count * stride])
+        first = ctx.builder.constant(np.arange(count * stride) % stride == 0, ir.DataType.BOOL)
+        return op.Where(first, repeated, 0.0)
+    wide = _padded(ctx, op.Unsqueeze(value, [a + 1]), rank + 1, a + 1, 0, stride - 1)
+    return ctx.reshape(wide, [*sizes[:a], count * stride, *sizes[a + 1 :]])
 
 
 # -- diagonal ----------------------------------------------------------------------------------------------------

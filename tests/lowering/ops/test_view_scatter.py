@@ -154,3 +154,18 @@ def test_a_diagonal_of_symbolic_sizes_written_outside_of_an_island():
     assert_like_eager(write, r(3, 4), r(3, 4), dynamic=True)
     x = torch.full((2, 4), True)
     assert_like_eager(write, x, r(2, 4), dynamic=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+def test_gradients_of_every_second_or_third_entry_equal_eager(dtype, dynamic):
+    def parts(x):
+        return x[..., ::2], x[..., 1::2], x[..., 2:-1:3], x[::3]
+
+    assert_like_eager(parts, r(4, 3, 13, dtype=dtype), dynamic=dynamic)
+    assert_like_eager(parts, r(14, dtype=dtype), dynamic=dynamic)
+
+
+def test_the_zeros_between_steps_stay_zeros_beside_infinity_and_nan():
+    grad = torch.tensor([[1.0, float("inf")], [float("nan"), 2.0]])
+    assert_like_eager(lambda g: aten.slice_backward(g, [2, 4], 1, 0, 4, 2), grad, gradients=False)

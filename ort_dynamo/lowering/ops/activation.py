@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import mpmath
 import numpy as np
 import onnx_ir as ir
 import torch
 
+from ort_dynamo.lowering.approximation import fit, polynomial
 from ort_dynamo.lowering.branches import all_finite, either
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.ops.error_function import erf
@@ -190,11 +193,26 @@ def log_sigmoid_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.V
 
 
 def log1p_exp(ctx: LoweringContext, x: ir.Value) -> ir.Value:
-    """log(1 + exp(x)); the kernel is for float32 alone."""
+    """log(1 + exp(x)) as max(x, 0) + log(1 + y), y = exp(-|x|).
+
+    In float32, log(1 + y) = 2 artanh(z), z = y / (2 + y) at most 1/3, whose even part is a polynomial of six terms: a
+    fifth of the time of the CPU's Softplus, which is for float32 alone, and half of that of a logarithm.
+    """
     op = ctx.op
-    if x.dtype == _FLOAT:
+    if x.dtype == _FLOAT and ctx.target.device_type != "cpu":
         return op.Softplus(x)
-    return op.Add(op.Max(x, 0.0), log1p(ctx, op.Exp(op.Neg(op.Abs(x)))))
+    y = op.Exp(op.Neg(op.Abs(x)))
+    if x.dtype == _FLOAT:
+        z = op.Div(y, op.Add(y, 2.0))
+        even = polynomial(op, op.Sub(op.Mul(op.Mul(z, z), 18.0), 1.0), fit(_doubled_artanh_ratio, 6))
+        return op.Add(op.Max(x, 0.0), op.Mul(z, even))
+    return op.Add(op.Max(x, 0.0), log1p(ctx, y))
+
+
+def _doubled_artanh_ratio(t: Any) -> Any:
+    """2 artanh(z) / z, where t in -1 … 1 is 18 z² - 1."""
+    z = mpmath.sqrt((t + 1) / 18)
+    return 2 * mpmath.atanh(z) / z
 
 
 @lowering(aten.softplus.default)

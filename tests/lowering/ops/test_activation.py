@@ -136,3 +136,13 @@ def test_symbolic_parameters_equal_eager():
             assert_close(mine, theirs, f"output for {rows} rows")
             (slope,), (other,) = (torch.autograd.grad(y.sum(), x, retain_graph=True) for y in (mine, theirs))
             assert_close(slope, other, f"gradient for {rows} rows")
+
+
+@pytest.mark.parametrize("function", [F.softplus, F.logsigmoid], ids=lambda function: function.__name__)
+def test_small_logarithms_keep_their_digits(function):
+    sizes = torch.logspace(-20, 1.9, 20000)
+    x = torch.cat([sizes, -sizes])
+    expected = function(x.double())
+    torch._dynamo.reset()
+    actual = torch.compile(function, backend="ort_train", fullgraph=True)(x).double()
+    assert ((actual - expected) / expected.abs()).abs().max().item() < 4e-7

@@ -37,3 +37,16 @@ def test_small_and_large_values_keep_their_digits(function):
 def test_symbolic_sizes_equal_eager():
     x = torch.rand(3, 5, dtype=torch.float64, requires_grad=True)
     assert_like_eager(lambda x: (torch.atan2(x, x - 0.5), torch.asinh(x), torch.cosh(x)), x, dynamic=True)
+
+
+@pytest.mark.parametrize("function", [torch.tan, torch.sinh, torch.cosh, torch.asinh, torch.acosh, torch.atanh],
+                         ids=lambda function: function.__name__)  # fmt: skip
+def test_each_value_keeps_its_digits(function):
+    sizes = torch.logspace(-20, 1.9, 3000)
+    x = torch.cat([sizes, -sizes, torch.linspace(-1.0001, 1.0001, 20003)])
+    expected = function(x.double())
+    actual = torch.compile(function, backend="ort_train", fullgraph=True)(x).double()
+    kept = expected.isfinite()
+    assert torch.equal(actual.isfinite(), kept)
+    error = ((actual - expected) / expected.abs().clamp(min=1e-30))[kept].abs().max().item()
+    assert error < 8 * torch.finfo(torch.float32).eps

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.running_sum import running_sum
@@ -56,8 +57,8 @@ def entries_at(
         sizes: of `places`.
     """
     op = ctx.op
-    if ctx.target.device_type != "cpu":
-        return op.Gather(value, places, axis=len(before))
+    if ctx.target.device_type != "cpu" or any(map(has_free_unbacked_symbols, (*before, *sizes))):
+        return op.Gather(value, places, axis=len(before))  # which needs no sizes: no input may carry them
     count = math.prod(sizes)
     flat = places if len(sizes) == 1 else op.Reshape(places, [-1])
     if before:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 from onnxscript import OpBuilder
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from ort_dynamo.lowering.branches import either
 from ort_dynamo.lowering.context import LoweringContext, Size
@@ -185,7 +186,8 @@ def integer_total(
     bits of each number are summed in parts whose sums float64 holds.
     """
     op = ctx.op
-    if ctx.target.device_type == "cpu" and not sums_integers_exactly(ctx):
+    carried = not any(map(has_free_unbacked_symbols, sizes))  # sizes made from data may be no input's
+    if ctx.target.device_type == "cpu" and carried and not sums_integers_exactly(ctx):
         return _times_ones(ctx, value, sizes, axes, keepdim)
     if sums_integers_exactly(ctx) or _was_narrow(value):
         return op.ReduceSum(value, ctx.ints(axes), keepdims=int(keepdim))

@@ -35,7 +35,7 @@ def cumsum(ctx: LoweringContext, self: ir.Value, dim: int, *, dtype: torch.dtype
         return ctx.cast(ctx.op.CumSum(ctx.cast(self, accumulator), ctx.constant(a, torch.int64)), ctx.out.dtype)
     if all(isinstance(size, int) and size == 1 for size in sizes[:-1]):
         summed = running_sum(ctx, ctx.op.Reshape(ctx.cast(self, accumulator), [-1]))
-        return ctx.reshape(ctx.cast(summed, ctx.out.dtype), sizes)
+        return ctx.op.Reshape(ctx.cast(summed, ctx.out.dtype), ctx.op.Shape(self))
     # Over the first of several dimensions the kernel adds whole rows. Transposed are the narrow dtypes.
     lines = ctx.op.Transpose(self, perm=[rank - 1, *range(rank - 1)])
     summed = ctx.op.CumSum(ctx.cast(lines, accumulator), ctx.constant(0, torch.int64))

@@ -8,7 +8,6 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.boundary import in_order, physical_order
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.registry import lowering, register
 
@@ -50,10 +49,6 @@ for _overload, _number in _FILLS.items():
 @lowering(aten.empty_strided.default, aten.new_empty_strided.default)
 def empty_strided(ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
     """empty_strided(SymInt[] size, SymInt[] stride, *, ScalarType? dtype=None, ...) -> Tensor"""
-    sizes, strides = tuple(ctx.out.shape), tuple(ctx.out.stride())
-    symbolic = any(isinstance(number, torch.SymInt) for number in (*sizes, *strides))
-    if symbolic and not in_order(sizes, strides) and not physical_order(ctx.out):
-        raise ctx.refuse("symbolic strides of memory that is not in order")
     return filled(ctx, 0)
 
 

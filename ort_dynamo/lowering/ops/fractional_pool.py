@@ -15,6 +15,7 @@ from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.branches import all_finite, either
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
+from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.positions import positions_along
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import register
@@ -37,7 +38,7 @@ def _pool(
         raise ctx.refuse(f"fractional pooling of {dtype}, in whose rounding torch places the windows")
     sizes = ctx.sizes(self)
     if is_empty(sizes):
-        raise ctx.refuse("fractional pooling of nothing")
+        return tuple(ctx.op.Expand(ctx.constant(0, fake.dtype), ctx.shape(fake.shape)) for fake in ctx.out)
     kernel, out = _each(kernel_size, rank), _each(output_size, rank)
     # Samples of more images than there are may be given.
     samples = op.Slice(random_samples, [0], ctx.shape(_outer(ctx, self, rank)[:1]), [0])
@@ -122,7 +123,7 @@ def _pool_backward(
     """fractional_max_pool2d_backward(Tensor grad_output, Tensor self, int[2] kernel_size, int[2] output_size, Tensor indices) -> Tensor"""  # noqa: E501
     sizes = ctx.sizes(self)
     if is_empty(sizes):
-        raise ctx.refuse("fractional pooling of nothing")
+        return filled(ctx, 0)
     outer, places = _outer(ctx, self, rank), math.prod(sizes[-rank:])
     count = math.prod(ctx.sizes(grad_output)[-rank:])
     where = ctx.reshape(indices, [*outer, count])

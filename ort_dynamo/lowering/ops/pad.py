@@ -141,13 +141,33 @@ def reflection_pad_backward(
     ctx: LoweringContext, grad_output: ir.Value, self: ir.Value, padding: Sequence[Size]
 ) -> ir.Value:
     """reflection_pad2d_backward(Tensor grad_output, Tensor self, SymInt[4] padding) -> Tensor"""
-    sizes = ctx.sizes(self)
-    widths = ctx.static(padding, "the width of a reflection padding")
+    sizes, shape = ctx.sizes(self), list(ctx.sizes(grad_output))
     value = grad_output
-    for i in range(len(widths) // 2):
+    for i in range(len(padding) // 2):
         axis = len(sizes) - 1 - i
-        value = _fold_reflections(ctx, value, axis, widths[2 * i], widths[2 * i + 1], sizes[axis])
+        before, after, shape[axis] = padding[2 * i], padding[2 * i + 1], sizes[axis]
+        if isinstance(before, int) and isinstance(after, int):
+            value = _fold_reflections(ctx, value, axis, before, after, sizes[axis])
+        else:
+            value = _add_reflections(ctx, value, axis, before, after, shape)
     return value
+
+
+def _add_reflections(
+    ctx: LoweringContext, grad: ir.Value, axis: int, before: Size, after: Size, shape: Sequence[Size]
+) -> ir.Value:
+    """The same for symbolic widths, each entry added where it came from; `shape` is the result's."""
+    op, size = ctx.op, shape[axis]
+    last = ctx.scalar(size - 1, torch.int64)
+    places = op.Range(*(ctx.scalar(number, torch.int64) for number in (-before, size + after, 1)))
+    places = op.Sub(last, op.Abs(op.Sub(last, op.Abs(places))))
+    column = op.Reshape(places, [-1] + [1] * (len(shape) - axis - 1))
+    dtype = float_dtype(ctx.out.dtype)
+    wide = ctx.cast(grad, dtype)
+    found = op.ScatterElements(
+        zeros(ctx, wide, shape), op.Expand(column, op.Shape(grad)), wide, axis=axis, reduction="add"
+    )
+    return ctx.cast(found, ctx.out.dtype)
 
 
 def _fold_reflections(ctx: LoweringContext, grad: ir.Value, axis: int, before: int, after: int, size: Size) -> ir.Value:

@@ -1,4 +1,4 @@
-"""Resizing (torch.nn.functional.interpolate) and its gradient, for fixed sizes: a matrix for each axis.
+"""Resizing (torch.nn.functional.interpolate) and its gradient: a matrix for each axis, made here for fixed sizes.
 
 The matrices are those that torch's own kernels apply; the gradient is the product with their transposes. ONNX's Resize
 serves where places are repeated a whole number of times; elsewhere its coordinates differ from torch's in rounding.
@@ -14,11 +14,13 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from ort_dynamo.lowering.antialias import AntialiasedMatrix, SymbolicResize, apply_matrices, matrix_of
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.interpolation import LinearMap, Resize, apply_maps, resize_map, source_index
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import register
+from ort_dynamo.lowering.windows import fixed
 
 aten = torch.ops.aten
 
@@ -115,6 +117,9 @@ def _smooth(mode: str, ctx: LoweringContext, self: ir.Value, output_size: Sequen
     if is_empty(ctx.sizes(self)):
         return filled(ctx, 0)
     dtype = float_dtype(ctx.out.dtype)
+    if _is_symbolic_antialiased(mode, ctx.sizes(self), output_size):
+        matrices = _matrices(ctx, mode, ctx.sizes(self), output_size, rest, dtype)
+        return ctx.cast(apply_matrices(ctx, ctx.cast(self, dtype), matrices, transposed=False), ctx.out.dtype)
     axes = _axes(ctx, mode, ctx.sizes(self), output_size, rest, dtype)
     maps, sizes = [_map(ctx, axis) for axis in axes], [axis.size for axis in axes]
     result = apply_maps(ctx, ctx.cast(self, dtype), ctx.rank(self) - len(axes), sizes, maps)
@@ -133,8 +138,26 @@ def _smooth_backward(
     if is_empty(ctx.sizes(grad_output)):
         return filled(ctx, 0)
     dtype = float_dtype(ctx.out.dtype)
+    if _is_symbolic_antialiased(mode, input_size, output_size):
+        matrices = _matrices(ctx, mode, input_size, output_size, rest, dtype)
+        return ctx.cast(apply_matrices(ctx, ctx.cast(grad_output, dtype), matrices, transposed=True), ctx.out.dtype)
     axes = _axes(ctx, mode, input_size, output_size, rest, dtype)
     return _transposed(ctx, ctx.cast(grad_output, dtype), axes)
+
+
+def _is_symbolic_antialiased(mode: str, sizes: Sequence[Size], out: Sequence[Size]) -> bool:
+    """Of the other modes, torch decomposes those with symbolic sizes."""
+    return mode.endswith("_aa") and fixed((*sizes[-2:], *out)) is None
+
+
+def _matrices(
+    ctx: LoweringContext, mode: str, sizes: Sequence[Size], out: Sequence[Size], rest: Sequence[Any], dtype: torch.dtype
+) -> list[AntialiasedMatrix]:
+    """Of height and width; `rest` is align_corners and scales."""
+    align_corners, *scales = rest
+    factors = [*scales, *[None] * (2 - len(scales))]
+    axes = zip(sizes[-2:], out, factors, strict=True)
+    return [matrix_of(ctx, SymbolicResize(mode, n, m, bool(align_corners), factor, dtype)) for n, m, factor in axes]
 
 
 def _transposed(ctx: LoweringContext, grad: ir.Value, axes: Sequence[Resize]) -> ir.Value:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.boundary import in_order
+from ort_dynamo.boundary import in_order, inverse, physical_order
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.ops.views import same_size
 from ort_dynamo.lowering.registry import lowering
@@ -38,7 +38,8 @@ def as_strided(
     flat = ctx.op.Reshape(self, [-1])
     places = _static_places(ctx, self, size, stride, storage_offset)
     if places is None:
-        return ctx.op.Gather(flat, _symbolic_places(ctx, self, size, stride, storage_offset), axis=0)
+        memory = ctx.op.Reshape(_in_memory_order(ctx, self), [-1])
+        return ctx.op.Gather(memory, _symbolic_places(ctx, self, size, stride, storage_offset), axis=0)
     numbers = places.flatten()
     if _is_range(numbers):
         first = int(numbers[0]) if numbers.size else 0
@@ -66,12 +67,12 @@ def as_strided_scatter(
     places = _static_places(ctx, self, size, stride, storage_offset)
     if places is None:
         where = ctx.op.Reshape(_symbolic_places(ctx, self, size, stride, storage_offset), [-1])
-    elif not places.size:
+        return _written_in_memory(ctx, self, where, ctx.op.Reshape(source, [-1]))
+    if not places.size:
         return self
-    elif len(np.unique(_own_places(ctx, self))) < math.prod(ctx.fake(self).shape):
+    if len(np.unique(_own_places(ctx, self))) < math.prod(ctx.fake(self).shape):
         raise ctx.refuse("as_strided_scatter into a tensor that has several elements in one place")
-    else:
-        where = ctx.ints(places.flatten().tolist())
+    where = ctx.ints(places.flatten().tolist())
     flat, values = ctx.op.Reshape(self, [-1]), ctx.op.Reshape(source, [-1])
     return ctx.reshape(ctx.op.ScatterElements(flat, where, values, axis=0), ctx.sizes(self))
 
@@ -126,17 +127,33 @@ def _static_places(
 def _symbolic_places(
     ctx: LoweringContext, self: ir.Value, size: Sequence[Size], stride: Sequence[Size], offset: Size | None
 ) -> ir.Value:
-    """The same, computed while the session runs, for a tensor that fills its storage in order."""
+    """The same among the elements of `self` in memory, computed while the session runs, where they fill it."""
     op = ctx.op
     fake = ctx.fake(self)
-    if not (same_size(fake.storage_offset(), 0) and in_order(fake.shape, fake.stride())):
-        raise ctx.refuse("as_strided with symbolic sizes, of a tensor that does not fill its storage in order")
+    fills = in_order(fake.shape, fake.stride()) or physical_order(fake)
+    if not (same_size(fake.storage_offset(), 0) and fills):
+        raise ctx.refuse("as_strided with symbolic sizes, of a tensor that does not fill its storage")
     places = ctx.scalar(0 if offset is None else offset, torch.int64)
     for count, step in zip(size, stride, strict=True):
         zero, one = ctx.constant(0, torch.int64), ctx.constant(1, torch.int64)
         along = op.Mul(op.Range(zero, ctx.scalar(count, torch.int64), one), ctx.scalar(step, torch.int64))
         places = op.Add(op.Unsqueeze(places, [-1]), along)
     return places
+
+
+def _in_memory_order(ctx: LoweringContext, self: ir.Value) -> ir.Value:
+    """`self` with its dimensions from slowest to fastest in memory."""
+    order = physical_order(ctx.fake(self))
+    return ctx.op.Transpose(self, perm=order) if order else self
+
+
+def _written_in_memory(ctx: LoweringContext, self: ir.Value, where: ir.Value, values: ir.Value) -> ir.Value:
+    """`self` with `values`, 1-D, at the places `where` in memory."""
+    op, order = ctx.op, physical_order(ctx.fake(self))
+    memory = _in_memory_order(ctx, self)
+    written = op.ScatterElements(op.Reshape(memory, [-1]), where, values, axis=0)
+    result = op.Reshape(written, op.Shape(memory), allowzero=1)
+    return op.Transpose(result, perm=inverse(order)) if order else result
 
 
 def _is_range(numbers: Places) -> bool:

@@ -32,6 +32,7 @@ from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.loops import Carried, repeat_while
+from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.registry import lowering
 
 aten = torch.ops.aten
@@ -51,7 +52,7 @@ def solve_triangular(
     op = ctx.op
     size = ctx.sizes(self)[-1]
     if is_empty((*ctx.sizes(self), *ctx.sizes(b))):
-        raise ctx.refuse("a system of nothing")
+        return filled(ctx, 0)
     _refuse_what_takes_longer(ctx, size, ctx.sizes(b)[-1 if left else -2], ctx.sizes(self)[:-2])
     rank = ctx.rank(self)
     turn = [*range(rank - 2), rank - 1, rank - 2]

@@ -83,23 +83,25 @@ def slice_scatter(
     step: Size = 1,
 ) -> ir.Value:
     """slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor"""  # noqa: E501
-    op = ctx.op
     a = axis(dim, ctx.rank(self))
     sizes = ctx.sizes(src)
-    (stride,) = ctx.static([step], "the step of a slice")
     first = _clamped(start, ctx.sizes(self)[a])
     source = ctx.cast(src, ctx.out.dtype)
     if any(size_is_zero(size) for size in sizes):
         return self
-    if stride == 1:
+    if same_size(step, 1):
         return _replace_range(ctx, self, source, a, first, sizes[a])
-    places = op.Range(
-        ctx.scalar(first, torch.int64),
-        ctx.scalar(first + sizes[a] * stride, torch.int64),
-        ctx.constant(stride, torch.int64),
-    )
-    column = op.Reshape(places, ctx.ints([-1] + [1] * (len(sizes) - a - 1)))
-    return op.ScatterElements(self, op.Expand(column, ctx.shape(sizes)), source, axis=a)
+    return _written_apart(ctx, self, source, sizes, a, first, step)
+
+
+def _written_apart(
+    ctx: LoweringContext, self: ir.Value, src: ir.Value, sizes: Sequence[Size], a: int, first: Size, step: Size
+) -> ir.Value:
+    """`src`, of shape `sizes`, in place of the entries first, first + step, ... of dimension `a`."""
+    op = ctx.op
+    bounds = (ctx.scalar(number, torch.int64) for number in (first, first + sizes[a] * step, step))
+    column = op.Reshape(op.Range(*bounds), ctx.ints([-1] + [1] * (len(sizes) - a - 1)))
+    return op.ScatterElements(self, op.Expand(column, ctx.shape(sizes)), src, axis=a)
 
 
 @lowering(aten.slice_backward.default)
@@ -116,14 +118,15 @@ def slice_backward(
     rank = len(input_sizes)
     a = axis(dim, rank)
     sizes = list(ctx.sizes(grad_output))
-    (stride,) = ctx.static([step], "the step of a slice")
     first = _clamped(start, input_sizes[a])
     if isinstance(sizes[a], int) and sizes[a] == 0:
         return ctx.op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(input_sizes))
     grad, count = grad_output, sizes[a]
-    if stride > 1:
-        grad = _interleaved(ctx, grad, sizes, a, stride)
-        spread = count * stride - (stride - 1)
+    if not isinstance(step, int):
+        return _written_apart(ctx, zeros(ctx, grad, input_sizes), grad, sizes, a, first, step)
+    if step > 1:
+        grad = _interleaved(ctx, grad, sizes, a, step)
+        spread = count * step - (step - 1)
         count = spread if isinstance(spread, int) else torch.sym_max(spread, 0)  # type: ignore[no-untyped-call]
         grad = cut(ctx, grad, a, 0, count)
     return _padded(ctx, grad, rank, a, first, input_sizes[a] - first - count)

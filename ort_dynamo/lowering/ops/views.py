@@ -183,10 +183,10 @@ def repeat(ctx: LoweringContext, self: ir.Value, repeats: Sequence[Size]) -> ir.
 # -- parts -------------------------------------------------------------------------------------------------------
 
 
-def cut(ctx: LoweringContext, value: ir.Value, dim: int, start: Size, end: Size, step: int = 1) -> ir.Value:
+def cut(ctx: LoweringContext, value: ir.Value, dim: int, start: Size, end: Size, step: Size = 1) -> ir.Value:
     """value[start:end:step] along `dim`, bounds as ONNX clamps them."""
     bounds = ctx.shape([start]), ctx.shape([end]), ctx.ints([dim])
-    return ctx.op.Slice(value, *bounds, *([ctx.ints([step])] if step != 1 else []))
+    return ctx.op.Slice(value, *bounds, *([] if same_size(step, 1) else [ctx.shape([step])]))
 
 
 @lowering(aten.slice.Tensor, aten.slice_copy.Tensor)
@@ -200,10 +200,9 @@ def slice_tensor(
 ) -> ir.Value:
     """slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)"""
     a = axis(dim, ctx.rank(self))
-    (stride,) = ctx.static([step], "the step of a slice")
-    if stride == 1 and same_size(ctx.sizes(self)[a], ctx.out.shape[a]):
+    if same_size(step, 1) and same_size(ctx.sizes(self)[a], ctx.out.shape[a]):
         return self
-    return cut(ctx, self, a, 0 if start is None else start, sys.maxsize if end is None else end, stride)
+    return cut(ctx, self, a, 0 if start is None else start, sys.maxsize if end is None else end, step)
 
 
 @lowering(aten.narrow_copy.default)

@@ -47,12 +47,17 @@ def test_the_last_nan_and_the_first_of_equals_win():
     assert_like_eager(function, x, torch.rand(2, 2, 2), gradients=False)
 
 
-def test_half_width_and_empty_batches_stay_in_eager():
-    def function(x, y):
-        return F.fractional_max_pool2d(x, 2, output_size=2), F.fractional_max_pool2d(y, 2, output_size=2) + 1
+def test_half_width_stays_in_eager():
+    x = torch.randn(1, 2, 4, 4, dtype=torch.bfloat16)
+    assert_like_eager(lambda x: F.fractional_max_pool2d(x, 2, output_size=2) + 1, x, gradients=False, allow_eager=True)
 
-    x, y = torch.randn(1, 2, 4, 4, dtype=torch.bfloat16), torch.randn(0, 2, 4, 4)
-    assert_like_eager(function, x, y, gradients=False, allow_eager=True)
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_an_empty_batch_equals_eager(rank):
+    def function(x, samples):
+        return POOLS[rank](x, 2, output_size=3, _random_samples=samples)
+
+    assert_like_eager(function, torch.randn(0, 3, *[6] * rank, requires_grad=True), torch.rand(0, 3, rank))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -73,3 +73,10 @@ def test_triangular_systems_that_stay_in_eager_equal_eager(shapes):
     assert_like_eager(
         lambda a, b: torch.linalg.solve_triangular(a, b, upper=False) + 1, a, b, gradients=False, allow_eager=True
     )
+
+
+@pytest.mark.parametrize("shapes", [((0, 0), (0, 2)), ((3, 3), (3, 0)), ((0, 3, 3), (0, 3, 2))], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_triangular_systems_of_nothing_equal_eager(shapes, dynamic):
+    a, b = (torch.randn(shape, requires_grad=True) for shape in shapes)
+    assert_like_eager(lambda a, b: torch.linalg.solve_triangular(a, b, upper=True), a, b, dynamic=dynamic)

@@ -71,3 +71,14 @@ def test_widths_that_cut_off_a_whole_axis_leave_the_padding(dynamic):
         return [F.pad(x, width, value=2.0) for width in widths]
 
     assert_like_eager(function, torch.randn(2, 3, 9, requires_grad=True), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_reflections_of_a_width_that_is_an_argument_equal_eager(rank, dtype, dynamic):
+    def pad(x, a, b):
+        return F.pad(x, (a, b, 1, a, b, 2)[: 2 * rank], mode="reflect")
+
+    x = torch.randn(2, 3, *(7, 9, 8)[:rank], dtype=dtype, requires_grad=True)
+    assert_like_eager(pad, x, 3, 2, dynamic=dynamic)

@@ -109,3 +109,28 @@ def test_a_very_long_axis_takes_no_matrix():
     assert_like_eager(resize("nearest", size=400), x.detach(), gradients=False)
     assert_like_eager(resize("linear", size=400), x, allow_eager=True)
     assert any("too large" in reason for reason in eager_reasons())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("options", [{"scale_factor": 0.6}, {"scale_factor": 1.7}, {"size": (3, 11)},
+                                     {"size": (3, 7), "align_corners": True}], ids=str)  # fmt: skip
+def test_antialiased_resizing_with_symbolic_sizes_equals_eager(options, dtype):
+    assert_like_eager(resize("antialiased bilinear", **options), image(2, dtype), dynamic=True)
+    # torch has no symbolic shape for the gradient of the cubic one.
+    cubic = resize("antialiased bicubic", **options)
+    assert_like_eager(cubic, image(2, dtype).detach(), gradients=False, dynamic=True)
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+def test_antialiased_resizing_to_one_row_with_symbolic_sizes_equals_eager(align_corners):
+    # Of one plane: eager mixes up the images of a batch that becomes one row.
+    one = resize("antialiased bilinear", size=(1, 4), align_corners=align_corners)
+    assert_like_eager(one, torch.randn(1, 1, 7, 5, requires_grad=True), dynamic=True)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_antialiased_infinities_with_symbolic_sizes_equal_eager(mode):
+    x = torch.randn(2, 3, 13, 9)
+    x[0, 0, 3, 4], x[1, 1, 7, 7], x[1, 2, 7, 7], x[1, 2, 7, 6] = math.inf, math.nan, -math.inf, math.inf
+    for factor in (0.4, 1.7):
+        assert_like_eager(resize(f"antialiased {mode}", scale_factor=factor), x, gradients=False, dynamic=True)

@@ -75,3 +75,25 @@ def test_a_strided_view_of_a_part_that_leaves_the_graph_equals_eager():
         return y.as_strided((2, 2), (1, 3), 6), x[1:].as_strided((2, 2), (1, 3), 7)
 
     assert_like_eager(function, r(4, 6))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_memory_in_another_order_equals_eager(dynamic):
+    def read(x):
+        return x.as_strided((x.shape[0], x.shape[1] - 1), (1, x.shape[0])) * 2
+
+    def write(x, y):
+        return torch.as_strided_scatter(x, y, (x.shape[0] - 1, 2), (1, x.shape[0]), 1)
+
+    transposed = torch.randn(7, 5).t().requires_grad_()
+    assert_like_eager(read, transposed, dynamic=dynamic)
+    assert_like_eager(write, transposed.detach(), r(4, 2).detach(), gradients=False, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_new_memory_with_gaps_equals_eager(dynamic):
+    def make(x):
+        rows, columns = x.shape
+        return x.new_empty_strided((rows, columns), (2 * columns, 2)).fill_(3) + x
+
+    assert_like_eager(make, r(5, 7), dynamic=dynamic)

@@ -169,3 +169,14 @@ def test_gradients_of_every_second_or_third_entry_equal_eager(dtype, dynamic):
 def test_the_zeros_between_steps_stay_zeros_beside_infinity_and_nan():
     grad = torch.tensor([[1.0, float("inf")], [float("nan"), 2.0]])
     assert_like_eager(lambda g: aten.slice_backward(g, [2, 4], 1, 0, 4, 2), grad, gradients=False)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_step_that_is_an_argument_equals_eager(dynamic):
+    def write(x, y, n):
+        z = x.clone()
+        z[:, 1::n] = y
+        return z, torch.slice_scatter(x, y, 1, 0, -1, n)
+
+    assert_like_eager(lambda x, n: (x[:, ::n], x[1::n], x[..., 2:-1:n]), r(7, 11, 9), 3, dynamic=dynamic)
+    assert_like_eager(write, r(7, 10), r(7, 3), 3, dynamic=dynamic)

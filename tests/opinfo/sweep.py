@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -113,23 +113,32 @@ class _Worker:
             self._process.join()
 
 
-def sweep(jobs: Iterable[Job], workers: int) -> list[dict[str, Any]]:
-    """Run all jobs. Gives one record a job: its fields, its verdicts' kinds counted, details, nodes."""
-    waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+def sweep(jobs: Iterable[Job], workers: int, keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """Run all jobs. Gives one record a job: its fields, its verdicts' kinds counted, details, nodes.
+
+    Args:
+        keep: is given all records so far after each job.
+    """
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     jobs = list(jobs)
     for job in jobs:
         waiting.put(job)
     records: list[dict[str, Any]] = []
     begin = time.monotonic()
+    one_at_a_time = threading.Lock()
 
     def work() -> None:
         worker = _Worker()
-        while not waiting.empty():
-            job = waiting.get()
-            assert job is not None
-            verdicts = worker.run(job)
-            records.append(_record(job, verdicts))
-            _say(records[-1], len(records), len(jobs), time.monotonic() - begin)
+        while True:
+            try:
+                job = waiting.get_nowait()
+            except queue.Empty:
+                break
+            record = _record(job, worker.run(job))
+            with one_at_a_time:
+                records.append(record)
+                _say(record, len(records), len(jobs), time.monotonic() - begin)
+                keep(records)
         worker.stop()
 
     threads = [threading.Thread(target=work) for _ in range(workers)]
@@ -137,7 +146,7 @@ def sweep(jobs: Iterable[Job], workers: int) -> list[dict[str, Any]]:
         thread.start()
     for thread in threads:
         thread.join()
-    return sorted(records, key=lambda record: (record["dtype"], record["operator"]))
+    return records
 
 
 def _record(job: Job, verdicts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -171,7 +180,7 @@ def main() -> int:
     parser.add_argument("--capture", action="store_true", help="have Dynamo capture shapes and numbers made from data")
     parser.add_argument("--seed", type=int, default=0, help="of the samples' numbers")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--results", type=Path, help="write all records to this JSON file")
+    parser.add_argument("--results", type=Path, help="a JSON file of all records, written after each operator")
     arguments = parser.parse_args()
     samples = arguments.samples
     jobs = [
@@ -181,11 +190,15 @@ def main() -> int:
         if any(fnmatch.fnmatch(name, pattern) for pattern in arguments.only)
         and (not arguments.in_place or op.get_inplace() is not None)
     ]
-    records = sweep(jobs, arguments.workers)
-    if arguments.results:
-        runtime = installed_runtime()
-        about = {"runtime": f"{runtime.package} {runtime.version}", "torch": version("torch").split("+")[0]}
-        arguments.results.write_text(json.dumps({**about, "records": records}, indent=1))
+    runtime = installed_runtime()
+    about = {"runtime": f"{runtime.package} {runtime.version}", "torch": version("torch").split("+")[0]}
+
+    def keep(records: list[dict[str, Any]]) -> None:
+        if arguments.results:
+            ordered = sorted(records, key=lambda record: (record["dtype"], record["operator"]))
+            arguments.results.write_text(json.dumps({**about, "records": ordered}, indent=1))
+
+    records = sweep(jobs, arguments.workers, keep)
     total = Counter(kind for record in records for kind, n in record["kinds"].items() for _ in range(n))
     print(", ".join(f"{n} {kind}" for kind, n in total.most_common()))
     sent = {overload for record in records for overload in record["native"]}

@@ -148,6 +148,8 @@ def _argument(name: str, kind: str, shape: tuple[int, ...], dtype: torch.dtype, 
             return torch.zeros(shape, dtype=torch.int64)
         if name in _MASKS:
             return torch.zeros(shape, dtype=torch.bool)
+        if name == "boundaries":  # a sorted list
+            return torch.zeros(shape[-1:], dtype=dtype)
         return torch.zeros(shape, dtype=dtype, requires_grad=requires_grad and dtype.is_floating_point)
 
     match kind:

@@ -19,6 +19,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from ort_dynamo.boundary import laid_out, symbolic_strides
 from ort_dynamo.lowering.symbols import symbols_of
+from ort_dynamo.passes.analysis.mutation import writes_input
 
 __all__ = ["MULTI_VIEWS", "SIZE_READS", "VIEWS", "cut", "free_size_reads", "is_view"]
 
@@ -156,6 +157,7 @@ class _Cutter:
             if not lowered:
                 for node in group:
                     if not (is_subgraph(node) and all(user in self._lowered for user in node.users)):
+                        self._make_views_before(node)
                         self._copy(node)
             elif wanted := [node for node in group if node in exports]:
                 name = f"island_{len(islands)}"
@@ -204,6 +206,20 @@ class _Cutter:
         else:
             argument = self._contiguous if _needs_contiguous(node) else self._view_outside
             self._outside[node] = self._outer.node_copy(node, argument)
+
+    def _make_views_before(self, write: Node) -> None:
+        """Re-make, where `write` gives an input other memory, the views of that input that stand before it.
+
+        As FSDP does with its parameters, whose memory goes when the forward has run: their views stay valid.
+        """
+        if not writes_input(write) or write.target is aten.copy_.default:
+            return
+        for node in self._gm.graph.nodes:
+            if node is write:
+                break
+            leaves = self.makes_view(node) and any(user not in self._lowered for user in node.users)
+            if leaves and self._base(node)[0] is write.args[0]:
+                self._view_outside(node)
 
     def _contiguous(self, value: Node) -> Node:
         """The outer node of `value`, as a contiguous tensor where it is one tensor."""

@@ -9,7 +9,7 @@ Every node is one of:
   follows from the inputs' sizes is computed from those, so that no island ends for it. So are assertions: an island
   computes the condition, torch reads it and raises.
 - write: an input written to (AOTAutograd's `copy_` or `set_` where a graph ends); what stands before it runs before it,
-  what follows runs after.
+  what follows runs after. The same holds for operators in eager that write to an argument.
 
 Islands are found by levels. A node's level is the greatest number of steps from a lowered node to one that torch
 runs, over all paths to it. Each level's lowered nodes form one island, and running torch's nodes of level 0, island
@@ -187,7 +187,7 @@ def _levels(graph: Graph, reasons: dict[Node, str | None], free: Set[Node]) -> d
         if not lowered and _is_ordered(node):
             # Effects and draws keep eager's order among themselves.
             last_ordered = level = max(level, last_ordered)
-        if reasons[node] == _WRITE:
+        if reasons[node] == _WRITE or (not lowered and _is_mutable(node)):
             earliest = level = max(level, done)
         done = max(done, level + lowered)
         levels[node] = level
@@ -200,4 +200,9 @@ def _is_ordered(node: Node) -> bool:
         return node.op == "call_function" and not _is_host(node) and target is not operator.getitem
     if target.namespace not in ("aten", "prims"):
         return True
-    return torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable
+    return torch.Tag.nondeterministic_seeded in target.tags or _is_mutable(node)
+
+
+def _is_mutable(node: Node) -> bool:
+    """Whether the operator writes to an argument: no edge says who reads that before, and who afterwards."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

@@ -174,3 +174,36 @@ def test_a_small_result_and_its_view_share_memory_that_can_be_resized():
     view.zero_()
     assert y.tolist() == [[2.0] * 4, [0.0] * 4, [0.0] * 4]
     assert y.untyped_storage().resizable()
+
+
+def fill(weight: torch.Tensor, shard: torch.Tensor) -> None:
+    weight.untyped_storage().resize_(weight.nelement() * weight.element_size())
+    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(weight):
+        torch.ops.fsdp.copy_(weight, torch.cat([shard, shard]))
+
+
+@pytest.mark.parametrize("frees_inside", [True, False])
+def test_a_weight_has_memory_only_while_it_is_used(frees_inside):
+    """As FSDP's parameters do: filled before the forward and again before the backward, freed after each."""
+
+    def forward(x: torch.Tensor, weight: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
+        fill(weight, shard)
+        y = torch.nn.functional.linear(x.sin(), weight) * weight.sum()
+        if frees_inside:
+            weight.untyped_storage().resize_(0)
+        return y.exp()
+
+    torch.manual_seed(0)
+    start, shard = torch.randn(2, 6), torch.randn(2, 6) / 4
+    found = []
+    for run in (forward, ort_train(forward)):
+        x = start.clone().requires_grad_()
+        weight = torch.nn.Parameter(torch.empty(4, 6))
+        weight.untyped_storage().resize_(0)
+        y = run(x, weight, shard)
+        weight.untyped_storage().resize_(0)
+        fill(weight, shard)
+        y.sum().backward()
+        found.append((y.detach(), x.grad, weight.grad, weight.detach()))
+    for what, mine, theirs in zip(("result", "gradient", "weight's gradient", "weight"), *found[::-1], strict=True):
+        assert_close(mine, theirs, what)

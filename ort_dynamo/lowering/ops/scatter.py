@@ -11,7 +11,7 @@ import torch
 from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.branches import either
-from ort_dynamo.lowering.context import LoweringContext, Number, Size
+from ort_dynamo.lowering.context import LoweringContext, Number, Size, is_empty
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.views import axis, same_size, size_is_zero
 from ort_dynamo.lowering.positions import from_start
@@ -271,6 +271,8 @@ def _replace(
     ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, source: ir.Value, sizes: Sequence[Any]
 ) -> ir.Value:
     """Slices of `self` along `dim` replaced by those of `source`, which has the shape `sizes`."""
+    if is_empty(ctx.sizes(self)):
+        return self  # torch reads no index then, and takes any
     place = axis(dim, ctx.rank(self))
     if place == 0 and ctx.rank(self) > 0:
         # Whole rows: one copy each.

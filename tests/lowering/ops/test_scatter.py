@@ -147,6 +147,13 @@ def test_index_fill_with_a_tensor_equals_eager():
     assert_like_eager(lambda x, i, v: x.index_fill(1, i, v), r(5, 4), FEW, t(2.0, requires_grad=True))
 
 
+def test_any_index_goes_where_there_is_nothing_to_fill():
+    def function(x, i):
+        return x.index_fill(0, i, 2.0), x.index_fill(-1, i + 7, 2.0), x.index_copy(0, i, x.new_ones(1, 0)), x + 1
+
+    assert_like_eager(function, r(0, 0), t([0]))
+
+
 def test_numbers_equal_eager():
     zero, s, x = t(0), t(3.5, requires_grad=True), r(4)
 

@@ -217,6 +217,9 @@ class _Gradient:
 
     @property
     def _has_conv_grad(self) -> bool:
+        # For groups in one or three dimensions the training build's kernel writes beyond its buffers.
+        if self.form.groups > 1 and len(self.form.kernel) != 2:
+            return False
         return self.ctx.target.takes("ConvGrad", "com.microsoft", {"T": self.grad.dtype or ir.DataType.UNDEFINED})
 
     def _conv_grad(self, index: int) -> ir.Value:

@@ -2,6 +2,7 @@
 
 import copy
 
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ CONVOLUTIONS = {
     "1d": (nn.Conv1d(4, 6, 3), (2, 4, 11)),
     "1d stride padding dilation groups": (nn.Conv1d(4, 6, 3, stride=2, padding=3, dilation=2, groups=2), (2, 4, 12)),
     "1d long kernel": (nn.Conv1d(1, 2, 17, stride=3, padding=8), (2, 1, 40)),
+    "1d depthwise with stride": (nn.Conv1d(64, 64, 7, stride=2, padding=3, groups=64, bias=False), (4, 64, 16)),
     "2d": (nn.Conv2d(3, 5, 3), (2, 3, 7, 8)),
     "2d without bias": (nn.Conv2d(3, 5, 3, padding=1, bias=False), (2, 3, 6, 5)),
     "2d pointwise": (nn.Conv2d(6, 4, 1), (2, 6, 5, 4)),
@@ -73,6 +75,21 @@ def image(shape):
 def test_convolution_and_its_gradients_equal_eager(case, form):
     module, shape = CONVOLUTIONS[case]
     assert_like_eager(module, image(shape))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Conv1d(8, 8, 3, groups=8), (2, 8, 9)),
+        (nn.Conv3d(4, 4, 2, groups=2), (1, 4, 3, 4, 3)),
+        (nn.ConvTranspose1d(8, 8, 3, groups=8), (2, 8, 9)),
+    ],
+)
+def test_groups_in_one_or_three_dimensions_do_without_the_kernel_that_overwrites_memory(module, shape, tmp_path):
+    torch.compile(module, backend="ort_train", options={"save_onnx": tmp_path})(image(shape)).sum().backward()
+    graphs = [onnx.load(file).graph for file in tmp_path.glob("*.onnx")]
+    assert len(graphs) == 2
+    assert "ConvGrad" not in {node.op_type for graph in graphs for node in graph.node}
 
 
 @pytest.mark.parametrize("case", ["2d stride with remainder", "2d groups", "3d", "transposed 2d output padding"])

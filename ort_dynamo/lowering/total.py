@@ -47,15 +47,18 @@ def total(
     axes: Sequence[int],
     keepdim: bool,
     first: str = "ReduceSum",
+    rows: bool = False,
 ) -> ir.Value:
     """The sum over `axes`, counted from the front, of a value of shape `sizes`.
 
     Long sums of float32 are made in stages, the last dimensions first. Among them, a size that is one symbol alone, and
     turns out long when the session runs, is summed in two stages. Not so if there are several symbols, each of which
-    stands for less, or if rows are added up: gradients of parameters are, and a model has many.
+    stands for less, or, unless `rows` asks for it, if rows are added up: gradients of parameters are, and a model
+    has many.
 
     Args:
         first: the operator of the first stage: ReduceSum, or one that sums a function of each entry.
+        rows: sum a long symbolic number of rows in stages, too.
     """
     op = ctx.op
     long = value.dtype == ir.DataType.FLOAT and not is_short(math.prod(sizes[a] for a in axes))
@@ -64,7 +67,9 @@ def total(
     for a in axes:
         if lengths := _in_two(sizes[a]):
             both = zip(op.Split(value, ctx.ints(lengths), axis=a, _outputs=2), lengths, strict=True)
-            return op.Add(*(total(ctx, v, [*sizes[:a], n, *sizes[a + 1 :]], axes, keepdim, first) for v, n in both))
+            return op.Add(
+                *(total(ctx, v, [*sizes[:a], n, *sizes[a + 1 :]], axes, keepdim, first, rows) for v, n in both)
+            )
     shape: list[Size] = []
     summed: list[int] = []  # axes of `shape`
     for a, size in enumerate(sizes):
@@ -74,12 +79,12 @@ def total(
         shape.extend(parts)
     stages = _stages(shape, summed)
     symbolic = [a for a in summed if isinstance(shape[a], torch.SymInt)]
-    if len(shape) == len(sizes) and len(stages) == 1 and (not symbolic or _adds_rows(stages[0], shape)):
+    if len(shape) == len(sizes) and len(stages) == 1 and (not symbolic or (_adds_rows(stages[0], shape) and not rows)):
         return getattr(op, first)(value, ctx.ints(axes), keepdims=int(keepdim))
     if len(shape) > len(sizes):
         value = ctx.reshape(value, shape)
     for stage in stages:
-        if symbolic == stage and not _adds_rows(stage, shape):
+        if symbolic == stage and (rows or not _adds_rows(stage, shape)):
             value = _symbolic_stage(ctx, value, len(shape), stage[0], first)
         else:
             value = getattr(op, first)(value, ctx.ints(stage), keepdims=0)
@@ -124,7 +129,7 @@ def average(
     if is_short(count):
         return op.ReduceMean(value, ctx.ints(axes), keepdims=int(keepdim))
     divisor = float(count) if isinstance(count, int) else op.Cast(ctx.scalar(count, torch.int64), to=value.dtype)
-    return op.Div(total(ctx, value, sizes, axes, keepdim), divisor)
+    return op.Div(total(ctx, value, sizes, axes, keepdim, rows=True), divisor)
 
 
 def _factors(size: Size) -> list[Size]:

@@ -313,3 +313,15 @@ def test_integer_sums_over_any_dimensions_wrap_around_as_eagers(dim, dynamic):
 def test_integer_sums_of_nothing_equal_eager(shape, dynamic):
     x = torch.zeros(shape, dtype=torch.int64)
     assert_like_eager(lambda x: (x.sum(), x.sum(0), x.sum(1, keepdim=True)), x, gradients=False, dynamic=dynamic)
+
+
+def test_means_and_variances_over_many_rows_of_a_symbolic_number_are_accurate():
+    x = torch.rand(300_000, 3) + 5
+
+    def moments(x):
+        return x.mean(0), x.var(0), x.std(0, keepdim=True), torch.linalg.vector_norm(x, dim=0)
+
+    torch._dynamo.reset()
+    found = torch.compile(moments, backend="ort_train", dynamic=True, fullgraph=True)(x)
+    for mine, exact in zip(found, moments(x.double()), strict=True):
+        assert ((mine - exact).abs() / exact).max().item() < 2e-6

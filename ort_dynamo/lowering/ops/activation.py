@@ -19,7 +19,7 @@ from ort_dynamo.lowering.approximation import fit, polynomial
 from ort_dynamo.lowering.branches import all_finite, either
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.ops.error_function import erf
-from ort_dynamo.lowering.ops.unary import log1p
+from ort_dynamo.lowering.ops.unary import is_old, log1p
 from ort_dynamo.lowering.promotion import promote
 from ort_dynamo.lowering.registry import lowering
 
@@ -239,6 +239,9 @@ def leaky_relu(ctx: LoweringContext, self: ir.Value, negative_slope: Number = 0.
     """leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"""
     (x,), dtype = promote(ctx, self)
     op = ctx.op
+    if is_old(ctx) and isinstance(negative_slope, (int, float)) and 0 < negative_slope <= 1:
+        # The kernel of onnxruntime-training 1.19.2 guesses each sign, a wrong one at the price of forty entries.
+        return ctx.cast(op.Max(x, op.Mul(x, ctx.scalar(negative_slope, dtype))), ctx.out.dtype)
     if x.dtype == _FLOAT and isinstance(negative_slope, (int, float)):
         return ctx.cast(op.LeakyRelu(x, alpha=float(negative_slope)), ctx.out.dtype)
     return ctx.cast(op.Where(op.Greater(x, 0.0), x, op.Mul(x, ctx.scalar(negative_slope, dtype))), ctx.out.dtype)

@@ -146,3 +146,9 @@ def test_small_logarithms_keep_their_digits(function):
     torch._dynamo.reset()
     actual = torch.compile(function, backend="ort_train", fullgraph=True)(x).double()
     assert ((actual - expected) / expected.abs()).abs().max().item() < 4e-7
+
+
+@pytest.mark.parametrize("slope", [0.01, 1.0])
+def test_leaky_relu_of_edges_and_many_entries_equals_eager(slope):
+    x = torch.cat([EDGES, -EDGES])
+    assert_like_eager(functools.partial(F.leaky_relu, negative_slope=slope), x, gradients=False)

@@ -174,6 +174,7 @@ def _multinomial(
     wide = self.dtype in (torch.float32, torch.float64)
     if generator is not None or not wide or (replacement and num_samples != 1):
         return NotImplemented
+    torch._check(num_samples > 0, lambda: "cannot sample n_sample <= 0 samples")  # type: ignore[no-untyped-call]
     torch._check(  # type: ignore[no-untyped-call]
         num_samples <= self.shape[-1], lambda: "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
     )

@@ -62,9 +62,10 @@ def test_what_cannot_be_drawn_from_raises_as_in_eager(draw, data):
     assert str(found.value).split(", but got")[0] in str(expected.value)
 
 
-def test_multinomial_of_more_samples_than_there_are_says_so():
-    with pytest.raises(Exception, match="cannot sample n_sample > prob_dist"):
-        torch.compile(lambda p: torch.multinomial(p, 3), backend="ort_train")(torch.ones(2))
+@pytest.mark.parametrize(("samples", "why"), [(3, "n_sample > prob_dist"), (0, "n_sample <= 0")])
+def test_multinomial_of_more_samples_than_there_are_or_of_none_says_so(samples, why):
+    with pytest.raises(Exception, match=f"cannot sample {why}"):
+        torch.compile(lambda p: torch.multinomial(p, samples), backend="ort_train")(torch.ones(2))
 
 
 def test_the_gradient_of_a_randomized_relu_stays_whole():

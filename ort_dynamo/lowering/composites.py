@@ -174,10 +174,13 @@ def _multinomial(
     wide = self.dtype in (torch.float32, torch.float64)
     if generator is not None or not wide or (replacement and num_samples != 1):
         return NotImplemented
-    torch._check(num_samples > 0, lambda: "cannot sample n_sample <= 0 samples")  # type: ignore[no-untyped-call]
-    torch._check(  # type: ignore[no-untyped-call]
-        num_samples <= self.shape[-1], lambda: "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
-    )
+    categories = self.shape[-1]
+    for holds, otherwise in (
+        (num_samples > 0, "cannot sample n_sample <= 0 samples"),
+        (num_samples <= categories, "cannot sample n_sample > prob_dist.size(-1) samples without replacement"),
+        (categories <= 1 << 24, "number of categories cannot exceed 2^24"),
+    ):
+        torch._check(holds, lambda: otherwise)  # type: ignore[no-untyped-call]  # noqa: B023
     valid = ((self < torch.inf) & (self >= 0)).all()
     aten._assert_async.msg(valid, "probability tensor contains either `inf`, `nan` or element < 0")
     aten._assert_async.msg((self.sum(-1) != 0).all(), "invalid multinomial distribution (sum of probabilities <= 0)")

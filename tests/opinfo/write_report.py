@@ -22,8 +22,8 @@ Every operator variant of `torch.testing._internal.common_methods_invocations.op
 cotangents, backward, compiled with `ort_train` and compared with eager: values, dtypes, shapes, strides of outputs,
 `None` gradients, arguments after the call. Made by `python tests/opinfo/sweep.py --results FILE` and
 `python tests/opinfo/write_report.py FILE …`; CI runs one sample of every operator (`tests/opinfo/test_opinfo.py`).
-The rows without a limit have all samples of each operator in them, those of float32 but for some masked reductions and
-`max_pool2d_with_indices_backward`, which have a row of their own.
+The rows without a limit have all samples of each operator in them, those of float32 but for maximum pooling, which has
+a row of its own.
 
 *Other ties* are samples of unstable sorts, `topk`, `kthvalue`, `mode` and medians along a dimension in which only the
 choice among equal elements differs, which torch leaves open: values are equal, positions select equal values, gradients

@@ -11,29 +11,9 @@ from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.branches import all_finite, either
 from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.interpolation import Resize
 
-__all__ = ["AntialiasedMatrix", "SymbolicResize", "apply_matrices", "matrix_of"]
-
-
-@dataclass(frozen=True)
-class SymbolicResize:
-    """One axis of an antialiased resize.
-
-    Attributes:
-        mode: "linear_aa" or "cubic_aa".
-        size: length of the axis.
-        out: its length afterwards.
-        align_corners: whether the first and last places stay where they are.
-        scale: the factor that the caller gave, which torch prefers to out / size; None for none.
-        dtype: torch computes coordinates and weights in it.
-    """
-
-    mode: str
-    size: Size
-    out: Size
-    align_corners: bool
-    scale: float | None
-    dtype: torch.dtype
+__all__ = ["AntialiasedMatrix", "apply_matrices", "matrix_of"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +43,7 @@ _FILTERS: dict[str, tuple[int, Callable[[OpBuilder, ir.Value], ir.Value]]] = {
 """Mode -> (places under the filter where nothing is shrunk, the filter)."""
 
 
-def _step(ctx: LoweringContext, axis: SymbolicResize) -> ir.Value:
+def _step(ctx: LoweringContext, axis: Resize[Size]) -> ir.Value:
     """From one output to the next, in places of the input: 0-d."""
     op = ctx.op
     if axis.align_corners:
@@ -75,7 +55,7 @@ def _step(ctx: LoweringContext, axis: SymbolicResize) -> ir.Value:
     return op.Div(ctx.scalar(axis.size, axis.dtype), ctx.scalar(axis.out, axis.dtype))
 
 
-def matrix_of(ctx: LoweringContext, axis: SymbolicResize) -> AntialiasedMatrix:
+def matrix_of(ctx: LoweringContext, axis: Resize[Size]) -> AntialiasedMatrix:
     """The weights of ATen's _compute_indices_weights_aa, normalised for each output.
 
     Raises:

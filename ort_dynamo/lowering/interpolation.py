@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,20 +16,22 @@ from onnxscript import OpBuilder
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ort_dynamo.lowering.branches import all_finite, either
-from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.lowering.context import LoweringContext, Size
 
-__all__ = ["LinearMap", "Resize", "apply_maps", "resize_map", "source_index"]
+__all__ = ["Length", "LinearMap", "Resize", "apply_maps", "resize_map", "source_index"]
 
 aten = torch.ops.aten
 
 Matrix = npt.NDArray[np.float64]
+Length = TypeVar("Length", bound=Size)
+"""Of an axis: int where a matrix is made here, Size where the session makes it (antialias.py)."""
 
 _DENSE = 512
 """The longest axis that is worth a dense product: it takes work in proportion to the product of both lengths."""
 
 
 @dataclass(frozen=True)
-class Resize:
+class Resize(Generic[Length]):
     """One axis of a resize.
 
     Attributes:
@@ -41,8 +44,8 @@ class Resize:
     """
 
     mode: str
-    size: int
-    out: int
+    size: Length
+    out: Length
     align_corners: bool
     scale: float | None
     dtype: torch.dtype
@@ -81,7 +84,7 @@ class LinearMap:
 
 
 @functools.lru_cache(maxsize=256)
-def source_index(axis: Resize) -> npt.NDArray[np.int64]:
+def source_index(axis: Resize[int]) -> npt.NDArray[np.int64]:
     """(out,): the place that each output of a nearest mode takes, as torch's CPU kernel rounds it."""
     function = aten.upsample_nearest1d if axis.mode == "nearest" else aten._upsample_nearest_exact1d
     with _real():
@@ -91,7 +94,7 @@ def source_index(axis: Resize) -> npt.NDArray[np.int64]:
 
 
 @functools.lru_cache(maxsize=64)
-def resize_map(axis: Resize) -> LinearMap:
+def resize_map(axis: Resize[int]) -> LinearMap:
     """What a resize makes of the unit vectors."""
     if axis.mode.startswith("nearest"):
         matrix = np.eye(axis.size)[source_index(axis)]
@@ -103,7 +106,7 @@ def resize_map(axis: Resize) -> LinearMap:
     return LinearMap(matrix, support)
 
 
-def _resized(rows: torch.Tensor, axis: Resize) -> torch.Tensor:
+def _resized(rows: torch.Tensor, axis: Resize[int]) -> torch.Tensor:
     count = len(rows)
     if axis.mode == "linear":
         found = aten.upsample_linear1d(rows.reshape(count, 1, -1), [axis.out], axis.align_corners, axis.scale)

@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.antialias import AntialiasedMatrix, SymbolicResize, apply_matrices, matrix_of
+from ort_dynamo.lowering.antialias import apply_matrices, matrix_of
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
-from ort_dynamo.lowering.interpolation import LinearMap, Resize, apply_maps, resize_map, source_index
+from ort_dynamo.lowering.interpolation import Length, LinearMap, Resize, apply_maps, resize_map, source_index
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.promotion import float_dtype
 from ort_dynamo.lowering.registry import register
@@ -26,24 +26,27 @@ aten = torch.ops.aten
 
 
 def _axes(
-    ctx: LoweringContext, mode: str, sizes: Sequence[Size], out: Sequence[Size], rest: Sequence[Any], dtype: torch.dtype
-) -> list[Resize]:
+    mode: str, sizes: Sequence[Length], out: Sequence[Length], rest: Sequence[Any], dtype: torch.dtype
+) -> list[Resize[Length]]:
     """The resized axes; `rest` is what follows the sizes in a signature: align_corners, not for nearest, and scales."""
-    rank = len(out)
     align_corners, scales = (False, rest) if mode.startswith("nearest") else (bool(rest[0]), rest[1:])
-    before = ctx.static(sizes[-rank:], "a size of a resize")
-    after = ctx.static(out, "a size of a resize")
-    factors = [*scales, *[None] * (rank - len(scales))]
-    return [
-        Resize(mode, n, m, align_corners, factor, dtype) for n, m, factor in zip(before, after, factors, strict=True)
-    ]
+    factors = [*scales, *[None] * (len(out) - len(scales))]
+    axes = zip(sizes[-len(out) :], out, factors, strict=True)
+    return [Resize(mode, n, m, align_corners, factor, dtype) for n, m, factor in axes]
+
+
+def _fixed_axes(
+    ctx: LoweringContext, mode: str, sizes: Sequence[Size], out: Sequence[Size], rest: Sequence[Any], dtype: torch.dtype
+) -> list[Resize[int]]:
+    before = ctx.static(sizes[-len(out) :], "a size of a resize")
+    return _axes(mode, before, ctx.static(out, "a size of a resize"), rest, dtype)
 
 
 _LARGEST_MATRIX = 1 << 24
 """Entries. Beyond, finding what torch's kernel does to every unit vector costs more than the kernel ever would."""
 
 
-def _map(ctx: LoweringContext, axis: Resize) -> LinearMap:
+def _map(ctx: LoweringContext, axis: Resize[int]) -> LinearMap:
     if axis.size * max(axis.size, axis.out) > _LARGEST_MATRIX:
         raise ctx.refuse(f"an axis of {axis.size} resized to {axis.out}: its matrix is too large")
     return resize_map(axis)
@@ -52,7 +55,7 @@ def _map(ctx: LoweringContext, axis: Resize) -> LinearMap:
 # -- nearest -----------------------------------------------------------------------------------------------------
 
 
-def _repeats(axes: Sequence[Resize]) -> list[int] | None:
+def _repeats(axes: Sequence[Resize[int]]) -> list[int] | None:
     """How often each place is repeated, if all places of an axis are repeated equally often."""
     counts = []
     for axis in axes:
@@ -68,7 +71,7 @@ def _nearest(mode: str, ctx: LoweringContext, self: ir.Value, output_size: Seque
     if is_empty(ctx.sizes(self)):
         return filled(ctx, 0)
     op, dtype = ctx.op, ctx.out.dtype
-    axes = _axes(ctx, mode, ctx.sizes(self), output_size, scales, float_dtype(dtype))
+    axes = _fixed_axes(ctx, mode, ctx.sizes(self), output_size, scales, float_dtype(dtype))
     counts = _repeats(axes)
     leading = ctx.rank(self) - len(axes)
     if counts is not None and dtype == torch.float32:
@@ -95,7 +98,7 @@ def _nearest_backward(
     if is_empty(ctx.sizes(grad_output)):
         return filled(ctx, 0)
     dtype = float_dtype(ctx.out.dtype)
-    axes = _axes(ctx, mode, input_size, output_size, scales, dtype)
+    axes = _fixed_axes(ctx, mode, input_size, output_size, scales, dtype)
     grad = ctx.cast(grad_output, dtype)
     counts = _repeats(axes)
     if counts is None:
@@ -118,9 +121,9 @@ def _smooth(mode: str, ctx: LoweringContext, self: ir.Value, output_size: Sequen
         return filled(ctx, 0)
     dtype = float_dtype(ctx.out.dtype)
     if _is_symbolic_antialiased(mode, ctx.sizes(self), output_size):
-        matrices = _matrices(ctx, mode, ctx.sizes(self), output_size, rest, dtype)
+        matrices = [matrix_of(ctx, axis) for axis in _axes(mode, ctx.sizes(self), output_size, rest, dtype)]
         return ctx.cast(apply_matrices(ctx, ctx.cast(self, dtype), matrices, transposed=False), ctx.out.dtype)
-    axes = _axes(ctx, mode, ctx.sizes(self), output_size, rest, dtype)
+    axes = _fixed_axes(ctx, mode, ctx.sizes(self), output_size, rest, dtype)
     maps, sizes = [_map(ctx, axis) for axis in axes], [axis.size for axis in axes]
     result = apply_maps(ctx, ctx.cast(self, dtype), ctx.rank(self) - len(axes), sizes, maps)
     return ctx.cast(result, ctx.out.dtype)
@@ -139,9 +142,9 @@ def _smooth_backward(
         return filled(ctx, 0)
     dtype = float_dtype(ctx.out.dtype)
     if _is_symbolic_antialiased(mode, input_size, output_size):
-        matrices = _matrices(ctx, mode, input_size, output_size, rest, dtype)
+        matrices = [matrix_of(ctx, axis) for axis in _axes(mode, input_size, output_size, rest, dtype)]
         return ctx.cast(apply_matrices(ctx, ctx.cast(grad_output, dtype), matrices, transposed=True), ctx.out.dtype)
-    axes = _axes(ctx, mode, input_size, output_size, rest, dtype)
+    axes = _fixed_axes(ctx, mode, input_size, output_size, rest, dtype)
     return _transposed(ctx, ctx.cast(grad_output, dtype), axes)
 
 
@@ -150,17 +153,7 @@ def _is_symbolic_antialiased(mode: str, sizes: Sequence[Size], out: Sequence[Siz
     return mode.endswith("_aa") and fixed((*sizes[-2:], *out)) is None
 
 
-def _matrices(
-    ctx: LoweringContext, mode: str, sizes: Sequence[Size], out: Sequence[Size], rest: Sequence[Any], dtype: torch.dtype
-) -> list[AntialiasedMatrix]:
-    """Of height and width; `rest` is align_corners and scales."""
-    align_corners, *scales = rest
-    factors = [*scales, *[None] * (2 - len(scales))]
-    axes = zip(sizes[-2:], out, factors, strict=True)
-    return [matrix_of(ctx, SymbolicResize(mode, n, m, bool(align_corners), factor, dtype)) for n, m, factor in axes]
-
-
-def _transposed(ctx: LoweringContext, grad: ir.Value, axes: Sequence[Resize]) -> ir.Value:
+def _transposed(ctx: LoweringContext, grad: ir.Value, axes: Sequence[Resize[int]]) -> ir.Value:
     maps, sizes = [_map(ctx, axis).transposed for axis in axes], [axis.out for axis in axes]
     result = apply_maps(ctx, grad, len(ctx.out.shape) - len(axes), sizes, maps)
     return ctx.cast(result, ctx.out.dtype)

@@ -6,6 +6,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.lowering.ops.unary import is_old
 
 __all__ = ["running_sum"]
 
@@ -17,7 +18,7 @@ def running_sum(ctx: LoweringContext, value: ir.Value) -> ir.Value:
     dimensions: there, it is summed within the columns of a square, and over them.
     """
     op, first = ctx.op, ctx.constant(0, torch.int64)
-    if ctx.target.device_type != "cpu" or ctx.target.package != "onnxruntime-training":
+    if ctx.target.device_type != "cpu" or not is_old(ctx):
         return op.CumSum(value, first)
     count = op.Shape(value)
     root = op.Ceil(op.Sqrt(op.Cast(count, to=ir.DataType.DOUBLE)))

@@ -16,10 +16,10 @@ from torch.fx import GraphModule
 from ort_dynamo.compiler import CACHE, compile_graph
 from ort_dynamo.input_writes import keeps_input_writes
 from ort_dynamo.lowering.decompositions import decompositions
-from ort_dynamo.lowering.whole import whole_resizes
+from ort_dynamo.capture.whole_resizes import whole_resizes
 from ort_dynamo.options import Options, parse_options
-from ort_dynamo.partition import mark, partitioner
-from ort_dynamo.random_numbers import in_full_precision
+from ort_dynamo.partition.cut import mark, partitioner
+from ort_dynamo.capture.random_numbers import in_full_precision
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.importing import restore_torch
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.boxed import Island, boxed
+from ort_dynamo.runtime.boxed import Island, boxed
 from ort_dynamo.cache.memory import MemoryCache
 from ort_dynamo.dump import dump_model
 from ort_dynamo.graph_key import graph_key
@@ -29,7 +29,7 @@ from ort_dynamo.results import own_results
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.runtime.session import open_session, optimize
-from ort_dynamo.segments import check_fallback, segment, session_device
+from ort_dynamo.segment.segment import check_fallback, segment, session_device
 from ort_dynamo.target import Target
 
 __all__ = ["CACHE", "compile_graph", "compile_island"]

@@ -14,9 +14,9 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from ort_dynamo.lowering.decompositions import decompositions
-from ort_dynamo.lowering.whole import whole_resizes
+from ort_dynamo.capture.whole_resizes import whole_resizes
 from ort_dynamo.options import Options, RecomputeOptions, parse_options
-from ort_dynamo.partition import cut, mark, tag_recomputed
+from ort_dynamo.partition.cut import cut, mark, tag_recomputed
 from ort_dynamo.passes.analysis.memory import MemoryRecord, memory_record
 from ort_dynamo.passes.analysis.plans import PlanRow, plan_rows
 from ort_dynamo.passes.analysis.stash import JointGraph

@@ -6,7 +6,7 @@ import logging
 
 from torch._dynamo.utils import counters
 
-from ort_dynamo.segments import Segmented
+from ort_dynamo.segment.segment import Segmented
 
 __all__ = ["report"]
 

@@ -116,10 +116,10 @@ def test_gradients_need_not_be_enabled_where_it_is_called() -> None:
 
 def test_a_compiled_graph_says_the_same_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     model, x, options = Mlp(), torch.randn(3, 4), {"recompute_plan": "Gelu+Dropout+:1:-1"}
-    with caplog.at_level(logging.INFO, logger="ort_dynamo.partition"):
+    with caplog.at_level(logging.INFO, logger="ort_dynamo.partition.cut"):
         torch.compile(model, backend="ort_train", options=options)(x)
     (graph,) = memory_plan(model, x, options=options).graphs
-    assert [record.getMessage() for record in caplog.records if record.name == "ort_dynamo.partition"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "ort_dynamo.partition.cut"] == [
         graph.record.summary()
     ]
 

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.errors import FallbackRefusedError
 from ort_dynamo.options import SegmentOptions
-from ort_dynamo.segments import Segmented, check_fallback, segment
+from ort_dynamo.segment.segment import Segmented, check_fallback, segment
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ort_dynamo.lowering.whole import whole_resizes
+from ort_dynamo.capture.whole_resizes import whole_resizes
 from ort_dynamo.testing import assert_like_eager, eager_reasons
 
 aten = torch.ops.aten

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ort_dynamo.lowering.decompositions import decompositions
 from ort_dynamo.options import PassOptions, RecomputeOptions
-from ort_dynamo.partition import cut, mark
+from ort_dynamo.partition.cut import cut, mark
 from ort_dynamo.passes.analysis.memory import MemoryRecord, memory_record
 
 

@@ -19,7 +19,7 @@ from ort_dynamo.passes.analysis.memory import memory_record, peaks
 from ort_dynamo.passes.analysis.stash import draws
 from ort_dynamo.passes.pipelines import fx_passes, recompute_passes
 from ort_dynamo.runtime.arena import ARENA
-from ort_dynamo.segments import session_device
+from ort_dynamo.segment.segment import session_device
 
 __all__ = ["cut", "mark", "partitioner", "tag_recomputed"]
 

@@ -1,0 +1,1 @@
+"""Capture turns a Dynamo graph into the joint graph of forward and backward."""

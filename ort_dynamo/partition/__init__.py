@@ -1,0 +1,1 @@
+"""The partition cuts a joint graph into forward and backward."""

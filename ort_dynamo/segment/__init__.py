@@ -1,0 +1,1 @@
+"""Half a graph, cut into islands for ONNX Runtime and nodes that torch runs."""

@@ -7,26 +7,53 @@ loaded on first use, so that an import of the package, as the command line does,
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ort_dynamo.cast_strategy import PropagateCastOpsStrategy
     from ort_dynamo.lowering.context import LoweringContext
     from ort_dynamo.lowering.registry import register_lowering
+    from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
+    from ort_dynamo.passes.outside import register_pass
     from ort_dynamo.planning import MemoryPlan, memory_plan
+    from ort_dynamo.report.require import require_compiled
+    from ort_dynamo.report.summary import Summary, summary
 
-__all__ = ["LoweringContext", "MemoryPlan", "PropagateCastOpsStrategy", "memory_plan", "register_lowering"]
+    __version__: str
+
+__all__ = [
+    "LoweringContext",
+    "MemoryPlan",
+    "PropagateCastOpsStrategy",
+    "Summary",
+    "__version__",
+    "memory_plan",
+    "register_lowering",
+    "register_pass",
+    "require_compiled",
+    "summary",
+]
 
 _HOME = {
     "LoweringContext": "ort_dynamo.lowering.context",
     "MemoryPlan": "ort_dynamo.planning",
-    "PropagateCastOpsStrategy": "ort_dynamo.cast_strategy",
+    "PropagateCastOpsStrategy": "ort_dynamo.options.cast_strategy",
+    "Summary": "ort_dynamo.report.summary",
     "memory_plan": "ort_dynamo.planning",
     "register_lowering": "ort_dynamo.lowering.registry",
+    "register_pass": "ort_dynamo.passes.outside",
+    "require_compiled": "ort_dynamo.report.require",
+    "summary": "ort_dynamo.report.summary",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("ort-dynamo")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ort_dynamo import demo, model_passes, operators
+from ort_dynamo.commands import demo, operators, passes
 from ort_dynamo.errors import OrtDynamoError
 
 __all__ = ["COMMANDS", "main"]
@@ -30,7 +30,7 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "demo": Command(demo.SUMMARY, demo.add_arguments, demo.run),
     "operators": Command(operators.SUMMARY, operators.add_arguments, operators.run),
-    "passes": Command(model_passes.SUMMARY, model_passes.add_arguments, model_passes.run),
+    "passes": Command(passes.SUMMARY, passes.add_arguments, passes.run),
 }
 """Subcommand -> what it is; a new one is a line here."""
 

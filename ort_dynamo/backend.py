@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
-from torch._guards import TracingContext
 from torch.fx import GraphModule
 
+from ort_dynamo.capture.trace import trace
 from ort_dynamo.compiler import CACHE, compile_graph
-from ort_dynamo.input_writes import keeps_input_writes
-from ort_dynamo.lowering.decompositions import decompositions
-from ort_dynamo.capture.whole_resizes import whole_resizes
-from ort_dynamo.options import Options, parse_options
-from ort_dynamo.partition.cut import mark, partitioner
-from ort_dynamo.capture.random_numbers import in_full_precision
+from ort_dynamo.options.groups import Options, parse_options
+from ort_dynamo.partition.cut import PartitionRecord, mark, partitioner
+from ort_dynamo.report.counts import say_again
+from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord
+from ort_dynamo.report.summary import print_at_exit
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.importing import restore_torch
+from ort_dynamo.torch_internals.frames import current_compile_id
+from ort_dynamo.torch_internals.versions import say_if_untested
 
 __all__ = ["ort_train"]
 
 restore_torch()  # before Dynamo traces the first model: the program may have imported onnxruntime itself
+print_at_exit()
 
 
 def ort_train(
@@ -40,7 +40,7 @@ def ort_train(
     Args:
         gm: Dynamo's graph.
         example_inputs: its inputs, real or fake.
-        mode: "default" or "debug" (ort_dynamo.options.MODES).
+        mode: "default" or "debug" (ort_dynamo.options.groups.MODES).
         options: option name -> value (docs/options.md).
 
     Returns:
@@ -51,71 +51,47 @@ def ort_train(
         RuntimeNotInstalledError, SeveralRuntimesError, ProviderNotAvailableError: no usable ONNX Runtime.
         FallbackRefusedError: fallback="error" and a node that ONNX Runtime cannot take.
     """
+    say_if_untested()
     parsed = parse_options(mode, options)
     installed_runtime()
-    # The backward is compiled together with the forward, so nothing can fail first at .backward().
-    with functorch_config.patch(force_non_lazy_backward_lowering=True), whole_resizes():
-        compiled: Callable[..., Any] = aot_autograd(
-            fw_compiler=partial(_compile_forward, options=parsed),
-            bw_compiler=partial(_compile_backward, options=parsed),
-            inference_compiler=partial(_compile_inference, options=parsed),
-            partition_fn=partitioner(parsed),
-            decompositions=decompositions(),
-            keep_inference_input_mutations=keeps_input_writes(gm),
-        )(gm, in_full_precision(gm, example_inputs))
+    begin, keep = time.perf_counter(), RECORDS.begin()
+    partitions: list[PartitionRecord] = []
+    graphs: list[GraphRecord] = []
+    compiled = trace(
+        gm,
+        example_inputs,
+        forward=partial(_compile, role="forward", options=parsed, graphs=graphs),
+        backward=partial(_compile, role="backward", options=parsed, graphs=graphs),
+        inference=partial(_compile_inference, options=parsed, graphs=graphs),
+        partition=partitioner(parsed, partitions.append),
+    )
+    partition = partitions[0] if partitions else None
+    keep(CompileRecord(partition, tuple(graphs), time.perf_counter() - begin, current_compile_id()))
     return compiled
 
 
-ort_train.reset = CACHE.clear  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
+def _reset() -> None:
+    """Forget what was compiled, what was learned of it and what was said."""
+    CACHE.clear()
+    RECORDS.clear()
+    say_again()
 
 
-_Compiled = Callable[[list[Any]], Any]
-
-# The graphs' own fake values say more than the example inputs, which are unused below.
+ort_train.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
 
 
-def _compile_forward(gm: GraphModule, _: Sequence[Any], options: Options) -> _Compiled:
-    _hide_mutations()
-    return compile_graph(gm, "forward", options, _seen())
+def _compile(
+    gm: GraphModule, seen: slice, role: str, options: Options, graphs: list[GraphRecord]
+) -> Callable[[list[Any]], Any]:
+    return compile_graph(gm, role, options, seen, graphs.append)
 
 
-def _compile_backward(gm: GraphModule, _: Sequence[Any], options: Options) -> _Compiled:
-    metadata = _metadata()
-    if metadata is not None:
-        # We never write to saved tensors, so none is donated, and retain_graph=True works. (The config
-        # donated_buffer=False would leave None here, which torch 2.13 takes for "some".)
-        metadata.bw_donated_idxs = []
-    return compile_graph(gm, "backward", options, slice(0))
+def _compile_inference(
+    gm: GraphModule, seen: slice, options: Options, graphs: list[GraphRecord]
+) -> Callable[[list[Any]], Any]:
+    passes = mark(gm, options.passes, check=options.dump.verify)
 
+    def record(graph: GraphRecord) -> None:
+        graphs.append(dataclasses.replace(graph, passes=passes + graph.passes))
 
-def _compile_inference(gm: GraphModule, _: Sequence[Any], options: Options) -> _Compiled:
-    _hide_mutations()
-    mark(gm, options.passes)
-    return compile_graph(gm, "inference", options, _seen())
-
-
-def _metadata() -> ViewAndMutationMeta | None:
-    """What AOTAutograd knows of the graph that is being compiled; None where it is not at work."""
-    context = TracingContext.try_get()
-    return None if context is None else context.fw_metadata
-
-
-def _seen() -> slice:
-    """Which outputs of a forward the program sees: not those written back to inputs, nor those for the backward."""
-    metadata = _metadata()
-    if metadata is None:
-        return slice(None)
-    return slice(metadata.num_mutated_inp_runtime_indices, metadata.num_forward_returns)
-
-
-def _hide_mutations() -> None:
-    """Have AOTAutograd hide from autograd what the program hides: writing to an input under no_grad, or detached.
-
-    It writes inputs back where the graph ends, and does so by `detach().copy_()` only for leaves. By `copy_()`, the
-    input's gradient would be lost.
-    """
-    metadata = _metadata()
-    inputs = metadata.input_info if metadata is not None else []
-    for index, info in enumerate(inputs):
-        if info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode:
-            inputs[index] = dataclasses.replace(info, is_leaf=True)
+    return compile_graph(gm, "inference", options, seen, record)

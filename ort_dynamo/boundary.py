@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import sympy
 import torch
-from torch._prims_common import compute_required_storage_length
-from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols, statically_known_true
-from torch.utils._sympy.functions import Max
 
-__all__ = ["ValueSpec", "in_order", "inverse", "laid_out", "physical_order", "promised_strides", "symbolic_strides"]
+from ort_dynamo.torch_internals.answers import ask
+from ort_dynamo.torch_internals.symbols import expression, given_expression, hints, is_unbacked, known_true
+from ort_dynamo.torch_internals.sympy_functions import Max
+
+__all__ = [
+    "ValueSpec",
+    "in_order",
+    "input_spec",
+    "inverse",
+    "laid_out",
+    "output_spec",
+    "physical_order",
+    "promised_strides",
+    "symbolic_strides",
+]
 
 
 @dataclass(frozen=True)
@@ -39,15 +52,41 @@ def physical_order(fake: torch.Tensor) -> tuple[int, ...]:
     Empty for a contiguous tensor, and for one that no permutation makes contiguous (expanded, sliced). Installs no
     guard: what is not statically known counts as "no".
     """
-    identity = tuple(range(fake.dim()))
-    if fake.dim() < 2 or _is_contiguous(fake, identity):
+    if fake.dim() < 2:
         return ()
-    hints = [_hint(stride) for stride in fake.stride()]
-    if None in hints:
+    if not _is_symbolic(fake):
+        return _order(fake)
+    # One question, so that a key holds the order itself, and not the example's strides that it is found by.
+    layout = tuple(map(given_expression, (*fake.shape, *fake.stride())))
+    return ask("the physical order", layout, partial(_order, fake))
+
+
+def _order(fake: torch.Tensor) -> tuple[int, ...]:
+    identity = tuple(range(fake.dim()))
+    if _is_contiguous(fake, identity):
+        return ()
+    strides = hints(fake.stride())
+    if None in strides:
         return ()
     # Dimensions of size 1 may carry any stride: they follow their neighbours, by the stable sort.
-    order = tuple(sorted(identity, key=lambda axis: -hints[axis]))  # type: ignore[operator]
+    order = tuple(sorted(identity, key=lambda axis: -strides[axis]))  # type: ignore[operator]
     return order if order != identity and _is_contiguous(fake, order) else ()
+
+
+def input_spec(fake: Any) -> ValueSpec | None:
+    """How a graph's input enters, by its fake value: a strided tensor or a number; None for anything else."""
+    if isinstance(fake, (int, torch.SymInt)):
+        return ValueSpec(torch.int64, is_number=True)
+    if isinstance(fake, (float, torch.SymFloat)):
+        return ValueSpec(torch.float64, is_number=True)
+    if isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
+        return ValueSpec(fake.dtype, physical_order(fake))
+    return None
+
+
+def output_spec(fake: torch.Tensor) -> ValueSpec:
+    """How a graph's output, a strided tensor, leaves."""
+    return ValueSpec(fake.dtype, physical_order(fake), strides=promised_strides(fake))
 
 
 def inverse(order: tuple[int, ...]) -> list[int]:
@@ -67,7 +106,7 @@ def promised_strides(fake: torch.Tensor) -> tuple[int, ...]:
 
 def symbolic_strides(fake: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
     """The same where a size or stride is symbolic; empty also where one depends on data."""
-    if not _is_symbolic(fake) or has_free_unbacked_symbols(fake) or _is_dense(fake):
+    if not _is_symbolic(fake) or is_unbacked(*fake.shape, *fake.stride()) or _is_dense(fake):
         return ()
     return tuple(fake.stride())
 
@@ -78,7 +117,8 @@ def laid_out(tensor: torch.Tensor, strides: Sequence[int], offset: int = 0) -> t
     Elements that share a place there are equal.
     """
     if offset:
-        length = compute_required_storage_length(tensor.shape, tuple(strides), offset)
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, strides, strict=True))
+        length = offset + last + 1 if tensor.numel() else 0
         result = tensor.new_empty(length).as_strided(tensor.shape, strides, offset)
     else:
         result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
@@ -106,7 +146,7 @@ def in_order(sizes: Sequence[int | torch.SymInt], strides: Sequence[int | torch.
     """Whether strides are those of contiguous memory; dimensions of size 1 may have any. Installs no guard."""
     expected: int | torch.SymInt = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
-        if not statically_known_true(size == 1):
+        if not known_true(size == 1):
             if not _same_stride(stride, expected):
                 return False
             expected = expected * size
@@ -115,22 +155,14 @@ def in_order(sizes: Sequence[int | torch.SymInt], strides: Sequence[int | torch.
 
 def _same_stride(stride: int | torch.SymInt, expected: int | torch.SymInt) -> bool:
     """Whether a stride is the expected one, of a tensor that has elements: Max(1, size) is the size then."""
-    if statically_known_true(stride == expected):
+    if known_true(stride == expected):
         return True
     if not isinstance(stride, torch.SymInt):
         return False
-    found = stride.node.expr.replace(lambda e: isinstance(e, Max) and 1 in e.args, _without_one)
-    wanted = expected.node.expr if isinstance(expected, torch.SymInt) else expected
-    return bool(sympy.expand(found - wanted) == 0)
+    found = expression(stride).replace(lambda e: isinstance(e, Max) and 1 in e.args, _without_one)
+    return bool(sympy.expand(found - expression(expected)) == 0)
 
 
 def _without_one(maximum: sympy.Expr) -> sympy.Expr:
     rest = [argument for argument in maximum.args if argument != 1]
     return Max(*rest)  # type: ignore[no-untyped-call]
-
-
-def _hint(stride: int | torch.SymInt) -> int | None:
-    if isinstance(stride, int):
-        return stride
-    hint: int | None = stride.node.hint if stride.node.has_hint() else None
-    return hint

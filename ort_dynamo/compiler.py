@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import onnx
@@ -15,30 +17,39 @@ import onnx_ir as ir
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.runtime.boxed import Island, boxed
+from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph
+from ort_dynamo.cache.graph_key import graph_key
 from ort_dynamo.cache.memory import MemoryCache
-from ort_dynamo.dump import dump_model
-from ort_dynamo.graph_key import graph_key
 from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.lowering.translate import lower, refusal
-from ort_dynamo.options import Options
-from ort_dynamo.passes.onnx.restore_order import RestoreOrder
-from ort_dynamo.passes.pipelines import identity, onnx_passes
-from ort_dynamo.report import report
-from ort_dynamo.results import own_results
-from ort_dynamo.runtime.compiled_graph import CompiledGraph
+from ort_dynamo.marks import FX_NODE
+from ort_dynamo.options.groups import Options
+from ort_dynamo.passes.outside import outside_functions
+from ort_dynamo.passes.pipelines import onnx_passes, order_passes, outer_passes
+from ort_dynamo.passes.running import run_passes
+from ort_dynamo.report.counts import report
+from ort_dynamo.report.dump import dump_model
+from ort_dynamo.report.record import GraphRecord, IslandRecord
+from ort_dynamo.runtime.boxed import Island, boxed
+from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.providers import find_target
-from ort_dynamo.runtime.session import open_session, optimize
-from ort_dynamo.segment.segment import check_fallback, segment, session_device
+from ort_dynamo.runtime.session import optimize
+from ort_dynamo.segment.classify import session_device
+from ort_dynamo.segment.segment import check_fallback, segment
+from ort_dynamo.source_line import describe
 from ort_dynamo.target import Target
 
-__all__ = ["CACHE", "compile_graph", "compile_island"]
+__all__ = ["CACHE", "build_island", "build_spec", "compile_graph", "compile_island"]
 
-CACHE: MemoryCache[CompiledGraph] = MemoryCache()
+CACHE: MemoryCache[CompiledGraph] = MemoryCache(size=attrgetter("built.nbytes"), keep=attrgetter("built.keyable"))
 
 
 def compile_graph(
-    gm: GraphModule, role: str, options: Options, seen: slice = slice(None)
+    gm: GraphModule,
+    role: str,
+    options: Options,
+    seen: slice = slice(None),
+    record: Callable[[GraphRecord], None] = lambda record: None,
 ) -> Callable[[list[Any]], Any]:
     """Compile one functional ATen graph.
 
@@ -47,44 +58,140 @@ def compile_graph(
         role: "forward", "backward" or "inference"; for messages and file names.
         options: all options.
         seen: which outputs the program gets to see.
+        record: called with what the compile learned.
 
     Returns:
         A function of one list of inputs, which it empties so that each input is freed after its last use.
     """
+    begin = time.perf_counter()
     device = session_device(gm)
     target = find_target(device.type)
     segmented = segment(gm, partial(refusal, target=target), device)
     report(segmented, role)
     check_fallback(segmented, options.segment, role)
-    pipeline = identity(onnx_passes(options.passes, target))
-    in_order = role == "backward" and device.type == "cpu"  # its order decides how much is alive at once
-    for name, island in segmented.islands.items():
-        outside = outside_lowerings(island)
-        context = (pipeline, options.session.resolved(), options.dump, target, device, f"in_order={in_order}")
-        key = graph_key(island, *context, functions=outside)
-        called = f"{role}-{key or 'unkeyed'}"
-        make = partial(compile_island, island, called, options, target, device, in_order=in_order)
-        compiled = CACHE.get_or_make(key, make)
-        segmented.gm.set_submodule(name, Island(compiled))
-    own_results(segmented.gm, seen)
+    spec = build_spec(options, target, device, role)
+    islands = [_compile_island(segmented.gm, name, island, spec, role) for name, island in segmented.islands.items()]
+    passes = run_passes(outer_passes(seen), segmented.gm, check=options.dump.verify)
+    seconds = time.perf_counter() - begin
+    record(
+        GraphRecord(
+            role=role,
+            native=segmented.native,
+            by_design=segmented.by_design,
+            eager=segmented.eager,
+            islands=tuple(islands),
+            passes=passes,
+            seconds=seconds,
+        )
+    )
     return boxed(segmented.gm)
 
 
-def compile_island(
-    gm: GraphModule, name: str, options: Options, target: Target, device: torch.device, *, in_order: bool
-) -> CompiledGraph:
-    """Lower, rewrite and open one island, every node of which the target takes; errors and files call it `name`."""
-    lowered = lower(gm, target)
-    for pass_ in onnx_passes(options.passes, target):
-        pass_(lowered.model)
+def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:
+    """What the islands of one graph are built by; torch's present settings fill in what the options leave open."""
+    return BuildSpec(
+        passes=onnx_passes(options.passes, target),
+        session=options.session.resolved(),
+        dump=options.dump,
+        target=target,
+        device=device,
+        in_order=role == "backward" and target.shares_an_arena,  # its order decides how much is alive at once
+    )
+
+
+def _compile_island(outer: GraphModule, name: str, island: GraphModule, spec: BuildSpec, role: str) -> IslandRecord:
+    """Put what runs an island into the outer graph, from the cache where one of its key is there."""
+    begin = time.perf_counter()
+    key = graph_key(island, spec, functions={**outside_lowerings(island), **outside_functions()})
+    called = f"{role}-{key or 'unkeyed'}"
+    made: list[CompiledGraph] = []
+
+    def make() -> CompiledGraph:
+        made.append(compile_island(island, spec, called))
+        return made[0]
+
+    compiled = CACHE.get_or_make(key, make)
+    outer.set_submodule(name, Island(compiled, _places(island, compiled.built)))
+    return IslandRecord(called, not made, compiled.built.record, time.perf_counter() - begin)
+
+
+def _places(island: GraphModule, built: BuiltGraph) -> dict[str, str]:
+    """Name of an ONNX node that data can stop -> where it comes from in this island, which may share what is built."""
+    nodes = list(island.graph.nodes)
+    return {name: describe(nodes[index]) for name, index in built.origins.items()}
+
+
+def _origins(gm: GraphModule, model: ir.Model) -> dict[str, int]:
+    """Name of an ONNX node that data can stop -> index of the FX node that it was lowered from."""
+    indices = {node.name: index for index, node in enumerate(gm.graph.nodes)}
+    stopped = (node for node in model.graph if node.name and node.op_type.startswith(_STOPPED_BY_DATA))
+    makers = {str(node.name): node.metadata_props.get(FX_NODE, "").partition(":")[0] for node in stopped}
+    return {name: indices[maker] for name, maker in makers.items() if maker in indices}
+
+
+_STOPPED_BY_DATA = ("Gather", "Scatter")
+"""How the names of operators begin whose kernels look at indices. A zero divisor stops a Gather, too."""
+
+
+def compile_island(gm: GraphModule, spec: BuildSpec, name: str) -> CompiledGraph:
+    """Build one island, every node of which the target takes, and open it; errors and files call it `name`."""
+    return open_graph(build_island(gm, spec, name), spec.target, spec.device)
+
+
+def build_island(gm: GraphModule, spec: BuildSpec, name: str) -> BuiltGraph:
+    """Lower one island and rewrite it; what comes out can be stored."""
+    watch = _Watch()
+    lowered = lower(gm, spec.target)
+    watch.stage("lower")
+    passes = run_passes(spec.passes, lowered.model, check=spec.dump.verify)
     model = ir.to_proto(lowered.model).SerializeToString()
-    dump_model(model, options.dump, name)
-    settings = options.session.resolved()
-    dtypes = {value.dtype for node in lowered.model.graph for value in node.outputs if value.dtype is not None}
-    if in_order and settings.graph_optimization != "disable":
-        optimized = ir.from_proto(onnx.ModelProto.FromString(optimize(model, settings, target, device, name, dtypes)))
-        RestoreOrder.of(lowered.model)(optimized)
-        model = ir.to_proto(optimized).SerializeToString()
-        settings = dataclasses.replace(settings, graph_optimization="disable")
-    session = open_session(model, settings, target, device, name, dtypes, in_order=in_order)
-    return CompiledGraph(session, lowered.inputs, lowered.outputs, device)
+    watch.stage("rewrite")
+    dump_model(model, spec.dump, name)
+    nodes = list(lowered.model.graph)
+    dtypes = frozenset(value.dtype for node in nodes for value in node.outputs if value.dtype is not None)
+    built = BuiltGraph(
+        name=name,
+        model=model,
+        inputs=lowered.inputs,
+        outputs=lowered.outputs,
+        session=spec.session,
+        dtypes=dtypes,
+        in_order=spec.in_order,
+        keyable=lowered.keyable,
+        origins=_origins(gm, lowered.model),
+        record=BuildRecord(len(nodes), passes, watch.seconds),
+    )
+    return _optimized_in_order(built, lowered.model, spec) if spec.in_order else built
+
+
+def _optimized_in_order(built: BuiltGraph, lowered: ir.Model, spec: BuildSpec) -> BuiltGraph:
+    """What ONNX Runtime's optimizers make of `built`, with its nodes back in the order that they had."""
+    if spec.session.graph_optimization == "disable":
+        return built
+    watch = _Watch()
+    optimized = ir.from_proto(onnx.ModelProto.FromString(optimize(built, spec.target, spec.device)))
+    passes = run_passes(order_passes(lowered), optimized, check=spec.dump.verify)
+    model = ir.to_proto(optimized).SerializeToString()
+    watch.stage("optimize")
+    return dataclasses.replace(
+        built,
+        model=model,
+        session=dataclasses.replace(spec.session, graph_optimization="disable"),
+        record=dataclasses.replace(
+            built.record,
+            passes=built.record.passes + passes,
+            seconds={**built.record.seconds, **watch.seconds},
+        ),
+    )
+
+
+class _Watch:
+    """Seconds by stage, each from the end of the one before."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def stage(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name], self._last = now - self._last, now

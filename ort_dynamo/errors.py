@@ -14,7 +14,9 @@ __all__ = [
     "LoweringError",
     "MissingPackageError",
     "ModelFileError",
+    "NotCompiledError",
     "OrtDynamoError",
+    "PassBrokeGraphError",
     "ProviderNotAvailableError",
     "RuntimeNotInstalledError",
     "SessionError",
@@ -119,12 +121,32 @@ class LoweringError(OrtDynamoError):
     message = "While lowering {node}\n  at {where}\n  {error}"
 
 
+class NotCompiledError(OrtDynamoError):
+    """A model that has to be compiled is not, or not all of it."""
+
+    message = (
+        "{name} runs in eager, at least in part:{reasons}\n"
+        "ort_dynamo.summary() says what was compiled. torch.compile(module) traces what module.compile() leaves out, "
+        "and docs/tools/lstm.md has what to do about an LSTM."
+    )
+
+
 class FallbackRefusedError(OrtDynamoError):
     """Nodes would run in eager under fallback='error'."""
 
     message = (
         "fallback='error': {count} node(s) of the {role} graph cannot run in ONNX Runtime:\n{nodes}\n"
         "Set options={{'fallback': 'eager'}} (the default) to run these nodes, alone, in eager."
+    )
+
+
+class PassBrokeGraphError(OrtDynamoError):
+    """A check between passes met an invalid graph: a defect of what ran last."""
+
+    message = (
+        "{name} left an invalid {kind} graph: {error}\n"
+        "This is a defect of ort_dynamo. Please report it with this message; options={{'verify': False}} compiles "
+        "without the checks."
     )
 
 
@@ -138,18 +160,18 @@ class SessionError(OrtDynamoError):
 
 
 class ExecutionError(OrtDynamoError):
-    """ONNX Runtime stopped while it ran a graph."""
+    """ONNX Runtime stopped while it ran a graph.
 
-    message = "ONNX Runtime stopped while running a compiled graph: {error}"
+    Its facts are `what` happened, `place` (the operator, the module and the user's line, each on a line of its own;
+    empty where they are not known), and `error`, ONNX Runtime's own words.
+    """
+
+    message = "{what}{place}\n  ONNX Runtime: {error}"
 
 
 class IndexOutOfBoundsError(ExecutionError, IndexError):
     """It stopped at an index that its tensor does not have; eager raises IndexError or RuntimeError, this is both."""
 
-    message = "ONNX Runtime met an index that is out of bounds: {error}"
-
 
 class IntegerDivisionByZeroError(ExecutionError, ZeroDivisionError):
     """It stopped at an integer divisor of zero; eager raises a RuntimeError "ZeroDivisionError", this is both."""
-
-    message = "ZeroDivisionError: a compiled graph divides integers by zero: {error}"

@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
-from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
+from torch.fx import GraphModule
 
-from ort_dynamo.lowering.decompositions import decompositions
-from ort_dynamo.capture.whole_resizes import whole_resizes
-from ort_dynamo.options import Options, RecomputeOptions, parse_options
+from ort_dynamo.capture.trace import trace
+from ort_dynamo.options.groups import Options, RecomputeOptions, parse_options
 from ort_dynamo.partition.cut import cut, mark, tag_recomputed
-from ort_dynamo.passes.analysis.memory import MemoryRecord, memory_record
-from ort_dynamo.passes.analysis.plans import PlanRow, plan_rows
-from ort_dynamo.passes.analysis.stash import JointGraph
+from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, memory_record
+from ort_dynamo.passes.fx.analysis.plans import PlanRow, plan_rows
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
+from ort_dynamo.passes.pipelines import plan_passes
+from ort_dynamo.passes.running import run_passes
+from ort_dynamo.torch_internals.frames import uncompiled
+from ort_dynamo.torch_internals.pytree import tree_leaves
 
 __all__ = ["GraphPlan", "MemoryPlan", "memory_plan"]
 
@@ -100,15 +101,15 @@ def memory_plan(
     Raises:
         UnknownOptionError, InvalidOptionError: bad options.
     """
-    model = getattr(model, "_orig_mod", model)
+    model = uncompiled(model)
     found: list[GraphPlan] = []
     capture = _capture(parse_options(None, options), found)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     try:
         with _unchanged(model, (args, kwargs)), torch.enable_grad():
             torch.compile(model, backend=capture, dynamic=dynamic)(*args, **kwargs)
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
     return MemoryPlan(tuple(found))
 
 
@@ -116,46 +117,25 @@ def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:
     """A backend that runs graphs in eager and appends what it sees of them."""
 
     def partition(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        mark(joint, options.passes)
-        tag_recomputed(joint, RecomputeOptions(recompute_casts=options.recompute.recompute_casts), **kwargs)
+        check = options.dump.verify
+        mark(joint, options.passes, check=check)
+        casts = RecomputeOptions(recompute_casts=options.recompute.recompute_casts)
+        tag_recomputed(joint, casts, kwargs.get("static_lifetime_input_indices") or (), check=check)
         rows = plan_rows(JointGraph(joint))
-        halves = cut(joint, inputs, options.recompute, **kwargs)
-        found.append(GraphPlan(rows, memory_record(joint, *halves, kwargs["num_fwd_outputs"])))
-        _keep_nothing(halves[0], kwargs["num_fwd_outputs"])
-        return halves
+        halves = cut(joint, inputs, options.recompute, check, **kwargs)
+        forward, backward, outputs = halves.forward, halves.backward, kwargs["num_fwd_outputs"]
+        found.append(GraphPlan(rows, memory_record(joint, forward, backward, outputs)))
+        run_passes(plan_passes(outputs), forward, check=check)  # its backward never runs
+        return forward, backward
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        with whole_resizes():
-            compiled: Callable[..., Any] = aot_autograd(
-                fw_compiler=lambda half, _: half,
-                bw_compiler=lambda half, _: half,
-                partition_fn=partition,
-                decompositions=decompositions(),
-            )(gm, example_inputs)
-        return compiled
+        return trace(gm, example_inputs, forward=_as_is, backward=_as_is, inference=_as_is, partition=partition)
 
     return backend
 
 
-def _keep_nothing(forward: GraphModule, outputs: int) -> None:
-    """Let a forward hand on, for each tensor that it would keep, one element expanded to the tensor's shape.
-
-    Its backward never runs. What it would keep may be gigabytes, of which the process would not give all back.
-    """
-    (output,) = forward.graph.find_nodes(op="output")
-    results = output.args[0]
-    husks = {}
-    for node in results[outputs:]:
-        if isinstance(node, Node) and node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor):
-            with forward.graph.inserting_after(node):
-                husks[node] = forward.graph.call_function(_husk, (node,))
-            husks[node].meta = dict(node.meta)
-    output.args = ((*results[:outputs], *(husks.get(node, node) for node in results[outputs:])),)
-    forward.recompile()
-
-
-def _husk(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.new_empty(()).expand(tensor.shape)
+def _as_is(gm: GraphModule, _: slice) -> GraphModule:
+    return gm
 
 
 @contextmanager

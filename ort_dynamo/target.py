@@ -7,30 +7,16 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-__all__ = ["FOR_KERNEL", "FX_NODE", "OPSET", "READS_ROUNDED", "ZERO_DIVISOR", "KernelTable", "Target", "release"]
+__all__ = ["OPSET", "TRAINING_PACKAGE", "KernelTable", "Target"]
 
 OPSET = 20
 """The ai.onnx opset of every model: the newest that both tested runtimes have kernels for and torch_lib can meet."""
 
-FX_NODE = "ort_dynamo.fx_node"
-"""Metadata of an ONNX node: the FX node whose lowering made it."""
-
-FOR_KERNEL = "ort_dynamo.for_kernel"
-"""Metadata of a Cast: it only is there because an operator has no kernel for the dtype of its inputs."""
-
-READS_ROUNDED = "ort_dynamo.reads_rounded"
-"""Metadata of a node: what it reads must be rounded to torch's dtype, though it is computed in a wider one."""
-
-ZERO_DIVISOR = "zero_divisor"
-"""How the name of a node begins that fails where an integer is divided by zero."""
+TRAINING_PACKAGE = "onnxruntime-training"
+"""The build with gradient kernels."""
 
 KernelTable = Mapping[tuple[str, str], tuple[Mapping[str, frozenset[ir.DataType]], ...]]
 """(domain, op type) -> one entry per kernel: type variable -> dtypes it takes."""
-
-
-def release(version: str) -> tuple[int, ...]:
-    """Major and minor number of a version, which versions are compared by."""
-    return tuple(int(part) for part in version.split(".")[:2])
 
 
 @dataclass(frozen=True)
@@ -41,10 +27,12 @@ class Target:
         package: distribution name, e.g. "onnxruntime-training".
         version: its version.
         provider: "CPUExecutionProvider" or "CUDAExecutionProvider".
-        device_type: the torch device type of its tensors, "cpu" or "cuda".
+        device_type: the torch device type of its tensors, "cpu" or "cuda". What follows from it has a name below:
+            nobody else compares it.
         gradient_kernels: whether the training build's gradient operators (com.microsoft) have kernels.
         kernels: which dtypes each operator's kernels take. Derived from the first three, so outside the repr
             that enters graph keys.
+        defects: the names of what it does wrong, derived likewise (`runtime/defects.py`).
     """
 
     package: str
@@ -53,6 +41,11 @@ class Target:
     device_type: str
     gradient_kernels: bool
     kernels: KernelTable = field(repr=False, compare=False)
+    defects: frozenset[str] = field(repr=False, compare=False)
+
+    def has_defect(self, name: str) -> bool:
+        """Whether it does wrong what this row of `runtime/defects.py` says."""
+        return name in self.defects
 
     def has_op(self, op_type: str, domain: str = "") -> bool:
         """Whether any kernel of this operator exists."""
@@ -67,3 +60,57 @@ class Target:
             all(dtype in kernel[variable] for variable, dtype in types.items() if variable in kernel)
             for kernel in self.kernels.get((domain, op_type), ())
         )
+
+    # -- what its kernels are good at ----------------------------------------------------------------------------------
+
+    @property
+    def sums_in_order(self) -> bool:
+        """Whether its sums add one number after another, and so lose digits where they are long.
+
+        The CPU's do; CUDA's add in a tree.
+        """
+        return self.device_type == "cpu"
+
+    @property
+    def prefers_dense_products(self) -> bool:
+        """Whether a product of matrices is cheaper than what moves, gathers or sums as many numbers.
+
+        On the CPU it has the one kernel that uses all of the processor.
+        """
+        return self.device_type == "cpu"
+
+    @property
+    def walks_entries(self) -> bool:
+        """Whether kernels that are no plain arithmetic take nanoseconds for each entry, or walk along memory badly.
+
+        On the CPU: Gather of single entries, CumSum, Softmax over an axis that is not the last, Where, Softplus, Tan
+        and its kin, scatters of single entries, a product of a row and a column.
+        """
+        return self.device_type == "cpu"
+
+    @property
+    def normalizes_batches(self) -> bool:
+        """Whether BatchNormalization in training mode is used: the CPU's is the only one that was measured."""
+        return self.device_type == "cpu"
+
+    @property
+    def shares_an_arena(self) -> bool:
+        """Whether all sessions of the process take their memory from one arena: on the CPU."""
+        return self.device_type == "cpu"
+
+    # -- what torch's kernels do on the same device --------------------------------------------------------------------
+
+    @property
+    def raises_at_zero_divisor(self) -> bool:
+        """Whether torch raises where an integer is divided by zero: on the CPU. On CUDA it gives some number."""
+        return self.device_type == "cpu"
+
+    @property
+    def scans_in_double(self) -> bool:
+        """Whether torch accumulates running sums and products in float64, whatever the dtype: on the CPU."""
+        return self.device_type == "cpu"
+
+    @property
+    def samples_in_own_dtype(self) -> bool:
+        """Whether torch finds the places of a grid in the rounding of its dtype: on the CPU. On CUDA, in float32."""
+        return self.device_type == "cpu"

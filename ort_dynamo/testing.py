@@ -14,8 +14,9 @@ import onnx.printer
 import onnx.shape_inference
 import onnx_ir as ir
 import torch
-from torch._dynamo.utils import counters
-from torch.utils._pytree import tree_leaves, tree_map
+
+from ort_dynamo.torch_internals.dynamo import counters
+from ort_dynamo.torch_internals.pytree import tree_leaves, tree_map
 
 __all__ = [
     "TOLERANCES",
@@ -112,7 +113,7 @@ def assert_like_eager(
     Raises:
         AssertionError: with what differs.
     """
-    torch._dynamo.reset()
+    torch.compiler.reset()
     counters.clear()
     compile_ = partial(
         torch.compile,

@@ -1,9 +1,6 @@
-"""Options -> the ordered tuples of passes; the only file that knows more than one pass."""
+"""Options give the ordered tuples of passes; the only file that knows more than one pass."""
 
 from __future__ import annotations
-
-import dataclasses
-from collections.abc import Sequence
 
 import onnx_ir as ir
 from onnx_ir.passes.common import (
@@ -14,10 +11,14 @@ from onnx_ir.passes.common import (
 )
 from torch.fx.passes.infra.pass_base import PassBase
 
-from ort_dynamo.options import PassOptions, RecomputeOptions
+from ort_dynamo.options.groups import PassOptions, RecomputeOptions
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
+from ort_dynamo.passes.fx.hide_seedless import HideSeedless
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
+from ort_dynamo.passes.fx.keep_nothing import KeepNothing
 from ort_dynamo.passes.fx.keep_statistics_wide import KeepStatisticsWide
+from ort_dynamo.passes.fx.merge_statistics import MergeStatistics
+from ort_dynamo.passes.fx.own_results import OwnResults
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
@@ -25,25 +26,42 @@ from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
 from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
 from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
 from ort_dynamo.passes.fx.remove_clones import RemoveClones
+from ort_dynamo.passes.fx.restore_seedless import RestoreSeedless
 from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
+from ort_dynamo.passes.fx.split_statistics import SplitStatistics
+from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
-from ort_dynamo.passes.onnx.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
+from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
+from ort_dynamo.passes.outside import outside_fx_passes, outside_onnx_passes
 from ort_dynamo.target import Target
 
-__all__ = ["fx_passes", "identity", "onnx_passes", "recompute_passes"]
+__all__ = [
+    "backward_passes",
+    "cut_passes",
+    "forward_passes",
+    "fx_passes",
+    "onnx_passes",
+    "order_passes",
+    "outer_passes",
+    "plan_passes",
+    "recompute_passes",
+]
 
 
 def fx_passes(options: PassOptions) -> tuple[PassBase, ...]:
-    """Passes on the joint graph before it is cut, or on an inference graph."""
+    """Give the passes on a joint graph before it is cut, or on an inference graph."""
     del options  # what runs here is needed for correctness
-    return (RemoveClones(), DropRunningStatistics(), KeepStatisticsWide(), HoistRandom())
+    ours = (RemoveClones(), DropRunningStatistics(), KeepStatisticsWide(), HoistRandom())
+    return (*outside_fx_passes(first=True), *ours, *outside_fx_passes(first=False))
 
 
 def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) -> tuple[PassBase, ...]:
-    """Passes on the joint graph, after fx_passes: what is drawn is known. Each leaves earlier decisions alone.
+    """Give the passes that tag what the backward computes again, each of which leaves earlier decisions alone.
+
+    They run on the joint graph after fx_passes: what is drawn is known.
 
     Args:
         options: which of them.
@@ -63,8 +81,33 @@ def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) ->
     )
 
 
+def cut_passes() -> tuple[PassBase, ...]:
+    """Give the passes on a joint graph when all is tagged, right before the partitioner cuts it."""
+    return (SplitStatistics(), HideSeedless())
+
+
+def forward_passes() -> tuple[PassBase, ...]:
+    """Give the passes on the forward that the partitioner has made."""
+    return (RestoreSeedless(), MergeStatistics())
+
+
+def backward_passes() -> tuple[PassBase, ...]:
+    """Give the passes on the backward that the partitioner has made, and on the joint graph that it leaves behind."""
+    return (RestoreSeedless(),)
+
+
+def plan_passes(outputs: int) -> tuple[PassBase, ...]:
+    """Give the passes on a forward with `outputs` results of its own, which runs in eager for a memory plan."""
+    return (KeepNothing(outputs),)
+
+
+def outer_passes(seen: slice) -> tuple[PassBase, ...]:
+    """Give the passes on an outer graph around islands, of whose outputs the program sees those in `seen`."""
+    return (OwnResults(seen),)
+
+
 def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlacePass, ...]:
-    """Passes on each lowered model, in order."""
+    """Give the passes on each lowered model, in order."""
     casts = PropagateCasts(
         strategy=options.propagate_cast_ops_strategy,
         level=options.propagate_cast_ops_level,
@@ -72,8 +115,9 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         allow_layer_norm_mod_precision=options.allow_layer_norm_mod_precision,
         target=target,
     )
-    fusions = (FuseRowSum(),) if options.fuse and target.device_type == "cpu" else ()
+    fusions = (FuseRowSum(),) if options.fuse and target.prefers_dense_products else ()
     return (
+        *outside_onnx_passes(first=True),
         IdentityEliminationPass(),
         SeparateOutputs(),  # the next pass gives two outputs that are one value the same name when it merges it
         CommonSubexpressionEliminationPass(),
@@ -81,15 +125,13 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         RemoveRoundTrips(options.excess_precision),  # after equal casts are one
         casts,  # what is left of them; before the fusions, which make float32 nodes that stay float32
         *fusions,
+        *outside_onnx_passes(first=False),
         RemoveUnusedNodesPass(),  # after the fusions, which leave the constants of what they replace
         RemoveUnusedOpsetsPass(),
         SeparateOutputs(),  # last: the passes above merge outputs that are equal
     )
 
 
-def identity(passes: Sequence[object]) -> str:
-    """What the passes are, for the graph key: classes with their parameters, in order."""
-    return "; ".join(
-        repr(p) if dataclasses.is_dataclass(p) else f"{type(p).__module__}.{type(p).__qualname__}({vars(p)})"
-        for p in passes
-    )
+def order_passes(model: ir.Model) -> tuple[ir.passes.InPlacePass, ...]:
+    """Give the passes on what ONNX Runtime's optimizer has made of `model`, whose order is wanted."""
+    return (RestoreOrder.of(model),)

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.compiler import CACHE, compile_graph
-from ort_dynamo.options import Options
+from ort_dynamo.options.groups import Options
 from ort_dynamo.testing import assert_close, assert_like_eager, eager_reasons
 
 
@@ -237,11 +237,19 @@ def test_fallback_error_refuses_at_the_forward_and_names_the_line() -> None:
 
 
 def test_one_hot_keeps_its_assertions_and_has_nothing_in_eager() -> None:
-    function = compiled(lambda x, index: (torch.nn.functional.one_hot(index, 4) * x).sum(-1), fallback="error")
+    def chosen(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return (F.one_hot(index, 4) * x).sum(-1)
+
+    function = compiled(chosen, fallback="error")
     x = torch.randn(3, 4, requires_grad=True)
     torch.testing.assert_close(function(x, torch.tensor([3, 0, 1])), torch.stack([x[0, 3], x[1, 0], x[2, 1]]))
-    with pytest.raises(RuntimeError, match="smaller than num_classes"):
-        function(x, torch.tensor([3, 4, 1]))
+    try:
+        torch.compile(chosen, backend="aot_eager")(x, torch.tensor([3, 4, 1]))
+    except RuntimeError:
+        with pytest.raises(RuntimeError, match="smaller than num_classes"):
+            function(x, torch.tensor([3, 4, 1]))
+    else:
+        pytest.skip("this torch traces one_hot without its assertions, as torch 2.11 does")
 
 
 def test_an_unknown_operator_of_the_backward_alone_is_refused_at_the_forward() -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
 from torch._higher_order_ops import associative_scan, scan, while_loop
 from torch._higher_order_ops.map import map as map_
 from torch._library.effects import EffectType
@@ -278,7 +279,7 @@ def one_process() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.filterwarnings("ignore")
-def test_collectives_stay_in_eager_in_order() -> None:
+def test_collectives_are_torchs_by_design_in_order() -> None:
     import torch.distributed._functional_collectives as collectives
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -288,8 +289,10 @@ def test_collectives_stay_in_eager_in_order() -> None:
         dist.all_reduce(gathered)
         return gathered * 3
 
-    assert_like_eager(function, torch.randn(4), gradients=False, allow_eager=True)
-    assert all("_c10d_functional" in reason for reason in eager_reasons())
+    assert_like_eager(function, torch.randn(4), gradients=False)  # fallback="error" takes them
+    assert not eager_reasons()
+    waits = counters["ort_train_by_design"]["_c10d_functional.wait_tensor.default"]
+    assert (waits, counters["ort_train_by_design"].total()) == (3, 6)
 
 
 @torch.library.custom_op("ort_dynamo_tests::weighted", mutates_args=(), tags=(torch.Tag.needs_contiguous_strides,))

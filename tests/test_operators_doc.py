@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ort_dynamo.__main__ import main
-from ort_dynamo.operators import table
+from ort_dynamo.commands.operators import table
 from ort_dynamo.runtime.capabilities import TESTED_RUNTIMES, installed_runtime, kernel_table, recorded_kernel_table
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/operators.md"

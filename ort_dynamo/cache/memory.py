@@ -1,12 +1,25 @@
-"""Compiled graphs of this process, by graph key."""
+"""Compiled graphs of this process, by graph key.
+
+The cache forgets what was used least recently when it holds too many entries or too many bytes. What it forgets stays
+alive while a compiled callable uses it; only a later compile of the same graph has to make it again. Each session has
+threads and buffers of its own beside its model, so entries are counted, too: 256 is as many as Dynamo lets one function
+be compiled anew (`accumulated_recompile_limit`), and more than the largest model tried has graphs. Models hold no
+parameters; 1 GiB holds some ten thousand of them, and few of those that embed a large constant.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["MemoryCache"]
+__all__ = ["MAX_BYTES", "MAX_ENTRIES", "MemoryCache"]
+
+MAX_ENTRIES = 256
+MAX_BYTES = 1 << 30
 
 _T = TypeVar("_T")
 
@@ -16,34 +29,97 @@ class MemoryCache(Generic[_T]):
 
     Attributes:
         hits, misses: how often a key was found, and how often its value was made.
+        nbytes: the sum of the sizes of what is held.
     """
 
-    def __init__(self) -> None:
-        self._entries: dict[Hashable, _T] = {}
-        self._making: dict[Hashable, threading.Lock] = {}
+    def __init__(
+        self,
+        max_entries: int = MAX_ENTRIES,
+        max_bytes: int = MAX_BYTES,
+        size: Callable[[_T], int] = lambda value: 0,
+        keep: Callable[[_T], bool] = lambda value: True,
+    ) -> None:
+        """Make an empty cache.
+
+        Args:
+            max_entries, max_bytes: bounds on what is held. A value larger than `max_bytes` is not held at all.
+            size: bytes of a value.
+            keep: whether a value may serve others that ask for its key; one that may not is given to who made it alone.
+        """
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._size = size
+        self._keep = keep
+        self._entries: OrderedDict[Hashable, tuple[_T, int]] = OrderedDict()  # least recently used first
+        self._making: dict[Hashable, threading.Event] = {}  # set when the value is made, or was not
         self._lock = threading.Lock()
         self.hits = 0
         self.misses = 0
+        self.nbytes = 0
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            this = weakref.ref(self)
+            os.register_at_fork(after_in_child=lambda: _forget_other_threads(this()))
 
     def get_or_make(self, key: Hashable | None, make: Callable[[], _T]) -> _T:
-        """The value of `key`, from `make` if it is new. With key None the value is made and not kept."""
+        """The value of `key`, from `make` if it is new. With key None the value is made and not kept.
+
+        What `make` raises reaches its caller alone: others that wait for the same key try themselves.
+        """
         if key is None:
             return make()
-        with self._lock:
-            making = self._making.setdefault(key, threading.Lock())
-        with making:  # others that want the same key wait; other keys do not
-            if key in self._entries:
-                self.hits += 1
-                return self._entries[key]
-            self.misses += 1
-            value = self._entries[key] = make()
+        while True:
+            with self._lock:
+                if key in self._entries:
+                    self.hits += 1
+                    self._entries.move_to_end(key)
+                    return self._entries[key][0]
+                making = self._making.get(key)
+                if making is None:
+                    self.misses += 1
+                    making = self._making[key] = threading.Event()
+                    break
+            making.wait()  # other keys do not wait
+        try:
+            value = make()
+            nbytes = self._size(value) if self._keep(value) else None
+            with self._lock:
+                if nbytes is not None and self._making.get(key) is making:  # not cleared since
+                    self._add(key, value, nbytes)
             return value
+        finally:
+            with self._lock:
+                if self._making.get(key) is making:
+                    del self._making[key]
+            making.set()
 
     def clear(self) -> None:
-        """Forget all entries; callers that hold a value keep it."""
+        """Forget all entries, and what is being made right now; callers that hold a value keep it."""
         with self._lock:
             self._entries.clear()
-            self._making.clear()
+            self._making.clear()  # those that wait for one of these make their own
+            self.nbytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def _add(self, key: Hashable, value: _T, nbytes: int) -> None:
+        if nbytes > self._max_bytes:
+            return
+        self._entries[key] = value, nbytes
+        self.nbytes += nbytes
+        while len(self._entries) > self._max_entries or self.nbytes > self._max_bytes:
+            _, (_, freed) = self._entries.popitem(last=False)
+            self.nbytes -= freed
+
+    def _forget_other_threads(self) -> None:
+        # A fork copies the calling thread only: another may have been making a value, or half-way through a change.
+        if self._lock.locked():
+            self._entries.clear()
+            self.nbytes = 0
+        self._lock = threading.Lock()
+        self._making = {}
+
+
+def _forget_other_threads(cache: MemoryCache[_T] | None) -> None:
+    if cache is not None:
+        cache._forget_other_threads()

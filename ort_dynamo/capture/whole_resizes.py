@@ -1,28 +1,30 @@
-"""Operators that torch decomposes before any table is asked, kept whole while AOTAutograd traces.
+"""Resizes stay whole while AOTAutograd traces, though torch decomposes them before any table is asked.
 
 torch registers Python decompositions of its resizing operators at the Autograd key: what reaches a backend are four or
 sixteen gathers and, backward, as many scatters that add. Kept whole, a resize and its gradient are a product with a
 small matrix for each axis. With symbolic sizes, and for integers, torch's decomposition stays.
+
+Those decompositions stand in tables of the process, and other threads may trace at the same time. So when this module
+is imported, a kernel takes the place of each that does just what the decomposition does, unless its own thread is
+inside `whole_resizes()`.
 """
 
 from __future__ import annotations
 
-import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._C import DispatchKey
-from torch._decomp.decompositions import upsample_compute_output_size
-from torch._ops import OpOverload
+
+from ort_dynamo.torch_internals.decompositions import resized_lengths
+from ort_dynamo.torch_internals.dispatcher import TRACING_KEYS, forget_dispatch, python_kernels, without_python_kernels
+from ort_dynamo.torch_internals.operators import OpOverload, aten, is_absent
 
 __all__ = ["whole_resizes"]
 
-aten = torch.ops.aten
-
 _Kernel = Callable[..., torch.Tensor]
-_KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 _RESIZES = (
     aten.upsample_nearest1d,
@@ -38,46 +40,54 @@ _RESIZES = (
 )
 
 
+class _Thread(threading.local):
+    """What this thread traces.
+
+    Attributes:
+        whole: whether resizes stay whole.
+        inside: the one that is on its way to torch's own kernel.
+    """
+
+    whole: bool = False
+    inside: OpOverload | None = None
+
+
+_thread = _Thread()
+
+
 @contextmanager
 def whole_resizes() -> Iterator[None]:
-    """While it is open, resizes of floating-point tensors with fixed sizes are traced whole.
-
-    The Python dispatcher's tables are global, so open it around compilation only, which Dynamo's lock guards.
-    """
-    with ExitStack() as stack:
-        for packet in _RESIZES:
-            stack.enter_context(_kernels(packet.vec, functools.partial(_vec, packet.default)))
-            stack.enter_context(_kernels(packet.default, functools.partial(_default, packet.default)))
-        yield
-
-
-@contextmanager
-def _kernels(overload: OpOverload, replace: Callable[[_Kernel], _Kernel | None]) -> Iterator[None]:
-    """Each Python kernel of `overload` replaced, or removed where `replace` gives None."""
-    table = overload.py_kernels
-    originals = {key: table[key] for key in _KEYS if key in table}
-    for key, original in originals.items():
-        replacement = replace(original)
-        if replacement is None:
-            del table[key]
-        else:
-            table[key] = replacement
-    overload._dispatch_cache.clear()
+    """Trace resizes of floating-point tensors with fixed sizes whole, in this thread, while the context is open."""
+    before, _thread.whole = _thread.whole, True
     try:
         yield
     finally:
-        table.update(originals)
-        overload._dispatch_cache.clear()
+        _thread.whole = before
+
+
+def _install() -> None:
+    """Put our kernels in the place of torch's decompositions, for good."""
+    for packet in _RESIZES:
+        for overload, kernel in ((packet.vec, _vec), (packet.default, _default)):
+            if is_absent(overload) or is_absent(packet.default):
+                continue
+            table = python_kernels(overload)
+            for key in TRACING_KEYS:
+                if key in table:
+                    table[key] = kernel(packet.default, table[key])
+            forget_dispatch(overload)
 
 
 def _vec(default: OpOverload, original: _Kernel) -> _Kernel:
-    """The overload that takes an output size or scale factors, as the one that takes both."""
+    """Make a kernel that calls `default`, which takes sizes and factors, for the overload that takes either."""
 
-    def kernel(self: torch.Tensor, output_size: Sequence[int] | None, *rest: Any) -> torch.Tensor:
-        *flags, factors = rest
-        sizes = upsample_compute_output_size(self.shape, output_size, factors)  # type: ignore[no-untyped-call]
+    def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if not _thread.whole or kwargs:
+            return original(*args, **kwargs)
+        self, output_size, *flags, factors = args
+        sizes = resized_lengths(self.shape, output_size, factors)
         if not _is_fixed(self, sizes):
-            return original(self, output_size, *rest)
+            return original(*args)
         result: torch.Tensor = default(self, sizes, *flags, *(factors or [None] * len(sizes)))
         return result
 
@@ -85,11 +95,19 @@ def _vec(default: OpOverload, original: _Kernel) -> _Kernel:
 
 
 def _default(overload: OpOverload, original: _Kernel) -> _Kernel:
-    def kernel(self: torch.Tensor, output_size: Sequence[int], *rest: Any) -> torch.Tensor:
-        if not _is_fixed(self, output_size):
-            return original(self, output_size, *rest)
-        with _kernels(overload, lambda _: None):  # torch's own kernels, which record a gradient
-            result: torch.Tensor = overload(self, output_size, *rest)
+    """Make a kernel that calls torch's own C++ kernel of `overload` in the place of its decomposition."""
+
+    def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if _thread.inside is overload:
+            return NotImplemented  # a mode has asked for a decomposition, and is told so that there is none
+        if not _thread.whole or kwargs or not _is_fixed(*args[:2]):
+            return original(*args, **kwargs)
+        before, _thread.inside = _thread.inside, overload
+        try:
+            with without_python_kernels():  # torch's own kernels, which record a gradient
+                result: torch.Tensor = overload(*args)
+        finally:
+            _thread.inside = before
         return result
 
     return kernel
@@ -99,3 +117,6 @@ def _is_fixed(self: torch.Tensor, output_size: Sequence[int]) -> bool:
     # A symbolic or empty batch counts too: torch cannot infer the shapes of a whole resize with one.
     sizes = [*self.shape, *output_size]
     return self.is_floating_point() and not any(isinstance(size, torch.SymInt) or size == 0 for size in sizes)
+
+
+_install()

@@ -19,8 +19,9 @@ import onnx_ir as ir
 from onnxscript import GraphBuilder
 
 from ort_dynamo.errors import UnsupportedNodeError
-from ort_dynamo.lowering.int64_order import ordering
-from ort_dynamo.target import FOR_KERNEL, FX_NODE, OPSET, READS_ROUNDED, Target
+from ort_dynamo.lowering.recipes.int64_order import ordering
+from ort_dynamo.marks import FOR_KERNEL, FX_NODE, READS_ROUNDED
+from ort_dynamo.target import OPSET, Target
 
 __all__ = ["LoweringBuilder", "MixedTypesError"]
 
@@ -100,7 +101,7 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
     ) -> Any:
         """Add one node, with casts around it where the target's kernels need them."""
         if op_type == "Transpose" and list(perm := kwargs.get("perm", ())) == list(range(len(perm))) != []:
-            # Where it precedes a Gemm, onnxruntime-training 1.19.2 takes any Transpose for one that transposes.
+            # Defect identity_transpose_before_gemm.
             op_type, kwargs = "Identity", {}
         schema = self._get_schema(op_type, domain, version)
         if schema is None and domain == "" and version is not None:

@@ -10,13 +10,15 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from onnxscript import OpBuilder
-from torch.utils._pytree import tree_leaves
 
 from ort_dynamo.dtypes import is_representable, onnx_dtype
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.lowering.builder import LoweringBuilder
-from ort_dynamo.lowering.symbols import Symbols, expression
-from ort_dynamo.target import FOR_KERNEL, Target
+from ort_dynamo.lowering.symbols import Symbols
+from ort_dynamo.marks import FOR_KERNEL
+from ort_dynamo.target import Target
+from ort_dynamo.torch_internals.pytree import tree_leaves
+from ort_dynamo.torch_internals.symbols import expression
 
 __all__ = ["LoweringContext", "Number", "Size", "is_empty"]
 
@@ -108,7 +110,7 @@ class LoweringContext:
     def scalar(self, number: Number, dtype: torch.dtype) -> ir.Value:
         """A 0-d value of a number that may be symbolic."""
         if isinstance(number, (torch.SymInt, torch.SymFloat)):
-            return self.cast(self._symbols.value(number.node.expr), dtype)
+            return self.cast(self._symbols.value(expression(number)), dtype)
         if isinstance(number, torch.SymBool):
             raise UnsupportedNodeError("a symbolic truth value as an argument")
         return self.constant(number, dtype)

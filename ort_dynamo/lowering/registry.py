@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from itertools import filterfalse
 from pkgutil import iter_modules
 from typing import Any, TypeVar
 
-from torch._library.custom_ops import CustomOpDef
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
 from ort_dynamo.errors import DuplicateLoweringError
+from ort_dynamo.torch_internals.operators import OpOverload, OpOverloadPacket, custom_name, is_absent
 
 __all__ = [
     "Lowering",
@@ -43,12 +43,13 @@ _FROM_OUTSIDE: dict[OpOverload, Lowering] = {}  # registered by users; goes befo
 
 
 def register(overload: OpOverload, function: Lowering) -> None:
-    """Make `function` the lowering of `overload`.
+    """Make `function` the lowering of `overload`; without effect for one that the installed torch lacks.
 
     Raises:
         DuplicateLoweringError: the overload has one already.
     """
-    _add(_REGISTRY, overload, function)
+    if not is_absent(overload):
+        _add(_REGISTRY, overload, function)
 
 
 def _add(table: dict[_K, Lowering], key: _K, function: Lowering) -> None:
@@ -87,7 +88,7 @@ def keep_in_eager(reason: str, *overloads: OpOverload) -> None:
 
     for overload in overloads:
         register(overload, refuse)
-        _REASONS[overload] = reason
+    _REASONS.update(dict.fromkeys(filterfalse(is_absent, overloads), reason))
 
 
 def kept_in_eager() -> Mapping[OpOverload, str]:
@@ -167,6 +168,6 @@ def _advice(given: object) -> str:
     if isinstance(given, OpOverloadPacket):
         names: list[str] = given.overloads()  # type: ignore[no-untyped-call]
         return f"and {given} has several: " + ", ".join(f"torch.ops.{given}.{name}" for name in names)
-    if isinstance(given, CustomOpDef):
-        return f"not the function: torch.ops.{given._qualname.replace('::', '.')}.default"
+    if (name := custom_name(given)) is not None:
+        return f"not the function: torch.ops.{name}.default"
     return f"e.g. torch.ops.aten.mul.Tensor, not {given!r}"

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 import sympy
 import torch
-from torch.utils._pytree import tree_leaves
-from torch.utils._sympy import functions as sympy_functions
 
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.lowering.builder import LoweringBuilder
+from ort_dynamo.torch_internals import sympy_functions
+from ort_dynamo.torch_internals.pytree import tree_leaves
+from ort_dynamo.torch_internals.symbols import expression, given_expression, known_true, product_of
 
-__all__ = ["FoundSymbols", "Symbols", "expression", "factors", "known_dims", "symbols_of"]
+__all__ = ["FoundSymbols", "Symbols", "broadcast", "factors", "known_dims", "same_size", "same_sizes", "symbols_of"]
 
 
-def expression(size: int | torch.SymInt) -> sympy.Expr:
-    """The sympy expression of a size; a plain int becomes a sympy Integer. Installs no guard."""
-    if isinstance(size, torch.SymInt):
-        expr: sympy.Expr = size.node.expr
-        return expr
-    return sympy.Integer(size)
+def same_size(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
+    """Whether two sizes are the same polynomial of size symbols; others may be equal, too. Installs no guard."""
+    first, second = expression(a), expression(b)
+    return bool(first == second or sympy.expand(first - second) == 0)
+
+
+def same_sizes(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt]) -> bool:
+    """Whether two shapes have the same sizes, by `same_size`."""
+    return len(a) == len(b) and all(map(same_size, a, b))
+
+
+def broadcast(*shapes: Sequence[int | torch.SymInt]) -> tuple[int | torch.SymInt, ...]:
+    """The common shape of tensors that broadcast; of symbolic sizes that must be equal, the first. No guard."""
+    rank = max(map(len, shapes))
+    columns = zip(*((*(1,) * (rank - len(shape)), *shape) for shape in shapes), strict=True)
+    return tuple(_broadcast_size([size for size in column if not known_true(size == 1)]) for column in columns)
+
+
+def _broadcast_size(sizes: list[int | torch.SymInt]) -> int | torch.SymInt:
+    """The common one of sizes that are not known to be 1."""
+    fixed = [size for size in sizes if isinstance(size, int)]
+    return (fixed or sizes or [1])[0]
 
 
 def factors(size: int | torch.SymInt) -> list[int | torch.SymInt]:
@@ -36,8 +53,7 @@ def factors(size: int | torch.SymInt) -> list[int | torch.SymInt]:
     found = [base for base, times in powers if times.is_Integer for _ in range(int(times))]
     if sympy.Mul(number, *found) != expression(size) or not all(part.is_integer for part in (number, *found)):
         return [size]
-    environment = size.node.shape_env
-    symbolic = [environment.create_symintnode(part, hint=None) for part in found]
+    symbolic = product_of(size, found)
     return symbolic if number == 1 else [*symbolic, int(number)]
 
 
@@ -111,7 +127,7 @@ class Symbols:
 
 def known_dims(fake: Any) -> list[tuple[int, sympy.Expr]]:
     """(axis, expression) for each symbolic dimension of a fake tensor."""
-    return [(axis, size.node.expr) for axis, size in enumerate(fake.shape) if isinstance(size, torch.SymInt)]
+    return [(axis, given_expression(size)) for axis, size in enumerate(fake.shape) if isinstance(size, torch.SymInt)]
 
 
 @dataclass(frozen=True)
@@ -132,6 +148,6 @@ def symbols_of(fake: Any) -> FoundSymbols:
     exprs: list[sympy.Expr] = []
     for leaf in tree_leaves(fake):
         sizes = leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,)
-        exprs.extend(size.node.expr for size in sizes if isinstance(size, torch.SymInt))
+        exprs.extend(given_expression(size) for size in sizes if isinstance(size, torch.SymInt))
     free = frozenset(symbol for expr in exprs for symbol in expr.free_symbols)
     return FoundSymbols(free, frozenset(expr for expr in exprs if expr.is_Symbol))

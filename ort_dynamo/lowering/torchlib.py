@@ -7,23 +7,21 @@ target for every node, and torch's dtypes. A function that was seen to be wrong 
 from __future__ import annotations
 
 import functools
-from importlib import import_module
 from typing import Any
 
 import onnx_ir as ir
 import onnxscript
 import torch
-from torch.onnx import errors as torch_onnx_errors
-from torch.onnx._internal.exporter import _building, _errors, _tensors
 
 from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.target import OPSET
+from ort_dynamo.torch_internals.exporter import ExporterMissingError, find_exporter
+from ort_dynamo.torch_internals.operators import OpOverload, aten
+from ort_dynamo.torch_internals.pytree import tree_leaves, tree_map
 
 __all__ = ["WRONG", "call", "has_function"]
-
-aten = torch.ops.aten
 
 WRONG: dict[Any, str] = {
     aten.nll_loss_forward.default: "total_weight counts the batch, not the weights",
@@ -44,16 +42,20 @@ def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         UnsupportedNodeError: torch_lib has no function, or one this target cannot run.
     """
     target = ctx.node.target
-    assert isinstance(target, torch._ops.OpOverload)
+    assert isinstance(target, OpOverload)
     if target in WRONG:
         raise UnsupportedNodeError(f"no lowering for {target}; torch_lib's is wrong: {WRONG[target]}")
     if torch.Tag.nondeterministic_seeded in target.tags:
         raise UnsupportedNodeError("a random draw that reads data: torch draws it")
+    try:
+        exporter = find_exporter(OPSET)
+    except ExporterMissingError as error:
+        raise UnsupportedNodeError(f"no lowering for {target}, and torch_lib cannot be asked: {error}") from error
     function = _find_function(target)
     if function is None:
         custom = "" if target.namespace in ("aten", "prims") else ", a custom operator (register_lowering adds one)"
         raise UnsupportedNodeError(f"no lowering for {target}{custom}")
-    if any(isinstance(a, (torch.SymInt, torch.SymFloat)) for a in _leaves((args, kwargs))):
+    if any(isinstance(a, (torch.SymInt, torch.SymFloat)) for a in tree_leaves((args, kwargs))):
         raise UnsupportedNodeError(f"no lowering of our own for {target}, and torch_lib's would fix a symbolic size")
 
     ctx.builder.origin += " (torch_lib)"
@@ -64,18 +66,16 @@ def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if not isinstance(value, ir.Value):
             return value
         if value not in aliases:
-            aliases[value] = _tensors.SymbolicTensor(opset, value.name, value.shape, value.type)
+            aliases[value] = exporter.stand_in(opset, value)
         return aliases[value]
 
     kwargs = {k: v for k, v in kwargs.items() if k not in ("layout", "device", "pin_memory", "memory_format")}
     kwargs = {k: _dtype_code(v) for k, v in kwargs.items()}
-    tracer = _building.OpRecorder(opset, {})
+    tracer = exporter.recorder(opset)
     try:
-        with onnxscript.evaluator.default_as(tracer):
-            outputs = function(
-                *torch.utils._pytree.tree_map(alias, args), **torch.utils._pytree.tree_map(alias, kwargs)
-            )
-    except (_errors.GraphConstructionError, torch_onnx_errors.OnnxExporterError, TypeError, ValueError) as error:
+        with exporter.recording(tracer):
+            outputs = function(*tree_map(alias, args), **tree_map(alias, kwargs))
+    except exporter.errors as error:
         # torch_lib says "not supported" in many ways; each is a reason to run this one node in eager.
         raise UnsupportedNodeError(f"torch_lib cannot lower {target}: {error.__cause__ or error}") from error
     if tracer.functions:
@@ -86,19 +86,18 @@ def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return _typed(ctx, outputs, {stand_in: value for value, stand_in in aliases.items()})
 
 
-def has_function(overload: torch._ops.OpOverload) -> bool:
-    """Whether torch_lib has a function for `overload`."""
-    return _find_function(overload) is not None
+def has_function(overload: OpOverload) -> bool:
+    """Whether torch_lib has a function for `overload`; without what traces it, none."""
+    try:
+        return _find_function(overload) is not None
+    except ExporterMissingError:
+        return False
 
 
 @functools.cache
-def _find_function(overload: torch._ops.OpOverload) -> Any:
-    from onnxscript.function_libs.torch_lib.registration import default_registry
-
-    import_module("onnxscript.function_libs.torch_lib.ops")  # fills the registry; a second, so only when needed
+def _find_function(overload: OpOverload) -> Any:
     # "aten::relu" for the default overload, which is how torch_lib spells it.
-    name = overload.name()  # type: ignore[no-untyped-call]
-    found = default_registry[name].overloads if name in default_registry else []
+    found = find_exporter(OPSET).functions(overload.name())  # type: ignore[no-untyped-call]
     return found[0] if found else None
 
 
@@ -119,10 +118,6 @@ def _typed(ctx: LoweringContext, outputs: Any, real: dict[ir.Value, ir.Value]) -
     # Types are only wrong by a cast: torch_lib relies on a promotion pass of the exporter that does not run here.
     cast = [ctx.cast(real.get(v, v), f.dtype) for v, f in zip(values, fakes, strict=True)]
     return cast[0] if single else tuple(cast)
-
-
-def _leaves(tree: Any) -> list[Any]:
-    return torch.utils._pytree.tree_leaves(tree)
 
 
 def _dtype_code(value: Any) -> Any:

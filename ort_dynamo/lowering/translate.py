@@ -3,45 +3,58 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.utils._pytree import tree_leaves
 
-from ort_dynamo.boundary import ValueSpec, inverse, physical_order, promised_strides
+from ort_dynamo.boundary import ValueSpec, input_spec, inverse, output_spec
 from ort_dynamo.dtypes import is_representable, onnx_dtype
 from ort_dynamo.errors import LoweringError, UnsupportedNodeError
 from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.builder import LoweringBuilder, MixedTypesError
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.registry import find_lowering
-from ort_dynamo.lowering.symbols import Symbols, expression, known_dims, symbols_of
+from ort_dynamo.lowering.symbols import Symbols, known_dims, symbols_of
 from ort_dynamo.source_line import user_line
 from ort_dynamo.target import OPSET, Target
+from ort_dynamo.torch_internals.answers import ANSWERS, answering_from, recording
+from ort_dynamo.torch_internals.operators import OpOverload, higher_order
+from ort_dynamo.torch_internals.pytree import tree_leaves
+from ort_dynamo.torch_internals.symbols import DataDependentSizeError, expression, given_expression
 
 __all__ = ["COND", "Lowered", "lower", "refusal"]
 
-COND = torch.ops.higher_order.cond
-"""The one higher-order operator that is lowered; segments.py keeps the others in eager."""
+COND = higher_order.cond
+"""The one higher-order operator that is lowered; segment/classify.py keeps the others in eager."""
 
 _IR_VERSION = 10  # the newest that onnxruntime-training 1.19.2 reads
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A lowered graph and how its inputs and outputs map to the FX graph's, in order."""
+    """A lowered graph.
+
+    Attributes:
+        model: the graph in ONNX.
+        inputs, outputs: how they map to the FX graph's, in order.
+        keyable: what was made follows from what is in the graph's key: every question about sizes that came up was
+            answered by what the graph's nodes recorded.
+    """
 
     model: ir.Model
     inputs: tuple[ValueSpec, ...]
     outputs: tuple[ValueSpec, ...]
+    keyable: bool
 
 
 def lower(gm: GraphModule, target: Target) -> Lowered:
     """Lower a graph in which every node was found lowerable.
+
+    Questions about sizes are answered by what `refusal` recorded.
 
     Args:
         gm: placeholders, get_attr nodes of sub-graphs, and call_function nodes, with fake values in meta["val"]; one
@@ -51,8 +64,23 @@ def lower(gm: GraphModule, target: Target) -> Lowered:
     Raises:
         LoweringError: with the node and the user's line.
     """
+    (output,) = gm.graph.find_nodes(op="output")
+    inputs = [(node, _input_spec(node)) for node in gm.graph.find_nodes(op="placeholder")]
+    outputs = [(node, output_spec(node.meta["val"])) for node in output.args[0]]
+    facts = (fact for node in gm.graph.nodes for fact in node.meta.get(ANSWERS, ()))
+    with answering_from(facts) as answered:
+        graph = _lower(gm, target, inputs, outputs)
+    model = ir.Model(graph, ir_version=_IR_VERSION, producer_name="ort_dynamo")
+    return Lowered(model, tuple(s for _, s in inputs), tuple(s for _, s in outputs), keyable=not answered.missing)
+
+
+_Specs = Sequence[tuple[Node, ValueSpec]]
+
+
+def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> ir.Graph:
     walk = _Walk(target)
-    inputs = tuple(walk.add_input(node) for node in gm.graph.find_nodes(op="placeholder"))
+    for node, spec in inputs:
+        walk.add_input(node, spec)
     for node in gm.graph.nodes:
         try:
             if node.op == "call_function":
@@ -61,17 +89,26 @@ def lower(gm: GraphModule, target: Target) -> Lowered:
                 walk.add_subgraph(node)
         except Exception as error:
             raise _located(node, error) from error
-    (output,) = gm.graph.find_nodes(op="output")
-    outputs = tuple(walk.add_output(node, index) for index, node in enumerate(output.args[0]))
-    return Lowered(ir.Model(walk.graph, ir_version=_IR_VERSION, producer_name="ort_dynamo"), inputs, outputs)
+    for index, (node, spec) in enumerate(outputs):
+        walk.add_output(node, index, spec)
+    return walk.graph
 
 
 def refusal(node: Node, target: Target) -> str | None:
     """Why `node` cannot go to `target`, or None: found by lowering the node alone into a scratch graph.
 
+    What the lowering asks about sizes is recorded in the node's meta, for the key of the graph that will hold it.
+
     Raises:
         LoweringError: the node's lowering is defective.
     """
+    with recording() as facts:
+        reason = _refusal(node, target)
+    node.meta[ANSWERS] = tuple(facts)
+    return reason
+
+
+def _refusal(node: Node, target: Target) -> str | None:
     walk = _Walk(target)
     try:
         walk.offer_all_sizes(node)
@@ -79,7 +116,7 @@ def refusal(node: Node, target: Target) -> str | None:
             if argument.op == "get_attr" and isinstance(argument.meta["val"], GraphModule):
                 walk.add_subgraph(argument)
             else:
-                walk.add_input(argument)
+                walk.add_argument(argument)
         walk.add_node(node)
     except UnsupportedNodeError as error:
         return error.reason
@@ -87,7 +124,7 @@ def refusal(node: Node, target: Target) -> str | None:
         if not _mixes_dtypes(node):
             raise _located(node, error) from error
         return f"it mixes dtypes, which only torch's kernel takes or rejects: {error}"
-    except GuardOnDataDependentSymNode as error:
+    except DataDependentSizeError as error:
         return f"its form depends on a size that is known only when the data is: {error.cond}"
     except Exception as error:
         raise _located(node, error) from error
@@ -114,30 +151,28 @@ class _Walk:
             self._builder.push_module(name)
 
     def offer_all_sizes(self, node: Node) -> None:
-        """Make every size symbol around `node` readable, as segments.py does for an island that lacks one."""
+        """Make every size symbol around `node` readable, as segment/islands.py does for an island that lacks one."""
         fakes = [node.meta.get("val"), *(argument.meta.get("val") for argument in node.all_input_nodes)]
         for symbol in symbols_of(fakes).free:
             self._symbols.offer_scalar(symbol, self._builder.input(f"size_{symbol}", ir.DataType.INT64, []))
 
-    def add_input(self, node: Node) -> ValueSpec:
+    def add_argument(self, node: Node) -> None:
+        """Add what a node that is lowered alone reads, as an input."""
         fake = node.meta["val"]
-        if isinstance(fake, (int, float, torch.SymInt, torch.SymFloat)):
-            dtype = torch.int64 if isinstance(fake, (int, torch.SymInt)) else torch.float64
-            value = self._builder.input(node.name, onnx_dtype(dtype), [])
-            if isinstance(fake, (torch.SymInt, torch.SymFloat)):
-                self._symbols.offer_scalar(fake.node.expr, value)
-            self._values[node] = fake
-            return ValueSpec(dtype, is_number=True)
-        if isinstance(fake, (tuple, list)):  # only in a scratch graph: getitem of an eager node
+        if isinstance(fake, (tuple, list)):  # getitem of an eager node
             self._values[node] = tuple(None if f is None else self._fake_input(node.name, f) for f in fake)
-            return ValueSpec(torch.float32)
-        if not isinstance(fake, torch.Tensor):
-            raise UnsupportedNodeError(f"an input of type {type(fake).__name__}")
-        _check_tensor(fake)
-        order = physical_order(fake)
-        value = self._fake_input(node.name, fake, order)
-        self._values[node] = value
-        return ValueSpec(fake.dtype, order)
+        else:
+            self.add_input(node, _input_spec(node))
+
+    def add_input(self, node: Node, spec: ValueSpec) -> None:
+        fake = node.meta["val"]
+        if spec.is_number:
+            value = self._builder.input(node.name, onnx_dtype(spec.dtype), [])
+            if isinstance(fake, (torch.SymInt, torch.SymFloat)):
+                self._symbols.offer_scalar(given_expression(fake), value)
+            self._values[node] = fake
+        else:
+            self._values[node] = self._fake_input(node.name, fake, spec.order)
 
     def _fake_input(self, name: str, fake: torch.Tensor, order: tuple[int, ...] = ()) -> ir.Value:
         axes = order or tuple(range(fake.dim()))
@@ -163,7 +198,7 @@ class _Walk:
             self._values[node] = value
             return
         _check_outputs(node)
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, OpOverload):
             raise UnsupportedNodeError(f"{node.target} is not an ATen operator")
         context = LoweringContext(self._builder, self._symbols, self._fakes, node)
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._values.__getitem__)
@@ -264,9 +299,8 @@ class _Walk:
                 raise UnsupportedNodeError("a random draw")
             self.add_node(node)
 
-    def add_output(self, node: Node, index: int) -> ValueSpec:
-        value, fake = self._values[node], node.meta["val"]
-        order = physical_order(fake)
+    def add_output(self, node: Node, index: int, spec: ValueSpec) -> None:
+        value, fake, order = self._values[node], node.meta["val"], spec.order
         name = f"output_{index}"
         if order:
             value = self._builder.op.Transpose(value, perm=list(order))
@@ -276,7 +310,16 @@ class _Walk:
         value.type = ir.TensorType(onnx_dtype(fake.dtype))
         value.shape = ir.Shape([_dim(fake.shape[axis]) for axis in order or range(fake.dim())])
         self.graph.outputs.append(value)
-        return ValueSpec(fake.dtype, order, strides=promised_strides(fake))
+
+
+def _input_spec(node: Node) -> ValueSpec:
+    fake = node.meta["val"]
+    if isinstance(fake, torch.Tensor):
+        _check_tensor(fake)
+    spec = input_spec(fake)
+    if spec is None:
+        raise UnsupportedNodeError(f"an input of type {type(fake).__name__}")
+    return spec
 
 
 def _behind_identity(value: ir.Value) -> ir.Value:
@@ -317,4 +360,4 @@ def _check_tensor(fake: torch.Tensor) -> None:
 
 
 def _dim(size: int | torch.SymInt) -> int | str:
-    return str(size.node.expr) if isinstance(size, torch.SymInt) else size
+    return str(given_expression(size)) if isinstance(size, torch.SymInt) else size

@@ -1,47 +1,79 @@
-"""The cut of the joint graph into forward and backward: our passes mark it, torch's partitioner cuts it."""
+"""torch's partitioner cuts the joint graph into forward and backward, as our passes have tagged it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._functorch.partitioners import default_partition
-from torch._ops import OpOverload
 from torch.fx import GraphModule
 
-from ort_dynamo.batch_statistics import merge_statistics, split_statistics
-from ort_dynamo.options import Options, PassOptions, RecomputeOptions
-from ort_dynamo.passes.analysis.memory import memory_record, peaks
-from ort_dynamo.passes.analysis.stash import draws
-from ort_dynamo.passes.pipelines import fx_passes, recompute_passes
+from ort_dynamo.options.groups import Options, PassOptions, RecomputeOptions
+from ort_dynamo.pass_record import PassRecord
+from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, memory_record
+from ort_dynamo.passes.pipelines import backward_passes, cut_passes, forward_passes, fx_passes, recompute_passes
+from ort_dynamo.passes.running import run_passes
 from ort_dynamo.runtime.arena import ARENA
-from ort_dynamo.segment.segment import session_device
+from ort_dynamo.segment.classify import session_device
+from ort_dynamo.torch_internals.aot import default_partition
 
-__all__ = ["cut", "mark", "partitioner", "tag_recomputed"]
+__all__ = ["Halves", "PartitionRecord", "cut", "mark", "partitioner", "tag_recomputed"]
 
 _log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows it
 
 
-def mark(gm: GraphModule, options: PassOptions) -> None:
-    """Run the FX passes on a joint or inference graph, in place."""
-    for pass_ in fx_passes(options):
-        pass_(gm)
+@dataclass(frozen=True)
+class Halves:
+    """What a joint graph is cut into.
+
+    Attributes:
+        forward: the half that keeps tensors for the other.
+        backward: the half that reads them, and computes again what is not kept.
+        passes: the passes that ran on the way.
+    """
+
+    forward: GraphModule
+    backward: GraphModule
+    passes: tuple[PassRecord, ...]
 
 
-def tag_recomputed(joint: GraphModule, options: RecomputeOptions, **kwargs: Any) -> None:
-    """Tag what the backward computes again; the arguments are those of `cut`."""
-    static = tuple(kwargs.get("static_lifetime_input_indices") or ())
-    for pass_ in recompute_passes(options, static):
-        pass_(joint)
+@dataclass(frozen=True)
+class PartitionRecord:
+    """What became of one joint graph.
+
+    Attributes:
+        passes: the passes that ran on it and its halves, in order.
+        memory: what is kept for the backward and what is computed again.
+    """
+
+    passes: tuple[PassRecord, ...]
+    memory: MemoryRecord
+
+
+def mark(gm: GraphModule, options: PassOptions, *, check: bool = False) -> tuple[PassRecord, ...]:
+    """Run the FX passes on a joint or inference graph, in place, and with `check` check it after each."""
+    return run_passes(fx_passes(options), gm, check=check)
+
+
+def tag_recomputed(
+    joint: GraphModule, options: RecomputeOptions, static: Sequence[int] = (), *, check: bool = False
+) -> tuple[PassRecord, ...]:
+    """Tag, in place, what the backward computes again.
+
+    Args:
+        joint: a marked joint graph.
+        options: what to compute again.
+        static: indices of its inputs that are parameters or buffers.
+        check: check the graph after each pass.
+    """
+    return run_passes(recompute_passes(options, tuple(static)), joint, check=check)
 
 
 def cut(
-    joint: GraphModule, inputs: Sequence[torch.Tensor], options: RecomputeOptions, **kwargs: Any
-) -> tuple[GraphModule, GraphModule]:
+    joint: GraphModule, inputs: Sequence[torch.Tensor], options: RecomputeOptions, check: bool = False, **kwargs: Any
+) -> Halves:
     """Decide what the backward computes again, and cut a marked joint graph into forward and backward.
 
     The default partition saves what the backward reads. The min-cut partition would recompute pointwise chains on
@@ -51,62 +83,41 @@ def cut(
         joint: the joint graph; it gets tags.
         inputs: its inputs.
         options: what to compute again.
+        check: check the graphs after each pass.
         kwargs: what AOTAutograd hands to its partition function.
     """
-    tag_recomputed(joint, options, **kwargs)
-    split_statistics(joint)
-    with _seedless(joint) as restore:
-        forward, backward = default_partition(joint, inputs, **kwargs)
-        restore(forward)
-        restore(backward)
-    merge_statistics(forward)
-    return forward, backward
+    static = kwargs.get("static_lifetime_input_indices") or ()
+    before = tag_recomputed(joint, options, static, check=check) + run_passes(cut_passes(), joint, check=check)
+    forward, backward = default_partition(joint, inputs, **kwargs)
+    after = (
+        *run_passes(forward_passes(), forward, check=check),
+        *run_passes(backward_passes(), backward, check=check),
+        *run_passes(backward_passes(), joint, check=check),
+    )
+    return Halves(forward, backward, before + after)
 
 
-@contextmanager
-def _seedless(joint: GraphModule) -> Iterator[Callable[[GraphModule], None]]:
-    """Stand-ins, without ATen's tag for random operators, for attention without dropout.
+def partitioner(
+    options: Options, record: Callable[[PartitionRecord], None]
+) -> Callable[..., tuple[GraphModule, GraphModule]]:
+    """Make the partition function for AOTAutograd.
 
-    Around each operator with the tag that is computed again, torch would save and load the generator's state, and call
-    it through a higher-order operator, which no session can take.
-
-    Yields:
-        A function that puts the operators back into a graph made of `joint`.
+    Args:
+        options: all options.
+        record: called with what became of each joint graph.
     """
 
-    def restore(gm: GraphModule) -> None:
-        for node in gm.graph.nodes:
-            node.target = getattr(node.target, "stands_for", node.target)
-        gm.recompile()
-
-    for node in joint.graph.nodes:
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not draws(node):
-            node.target = _stand_in(node.target)
-    try:
-        yield restore
-    finally:
-        restore(joint)
-
-
-@cache
-def _stand_in(overload: OpOverload) -> Callable[..., Any]:
-    def attention_without_dropout(*args: Any, **kwargs: Any) -> Any:
-        return overload(*args, **kwargs)
-
-    attention_without_dropout.stands_for = overload  # type: ignore[attr-defined]
-    return attention_without_dropout
-
-
-def partitioner(options: Options) -> Callable[..., tuple[GraphModule, GraphModule]]:
-    """The partition function for AOTAutograd."""
-
     def partition(joint: GraphModule, inputs: Sequence[torch.Tensor], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        mark(joint, options.passes)
-        halves = cut(joint, inputs, options.recompute, **kwargs)
-        if not ARENA.registered and session_device(joint).type == "cpu":
-            ARENA.expect(max(peaks(*halves)))
+        check = options.dump.verify
+        marked = mark(joint, options.passes, check=check)
+        halves = cut(joint, inputs, options.recompute, check, **kwargs)
+        forward, backward = halves.forward, halves.backward
+        memory = memory_record(joint, forward, backward, kwargs["num_fwd_outputs"])
         if _log.isEnabledFor(logging.INFO):
-            _log.info("%s", memory_record(joint, *halves, kwargs["num_fwd_outputs"]).summary())
-        return halves
+            _log.info("%s", memory.summary())
+        record(PartitionRecord(marked + halves.passes, memory))
+        if not ARENA.registered and session_device(joint).type == "cpu":
+            ARENA.expect(memory.peak)
+        return forward, backward
 
     return partition

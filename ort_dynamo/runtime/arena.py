@@ -35,10 +35,15 @@ class SharedArena:
         self._first_region = min(max(int(nbytes * _ROOM), _SMALLEST), _LARGEST)
 
     def register(self) -> None:
-        """Make the arena, unless it is there; sessions whose setting "session.use_env_allocators" is "1" take it."""
+        """Make the arena, unless it is there; sessions whose setting "session.use_env_allocators" is "1" take it.
+
+        A build without the call has none: each session keeps an arena of its own.
+        """
         if self._registered:
             return
         ort = onnxruntime()
+        if not (hasattr(ort, "create_and_register_allocator") and hasattr(ort, "OrtArenaCfg")):
+            return
         place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
         next_power_of_two = 0
         regions = {

@@ -2,28 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import torch
 from torch.fx import GraphModule
 from torch.fx.graph import CodeGen
 
-from ort_dynamo.runtime.compiled_graph import CompiledGraph
+from ort_dynamo.runtime.compiled_graph import CompiledGraph, Stopped
+from ort_dynamo.runtime.data_errors import data_error
 
-__all__ = ["Island", "boxed"]
+__all__ = ["Island", "RunWatch", "boxed"]
 
 
 class Island(torch.nn.Module):
-    """Stands in the outer graph for a compiled island."""
+    """Stands in the outer graph for a compiled island.
 
-    def __init__(self, compiled: CompiledGraph) -> None:
+    Args:
+        compiled: what runs.
+        places: name of an ONNX node that data can stop -> where it comes from in the user's code.
+    """
+
+    def __init__(self, compiled: CompiledGraph, places: Mapping[str, str]) -> None:
         super().__init__()
         self.compiled = compiled
+        self._places = places
 
     def __call__(self, *values: Any) -> tuple[torch.Tensor, ...]:
-        """Run the island; plain, without nn.Module's hooks, since this is called on every step."""
-        return self.compiled(*values)
+        """Run the island; plain, without nn.Module's hooks, since this is called on every step.
+
+        Raises:
+            ExecutionError: ONNX Runtime stopped; IndexOutOfBoundsError if at an index in the data,
+                IntegerDivisionByZeroError if at a divisor.
+        """
+        try:
+            return self.compiled(*values)
+        except Stopped as stopped:
+            raise data_error(str(stopped), self._places) from stopped.__cause__
+
+
+class RunWatch:
+    """Sees whether a session ran in this thread, from `with` to its end; without one, a call pays for one look.
+
+    Attributes:
+        ran: whether one did.
+    """
+
+    def __init__(self) -> None:
+        self.ran = False
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> Self:
+        _watches.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _watches.remove(self)
+
+    def note(self) -> None:
+        """Note that a graph with a session runs in the calling thread."""
+        self.ran |= threading.get_ident() == self._thread
+
+
+_watches: list[RunWatch] = []
 
 
 class _BoxedCodeGen(CodeGen):
@@ -42,8 +84,12 @@ def boxed(gm: GraphModule) -> Callable[[list[Any]], Any]:
     gm.graph.set_codegen(_BoxedCodeGen())
     gm.recompile()
     forward: Callable[[list[Any]], Any] = gm.forward
+    has_islands = any(isinstance(child, Island) for child in gm.children())
 
     def run(args: list[Any]) -> Any:
+        if _watches and has_islands:
+            for watch in tuple(_watches):
+                watch.note()
         return forward(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,26 +17,29 @@ from typing import Any
 import onnx_ir as ir
 
 from ort_dynamo.errors import RuntimeNotInstalledError, SeveralRuntimesError
-from ort_dynamo.runtime.importing import binding
-from ort_dynamo.target import OPSET, KernelTable, release
+from ort_dynamo.release import release, say_if_newer
+from ort_dynamo.runtime.binding import kernel_definitions
+from ort_dynamo.target import OPSET, TRAINING_PACKAGE, KernelTable, Target
 
 __all__ = [
     "TESTED_RUNTIMES",
     "InstalledRuntime",
     "installed_runtime",
     "kernel_table",
+    "nearest_record",
     "omitted_optimizers",
     "recorded_kernel_table",
+    "say_if_untested",
     "waiting_threads",
 ]
 
-_TRAINING = "onnxruntime-training"
+_log = logging.getLogger(__name__)
 
 # All distributions on PyPI that provide the import name `onnxruntime`.
 _DISTRIBUTIONS = (
     "onnxruntime",
     "onnxruntime-gpu",
-    _TRAINING,
+    TRAINING_PACKAGE,
     "onnxruntime-directml",
     "onnxruntime-openvino",
     "onnxruntime-qnn",
@@ -44,7 +48,7 @@ _DISTRIBUTIONS = (
 )
 
 # com.microsoft gradient operators with a float CPU and CUDA kernel in the training build, seen to agree with
-# torch. The list leaves out operators that crash without shapes (MaxPoolGrad, AveragePoolGrad).
+# torch. MaxPoolGrad and AveragePoolGrad are left out: defect gradients_without_shapes.
 _GRADIENT_KERNELS = (
     "ConvGrad",
     "GeluGrad",
@@ -78,7 +82,12 @@ class InstalledRuntime:
     @property
     def has_gradient_kernels(self) -> bool:
         """Whether this is the training build."""
-        return self.package == _TRAINING
+        return self.package == TRAINING_PACKAGE
+
+    @property
+    def bounds_spinning(self) -> bool:
+        """Whether "session.intra_op.spin_duration_us" is used: from the oldest release in which it was measured."""
+        return release(self.version) >= (1, 31)
 
 
 def find_distributions() -> dict[str, str]:
@@ -122,20 +131,39 @@ def kernel_table(runtime: InstalledRuntime, provider: str) -> KernelTable:
 
     The stock builds answer themselves. The training build has no such call, so its CPU kernels come from a table
     read off the stock build of the same version, plus the gradient operators. For its CUDA provider, which cannot
-    be asked either, the CPU table stands in.
+    be asked either, the CPU table stands in. A stock build without the call has those of the nearest recorded release.
     """
-    entries = _recorded_kernels("1.19.2") if runtime.has_gradient_kernels else _asked_kernels(provider)
-    return _table(entries, runtime)
+    definitions = kernel_definitions()
+    if definitions is None:
+        return _table(_recorded_kernels(nearest_record(runtime.version)), runtime)
+    return _table(_asked_kernels(definitions, provider), runtime)
+
+
+def nearest_record(version: str) -> str:
+    """The version of the recorded kernel table whose release is nearest to that of `version`."""
+    major, minor = release(version)
+    records = (runtime.version for runtime in TESTED_RUNTIMES)
+    return min(records, key=lambda record: abs((release(record)[0] - major) * 1000 + release(record)[1] - minor))
 
 
 @lru_cache(maxsize=2)
 def recorded_kernel_table(runtime: InstalledRuntime) -> KernelTable:
-    """The CPU kernels of one of the two tested runtimes, read from a record: the same whatever is installed."""
+    """The CPU kernels of one of TESTED_RUNTIMES, read from a record: the same whatever is installed."""
     return _table(_recorded_kernels(runtime.version), runtime)
 
 
-TESTED_RUNTIMES = (InstalledRuntime(_TRAINING, "1.19.2"), InstalledRuntime("onnxruntime", "1.31.1"))
-"""The runtimes that the tests run on, each with a record of its CPU kernels."""
+TESTED_RUNTIMES = (InstalledRuntime(TRAINING_PACKAGE, "1.19.2"), InstalledRuntime("onnxruntime", "1.31.1"))
+"""A release of each of the two builds that CI runs the tests on, with a record of its CPU kernels."""
+
+NEWEST_TESTED = "1.32"
+"""The newest release of ONNX Runtime that the tests passed on (docs/versions.md)."""
+
+
+@lru_cache(maxsize=1)
+def say_if_untested() -> None:
+    """Log, once a process, that the installed runtime is newer than any tested; it is never refused for its number."""
+    runtime = installed_runtime()
+    say_if_newer(_log, runtime.package, runtime.version, NEWEST_TESTED)
 
 
 def _table(entries: Iterable[tuple[str, str, dict[str, list[str]]]], runtime: InstalledRuntime) -> KernelTable:
@@ -150,23 +178,19 @@ def _table(entries: Iterable[tuple[str, str, dict[str, list[str]]]], runtime: In
 
 
 _MOVES_TRANSPOSES = ("TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider")
-"""These move a transpose through a sum where nobody else reads what is between. So the last bits of a gradient would
-depend on what is recomputed. Our transposes are attributes of products, and steps take the same time without them."""
+"""Our transposes are attributes of products, and steps take the same time without these optimizers."""
 
 
-def omitted_optimizers(dtypes: Collection[ir.DataType]) -> list[str]:
-    """ONNX Runtime's own graph optimizers that are left out for a model with values of `dtypes`.
-
-    Those that move transposes would break the promise that recomputation changes no bit. Those for float64 make contrib
-    operators of float64 nodes without asking whether a float64 kernel exists. In the training build, NoopElimination
-    takes an empty constant for a zero and loses the output of a sum with it.
-    """
-    omitted = [*_MOVES_TRANSPOSES, *(_FUSIONS_WITHOUT_DOUBLE if ir.DataType.DOUBLE in dtypes else ())]
-    return [*omitted, "NoopElimination"] if installed_runtime().has_gradient_kernels else omitted
-
-
-_BOUNDS_SPINNING = (1, 31)
-"""The version of ONNX Runtime from which "session.intra_op.spin_duration_us" is used, the oldest that was measured."""
+def omitted_optimizers(dtypes: Collection[ir.DataType], target: Target) -> list[str]:
+    """ONNX Runtime's own graph optimizers that are left out for a model with values of `dtypes`: they have defects."""
+    omitted: list[str] = []
+    if target.has_defect("transposes_are_moved"):  # recomputation changes no bit
+        omitted += _MOVES_TRANSPOSES
+    if target.has_defect("fusions_without_double") and ir.DataType.DOUBLE in dtypes:
+        omitted += _FUSIONS_WITHOUT_DOUBLE
+    if target.has_defect("noop_elimination_of_empty"):
+        omitted.append("NoopElimination")
+    return omitted
 
 
 def waiting_threads() -> dict[str, str]:
@@ -177,13 +201,13 @@ def waiting_threads() -> dict[str, str]:
     nothing beside a busy process, where ONNX Runtime's own spinning, about a millisecond, makes them half as long
     again. Versions that cannot bound it do not spin.
     """
-    if release(installed_runtime().version) < _BOUNDS_SPINNING:
+    if not installed_runtime().bounds_spinning:
         return {"intra_op.allow_spinning": "0"}
     return {"intra_op.allow_spinning": "1", "intra_op.spin_duration_us": "20", "force_spinning_stop": "1"}
 
 
-def _asked_kernels(provider: str) -> Iterable[tuple[str, str, dict[str, list[str]]]]:
-    for kernel in binding().get_all_opkernel_def():
+def _asked_kernels(definitions: Iterable[Any], provider: str) -> Iterable[tuple[str, str, dict[str, list[str]]]]:
+    for kernel in definitions:
         first, last = kernel.version_range
         if kernel.provider != provider or kernel.domain not in ("", "ai.onnx", "com.microsoft"):
             continue

@@ -7,7 +7,14 @@ from functools import lru_cache
 import torch
 
 from ort_dynamo.errors import ProviderNotAvailableError
-from ort_dynamo.runtime.capabilities import TESTED_RUNTIMES, installed_runtime, kernel_table, recorded_kernel_table
+from ort_dynamo.runtime.capabilities import (
+    TESTED_RUNTIMES,
+    installed_runtime,
+    kernel_table,
+    recorded_kernel_table,
+    say_if_untested,
+)
+from ort_dynamo.runtime.defects import defects_of
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.target import Target
 
@@ -28,6 +35,7 @@ def find_target(device_type: str) -> Target:
         ProviderNotAvailableError: no provider serves the device, or the installed runtime lacks it.
     """
     runtime = installed_runtime()
+    say_if_untested()
     available = onnxruntime().get_available_providers()
     provider = _PROVIDERS.get(device_type)
     if provider is None or provider not in available:
@@ -47,6 +55,7 @@ def find_target(device_type: str) -> Target:
         device_type=device_type,
         gradient_kernels=runtime.has_gradient_kernels,
         kernels=kernel_table(runtime, provider),
+        defects=defects_of(runtime.package, runtime.version, provider),
     )
 
 
@@ -56,10 +65,11 @@ def recorded_cpu_targets() -> tuple[Target, ...]:
         Target(
             package=runtime.package,
             version=runtime.version,
-            provider="CPUExecutionProvider",
+            provider=_PROVIDERS["cpu"],
             device_type="cpu",
             gradient_kernels=runtime.has_gradient_kernels,
             kernels=recorded_kernel_table(runtime),
+            defects=defects_of(runtime.package, runtime.version, _PROVIDERS["cpu"]),
         )
         for runtime in TESTED_RUNTIMES
     )

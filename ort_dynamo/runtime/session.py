@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
 import torch
 
+from ort_dynamo.build import BuiltGraph
 from ort_dynamo.errors import ProviderNotAvailableError, SessionError
-from ort_dynamo.options import SessionSettings
+from ort_dynamo.options.groups import SessionSettings
 from ort_dynamo.runtime.arena import ARENA
+from ort_dynamo.runtime.binding import keep_order
 from ort_dynamo.runtime.capabilities import omitted_optimizers, waiting_threads
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.runtime.providers import provider_options
@@ -22,76 +22,50 @@ from ort_dynamo.target import Target
 __all__ = ["open_session", "optimize"]
 
 
-def open_session(
-    model: bytes,
-    options: SessionSettings,
-    target: Target,
-    device: torch.device,
-    name: str,
-    dtypes: Collection[ir.DataType] = (),
-    *,
-    in_order: bool = False,
-) -> Any:
-    """An onnxruntime InferenceSession of a serialised model, on the provider of `target` and on nothing else.
+def open_session(built: BuiltGraph, target: Target, device: torch.device) -> Any:
+    """An onnxruntime InferenceSession of what was built, on the provider of `target` and on nothing else.
 
     Args:
-        model: a serialised ONNX ModelProto, under 2 GiB.
-        options: how to open it.
+        built: the model, under 2 GiB, and how to open it. ONNX Runtime's own order goes depth first from the last
+            result; with `built.in_order` its nodes run in the model's.
         target: what the model was lowered for.
         device: the torch device of its tensors.
-        name: how errors call the graph, e.g. "forward-1f0a…".
-        dtypes: element types of the model's values; they decide which of ONNX Runtime's optimizers are left out.
-        in_order: run the nodes in the model's order. ONNX Runtime's own goes depth first from the last result.
 
     Raises:
         ProviderNotAvailableError: the provider is there but does not load.
         SessionError: ONNX Runtime refused the model.
     """
-    settings = _session_settings(options, device)
-    if in_order:
-        settings.execution_order = onnxruntime().ExecutionOrder.PRIORITY_BASED  # without priorities: by index
-    return _open(model, settings, options, target, device, name, dtypes)
+    settings = _session_settings(built.session, target)
+    if built.in_order:
+        keep_order(settings)
+    return _open(built, settings, target, device)
 
 
-def optimize(
-    model: bytes,
-    options: SessionSettings,
-    target: Target,
-    device: torch.device,
-    name: str,
-    dtypes: Collection[ir.DataType] = (),
-) -> bytes:
-    """A serialised model as ONNX Runtime's optimizers leave it, to be opened with them disabled.
+def optimize(built: BuiltGraph, target: Target, device: torch.device) -> bytes:
+    """The model of `built` as ONNX Runtime's optimizers leave it, serialised, to be opened with them disabled.
 
     Takes and raises what `open_session` does. The result may hold operators of ONNX Runtime's internal domains, so it
     is for this runtime and machine only.
     """
-    settings = _session_settings(options, device)
+    settings = _session_settings(built.session, target)
     with tempfile.TemporaryDirectory(prefix="ort_dynamo-") as folder:
         settings.optimized_model_filepath = os.path.join(folder, "optimized.onnx")
-        _open(model, settings, options, target, device, name, dtypes)
+        _open(built, settings, target, device)
         return Path(settings.optimized_model_filepath).read_bytes()
 
 
-def _open(
-    model: bytes,
-    settings: Any,
-    options: SessionSettings,
-    target: Target,
-    device: torch.device,
-    name: str,
-    dtypes: Collection[ir.DataType],
-) -> Any:
+def _open(built: BuiltGraph, settings: Any, target: Target, device: torch.device) -> Any:
+    options = built.session
     providers: list[Any] = [(target.provider, provider_options(device, dict(options.provider_options)))]
     if device.type != "cpu":
         providers.append("CPUExecutionProvider")  # shape arithmetic runs there
     try:
         session = onnxruntime().InferenceSession(
-            model, settings, providers=providers, disabled_optimizers=omitted_optimizers(dtypes)
+            built.model, settings, providers=providers, disabled_optimizers=omitted_optimizers(built.dtypes, target)
         )
     except Exception as error:  # pybind exposes about ten unrelated exception classes
         raise SessionError(
-            package=target.package, version=target.version, provider=target.provider, graph=name, error=error
+            package=target.package, version=target.version, provider=target.provider, graph=built.name, error=error
         ) from error
     if target.provider not in session.get_providers():
         raise ProviderNotAvailableError(
@@ -106,7 +80,7 @@ def _open(
     return session
 
 
-def _session_settings(options: SessionSettings, device: torch.device) -> Any:
+def _session_settings(options: SessionSettings, target: Target) -> Any:
     levels = onnxruntime().GraphOptimizationLevel
     settings = onnxruntime().SessionOptions()
     settings.graph_optimization_level = {
@@ -118,10 +92,11 @@ def _session_settings(options: SessionSettings, device: torch.device) -> Any:
     settings.log_severity_level = 3  # errors only: warnings speak of ONNX Runtime's choices, not of the user's model
     settings.intra_op_num_threads = options.intra_op_num_threads
     settings.inter_op_num_threads = 1
-    if device.type == "cpu":
-        # Blocks planned for a whole run ("memory patterns") need the arena in one piece, and so would make it grow.
+    if target.shares_an_arena:
         ARENA.register()
-        settings.add_session_config_entry("session.use_env_allocators", "1")
+        if ARENA.registered:
+            settings.add_session_config_entry("session.use_env_allocators", "1")
+        # Blocks planned for a whole run ("memory patterns") need the arena in one piece, and so would make it grow.
         settings.enable_mem_pattern = False
         for name, value in waiting_threads().items():
             settings.add_session_config_entry(f"session.{name}", value)

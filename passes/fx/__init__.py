@@ -1,1 +1,1 @@
-"""Passes on fx.GraphModule, before lowering."""
+"""These passes rewrite an fx.GraphModule, before lowering."""

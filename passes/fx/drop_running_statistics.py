@@ -1,12 +1,13 @@
-"""BatchNorm's gradient in training is given running statistics that it does not look at."""
+"""BatchNorm's gradient in training does not get the running statistics, which it does not read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["DropRunningStatistics"]
 
@@ -27,7 +28,7 @@ class DropRunningStatistics(PassBase):
     def call(self, graph_module: GraphModule) -> PassResult:
         """Rewrite a joint graph in place."""
         modified = False
-        target = torch.ops.aten.native_batch_norm_backward.default
+        target = aten.native_batch_norm_backward.default
         for node in graph_module.graph.find_nodes(op="call_function", target=target):
             if node.args[_TRAINING] is True:
                 for index in (_MEAN, _VARIANCE):

@@ -1,4 +1,4 @@
-"""Random draws leave the graph: torch draws them, in eager's order, and the graph gets the result as an input."""
+"""torch draws random numbers outside the sessions, in eager's order, and the sessions get them as inputs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.analysis.stash import draws, must_recompute, tag
+from ort_dynamo.marks import DRAWN, RECOMPUTE
+from ort_dynamo.passes.fx.analysis.saved_tensors import draws, must_recompute, tag
+from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
+from ort_dynamo.torch_internals.fakes import detect_fake_mode
+from ort_dynamo.torch_internals.operators import aten, namespace, prims
 
-__all__ = ["DRAWN", "HoistRandom", "is_draw"]
+__all__ = ["HoistRandom", "is_draw"]
 
-aten = torch.ops.aten
-
-DRAWN = "ort_dynamo.drawn"
-"""meta key of nodes that torch runs outside every session because they draw from torch's generator."""
 
 # Draws that read only the shape, strides, dtype and device of their first argument, never its data.
 _LIKE = (
@@ -38,7 +36,7 @@ _LIKE = (
 )
 _LIKE_OVERLOADS = (aten.bernoulli.p,)
 _CREATE = (aten.rand, aten.randn, aten.randint, aten.randperm)
-_CREATE_OVERLOADS = (aten.normal.float_float, torch.ops.prims.normal.default, torch.ops.prims.uniform.default)
+_CREATE_OVERLOADS = (aten.normal.float_float, prims.normal.default, prims.uniform.default)
 
 
 _LIBRARY = torch.library.Library("ort_dynamo", "DEF")  # type: ignore[no-untyped-call]
@@ -50,7 +48,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 
 @torch.library.impl(_LIBRARY, "bernoulli", "CompositeExplicitAutograd")
 def _bernoulli(size: list[int], stride: list[int], p: float, *, device: torch.device) -> torch.Tensor:
-    """A boolean mask with eager dropout's stream.
+    """Draw a boolean mask with eager dropout's stream.
 
     Drawn in place, as eager does: aten's functional form draws a channels_last mask in another order. One functional
     operator, because the partitioner takes a graph with recomputed nodes only if no node of it mutates.
@@ -60,7 +58,7 @@ def _bernoulli(size: list[int], stride: list[int], p: float, *, device: torch.de
 
 @dataclass(frozen=True)
 class HoistRandom(PassBase):
-    """Make each random draw independent of data, and mark it (meta[DRAWN]) to be run by torch and saved.
+    """The pass makes each random draw independent of data, and marks it (meta[DRAWN]) to be run by torch and saved.
 
     1. `native_dropout(x, p, True)` becomes a drawn mask and `x * (mask / (1 - p))`, eager's own formula on the CPU.
        The mask is drawn with the same call, shape, strides and probability as eager draws it, so from the same
@@ -102,7 +100,7 @@ class HoistRandom(PassBase):
 
 
 def is_draw(target: object) -> bool:
-    """Whether HoistRandom takes calls of `target` out of the graph."""
+    """Ask whether HoistRandom takes calls of `target` out of the sessions."""
     return (
         target is aten.native_dropout.default
         or _is_one_of(target, _LIKE, _LIKE_OVERLOADS)
@@ -116,8 +114,12 @@ def _is_one_of(target: object, packets: tuple[Any, ...], overloads: tuple[Any, .
 
 def _mark(node: Node) -> Node:
     node.meta[DRAWN] = True
-    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    node.meta[RECOMPUTE] = CheckpointPolicy.MUST_SAVE
     return node
+
+
+_INHERITED = ("stack_trace", "nn_module_stack", "seq_nr", "partitioner_tag", RECOMPUTE, "ac_graph_id")
+"""What torch and torch.utils.checkpoint say of a draw in its meta, and new nodes in its place say as well."""
 
 
 class _Rewriter:
@@ -127,6 +129,8 @@ class _Rewriter:
         self._gm = gm
         self._graph = gm.graph
         self._node = node
+        self._meta = {key: node.meta[key] for key in _INHERITED if key in node.meta}
+        self._sizes = SizeNodes(gm.graph, self._meta)
 
     def split_dropout(self) -> None:
         node = self._node
@@ -137,7 +141,7 @@ class _Rewriter:
                 # Eager draws into a tensor of x's dtype; the generator's stream does not depend on the dtype.
                 with self._fake_mode():
                     sizes, strides = self._layout(torch.empty_like(fake))  # dense, where x may be expanded
-                draw = torch.ops.ort_dynamo.bernoulli.default
+                draw = namespace("ort_dynamo").bernoulli.default
                 mask = _mark(self._call(draw, sizes, strides, 1 - probability, device=fake.device))
             else:
                 # The CUDA kernel's stream depends on dtype and vector width, so eager's own call draws.
@@ -176,41 +180,18 @@ class _Rewriter:
         values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         with self._fake_mode():
             made.meta["val"] = target(*values[0], **values[1])
-        for key in ("stack_trace", "nn_module_stack", "seq_nr", "partitioner_tag", "recompute", "ac_graph_id"):
-            if key in self._node.meta:
-                made.meta[key] = self._node.meta[key]
+        made.meta.update(self._meta)
         return made
 
     def _fake_mode(self) -> Any:
-        mode = torch._guards.detect_fake_mode(
+        mode = detect_fake_mode(
             [node.meta.get("val") for node in (*self._graph.find_nodes(op="placeholder"), self._node)]
         )
         assert mode is not None
         return mode
 
     def _number(self, size: int | torch.SymInt) -> int | Node:
-        """A node for a symbolic size that depends on the graph's inputs alone."""
-        if not isinstance(size, torch.SymInt):
-            return size
-        expr = size.node.expr
-        symbols = {symbol: torch.fx.Proxy(self._carrier(symbol)) for symbol in expr.free_symbols}
-        known = set(self._graph.nodes)
-        made = sympy_interp(PythonReferenceAnalysis, symbols, expr)
-        for node in self._graph.nodes:
-            if node not in known:
-                args = torch.fx.node.map_arg(node.args, lambda n: n.meta["val"])
-                node.meta["val"] = node.target(*args)
-        return made.node if isinstance(made, torch.fx.Proxy) else int(made)
-
-    def _carrier(self, symbol: Any) -> Node:
-        """A node that holds the number `symbol`: a placeholder, or one read from a placeholder's shape."""
-        for node in self._graph.find_nodes(op="placeholder"):
-            fake = node.meta.get("val")
-            if isinstance(fake, torch.SymInt) and fake.node.expr == symbol:
-                return node
-            if not isinstance(fake, torch.Tensor):
-                continue
-            for axis, size in enumerate(fake.shape):
-                if isinstance(size, torch.SymInt) and size.node.expr == symbol:
-                    return self._call(aten.sym_size.int, node, axis)
-        raise ValueError(f"{self.__class__.__name__}: no input carries the size {symbol}")
+        number = self._sizes.number(size)
+        if number is None:
+            raise ValueError(f"{self.__class__.__name__}: no input carries the size {size}")
+        return number

@@ -1,4 +1,4 @@
-"""What a normalization of a narrow tensor hands to its gradient stays in the wide type it was computed in."""
+"""The gradient of a normalization or an attention gets the statistics in the type that the kernel computes them in."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-__all__ = ["KeepStatisticsWide"]
+from ort_dynamo.torch_internals.operators import aten
 
-aten = torch.ops.aten
+__all__ = ["KeepStatisticsWide"]
 
 _STATISTICS = {
     aten._native_batch_norm_legit_functional.default: (1, 2),
@@ -22,8 +22,9 @@ _STATISTICS = {
     aten.native_layer_norm.default: (1, 2),
     aten.native_group_norm.default: (1, 2),
     aten._fused_rms_norm.default: (1,),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: (1,),
 }
-"""Normalization -> the outputs that are a mean or a reciprocal deviation."""
+"""Operator -> the outputs that are a mean, a reciprocal deviation or a logarithm of a sum of exponentials."""
 
 _GRADIENTS = frozenset(
     {
@@ -32,21 +33,21 @@ _GRADIENTS = frozenset(
         aten.native_layer_norm_backward.default,
         aten.native_group_norm_backward.default,
         aten._fused_rms_norm_backward.default,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     }
 )
 
 _ALIASES = (aten.detach.default, aten.alias.default)
 
-_NARROW = (torch.float16, torch.bfloat16)
-
 
 @dataclass(frozen=True)
 class KeepStatisticsWide(PassBase):
-    """float16 and bfloat16 statistics that gradients of normalizations alone read become float32.
+    """Statistics that gradients alone read become float64 where the input is, and float32 of all narrower inputs.
 
-    torch's kernels compute and keep them in float32 where the parameters are, as under autocast, but its traced graphs
-    say on the CPU that they have the input's dtype. Rounded so, a mean is off by 2⁻⁹ of itself, and in the gradient the
-    deviations from it no longer cancel. They are one number a channel or row, against a tensor kept beside them.
+    torch's kernels of normalizations compute and keep them in float32 where the parameters are, as under autocast, but
+    its traced graphs say on the CPU that they have the input's dtype. Rounded so, a mean is off by 2⁻⁹ of itself, and
+    in the gradient the deviations from it no longer cancel. They are one number a channel or row, against a tensor kept
+    beside them. Of attention in float64, graphs of torch 2.12 and older say that they are float32.
     """
 
     name: str = "keep_statistics_wide"
@@ -55,14 +56,17 @@ class KeepStatisticsWide(PassBase):
         """Change the fake values of a joint graph, from which lowerings take their dtypes."""
         modified = False
         for node in graph_module.graph.nodes:
-            for result in node.users if node.target in _STATISTICS else ():
-                if result.args[1] in _STATISTICS[node.target] and result.meta["val"].dtype in _NARROW:
-                    modified |= _widen(node, result)
+            if node.target not in _STATISTICS:
+                continue
+            wide = torch.promote_types(node.args[0].meta["val"].dtype, torch.float32)
+            for result in node.users:
+                if result.args[1] in _STATISTICS[node.target] and result.meta["val"].dtype != wide:
+                    modified |= _widen(node, result, wide)
         return PassResult(graph_module, modified)
 
 
-def _widen(node: Node, result: Node) -> bool:
-    """Make one result of a normalization float32, with its aliases, if gradients of normalizations alone read it."""
+def _widen(node: Node, result: Node, wide: torch.dtype) -> bool:
+    """Give one result of a node another dtype, with its aliases, if gradients alone read it."""
     aliases = [result]
     for alias in aliases:
         for reader in alias.users:
@@ -71,7 +75,7 @@ def _widen(node: Node, result: Node) -> bool:
             elif reader.target not in _GRADIENTS:
                 return False
     for alias in aliases:
-        alias.meta["val"] = alias.meta["val"].to(torch.float32)
+        alias.meta["val"] = alias.meta["val"].to(wide)
     index = result.args[1]
     node.meta["val"] = tuple(result.meta["val"] if i == index else fake for i, fake in enumerate(node.meta["val"]))
     return True

@@ -1,20 +1,18 @@
-"""attn_dropout_recompute: the backward applies the attention's dropout mask again instead of keeping the result."""
+"""The backward recomputes an attention's dropout from its saved mask: the option attn_dropout_recompute."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.analysis.stash import JointGraph, calls, can_recompute, tag
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, calls, can_recompute, tag
+from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["RecomputeAttentionDropout"]
-
-aten = torch.ops.aten
 
 _SOFTMAX = (aten._softmax, aten._safe_softmax)
 _PRODUCTS = (aten.bmm, aten.baddbmm, aten.matmul)
@@ -22,7 +20,7 @@ _PRODUCTS = (aten.bmm, aten.baddbmm, aten.matmul)
 
 @dataclass(frozen=True)
 class RecomputeAttentionDropout(PassBase):
-    """Tag dropout between an attention's softmax and its product with the values.
+    """The pass tags dropout between an attention's softmax and its product with the values, to be recomputed.
 
     Runs after hoist_random: dropout is `softmax * (mask / (1 - p))` with a drawn mask, and the mask and the softmax,
     which the backward reads anyway, are kept. ORTTrainer's attn_dropout_recompute.
@@ -49,7 +47,7 @@ def _dropouts(joint: JointGraph) -> Iterator[Node]:
 
 
 def _is_softmax(value: object) -> bool:
-    """Whether `value` is a softmax, or a view or a cast of one."""
+    """Ask whether `value` is a softmax, or a view or a cast of one."""
     while isinstance(value, Node) and value.target in (aten.view.default, aten.expand.default, aten._to_copy.default):
         (value,) = value.args[:1]
     return isinstance(value, Node) and calls(value, _SOFTMAX)

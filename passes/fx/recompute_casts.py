@@ -1,4 +1,4 @@
-"""Of a value and its cast, the backward gets the one that costs no memory, and casts again."""
+"""The backward recomputes casts whose source takes less memory, or none, as a saved tensor."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.analysis.stash import (
+from ort_dynamo.passes.fx.analysis.saved_tensors import (
     CASTS,
     JointGraph,
     bytes_of,
     calls,
     can_recompute,
     is_tensor,
-    storage_of,
     tag,
 )
+from ort_dynamo.passes.fx.analysis.storage import storage_of
 
 __all__ = ["RecomputeCasts"]
 
 
 @dataclass(frozen=True)
 class RecomputeCasts(PassBase):
-    """Tag casts of floating-point tensors whose result the backward reads, so that it casts again.
+    """The pass tags casts of floating-point tensors whose result the backward reads, to be recomputed.
 
     Two casts sit across the boundary between forward and backward at a loss:
 
@@ -51,7 +51,7 @@ class RecomputeCasts(PassBase):
 
 
 def _kept_casts(joint: JointGraph, static: frozenset[int]) -> Iterator[Node]:
-    """Casts whose allocation is kept for the backward alone, and is better made again."""
+    """Yield the casts whose allocation is saved for the backward alone, and is better recomputed."""
     returned = frozenset(map(storage_of, filter(is_tensor, joint.outputs)))
     kept = frozenset(map(storage_of, joint.read_by_backward))
     for cast in joint.forward:

@@ -1,20 +1,18 @@
-"""gelu_recompute: the backward computes GELU's output again instead of keeping it."""
+"""The backward recomputes GELU's output from its input: the option gelu_recompute."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.analysis.stash import JointGraph, calls, can_recompute, tag
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, calls, can_recompute, tag
+from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["RecomputeGelu"]
-
-aten = torch.ops.aten
 
 _PRODUCTS = (aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.linear, aten.matmul)
 
@@ -25,7 +23,7 @@ _POINTWISE = (aten.mul, aten.add, aten.pow, aten.div, *_SQUASH)
 
 @dataclass(frozen=True)
 class RecomputeGelu(PassBase):
-    """Tag GELU outputs that a matrix product reads, so that its input is kept and not both.
+    """The pass tags GELU outputs that a matrix product reads, so that its input is saved and not both.
 
     ORTTrainer's gelu_recompute: GeluRecompute of ONNX Runtime's localized_recompute.cc, which knows Gelu nodes only;
     here also the activation spelled out by hand.
@@ -41,7 +39,7 @@ class RecomputeGelu(PassBase):
 
 
 def _ends(joint: JointGraph) -> Iterator[Node]:
-    """Last nodes of activations, each with an output that a matrix product reads, perhaps through views."""
+    """Yield the last nodes of activations whose output a matrix product reads, perhaps through views."""
     for node in joint.forward:
         if calls(node, (aten.gelu, aten.mul)):
             readers = (user for value in joint.sharing([node]) for user in value.users if joint.is_forward(user))
@@ -50,7 +48,7 @@ def _ends(joint: JointGraph) -> Iterator[Node]:
 
 
 def _gelu(joint: JointGraph, end: Node) -> list[Node]:
-    """The nodes of the activation that ends in `end`, or none if it is not a GELU."""
+    """Collect the nodes of the activation that ends in `end`, or none if it is not a GELU."""
     if calls(end, (aten.gelu,)):
         return joint.sharing([end])
     nodes, inputs, wanted = {end}, set(), [end]

@@ -1,4 +1,4 @@
-"""transformer_layer_recompute: the forward keeps what enters a layer; the backward computes its inside again."""
+"""The forward saves what enters a layer, and the backward recomputes its inside: transformer_layer_recompute."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.analysis.layers import Layer, find_layers
-from ort_dynamo.passes.analysis.stash import JointGraph, can_recompute, is_tensor, storage_of, tag
+from ort_dynamo.marks import RECOMPUTE
+from ort_dynamo.passes.fx.analysis.layers import Layer, find_layers
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, can_recompute, is_tensor, tag
+from ort_dynamo.passes.fx.analysis.storage import storage_of
 
 __all__ = ["RecomputeLayers"]
 
 
 @dataclass(frozen=True)
 class RecomputeLayers(PassBase):
-    """Tag the inside of the first layers. ORTTrainer's transformer_layer_recompute and number_recompute_layers.
+    """The pass tags the inside of the first layers, to be recomputed.
+
+    ORTTrainer's transformer_layer_recompute and number_recompute_layers.
 
     Args:
         count: how many layers to recompute, from the first; 0 is all but the last, which the backward needs first.
@@ -52,14 +56,14 @@ class RecomputeLayers(PassBase):
         modified = False
         for layer in layers[:count]:
             leaving = set(_leaving(joint, layer))
-            modified |= tag((n for n in leaving if "recompute" not in n.meta), CheckpointPolicy.MUST_SAVE, self.name)
+            modified |= tag((n for n in leaving if RECOMPUTE not in n.meta), CheckpointPolicy.MUST_SAVE, self.name)
             inside = [n for n in layer.nodes if n not in leaving and can_recompute(n)]
             modified |= tag(inside, CheckpointPolicy.MUST_RECOMPUTE, self.name)
         return PassResult(graph_module, modified)
 
 
 def _leaving(joint: JointGraph, layer: Layer) -> Iterator[Node]:
-    """Nodes of the layer whose values the rest of the forward reads, or the caller."""
+    """Yield the nodes of the layer whose values the rest of the forward reads, or the caller."""
     inside = set(layer.nodes)
     for node in layer.nodes:
         if not is_tensor(node) or storage_of(node) in joint.inputs:

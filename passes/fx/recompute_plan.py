@@ -1,4 +1,4 @@
-"""recompute_plan: clusters of operators, named by the user, that the backward computes again."""
+"""The backward recomputes clusters of operators that the user names: the option recompute_plan."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.analysis.plans import Candidate, decide, find_candidates
-from ort_dynamo.passes.analysis.stash import DECIDED_BY, JointGraph, tag
-from ort_dynamo.plan_grammar import Plan, PlanType
+from ort_dynamo.marks import DECIDED_BY, RECOMPUTE
+from ort_dynamo.options.plan_grammar import Plan, PlanType
+from ort_dynamo.passes.fx.analysis.plans import Candidate, decide, find_candidates
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, tag
 
 __all__ = ["RecomputePlan"]
 
@@ -22,7 +23,9 @@ _LISTED = 8
 
 @dataclass(frozen=True)
 class RecomputePlan(PassBase):
-    """Tag the occurrences of clusters that plans name: ONNX Runtime's MemoryOptimizer with a user's configuration.
+    """The pass tags the occurrences of clusters that plans name, to be recomputed.
+
+    It is ONNX Runtime's MemoryOptimizer with a user's configuration.
 
     Clusters are those of the graph without any plan, so plans do not depend on one another; where two take the same
     tensors, the earlier one decides. A count takes the earliest occurrences. What matches nothing in a graph, and a
@@ -40,7 +43,7 @@ class RecomputePlan(PassBase):
         """Tag nodes of a joint graph, in place."""
         joint = JointGraph(graph_module)
         # A second run must see the graph that the first one saw.
-        own = {node: node.meta.pop("recompute") for node in joint.forward if node.meta.get(DECIDED_BY) == self.name}
+        own = {node: node.meta.pop(RECOMPUTE) for node in joint.forward if node.meta.get(DECIDED_BY) == self.name}
         candidates = find_candidates(joint)
         decided = decide(joint, self._chosen(candidates))
         for policy in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE):
@@ -74,7 +77,7 @@ class RecomputePlan(PassBase):
 
 
 def _existing(candidates: Iterable[Candidate], unmatched: Sequence[Plan]) -> str:
-    """The plans there are, nearest to the unmatched ones first."""
+    """List the plans there are, nearest to the unmatched ones first."""
     plans = sorted({str(Plan(one.cluster, one.type)) for one in candidates})
     nearness = {
         text: max(difflib.SequenceMatcher(None, str(plan), text).ratio() for plan in unmatched) for text in plans

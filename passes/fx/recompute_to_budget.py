@@ -1,4 +1,4 @@
-"""memory_budget: the backward computes again what costs least time for the bytes it saves."""
+"""The backward recomputes what costs least time for its bytes, down to a budget: the option memory_budget."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.analysis.stash import (
+from ort_dynamo.passes.fx.analysis.saved_tensors import (
     JointGraph,
     Kept,
     can_recompute,
     is_number,
     is_tensor,
-    storage_of,
     tag,
     time_of,
 )
+from ort_dynamo.passes.fx.analysis.storage import storage_of
 
 __all__ = ["RecomputeToBudget"]
 
 
 @dataclass(frozen=True)
 class RecomputeToBudget(PassBase):
-    """Recompute until the forward keeps no more than the budget.
+    """The pass tags nodes to be recomputed until the forward saves no more than the budget.
 
     Allocations are given up one after another, each time the one with the most bytes per time of recomputation
     (Dantzig's greedy order for the knapsack), where its time counts only nodes that are not computed again already. A
@@ -49,7 +49,7 @@ class RecomputeToBudget(PassBase):
 
 
 def _give_up(joint: JointGraph, recomputed: set[Node], limit: float) -> list[Node]:
-    """Nodes to compute again, besides `recomputed`, so that at most `limit` bytes are kept, or as few as can be."""
+    """Choose what to recompute beside `recomputed`, so that at most `limit` bytes are saved, or as few as can be."""
     kept = {storage_of(one.nodes[0]): one for one in joint.cut(recomputed).kept}
     again = set(recomputed)
     total = sum(one.nbytes for one in kept.values())

@@ -1,4 +1,4 @@
-"""Copies that a functional graph does not need."""
+"""A functional graph computes with the original where it does not need a copy."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.passes.analysis.stash import storages_of
+from ort_dynamo.passes.fx.analysis.storage import storages_of
+from ort_dynamo.torch_internals.fakes import detect_fake_mode
+from ort_dynamo.torch_internals.operators import OpOverload, aten
+from ort_dynamo.torch_internals.symbols import known_true
 
 __all__ = ["RemoveClones"]
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class RemoveClones(PassBase):
 
 
 def _move_views(nodes: Iterable[Node], copied: set[int]) -> None:
-    """Where `nodes` are views into the copy's memory, make their fake values views into the original's.
+    """Make fake values of `nodes` that are views into the copy's memory views into the original's.
 
     What shares an allocation is read off fake values afterwards.
     """
@@ -70,25 +68,25 @@ def _move_views(nodes: Iterable[Node], copied: set[int]) -> None:
 
 def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     return len(a.stride()) == len(b.stride()) and all(
-        statically_known_true(x == y) for x, y in zip(a.stride(), b.stride(), strict=True)
+        known_true(x == y) for x, y in zip(a.stride(), b.stride(), strict=True)
     )
 
 
 def _is_input(node: Node) -> bool:
-    """Whether `node` is an input of the graph or a view of one."""
+    """Ask whether `node` is an input of the graph or a view of one."""
     while node.op == "call_function" and _may_alias(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node.op in ("placeholder", "get_attr")
 
 
 def _may_alias(node: Node) -> bool:
-    """Whether the output of `node` may share memory with its inputs."""
+    """Ask whether the output of `node` may share memory with its inputs."""
     schema = getattr(node.target, "_schema", None)
     return schema is None or any(argument.alias_info is not None for argument in schema.arguments)
 
 
 def _reaches_output(node: Node) -> bool:
-    """Whether an output of the graph may share memory with `node`: reached through views alone."""
+    """Ask whether an output of the graph may share memory with `node`: reached through views alone."""
     for user in node.users:
         if user.op == "output":
             return True

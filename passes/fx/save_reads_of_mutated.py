@@ -1,4 +1,4 @@
-"""What reads a tensor that the program changes afterwards is computed once: later it would read the change."""
+"""The forward saves what it computes from a tensor that is written to: recomputed, it would see the write."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.analysis.mutation import writes_input
-from ort_dynamo.passes.analysis.stash import JointGraph, is_view, storage_of, storages_of, tag
+from ort_dynamo.passes.fx.analysis.mutation import writes_input
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, tag
+from ort_dynamo.passes.fx.analysis.storage import storage_of, storages_of
+from ort_dynamo.passes.fx.analysis.views import is_view
+from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["SaveReadsOfMutated"]
 
 
 @dataclass(frozen=True)
 class SaveReadsOfMutated(PassBase):
-    """Tag MUST_SAVE what computes from an input that is written to when the forward has run: a buffer, mostly.
+    """The pass tags MUST_SAVE what reads an input that is written to when the forward has run: a buffer, mostly.
 
     AOTAutograd copies such an input where the gradients read it themselves. It does not know what will be
     computed again; a recomputation would keep the input, and autograd would find it changed. Takes precedence over
     torch.utils.checkpoint, which fails on it.
 
     BatchNorm with running statistics is left out: the results that the backward reads do not depend on them
-    (batch_statistics.py).
+    (split_statistics.py).
     """
 
     name: str = "save_reads_of_mutated"
@@ -37,7 +40,7 @@ class SaveReadsOfMutated(PassBase):
         reads = [
             node
             for node in JointGraph(graph_module).forward
-            if node.target is not torch.ops.aten._native_batch_norm_legit_functional.default
+            if node.target is not aten._native_batch_norm_legit_functional.default
             and not is_view(node)
             and any(storages_of(argument) & mutated for argument in node.all_input_nodes)
         ]
@@ -46,7 +49,7 @@ class SaveReadsOfMutated(PassBase):
 
 
 def _mutated(gm: GraphModule) -> Iterator[Node]:
-    """Inputs that AOTAutograd writes to after the forward, as it describes its outputs, or at the graph's end."""
+    """Yield the inputs that AOTAutograd writes to after the forward, as it describes outputs, or at the graph's end."""
     (output,) = gm.graph.find_nodes(op="output")
     written = [d.mutated_input for d in output.meta.get("desc", ()) if hasattr(d, "mutated_input")]
     for node in gm.graph.find_nodes(op="placeholder"):

@@ -1,8 +1,8 @@
-"""Passes on onnx_ir.Model, after lowering."""
+"""These passes rewrite an onnx_ir.Model, after lowering."""
 
+from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import CastSummary, PropagateCasts
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
-from ort_dynamo.passes.onnx.propagate_casts import CastSummary, PropagateCasts
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
+from ort_dynamo.marks import PASS
+
 __all__ = ["FoldCasts"]
 
 D = ir.DataType
@@ -49,7 +51,7 @@ class FoldCasts(ir.passes.InPlacePass):
         (result,) = second.outputs
         if source.dtype != result.dtype:
             second.replace_input_with(0, source)
-            second.metadata_props["ort_dynamo.pass"] = repr(self)
+            second.metadata_props[PASS] = repr(self)
             return True
         if result.is_graph_output():
             return False  # it has to keep its name; an Identity in its place costs what the cast does

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ort_dynamo.marks import PASS
 from ort_dynamo.target import OPSET
 
 __all__ = ["FuseRowSum"]
@@ -71,7 +72,7 @@ class FuseRowSum(ir.passes.InPlacePass):
         shape = [1] * count + kept if keepdims else kept
         result = tape.op("Reshape", [total, self._ints(graph, tape, shape)], version=OPSET)
         for made in tape.nodes:
-            made.metadata_props["ort_dynamo.pass"] = repr(self)
+            made.metadata_props[PASS] = repr(self)
         graph.insert_before(node, tape.nodes)
         for value, text, dims in ((flat, f"{name}_flat", [rows, columns]), (total, name, [1, columns])):
             value.name, value.type, value.shape = text, x.type, ir.Shape(dims)

@@ -1,4 +1,4 @@
-"""What was computed in a wider type is used as computed, not rounded and widened again."""
+"""A reader takes what was computed in a wider type as computed, not rounded and widened again."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
-from ort_dynamo.passes.analysis.value_names import ValueNames
-from ort_dynamo.target import FOR_KERNEL, FX_NODE, READS_ROUNDED
+from ort_dynamo.marks import FOR_KERNEL, FX_NODE, PASS, READS_ROUNDED
+from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
 
 __all__ = ["RemoveRoundTrips"]
 
@@ -107,7 +107,7 @@ class _Run:
         assert isinstance(graph, ir.Graph)
         if producer is not None and producer.graph is graph:
             return exact
-        metadata = {"ort_dynamo.pass": repr(self.pass_)}
+        metadata = {PASS: repr(self.pass_)}
         copy = ir.node("Identity", [exact], version=widening.version, metadata_props=metadata)
         (result,) = copy.outputs
         result.name = self.names.fresh(f"{widening.outputs[0].name}_unrounded")
@@ -131,7 +131,7 @@ class _Run:
                 [*inputs, *node.inputs[len(inputs) :]],
                 node.attributes.values(),
                 version=node.version,
-                metadata_props={**node.metadata_props, "ort_dynamo.pass": repr(self.pass_)},
+                metadata_props={**node.metadata_props, PASS: repr(self.pass_)},
             )
             (result,) = copy.outputs
             result.name = self.names.fresh(f"{value.name}_unrounded")

@@ -13,7 +13,7 @@ __all__ = ["RestoreOrder"]
 
 @dataclass(frozen=True)
 class RestoreOrder(ir.passes.InPlacePass):
-    """Sorts the main graph topologically, and otherwise by the place at which each value was made before.
+    """Sorts the main graph topologically, and otherwise by the index at which each value was made before.
 
     ONNX Runtime orders nodes depth first from the graph's last output. In a backward graph that computes all
     gradients of activations first and those of weights after them, so that nearly everything is alive at once, what is
@@ -30,7 +30,7 @@ class RestoreOrder(ir.passes.InPlacePass):
 
     @classmethod
     def of(cls, model: ir.Model) -> RestoreOrder:
-        """The pass that restores the order of `model`."""
+        """Make the pass that restores the order of `model`."""
         outputs = ((value, index) for index, node in enumerate(model.graph) for value in node.outputs)
         return cls({value.name: index for value, index in outputs if value.name})
 
@@ -70,7 +70,7 @@ class RestoreOrder(ir.passes.InPlacePass):
 
 
 def _makers(node: ir.Node) -> set[ir.Node]:
-    """The nodes of the same graph whose values `node` reads, those that its sub-graphs capture included."""
+    """Collect the nodes of the same graph whose values `node` reads, also those that its sub-graphs capture."""
     inputs = [*node.inputs]
     for attribute in node.attributes.values():
         for graph in _graphs(attribute):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ort_dynamo.marks import PASS
 from ort_dynamo.target import OPSET
 
 __all__ = ["SeparateOutputs"]
@@ -24,7 +25,7 @@ class SeparateOutputs(ir.passes.InPlacePass):
         graph, seen, modified = model.graph, set[ir.Value](), False
         for index, value in enumerate(graph.outputs):
             if value in seen or value.is_graph_input() or value.is_initializer():
-                node = ir.node("Identity", [value], version=OPSET, metadata_props={"ort_dynamo.pass": repr(self)})
+                node = ir.node("Identity", [value], version=OPSET, metadata_props={PASS: repr(self)})
                 (copy,) = node.outputs
                 copy.name, copy.type, copy.shape = f"{value.name}_copy_{index}", value.type, value.shape
                 graph.append(node)

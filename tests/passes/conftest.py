@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
 from torch.fx import GraphModule
 
-from ort_dynamo.lowering.decompositions import decompositions
-from ort_dynamo.options import PassOptions
+from ort_dynamo.capture.trace import trace
+from ort_dynamo.options.groups import PassOptions
 from ort_dynamo.passes.pipelines import fx_passes
+from ort_dynamo.passes.running import run_passes
 
 
 @pytest.fixture
@@ -24,19 +25,17 @@ def joint_graph() -> Callable[..., GraphModule]:
         found: list[GraphModule] = []
 
         def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> Any:
-            for pass_ in fx_passes(PassOptions()):
-                pass_(joint)
+            run_passes(fx_passes(PassOptions()), joint, check=True)
             found.append(joint)
             return default_partition(joint, inputs, **kwargs)
 
-        backend = aot_autograd(
-            fw_compiler=lambda gm, _: gm,
-            bw_compiler=lambda gm, _: gm,
-            partition_fn=partition,
-            decompositions=decompositions(),
-        )
+        backend = partial(trace, forward=_run, backward=_run, inference=_run, partition=partition)
         torch.compile(function, backend=backend, dynamic=dynamic)(*args)
         (gm,) = found
         return gm
 
     return capture
+
+
+def _run(gm: GraphModule, _: slice) -> GraphModule:
+    return gm

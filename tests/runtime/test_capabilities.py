@@ -10,15 +10,15 @@ import torch
 
 from ort_dynamo.errors import ProviderNotAvailableError, RuntimeNotInstalledError, SeveralRuntimesError
 from ort_dynamo.runtime import capabilities, providers
-from ort_dynamo.runtime.capabilities import installed_runtime, kernel_table, omitted_optimizers
+from ort_dynamo.runtime.capabilities import installed_runtime, kernel_table, nearest_record, omitted_optimizers
 
 
 @pytest.fixture
 def uncached() -> Iterator[None]:
-    for function in (installed_runtime, kernel_table, providers.find_target):
+    for function in (installed_runtime, kernel_table, capabilities.say_if_untested, providers.find_target):
         function.cache_clear()
     yield
-    for function in (installed_runtime, kernel_table, providers.find_target):
+    for function in (installed_runtime, kernel_table, capabilities.say_if_untested, providers.find_target):
         function.cache_clear()
 
 
@@ -77,5 +77,51 @@ def test_the_kernel_table_stays_out_of_the_targets_repr() -> None:
 
 
 def test_double_graphs_leave_out_the_fusions_without_a_kernel() -> None:
-    assert "MatmulTransposeFusion" not in omitted_optimizers({ir.DataType.FLOAT})
-    assert "MatmulTransposeFusion" in omitted_optimizers({ir.DataType.FLOAT, ir.DataType.DOUBLE})
+    target = providers.find_target("cpu")
+    assert "MatmulTransposeFusion" not in omitted_optimizers({ir.DataType.FLOAT}, target)
+    assert "MatmulTransposeFusion" in omitted_optimizers({ir.DataType.FLOAT, ir.DataType.DOUBLE}, target)
+
+
+def test_defects_decide_which_optimizers_are_left_out() -> None:
+    training, stock = providers.recorded_cpu_targets()
+    assert "NoopElimination" in omitted_optimizers((), training)
+    assert "NoopElimination" not in omitted_optimizers((), stock)
+    assert {"TransposeOptimizer"} <= {*omitted_optimizers((), training)} & {*omitted_optimizers((), stock)}
+
+
+@pytest.mark.parametrize(
+    ("version", "record"),
+    [("1.19.2", "1.19.2"), ("1.24.0", "1.19.2"), ("1.28.0", "1.31.1"), ("1.33.1", "1.31.1"), ("2.0.0", "1.31.1")],
+)
+def test_the_nearest_record_stands_in(version: str, record: str) -> None:
+    assert nearest_record(version) == record
+
+
+@pytest.mark.usefixtures("uncached")
+def test_a_build_that_does_not_tell_its_kernels_has_the_recorded_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, stock = providers.recorded_cpu_targets()
+    monkeypatch.setattr(capabilities, "kernel_definitions", lambda: None)
+    recorded = training if installed_runtime().has_gradient_kernels else stock
+    assert providers.find_target("cpu").kernels == recorded.kernels
+
+
+@pytest.mark.usefixtures("uncached")
+def test_newer_versions_are_used_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(capabilities, "find_distributions", lambda: {"onnxruntime": "1.99.0"})
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            assert providers.find_target("cpu").version == "1.99.0"
+            providers.find_target.cache_clear()
+    said = [record.getMessage() for record in caplog.records if record.name == capabilities.__name__]
+    assert said == ["onnxruntime 1.99.0 is newer than 1.32, the newest that ort_dynamo was tested with"]
+
+
+def test_tested_versions_are_not_spoken_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(
+        capabilities, "installed_runtime", lambda: capabilities.InstalledRuntime("onnxruntime", "1.32.4")
+    )
+    with caplog.at_level("INFO"):
+        capabilities.say_if_untested.__wrapped__()
+    assert not caplog.records

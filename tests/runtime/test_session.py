@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import onnx_ir as ir
 import pytest
 import torch
 
 from ort_dynamo.boundary import ValueSpec
+from ort_dynamo.build import BuildRecord, BuiltGraph
+from ort_dynamo.compiler import CACHE
 from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.errors import SessionError
-from ort_dynamo.options import SessionOptions
-from ort_dynamo.runtime.compiled_graph import CompiledGraph
+from ort_dynamo.options.groups import SessionOptions
+from ort_dynamo.runtime import arena, binding, importing, session
+from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.runtime.session import open_session
 
@@ -21,9 +26,24 @@ HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
 
 
 def graph(text: str, inputs: list[ValueSpec], outputs: list[ValueSpec]) -> CompiledGraph:
-    model = ir.to_proto(ir.from_onnx_text(HEADER + text)).SerializeToString()
-    session = open_session(model, SessionOptions().resolved(), find_target("cpu"), CPU, "test")
-    return CompiledGraph(session, inputs, outputs, CPU)
+    return open_graph(built("test", HEADER + text, inputs, outputs), find_target("cpu"), CPU)
+
+
+def built(name: str, text: str, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec]) -> BuiltGraph:
+    model = ir.to_proto(ir.from_onnx_text(text)).SerializeToString()
+    settings = SessionOptions().resolved()
+    return BuiltGraph(
+        name=name,
+        model=model,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        session=settings,
+        dtypes=frozenset(),
+        in_order=False,
+        keyable=True,
+        origins={},
+        record=BuildRecord(0, (), {}),
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,11 +132,40 @@ def test_one_graph_runs_in_many_threads() -> None:
 
 
 def test_a_model_the_runtime_refuses_is_a_session_error() -> None:
-    bad = ir.from_onnx_text(
+    text = (
         '<ir_version: 10, opset_import: ["" : 20, "no.such" : 1]>\ng (float[2] x) => (float[2] y) '
         "{ y = no.such.Op (x) }"
     )
     with pytest.raises(SessionError, match="cannot open the backward-abc graph"):
-        open_session(
-            ir.to_proto(bad).SerializeToString(), SessionOptions().resolved(), find_target("cpu"), CPU, "backward-abc"
-        )
+        open_session(built("backward-abc", text, [], []), find_target("cpu"), CPU)
+
+
+def test_a_build_without_orders_and_arenas_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is private and only for speed or memory may be missing: then sessions do without."""
+    real = importing.onnxruntime()
+    hidden = ("ExecutionOrder", "create_and_register_allocator", "OrtArenaCfg")
+    poorer = SimpleNamespace(**{name: value for name, value in vars(real).items() if name not in hidden})
+    entries: list[str] = []
+
+    class Recorded(real.SessionOptions):
+        def add_session_config_entry(self, name: str, value: str) -> None:
+            entries.append(name)
+            super().add_session_config_entry(name, value)
+
+    poorer.SessionOptions = Recorded
+    for module in (session, arena, binding):
+        monkeypatch.setattr(module, "onnxruntime", lambda: poorer)
+    monkeypatch.setattr(session, "ARENA", arena.SharedArena())
+    torch._dynamo.reset()
+    CACHE.clear()
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
+    x = torch.randn(4, 3)
+    model(x).sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    torch.compile(model, backend="ort_train")(x).sum().backward()
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, grad)
+    assert entries
+    assert "session.use_env_allocators" not in entries
+    CACHE.clear()

@@ -15,15 +15,14 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.approximation import fit, polynomial
-from ort_dynamo.lowering.branches import all_finite, either
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.ops.error_function import erf
-from ort_dynamo.lowering.ops.unary import is_old, log1p
-from ort_dynamo.lowering.promotion import promote
+from ort_dynamo.lowering.ops.unary import log1p
+from ort_dynamo.lowering.recipes.approximation import fit, polynomial
+from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.promotion import promote
 from ort_dynamo.lowering.registry import lowering
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 _FLOAT = ir.DataType.FLOAT
 _TANH_SCALE = math.sqrt(2 / math.pi)  # Hendrycks & Gimpel, "Gaussian Error Linear Units", eq. 2
@@ -103,7 +102,7 @@ def silu(ctx: LoweringContext, self: ir.Value) -> ir.Value:
 
 
 def _x_sigmoid(ctx: LoweringContext, x: ir.Value, w: ir.Value) -> ir.Value:
-    # Not x * Sigmoid(w): onnxruntime-training 1.19.2 fuses that into a kernel it has for float32 only.
+    # Not x * Sigmoid(w): defect sigmoid_product_fusion.
     return ctx.op.Div(x, ctx.op.Add(ctx.op.Exp(ctx.op.Neg(w)), 1.0))
 
 
@@ -158,7 +157,7 @@ def threshold_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.Val
     (dy, x), dtype = promote(ctx, grad_output, self)
     op, limit = ctx.op, ctx.scalar(threshold, dtype)
     blocked, zero = op.LessOrEqual(x, limit), ctx.constant(0, dtype)
-    if ctx.target.device_type == "cpu" and dtype.is_floating_point and not _is_small(ctx.sizes(grad_output)):
+    if ctx.target.walks_entries and dtype.is_floating_point and not _is_small(ctx.sizes(grad_output)):
         # The CPU's Where makes either side as a tensor; onnxruntime-training's takes six times as long as a product
         # with the mask. The product would make nan of an infinite gradient at a blocked element.
         passed = ctx.cast(op.Not(blocked), dtype)
@@ -199,7 +198,7 @@ def log1p_exp(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     fifth of the time of the CPU's Softplus, which is for float32 alone, and half of that of a logarithm.
     """
     op = ctx.op
-    if x.dtype == _FLOAT and ctx.target.device_type != "cpu":
+    if x.dtype == _FLOAT and not ctx.target.walks_entries:
         return op.Softplus(x)
     y = op.Exp(op.Neg(op.Abs(x)))
     if x.dtype == _FLOAT:
@@ -220,9 +219,10 @@ def softplus(ctx: LoweringContext, self: ir.Value, beta: Number = 1, threshold: 
     """softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor"""
     (x,), dtype = promote(ctx, self)
     op = ctx.op
-    scaled = x if beta == 1 else op.Mul(x, ctx.scalar(beta, dtype))
+    plain = isinstance(beta, (int, float)) and beta == 1  # a comparison of a symbolic number would install a guard
+    scaled = x if plain else op.Mul(x, ctx.scalar(beta, dtype))
     result = log1p_exp(ctx, scaled)
-    if beta != 1:
+    if not plain:
         result = op.Div(result, ctx.scalar(beta, dtype))
     # Above the threshold torch gives x itself. Above 40 the two agree to the last digit of a float64, above 20 of a
     # float32.
@@ -239,8 +239,11 @@ def leaky_relu(ctx: LoweringContext, self: ir.Value, negative_slope: Number = 0.
     """leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"""
     (x,), dtype = promote(ctx, self)
     op = ctx.op
-    if is_old(ctx) and isinstance(negative_slope, (int, float)) and 0 < negative_slope <= 1:
-        # The kernel of onnxruntime-training 1.19.2 guesses each sign, a wrong one at the price of forty entries.
+    if (
+        ctx.target.has_defect("slow_leaky_relu")
+        and isinstance(negative_slope, (int, float))
+        and 0 < negative_slope <= 1
+    ):
         return ctx.cast(op.Max(x, op.Mul(x, ctx.scalar(negative_slope, dtype))), ctx.out.dtype)
     if x.dtype == _FLOAT and isinstance(negative_slope, (int, float)):
         return ctx.cast(op.LeakyRelu(x, alpha=float(negative_slope)), ctx.out.dtype)

@@ -8,14 +8,12 @@ from typing import Any
 
 import mpmath
 import onnx_ir as ir
-import torch
 
-from ort_dynamo.lowering.approximation import fit, polynomial
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.ops.unary import Formula, register_table
-from ort_dynamo.lowering.promotion import INT_TO_FLOAT
-
-aten = torch.ops.aten
+from ort_dynamo.lowering.recipes.approximation import fit, polynomial
+from ort_dynamo.lowering.recipes.promotion import INT_TO_FLOAT
+from ort_dynamo.torch_internals.operators import OpOverload, aten
 
 _SINGLE = ir.DataType.FLOAT
 _BORDER = 2.25  # between the polynomial and what is fitted to the asymptotic expansions
@@ -74,6 +72,6 @@ def _airy_ai(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     return op.Where(op.Or(op.IsInf(x), op.IsNaN(x)), math.nan, value)
 
 
-_MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {aten.special_airy_ai.default: _airy_ai}
+_MATHEMATICAL: dict[OpOverload, Formula] = {aten.special_airy_ai.default: _airy_ai}
 
 register_table(_MATHEMATICAL, INT_TO_FLOAT)

@@ -19,14 +19,13 @@ import torch
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
-from ort_dynamo.lowering.ops.views import same_size
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.promotion import float_dtype
+from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.zeros import zeros
+from ort_dynamo.lowering.symbols import same_size
+from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["Attention", "attention", "gradients", "results"]
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
-import torch
 
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.ops.attention import attention, gradients, results
-from ort_dynamo.lowering.ops.views import same_size
 from ort_dynamo.lowering.registry import lowering
-
-aten = torch.ops.aten
+from ort_dynamo.lowering.symbols import same_size
+from ort_dynamo.torch_internals.operators import aten
 
 
 def _check_square(ctx: LoweringContext, query: ir.Value, key: ir.Value, is_causal: bool) -> None:

@@ -12,20 +12,12 @@ import torch
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
-from ort_dynamo.lowering.interpolation import LinearMap, apply_maps
-from ort_dynamo.lowering.ops.unary import is_old
-from ort_dynamo.lowering.patches import Sliding, fold
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.interpolation import LinearMap, apply_maps
+from ort_dynamo.lowering.recipes.patches import Sliding, fold
+from ort_dynamo.lowering.recipes.promotion import float_dtype
+from ort_dynamo.lowering.recipes.windows import Pool, Windows, adaptive_windows, fixed, sliding_windows, window_sum
 from ort_dynamo.lowering.registry import register
-from ort_dynamo.lowering.windows import Pool, Windows, adaptive_windows, fixed, sliding_windows, window_sum
-from ort_dynamo.target import release
-
-aten = torch.ops.aten
-
-_FIRST_WRONG, _RIGHT_AGAIN = (1, 20), (1, 26)
-"""The versions of ONNX Runtime from and before which the CPU kernel of AveragePool, told to count padding that is not
-the same on all sides, divides by the wrong number at the end of an axis (seen in 1.22.1, 1.23.2 and 1.24.4).
-"""
+from ort_dynamo.torch_internals.operators import aten
 
 
 def _shares(ctx: LoweringContext, lengths: Sequence[ir.Value]) -> ir.Value:
@@ -77,14 +69,6 @@ def _is_uniform(pool: Pool, count_include_pad: bool) -> bool:
     return all(e <= p for e, p in zip(excess, pool.padding, strict=True))
 
 
-def _has_kernel(ctx: LoweringContext, pool: Pool, dtype: torch.dtype, counts_padding: bool) -> bool:
-    """Whether the target has an AveragePool for this pool, and a right one."""
-    unequal = len({*pool.padding, *pool.ends}) > 1
-    if counts_padding and unequal and _FIRST_WRONG <= release(ctx.target.version) < _RIGHT_AGAIN:
-        return False
-    return ctx.target.takes("AveragePool", "", {"T": onnx_dtype(dtype)})
-
-
 def _avg_pool(
     rank: int,
     ctx: LoweringContext,
@@ -107,7 +91,7 @@ def _avg_pool(
     x = ctx.cast(self, dtype)
     corrected = divisor_override is not None or (count_include_pad and not _is_uniform(pool, True))
     counts_padding = count_include_pad or corrected
-    if not pool.fits_onnx or not _has_kernel(ctx, pool, dtype, counts_padding):
+    if not pool.fits_onnx or not ctx.target.takes("AveragePool", "", {"T": onnx_dtype(dtype)}):
         axes = zip(pool.sizes, pool.out, pool.kernel, pool.stride, pool.padding, pool.dilation, strict=True)
         total = window_sum(ctx, x, len(sizes), [sliding_windows(ctx, *axis) for axis in axes])
         y = _divided(ctx, total, pool, count_include_pad, divisor_override, dtype)
@@ -245,7 +229,11 @@ def _adaptive_avg_pool(rank: int, ctx: LoweringContext, self: ir.Value, output_s
     maps, pool = _averages(sizes[-rank:], out[-rank:]), Pool.tiles(sizes, out, rank)
     if fixed(out[-rank:]) == [1] * rank:
         y = op.ReduceMean(x, axes)
-    elif pool is not None and dtype == torch.float32 and (maps is None or not is_old(ctx)):
+    elif (
+        pool is not None
+        and dtype == torch.float32
+        and (maps is None or not ctx.target.has_defect("slow_pools_of_tiles"))
+    ):
         y = op.AveragePool(
             x if len(sizes) == rank + 2 else op.Unsqueeze(x, [0]), kernel_shape=pool.kernel, strides=pool.stride
         )
@@ -267,7 +255,7 @@ def _adaptive_avg_pool_backward(rank: int, ctx: LoweringContext, grad_output: ir
     dtype = float_dtype(ctx.dtype(self))
     grad, pool = ctx.cast(grad_output, dtype), Pool.tiles(sizes, out, rank)
     maps = _averages(sizes[-rank:], out[-rank:])
-    if pool is not None and (maps is None or not is_old(ctx)):
+    if pool is not None and (maps is None or not ctx.target.has_defect("slow_pools_of_tiles")):
         spread = _tiled(ctx, op.Mul(grad, 1 / pool.places), pool, sizes)
         return ctx.cast(spread, ctx.out.dtype)
     if maps is not None:

@@ -11,13 +11,13 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.lowering.channel_sum import channel_product_sum, channel_sum
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.normalization import inverse_root, optional, read_what_is_kept, settled
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.channel_sum import channel_product_sum, channel_sum
+from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering, register
-
-aten = torch.ops.aten
+from ort_dynamo.lowering.symbols import same_sizes
+from ort_dynamo.torch_internals.operators import aten
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ Of rectified noise its result is off by 1e-6 at 28 by 28, 2e-5 at 112 by 112, 2e
 def _has_training_kernel(ctx: LoweringContext, sizes: Sequence[Size]) -> bool:
     plane = math.prod(sizes[2:])
     short = isinstance(plane, int) and plane <= _ACCURATE_PLANE
-    return len(sizes) > 2 and short and ctx.target.device_type == "cpu"
+    return len(sizes) > 2 and short and ctx.target.normalizes_batches
 
 
 def _by_one_kernel(
@@ -179,7 +179,7 @@ def _normalize(
 
 def _saved(ctx: LoweringContext, found: _Normalized, index: int) -> tuple[ir.Value, ir.Value]:
     """Mean and inverse deviation as outputs `index` and the next; torch's CPU kernels save nothing in inference."""
-    if tuple(ctx.out[index].shape) != (0,):
+    if not same_sizes(ctx.out[index].shape, (0,)):
         return found.mean, found.inverse_std
     empty = ctx.builder.constant([], onnx_dtype(ctx.out[index].dtype))
     return empty, empty

@@ -7,14 +7,12 @@ from typing import Any
 
 import mpmath
 import onnx_ir as ir
-import torch
 
-from ort_dynamo.lowering.approximation import fit, polynomial
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.ops.unary import Formula, register_table, square_root
-from ort_dynamo.lowering.promotion import INT_TO_FLOAT
-
-aten = torch.ops.aten
+from ort_dynamo.lowering.recipes.approximation import fit, polynomial
+from ort_dynamo.lowering.recipes.promotion import INT_TO_FLOAT
+from ort_dynamo.torch_internals.operators import OpOverload, aten
 
 _BORDER = 8.0  # between the two fits
 
@@ -61,7 +59,7 @@ def _bessel(order: int, scaled: bool) -> Formula:
     return formula
 
 
-_MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
+_MATHEMATICAL: dict[OpOverload, Formula] = {
     aten.i0.default: _bessel(0, scaled=False),
     aten.special_i0e.default: _bessel(0, scaled=True),
     aten.special_i1.default: _bessel(1, scaled=False),

@@ -9,14 +9,12 @@ from typing import Any
 
 import mpmath
 import onnx_ir as ir
-import torch
 
-from ort_dynamo.lowering.approximation import fit, polynomial
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.ops.unary import Formula, register_table, square_root
-from ort_dynamo.lowering.promotion import INT_TO_FLOAT
-
-aten = torch.ops.aten
+from ort_dynamo.lowering.recipes.approximation import fit, polynomial
+from ort_dynamo.lowering.recipes.promotion import INT_TO_FLOAT
+from ort_dynamo.torch_internals.operators import OpOverload, aten
 
 _SINGLE = ir.DataType.FLOAT
 _BORDER = 8.0  # between power series and phase, of J and Y
@@ -178,7 +176,7 @@ def _spherical_j0(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     return op.Where(op.Equal(x, 0.0), 1.0, value)
 
 
-_MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
+_MATHEMATICAL: dict[OpOverload, Formula] = {
     aten.special_bessel_j0.default: _bessel_j(0),
     aten.special_bessel_j1.default: _bessel_j(1),
     aten.special_bessel_y0.default: _bessel_y(0),

@@ -14,11 +14,10 @@ from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.integer import integer_power
 from ort_dynamo.lowering.ops.trigonometry import atan
 from ort_dynamo.lowering.ops.unary import is_float, log1p, sign_bit, square_root, two
-from ort_dynamo.lowering.ops.views import same_size
-from ort_dynamo.lowering.promotion import DEFAULT, INT_TO_FLOAT, KIND, promote, rounded
+from ort_dynamo.lowering.recipes.promotion import DEFAULT, INT_TO_FLOAT, KIND, promote, rounded
 from ort_dynamo.lowering.registry import lowering, register
-
-aten = torch.ops.aten
+from ort_dynamo.lowering.symbols import same_size
+from ort_dynamo.torch_internals.operators import OpOverload, aten
 
 Formula = Callable[[LoweringContext, ir.Value, ir.Value], ir.Value]
 Operand = ir.Value | Number
@@ -103,7 +102,7 @@ def pow_scalar(ctx: LoweringContext, self: ir.Value, exponent: Number) -> ir.Val
             raise ctx.refuse(f"an integer power of {exponent}")  # torch raises
         return ctx.cast(integer_power(ctx, x, power, dtype), ctx.out.dtype)
     # The special cases of torch's own kernel.
-    match exponent:
+    match None if isinstance(exponent, (torch.SymInt, torch.SymFloat)) else exponent:  # which == would guard
         case 0.5:
             result = square_root(ctx, x)
         case -0.5:
@@ -200,7 +199,7 @@ def _bitwise(op_type: str) -> Formula:
 
 # -- tables ------------------------------------------------------------------------------------------------------
 
-_TYPE_KEEPING: dict[torch._ops.OpOverload, Formula] = {
+_TYPE_KEEPING: dict[OpOverload, Formula] = {
     aten.mul.Tensor: _multiply,
     aten.mul.Scalar: _multiply,
     aten.maximum.default: _single("Max"),
@@ -233,7 +232,7 @@ _TYPE_KEEPING: dict[torch._ops.OpOverload, Formula] = {
     aten.ge.Scalar: _single("GreaterOrEqual"),
 }
 
-_MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
+_MATHEMATICAL: dict[OpOverload, Formula] = {
     aten.ldexp.Tensor: lambda ctx, a, b: ctx.op.Mul(a, ctx.op.Pow(two(ctx, a), b)),
     aten.atan2.default: _atan2,
     aten.copysign.Tensor: _copysign,
@@ -241,7 +240,7 @@ _MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
 }
 """Integers are computed in the default floating-point dtype."""
 
-_LOGICAL: dict[torch._ops.OpOverload, str] = {
+_LOGICAL: dict[OpOverload, str] = {
     aten.logical_and.default: "And",
     aten.logical_or.default: "Or",
     aten.logical_xor.default: "Xor",
@@ -289,7 +288,7 @@ def _full(ctx: LoweringContext, value: ir.Value) -> bool:
 
 def _logical(op_type: str, ctx: LoweringContext, self: ir.Value, other: ir.Value) -> ir.Value:
     (a, b), dtype = promote(ctx, self, other)  # a number that the other operand's dtype wraps around to zero is false
-    # Not as casts to bool, which ONNX Runtime joins with the cast before.
+    # Not as casts to bool: defect joined_casts_to_bool.
     held = [one if dtype == torch.bool else ctx.op.Not(ctx.op.Equal(one, 0)) for one in (a, b)]
     result: ir.Value = getattr(ctx.op, op_type)(*held)
     return result

@@ -10,9 +10,8 @@ import torch
 from ort_dynamo.lowering.context import LoweringContext, Number
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.registry import lowering
-
-aten = torch.ops.aten
-prims = torch.ops.prims
+from ort_dynamo.lowering.symbols import same_sizes
+from ort_dynamo.torch_internals.operators import aten, prims
 
 
 @lowering(aten._to_copy.default, prims.convert_element_type.default)
@@ -50,7 +49,7 @@ def copy(ctx: LoweringContext, self: ir.Value, src: ir.Value | Number, non_block
     if ctx.out.device != ctx.fake(src).device:
         raise ctx.refuse(f"a copy from {ctx.fake(src).device} to {ctx.out.device}")
     value = ctx.convert(src, ctx.out.dtype)
-    if ctx.sizes(src) == tuple(ctx.out.shape):
+    if same_sizes(ctx.sizes(src), ctx.out.shape):
         return value
     return ctx.op.Expand(value, ctx.shape(ctx.out.shape))
 

@@ -6,13 +6,11 @@ import math
 
 import onnx_ir as ir
 import torch
-from torch._inductor import inductor_prims
 
 from ort_dynamo.lowering.context import LoweringContext, Number
-from ort_dynamo.lowering.promotion import INT_TO_FLOAT, promote
+from ort_dynamo.lowering.recipes.promotion import INT_TO_FLOAT, promote
 from ort_dynamo.lowering.registry import lowering
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten, inductor_prims
 
 
 @lowering(aten.clamp.default)

@@ -12,16 +12,15 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.lowering.channel_sum import channel_sum
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
-from ort_dynamo.lowering.convolution_form import ConvolutionForm, convolution_form
-from ort_dynamo.lowering.matrix_convolution import MatrixConvolution
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.channel_sum import channel_sum
+from ort_dynamo.lowering.recipes.convolution.as_product import MatrixConvolution
+from ort_dynamo.lowering.recipes.convolution.form import ConvolutionForm, convolution_form
+from ort_dynamo.lowering.recipes.convolution.symbolic import SymbolicConvolution
+from ort_dynamo.lowering.recipes.promotion import float_dtype
+from ort_dynamo.lowering.recipes.windows import fixed
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.symbolic_convolution import SymbolicConvolution
-from ort_dynamo.lowering.windows import fixed
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 
 @lowering(aten.convolution.default)
@@ -169,7 +168,7 @@ class _Gradient:
         if form.transposed:
             result = op.Conv(self.grad, self.weight, **form.attributes)
             return self._cropped(result, sizes) if form.reaches_stride else result
-        if self._on_cpu and set(form.stride) == {1} and self._fits_inside() and not self._weight_outweighs:
+        if self._prefers_products and set(form.stride) == {1} and self._fits_inside() and not self._weight_outweighs:
             return self._of_input_by_conv()
         if self._has_conv_grad:
             return self._conv_grad(0)
@@ -194,15 +193,15 @@ class _Gradient:
             image, filters, sizes, out = self.input, self.grad, self.input_sizes, self.grad_sizes
         remainders = form.remainders(sizes[2:], out[2:])
         # The swapped convolution multiplies matrices of prod(kernel) columns, the other form ones of in / groups.
-        if self._on_cpu and math.prod(form.kernel) > max(form.weight[1], 16):
+        if self._prefers_products and math.prod(form.kernel) > max(form.weight[1], 16):
             return self._of_weight_by_conv(image, filters, sizes, remainders)
         return self._of_weight_by_offsets(image, filters, remainders)
 
     # -- forms ---------------------------------------------------------------------------------------------------
 
     @property
-    def _on_cpu(self) -> bool:
-        return self.ctx.target.device_type == "cpu"
+    def _prefers_products(self) -> bool:
+        return self.ctx.target.prefers_dense_products
 
     @property
     def _has_kernel(self) -> bool:
@@ -217,10 +216,10 @@ class _Gradient:
 
     @property
     def _has_conv_grad(self) -> bool:
-        # For groups in one or three dimensions the training build's kernel writes beyond its buffers.
-        if self.form.groups > 1 and len(self.form.kernel) != 2:
+        target, form = self.ctx.target, self.form
+        if target.has_defect("conv_grad_of_groups") and form.groups > 1 and len(form.kernel) != 2:
             return False
-        return self.ctx.target.takes("ConvGrad", "com.microsoft", {"T": self.grad.dtype or ir.DataType.UNDEFINED})
+        return target.takes("ConvGrad", "com.microsoft", {"T": self.grad.dtype or ir.DataType.UNDEFINED})
 
     def _conv_grad(self, index: int) -> ir.Value:
         """The training build's kernel; `index` 0 for the input, 1 for the weight."""

@@ -10,8 +10,7 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.registry import lowering, register
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import OpOverload, aten, prims
 
 
 def filled(ctx: LoweringContext, number: Number) -> ir.Value:
@@ -26,7 +25,7 @@ def _fill(number: Number, ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir
     return filled(ctx, number)
 
 
-_FILLS: dict[torch._ops.OpOverload, Number] = {
+_FILLS: dict[OpOverload, Number] = {
     aten.zeros.default: 0,
     aten.zeros_like.default: 0,
     aten.new_zeros.default: 0,
@@ -71,7 +70,7 @@ def fill_tensor(ctx: LoweringContext, self: ir.Value, value: ir.Value) -> ir.Val
     return ctx.op.Expand(number, ctx.shape(ctx.out.shape))
 
 
-@lowering(aten.scalar_tensor.default, torch.ops.prims.scalar_tensor.default)
+@lowering(aten.scalar_tensor.default, prims.scalar_tensor.default)
 def scalar_tensor(ctx: LoweringContext, s: Number, **kwargs: Any) -> ir.Value:
     """scalar_tensor(Scalar s, *, ScalarType? dtype=None, ...) -> Tensor"""
     return ctx.scalar(s, ctx.out.dtype)

@@ -7,16 +7,16 @@ import math
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.reduction import norm
-from ort_dynamo.lowering.promotion import promote
+from ort_dynamo.lowering.recipes.accurate_sum import total
+from ort_dynamo.lowering.recipes.add_rows import add_rows
+from ort_dynamo.lowering.recipes.promotion import promote
+from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.total import total
-from ort_dynamo.lowering.zeros import zeros
-
-aten = torch.ops.aten
+from ort_dynamo.lowering.symbols import broadcast
+from ort_dynamo.torch_internals.operators import aten
 
 _LARGEST = 1 << 26
 """Differences between all pairs of rows, entry by entry, that are still held in memory at once."""
@@ -27,7 +27,7 @@ def dist(ctx: LoweringContext, self: ir.Value, other: ir.Value, p: float = 2) ->
     """dist(Tensor self, Tensor other, Scalar p=2) -> Tensor"""
     (a, b), _ = promote(ctx, self, other)
     difference = ctx.op.Reshape(ctx.op.Sub(a, b), [-1])
-    sizes = torch.broadcast_shapes(ctx.sizes(self), ctx.sizes(other))  # type: ignore[no-untyped-call]
+    sizes = broadcast(ctx.sizes(self), ctx.sizes(other))
     return ctx.cast(norm(ctx, difference, [math.prod(sizes)], p, [0], False), ctx.out.dtype)
 
 

@@ -7,14 +7,13 @@ import math
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Size
-from ort_dynamo.lowering.positions import from_start
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.add_rows import add_rows
+from ort_dynamo.lowering.recipes.positions import from_start
+from ort_dynamo.lowering.recipes.promotion import float_dtype
+from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.zeros import zeros
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 
 @lowering(aten.embedding.default)

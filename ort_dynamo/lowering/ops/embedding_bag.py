@@ -12,17 +12,16 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.ops.embedding import clear_row
-from ort_dynamo.lowering.ops.views import same_size
-from ort_dynamo.lowering.positions import from_start
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.add_rows import add_rows
+from ort_dynamo.lowering.recipes.positions import from_start
+from ort_dynamo.lowering.recipes.promotion import float_dtype
+from ort_dynamo.lowering.recipes.running_sum import running_sum
+from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.running_sum import running_sum
-from ort_dynamo.lowering.zeros import zeros
-
-aten = torch.ops.aten
+from ort_dynamo.lowering.symbols import same_size
+from ort_dynamo.torch_internals.operators import aten
 
 _SUM, _MEAN, _MAX = range(3)
 _OUTPUT, _BAG_OF_ENTRY, _BAG_SIZES, _MAXIMA = range(4)

@@ -7,14 +7,12 @@ from typing import Any
 
 import mpmath
 import onnx_ir as ir
-import torch
 
-from ort_dynamo.lowering.approximation import fit, polynomial
 from ort_dynamo.lowering.context import LoweringContext
-from ort_dynamo.lowering.ops.unary import Formula, is_old, register_table
-from ort_dynamo.lowering.promotion import INT_TO_FLOAT
-
-aten = torch.ops.aten
+from ort_dynamo.lowering.ops.unary import Formula, register_table
+from ort_dynamo.lowering.recipes.approximation import fit, polynomial
+from ort_dynamo.lowering.recipes.promotion import INT_TO_FLOAT
+from ort_dynamo.torch_internals.operators import OpOverload, aten
 
 _SINGLE = ir.DataType.FLOAT
 _STRETCH = 4.0  # of those tried, the one whose fit needs the fewest terms
@@ -67,8 +65,8 @@ def erf(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     op = ctx.op
     if x.dtype == _SINGLE:
         value = op.Erf(x)
-        # onnxruntime-training 1.19.2: erf(nan) is 1. The clamp is 0 or nan.
-        return op.Add(value, op.Clip(x, 0.0, 0.0)) if is_old(ctx) else value
+        # The clamp is 0 or nan.
+        return op.Add(value, op.Clip(x, 0.0, 0.0)) if ctx.target.has_defect("erf_of_nan") else value
     square = op.Mul(x, x)
     near = op.Mul(x, polynomial(op, op.Min(square, 1.0), reversed(_TAYLOR)))
     tail = op.Mul(op.Exp(op.Neg(square)), scaled_complement(ctx, op.Abs(x)))
@@ -144,7 +142,7 @@ def _normal_tail(ctx: LoweringContext, p: ir.Value) -> ir.Value:
     return op.Neg(x)
 
 
-_MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
+_MATHEMATICAL: dict[OpOverload, Formula] = {
     aten.erf.default: erf,
     aten.erfc.default: erfc,
     aten.special_erfcx.default: _erfcx,

@@ -10,10 +10,9 @@ import torch
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext
-from ort_dynamo.lowering.promotion import promote
+from ort_dynamo.lowering.recipes.promotion import promote
 from ort_dynamo.lowering.registry import lowering
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 
 def _exponent_of(number: float) -> int:

@@ -13,15 +13,14 @@ import onnx_ir as ir
 import torch
 from onnxscript import OpBuilder
 
-from ort_dynamo.lowering.branches import all_finite, either
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.creation import filled
-from ort_dynamo.lowering.positions import positions_along
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.positions import positions_along
+from ort_dynamo.lowering.recipes.promotion import float_dtype
+from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import register
-from ort_dynamo.lowering.zeros import zeros
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 
 def _pool(

@@ -11,13 +11,12 @@ import mpmath
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.approximation import polynomial
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.ops.unary import Formula, register_table
-from ort_dynamo.lowering.promotion import INT_TO_FLOAT, promote
+from ort_dynamo.lowering.recipes.approximation import polynomial
+from ort_dynamo.lowering.recipes.promotion import INT_TO_FLOAT, promote
 from ort_dynamo.lowering.registry import lowering
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import OpOverload, aten
 
 _SINGLE = ir.DataType.FLOAT
 
@@ -172,7 +171,7 @@ def _cotangent_derivative(ctx: LoweringContext, n: int, x: ir.Value) -> ir.Value
     return op.Mul(polynomial(op, cotangent, [float(c) for c in reversed(coefficients)]), math.pi ** (n + 1))
 
 
-_MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
+_MATHEMATICAL: dict[OpOverload, Formula] = {
     aten.lgamma.default: _lgamma,
     aten.digamma.default: _digamma,
 }

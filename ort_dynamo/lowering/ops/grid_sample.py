@@ -17,14 +17,13 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.creation import filled
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.add_rows import add_rows
+from ort_dynamo.lowering.recipes.promotion import float_dtype
+from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.zeros import zeros
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
@@ -195,7 +194,7 @@ def _sampling(
 ) -> tuple[Sampling, list[list[Tap]]]:
     """Where is sampled, and the taps along each axis of the image, outermost first."""
     op, dtype = ctx.op, float_dtype(ctx.dtype(image))
-    if dtype != ctx.dtype(image) and ctx.target.device_type == "cpu":
+    if dtype != ctx.dtype(image) and ctx.target.samples_in_own_dtype:
         # A place that is off by its rounding is another pixel. torch's CUDA kernels compute in float32, as here.
         raise ctx.refuse(f"sampling a grid of {ctx.dtype(image)}, in whose rounding torch finds the places on the CPU")
     this = Sampling(ctx.sizes(image), ctx.sizes(grid)[:-1], mode, padding, align_corners, dtype)

@@ -18,11 +18,10 @@ import torch
 from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Size
-from ort_dynamo.lowering.loops import Carried, for_each
 from ort_dynamo.lowering.ops.matmul import product, transposed
+from ort_dynamo.lowering.recipes.loops import Carried, for_each
 from ort_dynamo.lowering.registry import lowering, named_lowering
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 _FLOAT = ir.DataType.FLOAT
 

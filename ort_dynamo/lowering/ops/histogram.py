@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Number, is_empty
 from ort_dynamo.lowering.ops.reduction import extremum
 from ort_dynamo.lowering.ops.search import places_among
+from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.zeros import zeros
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.symbols import known_true
 
 Places = Callable[[LoweringContext, ir.Value, ir.Value, int], ir.Value]
 """places(ctx, x, edges, count): the bin, of `count`, of each entry of `x`, none of which lies outside: int64."""
@@ -35,7 +34,7 @@ def histc(ctx: LoweringContext, self: ir.Value, bins: int = 100, min: Number = 0
     if is_empty(ctx.sizes(self)):
         return none
     low, high = ctx.scalar(min, dtype), ctx.scalar(max, dtype)
-    if not statically_known_true(min != max):
+    if not known_true(min != max):
         given = op.Not(op.Equal(low, high))
         least, greatest = (extremum(ctx, reduction, x, [0], True) for reduction in ("ReduceMin", "ReduceMax"))
         same = op.Equal(least, greatest)

@@ -11,17 +11,16 @@ import onnx_ir as ir
 import torch
 from onnxscript import OpBuilder
 
-from ort_dynamo.lowering.approximation import fit, polynomial
 from ort_dynamo.lowering.context import LoweringContext, is_empty
-from ort_dynamo.lowering.loops import Carried, any_of, repeat_while
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.error_function import erfc
 from ort_dynamo.lowering.ops.gamma import bernoulli, log_gamma_of_positive
 from ort_dynamo.lowering.ops.unary import log1p
-from ort_dynamo.lowering.promotion import float_dtype, promote
+from ort_dynamo.lowering.recipes.approximation import fit, polynomial
+from ort_dynamo.lowering.recipes.loops import Carried, any_of, repeat_while
+from ort_dynamo.lowering.recipes.promotion import float_dtype, promote
 from ort_dynamo.lowering.registry import register
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 _LARGE = 1e4
 """From here on the uniform expansion is exact to 1e-13, and the others would take a thousand steps."""

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.add_rows import add_rows
 from ort_dynamo.lowering.context import LoweringContext, Size
-from ort_dynamo.lowering.ops.views import axis, same_size, size_is_zero
-from ort_dynamo.lowering.positions import entries_at, from_start, ordinals
-from ort_dynamo.lowering.promotion import accumulator
+from ort_dynamo.lowering.ops.views import axis, size_is_zero
+from ort_dynamo.lowering.recipes.add_rows import add_rows
+from ort_dynamo.lowering.recipes.positions import entries_at, from_start, ordinals
+from ort_dynamo.lowering.recipes.promotion import accumulator
+from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.zeros import zeros
-
-aten = torch.ops.aten
+from ort_dynamo.lowering.symbols import same_size
+from ort_dynamo.torch_internals.operators import aten
 
 
 @dataclass(frozen=True)

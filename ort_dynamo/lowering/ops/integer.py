@@ -10,13 +10,12 @@ import torch
 from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Number
-from ort_dynamo.lowering.loops import Carried, any_of, repeat_while
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.views import size_is_zero
-from ort_dynamo.lowering.promotion import promote
+from ort_dynamo.lowering.recipes.loops import Carried, any_of, repeat_while
+from ort_dynamo.lowering.recipes.promotion import promote
 from ort_dynamo.lowering.registry import register
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 _UNSIGNED = ir.DataType.UINT64
 
@@ -92,7 +91,7 @@ def _gcd(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> 
     def step(op: OpBuilder, carried: Carried) -> Carried:
         larger, smaller = carried
         done = op.Equal(smaller, 0)
-        divisor = op.Where(done, 1, smaller)  # a remainder by zero ends the process in onnxruntime-training 1.19.2
+        divisor = op.Where(done, 1, smaller)  # defect integer_division_traps
         return [op.Where(done, larger, smaller), op.Where(done, 0, op.Mod(larger, divisor))]
 
     op = ctx.op
@@ -119,7 +118,7 @@ def _apply(formula: Formula, ctx: LoweringContext, self: ir.Value | Number, othe
 
 def _in_int64(formula: Formula, ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> ir.Value:
     if any(map(size_is_zero, ctx.out.shape)):
-        return filled(ctx, 0)  # onnxruntime-training 1.19.2 cannot fold a loop over nothing
+        return filled(ctx, 0)  # defect empty_loops
     return formula(ctx, ctx.cast(a, torch.int64), ctx.cast(b, torch.int64), dtype)
 
 

@@ -9,13 +9,11 @@ instead of 41, of 4096 such 9.4 ms instead of 0.6, of 4096 of 8 by 8 74 ms inste
 from __future__ import annotations
 
 import onnx_ir as ir
-import torch
 
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.ops.views import size_is_zero
 from ort_dynamo.lowering.registry import keep_in_eager, lowering
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 
 @lowering(aten._linalg_det.default)

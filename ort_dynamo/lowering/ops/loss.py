@@ -8,14 +8,13 @@ from collections.abc import Callable
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.ops.activation import log1p_exp
-from ort_dynamo.lowering.promotion import float_dtype, promote
+from ort_dynamo.lowering.recipes.accurate_sum import total
+from ort_dynamo.lowering.recipes.promotion import float_dtype, promote
 from ort_dynamo.lowering.registry import lowering, register
-from ort_dynamo.lowering.symbols import expression
-from ort_dynamo.lowering.total import total
-
-aten = torch.ops.aten
+from ort_dynamo.lowering.symbols import broadcast, same_sizes
+from ort_dynamo.torch_internals.operators import aten
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # torch.nn._reduction
 
@@ -140,8 +139,8 @@ def _reduce(ctx: LoweringContext, losses: ir.Value, reduction: int, *operands: i
     if reduction == _NONE:
         return losses
     first = operands[0]
-    alike = all(_same_sizes(ctx.sizes(first), ctx.sizes(other)) for other in operands)
-    sizes = ctx.sizes(first) if alike else torch.broadcast_shapes(*map(ctx.sizes, operands))  # type: ignore[no-untyped-call]
+    alike = all(same_sizes(ctx.sizes(first), ctx.sizes(other)) for other in operands)
+    sizes = ctx.sizes(first) if alike else broadcast(*map(ctx.sizes, operands))
     summed = total(ctx, losses, sizes, range(len(sizes)), keepdim=False) if sizes else losses
     if reduction == _SUM:
         return summed
@@ -149,10 +148,6 @@ def _reduce(ctx: LoweringContext, losses: ir.Value, reduction: int, *operands: i
     # A quotient, not ReduceMean: the mean of nothing is nan.
     count = ctx.scalar(ctx.fake(first).numel(), dtype) if alike else ctx.cast(ctx.op.Size(losses), dtype)
     return ctx.op.Div(summed, count)
-
-
-def _same_sizes(a: tuple[Size, ...], b: tuple[Size, ...]) -> bool:
-    return len(a) == len(b) and all(expression(x) == expression(y) for x, y in zip(a, b, strict=True))
 
 
 def _per_entry(ctx: LoweringContext, grad: ir.Value, reduction: int, self: ir.Value, dtype: torch.dtype) -> ir.Value:

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size, is_empty
-from ort_dynamo.lowering.positions import ordinals
+from ort_dynamo.lowering.recipes.positions import ordinals
+from ort_dynamo.lowering.recipes.running_sum import running_sum
+from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import keep_in_eager, lowering
-from ort_dynamo.lowering.running_sum import running_sum
-from ort_dynamo.lowering.zeros import zeros
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.symbols import is_unbacked
 
 
 @lowering(aten.where.self)
@@ -103,7 +102,7 @@ def repeat_interleave(ctx: LoweringContext, repeats: ir.Value, *, output_size: S
     """repeat_interleave.Tensor(Tensor repeats, *, SymInt? output_size=None) -> Tensor"""
     op = ctx.op
     (count,) = ctx.out.shape
-    if free_unbacked_symbols(count):
+    if is_unbacked(count):
         raise ctx.refuse(_DATA)
     # An entry's number is how many runs have ended before it.
     ends = running_sum(ctx, ctx.cast(repeats, torch.int64))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import torch
-from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from ort_dynamo.lowering.context import LoweringContext, Number
 from ort_dynamo.lowering.ops.views import size_is_zero
+from ort_dynamo.lowering.recipes.accurate_sum import total
+from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.total import total
-from ort_dynamo.lowering.zeros import zeros
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.symbols import is_unbacked
 
 
 def transposed(value: ir.Value) -> ir.Value | None:
@@ -45,9 +44,9 @@ def product(ctx: LoweringContext, a: ir.Value, b: ir.Value, alpha: Number = 1) -
         return ctx.op.Mul(product(ctx, a, b), ctx.scalar(alpha, ctx.out.dtype))
     sizes = (ctx.sizes(a)[-1], *ctx.out.shape)
     if any(size_is_zero(size) for size in sizes):
-        # onnxruntime-training 1.19.2 leaves the output as it found the memory, or divides by zero.
+        # Defect empty_products; elsewhere as good.
         return zeros(ctx, a, ctx.out.shape)
-    if ctx.target.gradient_kernels and any(has_free_unbacked_symbols(size) for size in sizes):
+    if ctx.target.has_defect("empty_products") and is_unbacked(*sizes):
         raise ctx.refuse("a size that depends on the data may be zero, which its kernel here does not survive")
     ta, tb = transposed(a), transposed(b)
     if ctx.has_fused_matmul(a) and (alpha != 1 or ta is not None or tb is not None):
@@ -117,7 +116,7 @@ def addbmm(
 @lowering(aten.dot.default, aten.vdot.default)
 def dot(ctx: LoweringContext, self: ir.Value, tensor: ir.Value) -> ir.Value:
     """dot(Tensor self, Tensor tensor) -> Tensor"""
-    if ctx.target.device_type == "cpu" and ctx.out.dtype in (torch.float32, torch.float64):
+    if ctx.target.walks_entries and ctx.out.dtype in (torch.float32, torch.float64):
         # Ten times as fast as the product of a row and a column, and as accurate where they are long.
         return total(ctx, ctx.op.Mul(self, tensor), ctx.sizes(self), [0], keepdim=False)
     return product(ctx, self, tensor)
@@ -140,7 +139,7 @@ def addmv(
 def _matrix_vector(ctx: LoweringContext, matrix: ir.Value, vector: ir.Value, alpha: Number = 1) -> ir.Value:
     if any(map(size_is_zero, ctx.sizes(matrix))):
         return product(ctx, matrix, vector)
-    # The vector as a matrix of one column: ONNX Runtime's own fusion of Transpose and MatMul errs beside a vector.
+    # The vector as a matrix of one column: defect transposed_vector_fusion.
     return ctx.op.Squeeze(product(ctx, matrix, ctx.op.Unsqueeze(vector, [1]), alpha), [1])
 
 

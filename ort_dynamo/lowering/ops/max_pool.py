@@ -11,14 +11,13 @@ import torch
 from onnxscript import OpBuilder
 
 from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.lowering.branches import all_finite, either
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.promotion import float_dtype
+from ort_dynamo.lowering.recipes.windows import Pool, Windows, adaptive_windows, gather_windows, sliding_windows
+from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import register
-from ort_dynamo.lowering.windows import Pool, Windows, adaptive_windows, gather_windows, sliding_windows
-from ort_dynamo.lowering.zeros import zeros
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 _FURTHEST = 2**62
 """Beyond every place of a tensor."""
@@ -90,8 +89,7 @@ def _pooled(
 ) -> tuple[ir.Value | None, ...]:
     """The maximum of every window and its place, by the kernel where `pool` has one, or by tables of `windows`.
 
-    ONNX Runtime's CPU kernel misses a nan that is not its window's first place, and the training build's gives places
-    outside the tensor for windows of nothing but -inf. So a tensor whose sum is not finite goes by the tables.
+    Where kernels miss a nan or err about -inf, a tensor whose sum is not finite goes by the tables.
     """
     op, sizes, wanted = ctx.op, ctx.sizes(self), 1 in ctx.used
     if is_empty(ctx.out[0].shape):
@@ -105,7 +103,7 @@ def _pooled(
         y, place = tables(op, windows=windows())
     else:
         kernel = functools.partial(_by_kernel, ctx, pool=pool, x=x, sizes=sizes, wanted=wanted)
-        if is_float and ctx.target.device_type == "cpu":
+        if ctx.target.has_defect("max_pool_misses_nan"):
             exact = functools.partial(tables, windows=windows())
             found = either(ctx, all_finite(ctx, x), _present(kernel), _present(exact))
             y, place = found if wanted else (found[0], None)

@@ -11,21 +11,12 @@ import torch
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.unary import square_root
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.accurate_sum import average, is_long, total
+from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.total import average, is_long, total
-from ort_dynamo.target import release
+from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["inverse_root", "optional", "read_what_is_kept", "settled"]
-
-aten = torch.ops.aten
-
-_ACCURATE_SINCE = (1, 27)
-"""The version of ONNX Runtime from which the CPU kernel of LayerNormalization is used.
-
-Up to 1.26 it takes the variance as mean(x²) - mean(x)², which loses all digits where the mean is large beside the
-deviation (off by 0.36 for mean 300 and deviation 1), and it is slower than the nodes below.
-"""
 
 
 def inverse_root(ctx: LoweringContext, variance: ir.Value, eps: float) -> ir.Value:
@@ -88,8 +79,7 @@ def _outer_sum(ctx: LoweringContext, value: ir.Value, like: ir.Value, count: int
 def _fused_dtype(ctx: LoweringContext, *values: ir.Value | None) -> torch.dtype | None:
     """The dtype in which LayerNormalization computes this node as exactly as torch does, if there is one."""
     target = ctx.target
-    on_cpu = target.device_type == "cpu"
-    if on_cpu and release(target.version) < _ACCURATE_SINCE:
+    if target.has_defect("layer_norm_variance"):
         return None
     dtypes = {ctx.dtype(value) for value in values if value is not None}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32

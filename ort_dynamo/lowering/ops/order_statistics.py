@@ -11,16 +11,15 @@ import onnx_ir as ir
 import torch
 from onnxscript import OpBuilder
 
-from ort_dynamo.lowering.branches import all_finite, either
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.ordering import sorted_along, sorted_with_nan
 from ort_dynamo.lowering.ops.views import axis, cut
-from ort_dynamo.lowering.positions import positions_along
-from ort_dynamo.lowering.prefix_scan import prefix_scan
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.positions import positions_along
+from ort_dynamo.lowering.recipes.prefix_scan import prefix_scan
+from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering, register
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 Statistic = Callable[[LoweringContext, ir.Value, int, Size], tuple[ir.Value, ir.Value]]
 """statistic(ctx, x, axis, size): value and position along `axis` of `size`, not zero; the axis stays, of size 1.

@@ -11,14 +11,12 @@ import onnx_ir as ir
 import torch
 from onnxscript import OpBuilder
 
-from ort_dynamo.lowering.branches import all_finite, either
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.views import axis, cut
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering, register
-
-aten = torch.ops.aten
-
+from ort_dynamo.torch_internals.operators import aten
 
 # -- sorting -----------------------------------------------------------------------------------------------------
 
@@ -32,7 +30,7 @@ def sorted_along(
         return op.Identity(self), ctx.constant(0, torch.int64)
     a = axis(dim, ctx.rank(self))
     if is_empty(ctx.sizes(self)) or (isinstance(count, int) and count == 0):
-        # onnxruntime-training 1.19.2 divides by zero here, which ends the process.
+        # Defect empty_top_k.
         sizes = list(ctx.sizes(self))
         sizes[a] = count
         nothing = ctx.shape(sizes)

@@ -11,15 +11,14 @@ import torch
 from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Number
-from ort_dynamo.lowering.loops import Carried, repeat_while
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.trigonometry import acos, cos
 from ort_dynamo.lowering.ops.unary import truncate
 from ort_dynamo.lowering.ops.views import size_is_zero
-from ort_dynamo.lowering.promotion import INT_TO_FLOAT, promote
+from ort_dynamo.lowering.recipes.loops import Carried, repeat_while
+from ort_dynamo.lowering.recipes.promotion import INT_TO_FLOAT, promote
 from ort_dynamo.lowering.registry import register
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 Step = Callable[[OpBuilder, ir.Value, ir.Value, ir.Value, ir.Value], ir.Value]
 """step(op, x, k, p, q): the polynomial of degree k + 1 from those of degree k - 1 (p) and k (q)."""
@@ -101,7 +100,7 @@ def _closed_w(ctx: LoweringContext, n: ir.Value, angle: ir.Value) -> ir.Value:
 def _polynomial(family: _Family, ctx: LoweringContext, x: ir.Value | Number, n: ir.Value | Number) -> ir.Value:
     """special_chebyshev_polynomial_t(Tensor x, Tensor n) -> Tensor"""
     if any(map(size_is_zero, ctx.out.shape)):
-        return filled(ctx, 0)  # onnxruntime-training 1.19.2 cannot fold a loop over nothing
+        return filled(ctx, 0)  # defect empty_loops
     (t, degree), dtype = promote(ctx, x, n, kind=INT_TO_FLOAT)
     op = ctx.op
     if family.shifted:

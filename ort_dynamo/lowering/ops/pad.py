@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.promotion import float_dtype
+from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.zeros import zeros
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.symbols import known_true
 
 
 def _pads(ctx: LoweringContext, rank: int, padding: Sequence[Size]) -> ir.Value:
@@ -32,8 +31,8 @@ def constant_pad_nd(ctx: LoweringContext, self: ir.Value, pad: Sequence[Size], v
     for i in range(len(pad) // 2):
         axis = len(sizes) - 1 - i
         before, after = (min(width, 0) if isinstance(width, int) else 0 for width in pad[2 * i : 2 * i + 2])
-        if (before or after) and not statically_known_true(sizes[axis] > -before - after):
-            # Pad of 1.19.2 leaves its result unwritten where negative widths cut off a whole axis.
+        if (before or after) and not known_true(sizes[axis] > -before - after):
+            # A whole axis may be cut off: defect pad_of_no_axis.
             kept = ctx.op.Slice(kept, [-before], [after or sys.maxsize], [axis])
             left[2 * i], left[2 * i + 1] = left[2 * i] - before, left[2 * i + 1] - after
     return ctx.op.Pad(kept, _pads(ctx, len(sizes), left), ctx.scalar(value, ctx.out.dtype))
@@ -54,7 +53,7 @@ def replication_pad(ctx: LoweringContext, self: ir.Value, padding: Sequence[Size
         axis = len(sizes) - 1 - i
         before, after, size = left[2 * i], left[2 * i + 1], sizes[axis]
         if not isinstance(before, int) or not isinstance(after, int) or min(before, after) < 0:
-            # ONNX Runtime's Pad fails where a negative width cuts off a whole axis.
+            # A whole axis may be cut off: defect pad_of_no_axis.
             value = ctx.op.Gather(value, _edge_places(ctx, before, after, size), axis=axis)
             left[2 * i] = left[2 * i + 1] = 0
     return ctx.op.Pad(value, _pads(ctx, len(sizes), left), mode="edge")

@@ -6,17 +6,16 @@ import functools
 
 import onnx_ir as ir
 import torch
-from torch._prims_common import elementwise_dtypes
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.ops.binary import Formula, Operand, apply_formula
 from ort_dynamo.lowering.ops.unary import is_float, truncate
-from ort_dynamo.lowering.promotion import DEFAULT, INT_TO_FLOAT, KIND
+from ort_dynamo.lowering.recipes.promotion import DEFAULT, INT_TO_FLOAT, KIND
 from ort_dynamo.lowering.registry import lowering, register
-from ort_dynamo.target import ZERO_DIVISOR
-
-aten = torch.ops.aten
+from ort_dynamo.marks import ZERO_DIVISOR
+from ort_dynamo.torch_internals.operators import OpOverload, aten
+from ort_dynamo.torch_internals.promotion import elementwise_dtypes
+from ort_dynamo.torch_internals.symbols import known_true
 
 
 def _true_divide(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -79,8 +78,8 @@ def _apply_quotient(formula: Formula, kind: KIND, ctx: LoweringContext, self: Op
 
 # -- integers ----------------------------------------------------------------------------------------------------
 #
-# ONNX Runtime's CPU kernels end the process at a division by zero, and at one of the least integer by -1: the processor
-# traps. torch raises a RuntimeError at the first; the second wraps around.
+# Defect integer_division_traps: the CPU's kernels end the process at a division by zero, and at one of the least
+# integer by -1. torch raises a RuntimeError at the first; the second wraps around.
 
 
 def _of_integers(ctx: LoweringContext, formula: Formula, divisor: Operand, dtype: torch.dtype) -> Formula:
@@ -91,7 +90,7 @@ def _of_integers(ctx: LoweringContext, formula: Formula, divisor: Operand, dtype
             raise ctx.refuse("an integer division by the number 0")
         safe = number != -1
     else:
-        safe = isinstance(divisor, torch.SymInt) and statically_known_true(divisor > 0)
+        safe = isinstance(divisor, torch.SymInt) and known_true(divisor > 0)
     return functools.partial(_in_kernel_dtype, formula if safe else functools.partial(_by_any_divisor, formula))
 
 
@@ -104,7 +103,7 @@ def _in_kernel_dtype(formula: Formula, ctx: LoweringContext, a: ir.Value, b: ir.
 
 def _by_any_divisor(formula: Formula, ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
     op = ctx.op
-    if not all(statically_known_true(size > 0) for size in ctx.out.shape):
+    if not all(known_true(size > 0) for size in ctx.out.shape):
         b = op.Add(op.Sub(a, a), b)  # a divisor that meets no dividend may be zero
     zero, minus_one = op.Equal(b, 0), op.Equal(b, -1)
     result = formula(ctx, a, op.Where(op.Or(zero, minus_one), _one_unless_any(ctx, zero, b), b))
@@ -120,7 +119,7 @@ def _one_unless_any(ctx: LoweringContext, zero: ir.Value, divisor: ir.Value) -> 
     """
     op, dtype = ctx.op, divisor.dtype
     assert dtype is not None
-    if ctx.target.device_type != "cpu":
+    if not ctx.target.raises_at_zero_divisor:
         return ctx.builder.constant(1, dtype)
     count = op.ReduceSum(op.Cast(zero, to=ir.DataType.INT64), keepdims=0)
     return op.Gather(ctx.builder.constant([1], dtype), count, axis=0, _name=f"{ZERO_DIVISOR}.{ctx.node.name}")
@@ -128,7 +127,7 @@ def _one_unless_any(ctx: LoweringContext, zero: ir.Value, divisor: ir.Value) -> 
 
 # -- tables ------------------------------------------------------------------------------------------------------
 
-_REMAINDERS: dict[torch._ops.OpOverload, Formula] = {
+_REMAINDERS: dict[OpOverload, Formula] = {
     aten.floor_divide.default: _divide_floor,
     aten.floor_divide.Scalar: _divide_floor,
     aten.remainder.Tensor: _remainder,

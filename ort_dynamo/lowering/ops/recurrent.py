@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx_ir as ir
-import torch
 
 from ort_dynamo.lowering.context import LoweringContext
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 _LSTM = 2  # the kind of layer, in oneDNN's numbering
 

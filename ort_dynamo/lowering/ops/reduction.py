@@ -13,12 +13,11 @@ from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.unary import is_float, square_root
 from ort_dynamo.lowering.ops.views import axis
-from ort_dynamo.lowering.prefix_scan import prefix_scan
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.accurate_sum import average, integer_total, sums_integers_exactly, total
+from ort_dynamo.lowering.recipes.prefix_scan import prefix_scan
+from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.total import average, integer_total, sums_integers_exactly, total
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 Dims = int | Sequence[int] | None
 
@@ -117,7 +116,7 @@ def _multiply(op: OpBuilder, earlier: ir.Value, later: ir.Value) -> ir.Value:
 
 
 def extremum(ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence[int], keepdim: bool) -> ir.Value:
-    """ReduceMax or ReduceMin as torch has them: a nan wins. ONNX Runtime's kernels lose it."""
+    """ReduceMax or ReduceMin as torch has them: a nan wins. The kernels lose it (defect comparisons_lose_nan)."""
     result = reduce(ctx, op_type, value, axes, keepdim)
     if not is_float(value):
         return result

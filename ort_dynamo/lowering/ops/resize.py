@@ -14,15 +14,14 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.antialias import apply_matrices, matrix_of
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
-from ort_dynamo.lowering.interpolation import Length, LinearMap, Resize, apply_maps, resize_map, source_index
 from ort_dynamo.lowering.ops.creation import filled
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.antialias import apply_matrices, matrix_of
+from ort_dynamo.lowering.recipes.interpolation import Length, LinearMap, Resize, apply_maps, resize_map, source_index
+from ort_dynamo.lowering.recipes.promotion import float_dtype
+from ort_dynamo.lowering.recipes.windows import fixed
 from ort_dynamo.lowering.registry import register
-from ort_dynamo.lowering.windows import fixed
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 
 def _axes(

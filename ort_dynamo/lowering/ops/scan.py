@@ -12,15 +12,14 @@ from onnxscript import OpBuilder
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Size
-from ort_dynamo.lowering.ops.unary import is_float, is_old
+from ort_dynamo.lowering.ops.unary import is_float
 from ort_dynamo.lowering.ops.views import axis, size_is_zero
-from ort_dynamo.lowering.positions import positions_along
-from ort_dynamo.lowering.prefix_scan import prefix_scan
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.positions import positions_along
+from ort_dynamo.lowering.recipes.prefix_scan import prefix_scan
+from ort_dynamo.lowering.recipes.promotion import float_dtype
+from ort_dynamo.lowering.recipes.running_sum import running_sum
 from ort_dynamo.lowering.registry import lowering, register
-from ort_dynamo.lowering.running_sum import running_sum
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 
 @lowering(aten.cumsum.default)
@@ -47,22 +46,19 @@ _SMALL = 1 << 12
 
 
 def _walks_entries(ctx: LoweringContext, sizes: Sequence[Size], a: int) -> bool:
-    """Whether CumSum would step from entry to entry, which takes the CPU's kernels 3 to 8 ns each.
-
-    Those of onnxruntime 1.31.1 are as fast at integers as they are over the first dimension.
-    """
-    if ctx.target.device_type != "cpu" or a != len(sizes) - 1 or any(map(size_is_zero, sizes)):
+    """Whether CumSum would step from entry to entry, which takes the CPU's kernels 3 to 8 ns each."""
+    if not ctx.target.walks_entries or a != len(sizes) - 1 or any(map(size_is_zero, sizes)):
         return False
     count = math.prod(sizes)
     if isinstance(count, int) and count <= _SMALL:
         return False
-    return is_old(ctx) or ctx.out.dtype.is_floating_point
+    return ctx.target.has_defect("slow_running_sum_of_integers") or ctx.out.dtype.is_floating_point
 
 
 def _accumulator(ctx: LoweringContext) -> torch.dtype:
     """The dtype torch's kernels accumulate in: on the CPU, float64 for every floating-point dtype."""
     dtype = float_dtype(ctx.out.dtype)
-    wide = dtype.is_floating_point and ctx.target.device_type == "cpu"
+    wide = dtype.is_floating_point and ctx.target.scans_in_double
     return torch.float64 if wide else dtype
 
 

@@ -10,17 +10,17 @@ import onnx_ir as ir
 import torch
 from onnxscript import OpBuilder
 
-from ort_dynamo.lowering.branches import either
 from ort_dynamo.lowering.context import LoweringContext, Number, Size, is_empty
 from ort_dynamo.lowering.ops.creation import filled
-from ort_dynamo.lowering.ops.views import axis, same_size, size_is_zero
-from ort_dynamo.lowering.positions import from_start
-from ort_dynamo.lowering.promotion import accumulator
+from ort_dynamo.lowering.ops.views import axis, size_is_zero
+from ort_dynamo.lowering.recipes.branches import either
+from ort_dynamo.lowering.recipes.positions import from_start
+from ort_dynamo.lowering.recipes.promotion import accumulator
+from ort_dynamo.lowering.recipes.scatter_places import ScatterPlaces, of_entries, of_rows, slice_numbers
+from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering, register
-from ort_dynamo.lowering.scatter_places import ScatterPlaces, of_entries, of_rows, slice_numbers
-from ort_dynamo.lowering.zeros import zeros
-
-aten = torch.ops.aten
+from ort_dynamo.lowering.symbols import same_size
+from ort_dynamo.torch_internals.operators import aten
 
 _REDUCTIONS = {
     None: "none",
@@ -114,7 +114,7 @@ def _scatter(
     else:
         source = ctx.op.Expand(ctx.scalar(src, ctx.out.dtype), ctx.shape(sizes))
     data_sizes, place = _sizes_1d(ctx, self), axis(dim, ctx.rank(self))
-    rows = slice_numbers(ctx, data_sizes, place, index) if place == 0 and ctx.target.device_type == "cpu" else None
+    rows = slice_numbers(ctx, data_sizes, place, index) if place == 0 and ctx.target.walks_entries else None
     if rows is not None:
         places = of_rows(ctx, data_sizes, rows)
     else:
@@ -153,7 +153,7 @@ def _reduced(
 def _greatest_or_least(
     ctx: LoweringContext, places: ScatterPlaces, data: ir.Value, source: ir.Value, reduction: str
 ) -> ir.Value:
-    """A maximum or minimum, and NaN where one takes part: ONNX Runtime's comparisons lose it."""
+    """A maximum or minimum, and NaN where one takes part: comparisons lose it (defect comparisons_lose_nan)."""
 
     def reduced(op: OpBuilder) -> list[ir.Value]:
         return [places.write(op, data, source, reduction)]
@@ -211,7 +211,7 @@ def _neutral(reduce: str | None, dtype: torch.dtype) -> int | float:
 def _slices(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, sizes: Sequence[Size]) -> ScatterPlaces:
     """The slices of `self` along `dim` that a 1-D `index` names, for a source of shape `sizes`."""
     data_sizes, place = _sizes_1d(ctx, self), axis(dim, ctx.rank(self))
-    if place == 0 and ctx.rank(self) > 1 and ctx.target.device_type == "cpu":
+    if place == 0 and ctx.rank(self) > 1 and ctx.target.walks_entries:
         return of_rows(ctx, data_sizes, ctx.reshape(index, [-1]))
     column = ctx.op.Reshape(index, ctx.ints([-1] + [1] * (len(data_sizes) - place - 1)))
     return of_entries(ctx, data_sizes, place, ctx.op.Expand(column, ctx.shape(sizes)), sizes)

@@ -10,11 +10,10 @@ from onnxscript import OpBuilder
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
-from ort_dynamo.lowering.loops import repeat_while
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.loops import repeat_while
+from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 _FEW = 32
 """Up to so many boundaries, comparing with all of them is cheaper than bisecting."""

@@ -8,12 +8,11 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size, is_empty
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.promotion import float_dtype
+from ort_dynamo.lowering.recipes.running_sum import running_sum
+from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.running_sum import running_sum
-from ort_dynamo.lowering.zeros import zeros
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 _NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
 _REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "max": "max", "min": "min"}
@@ -109,7 +108,7 @@ def segment_reduce(
     segments = _Segments(ctx, data, lengths, offsets, axis)
     result = segments.reduce(x, reduce, ctx.scalar(_NEUTRAL[reduce] if initial is None else initial, dtype))
     if reduce in ("max", "min"):
-        # ONNX Runtime's comparisons lose nan.
+        # Defect comparisons_lose_nan.
         result = op.Where(op.Greater(segments.count(op.IsNaN(x)), 0), math.nan, result)
     if reduce == "mean":
         # Of nothing it is nan, or what was given.

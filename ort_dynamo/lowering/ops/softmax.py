@@ -11,13 +11,12 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.creation import filled
-from ort_dynamo.lowering.promotion import INT_TO_FLOAT, float_dtype, promote
+from ort_dynamo.lowering.recipes.accurate_sum import total
+from ort_dynamo.lowering.recipes.promotion import INT_TO_FLOAT, float_dtype, promote
 from ort_dynamo.lowering.registry import lowering, register
-from ort_dynamo.lowering.total import total
+from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["softmax_gradient"]
-
-aten = torch.ops.aten
 
 
 def _normalise(op_type: str, ctx: LoweringContext, self: ir.Value, dim: int, half_to_float: bool) -> ir.Value:
@@ -25,7 +24,7 @@ def _normalise(op_type: str, ctx: LoweringContext, self: ir.Value, dim: int, hal
     x = ctx.cast(self, ctx.out.dtype) if half_to_float else self
     if ctx.rank(self) == 0:
         return ctx.reshape(getattr(ctx.op, op_type)(ctx.reshape(x, [1]), axis=0), [])
-    # ONNX Runtime's float64 LogSoftmax takes the logarithm of at least 1e-20, also where the sum is nan.
+    # Of float64: defect double_log_softmax.
     if _crosses_rows(ctx, ctx.rank(self), dim) or (op_type == "LogSoftmax" and x.dtype == ir.DataType.DOUBLE):
         return _by_formula(op_type, ctx, ctx.cast(x, float_dtype(ctx.out.dtype)), ctx.sizes(self), dim)
     return getattr(ctx.op, op_type)(x, axis=dim)
@@ -33,7 +32,7 @@ def _normalise(op_type: str, ctx: LoweringContext, self: ir.Value, dim: int, hal
 
 def _crosses_rows(ctx: LoweringContext, rank: int, dim: int) -> bool:
     """Whether the CPU's kernels transpose for an axis, which takes them several times as long as all else they do."""
-    return ctx.target.device_type == "cpu" and dim % rank != rank - 1
+    return ctx.target.walks_entries and dim % rank != rank - 1
 
 
 def _by_formula(op_type: str, ctx: LoweringContext, x: ir.Value, sizes: Sequence[Size], dim: int) -> ir.Value:
@@ -116,6 +115,6 @@ def logsumexp(ctx: LoweringContext, self: ir.Value, dim: Sequence[int], keepdim:
     summed = total(ctx, op.Exp(op.Sub(x, shift)), sizes, axes, keepdim=True)
     result = op.Add(op.Log(summed), shift)
     if x.dtype == ir.DataType.DOUBLE:
-        # ONNX Runtime's float64 exp(-inf) is 2.2e-308, whose logarithm is -708. The sum is that, or nan.
+        # Defect double_exp_of_infinity: else the logarithm were -708. The sum is 2.2e-308, or nan.
         result = op.Where(op.Equal(largest, -math.inf), op.Add(largest, summed), result)
     return ctx.cast(result if keepdim else op.Squeeze(result, axes), ctx.out.dtype)

@@ -16,10 +16,9 @@ import torch
 
 from ort_dynamo.boundary import in_order, inverse, physical_order
 from ort_dynamo.lowering.context import LoweringContext, Size
-from ort_dynamo.lowering.ops.views import same_size
 from ort_dynamo.lowering.registry import lowering
-
-aten = torch.ops.aten
+from ort_dynamo.lowering.symbols import same_size, same_sizes
+from ort_dynamo.torch_internals.operators import aten
 
 Places = npt.NDArray[np.int64]
 
@@ -60,7 +59,7 @@ def as_strided_scatter(
 ) -> ir.Value:
     """as_strided_scatter(Tensor self, Tensor src, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor"""  # noqa: E501
     source = ctx.cast(src, ctx.out.dtype)
-    if ctx.sizes(src) != tuple(size):
+    if not same_sizes(ctx.sizes(src), size):
         source = ctx.op.Expand(source, ctx.shape(size))
     if _restates_all(ctx, self, size, stride, storage_offset):
         return ctx.reshape(source, ctx.sizes(self))

@@ -31,11 +31,10 @@ import torch
 from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
-from ort_dynamo.lowering.loops import Carried, repeat_while
 from ort_dynamo.lowering.ops.creation import filled
+from ort_dynamo.lowering.recipes.loops import Carried, repeat_while
 from ort_dynamo.lowering.registry import lowering
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 
 @lowering(aten.linalg_solve_triangular.default)

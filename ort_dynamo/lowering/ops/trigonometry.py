@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 
 import onnx_ir as ir
-import torch
 
-from ort_dynamo.lowering.approximation import polynomial
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.ops.unary import Formula, expm1, log1p, register_table, single, square_root
-from ort_dynamo.lowering.promotion import INT_TO_FLOAT
-
-aten = torch.ops.aten
+from ort_dynamo.lowering.recipes.approximation import polynomial
+from ort_dynamo.lowering.recipes.promotion import INT_TO_FLOAT
+from ort_dynamo.torch_internals.operators import OpOverload, aten
 
 
 def _or_kernel(op_type: str, formula: Formula) -> Formula:
@@ -38,10 +36,10 @@ def _cos_formula(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     return op.Sub(1.0, op.Mul(op.Mul(sine, sine), 2.0))
 
 
-def _unless_cpu(op_type: str, formula: Formula) -> Formula:
-    """The operator, but `formula` on the CPU, whose kernels of these walk over the entries, at 7 to 24 ns each."""
+def _unless_walked(op_type: str, formula: Formula) -> Formula:
+    """The operator, but `formula` where kernels walk over the entries, at 7 to 24 ns each."""
     choice = _or_kernel(op_type, formula)
-    return lambda ctx, x: formula(ctx, x) if ctx.target.device_type == "cpu" else choice(ctx, x)
+    return lambda ctx, x: formula(ctx, x) if ctx.target.walks_entries else choice(ctx, x)
 
 
 cos = _or_kernel("Cos", _cos_formula)
@@ -134,18 +132,18 @@ def _atanh(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     return op.Mul(op.Sign(x), op.Mul(value, 0.5))
 
 
-_MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
+_MATHEMATICAL: dict[OpOverload, Formula] = {
     aten.sin.default: single("Sin"),
     aten.cos.default: cos,
-    aten.tan.default: _unless_cpu("Tan", _tan),
+    aten.tan.default: _unless_walked("Tan", _tan),
     aten.asin.default: _or_kernel("Asin", _asin),
     aten.acos.default: acos,
     aten.atan.default: atan,
-    aten.sinh.default: _unless_cpu("Sinh", _sinh),
-    aten.cosh.default: _unless_cpu("Cosh", _cosh),
-    aten.asinh.default: _unless_cpu("Asinh", _asinh),
-    aten.acosh.default: _unless_cpu("Acosh", _acosh),
-    aten.atanh.default: _unless_cpu("Atanh", _atanh),
+    aten.sinh.default: _unless_walked("Sinh", _sinh),
+    aten.cosh.default: _unless_walked("Cosh", _cosh),
+    aten.asinh.default: _unless_walked("Asinh", _asinh),
+    aten.acosh.default: _unless_walked("Acosh", _acosh),
+    aten.atanh.default: _unless_walked("Atanh", _atanh),
 }
 """Integers are computed in the default floating-point dtype."""
 

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from string import ascii_lowercase
 
 import onnx_ir as ir
-import torch
 
 from ort_dynamo.lowering.context import LoweringContext, is_empty
 from ort_dynamo.lowering.ops.creation import filled
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 
 @lowering(aten._trilinear.default)

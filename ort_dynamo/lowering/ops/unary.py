@@ -11,10 +11,9 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext
-from ort_dynamo.lowering.promotion import DEFAULT, INT_TO_FLOAT, KIND, promote
+from ort_dynamo.lowering.recipes.promotion import DEFAULT, INT_TO_FLOAT, KIND, promote
 from ort_dynamo.lowering.registry import lowering, register
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import OpOverload, aten
 
 Formula = Callable[[LoweringContext, ir.Value], ir.Value]
 
@@ -55,18 +54,12 @@ def _rounding(formula: Formula) -> Formula:
 def square_root(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     """The square root of a floating-point value."""
     op = ctx.op
-    if not is_old(ctx):
+    if not ctx.target.has_defect("sqrt_of_infinity"):
         return op.Sqrt(x)
-    # onnxruntime-training 1.19.2: the square root of inf is nan. The difference is 0, or inf, or nan.
     assert x.dtype is not None
     largest = float(np.finfo(x.dtype.numpy()).max)
     finite = op.Clip(x, -math.inf, largest)
-    return op.Add(op.Sqrt(finite), op.Sub(x, finite))
-
-
-def is_old(ctx: LoweringContext) -> bool:
-    """Whether the target is onnxruntime-training 1.19.2."""
-    return ctx.target.package == "onnxruntime-training"
+    return op.Add(op.Sqrt(finite), op.Sub(x, finite))  # the difference is 0, or inf, or nan
 
 
 def _sign(ctx: LoweringContext, x: ir.Value) -> ir.Value:
@@ -120,7 +113,7 @@ def _float_test(formula: Formula, integers: bool) -> Formula:
     return test
 
 
-_MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
+_MATHEMATICAL: dict[OpOverload, Formula] = {
     aten.exp.default: single("Exp"),
     aten.exp2.default: lambda ctx, x: ctx.op.Pow(two(ctx, x), x),
     aten.expm1.default: expm1,
@@ -137,7 +130,7 @@ _MATHEMATICAL: dict[torch._ops.OpOverload, Formula] = {
 }
 """Integers are computed in the default floating-point dtype."""
 
-_TYPE_KEEPING: dict[torch._ops.OpOverload, Formula] = {
+_TYPE_KEEPING: dict[OpOverload, Formula] = {
     aten.neg.default: single("Neg"),
     aten.abs.default: lambda ctx, x: x if x.dtype == ir.DataType.BOOL else ctx.op.Abs(x),
     aten.sign.default: _sign,
@@ -152,7 +145,7 @@ _TYPE_KEEPING: dict[torch._ops.OpOverload, Formula] = {
     aten.bitwise_not.default: _bitwise_not,
 }
 
-_TESTS: dict[torch._ops.OpOverload, Formula] = {
+_TESTS: dict[OpOverload, Formula] = {
     aten.logical_not.default: lambda ctx, x: ctx.op.Not(ctx.cast(x, torch.bool)),
     aten.signbit.default: sign_bit,
     aten.isnan.default: _float_test(single("IsNaN"), False),
@@ -169,7 +162,7 @@ def _apply(formula: Formula, kind: KIND, ctx: LoweringContext, self: ir.Value) -
     return ctx.cast(formula(ctx, value), ctx.out.dtype)
 
 
-def register_table(table: Mapping[torch._ops.OpOverload, Formula], kind: KIND) -> None:
+def register_table(table: Mapping[OpOverload, Formula], kind: KIND) -> None:
     """Register formulas of one operand, which they get in the dtype that torch computes in."""
     for overload, formula in table.items():
         register(overload, functools.partial(_apply, formula, kind))

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx_ir as ir
-import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.creation import filled
-from ort_dynamo.lowering.patches import Sliding, fold, patches
-from ort_dynamo.lowering.promotion import float_dtype
+from ort_dynamo.lowering.recipes.patches import Sliding, fold, patches
+from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 
 def _sliding(

@@ -11,11 +11,11 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
-from ort_dynamo.lowering.ops.views import axis, cut, from_front, same_size, size_is_zero
+from ort_dynamo.lowering.ops.views import axis, cut, from_front, size_is_zero
+from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.zeros import zeros
-
-aten = torch.ops.aten
+from ort_dynamo.lowering.symbols import same_size
+from ort_dynamo.torch_internals.operators import aten
 
 
 def _clamped(start: Size | None, size: Size) -> Size:

@@ -7,21 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
-import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.registry import lowering
-from ort_dynamo.lowering.symbols import expression
-
-aten = torch.ops.aten
-
-
-def same_size(a: Size, b: Size) -> bool:
-    """Whether two sizes are the same polynomial of size symbols; installs no guard."""
-    first, second = expression(a), expression(b)
-    return bool(first == second or sympy.expand(first - second) == 0)
+from ort_dynamo.lowering.symbols import same_size
+from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.symbols import has_hint_of_one, is_nonnegative, is_unbacked
 
 
 def size_is_zero(size: Size) -> bool:
@@ -36,10 +28,10 @@ def axis(dim: int, rank: int) -> int:
 
 def from_front(index: Size, size: Size) -> Size:
     """`index`, which counts from the end where negative, counted from the front. Installs no guard."""
-    if isinstance(index, int):
-        return index if index >= 0 else size + index
-    if index.node.expr.is_nonnegative:
+    if is_nonnegative(index):
         return index
+    if isinstance(index, int):
+        return size + index
     negative = torch.sym_min(1, torch.sym_max(0, -index))  # type: ignore[no-untyped-call]
     return index + size * negative
 
@@ -64,7 +56,7 @@ def reshape(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], new: S
     """
     target: list[Size] = list(new)
     # With an empty dimension, or one that may be, 0 and -1 together have no meaning.
-    if any(free_unbacked_symbols(size) or size_is_zero(size) for size in (*sizes, *new)):
+    if is_unbacked(*sizes, *new) or any(map(size_is_zero, (*sizes, *new))):
         return ctx.reshape(value, new)
     symbolic = [i for i, size in enumerate(new) if isinstance(size, torch.SymInt)]
     for i in symbolic:
@@ -136,13 +128,8 @@ def squeeze(ctx: LoweringContext, self: ir.Value, dim: int | Sequence[int] | Non
     gone = len(sizes) - ctx.out.dim()
     if len(places) > gone:
         ones = [a for a in places if same_size(sizes[a], 1)]
-        places = ones if len(ones) == gone else [a for a in places if _is_one(sizes[a])]
+        places = ones if len(ones) == gone else [a for a in places if has_hint_of_one(sizes[a])]
     return ctx.op.Squeeze(self, places) if places else self
-
-
-def _is_one(size: Size) -> bool:
-    """Whether a size that torch has looked at, which a guard holds, is 1."""
-    return bool(size.node.has_hint() and size.node.hint == 1) if isinstance(size, torch.SymInt) else size == 1
 
 
 @lowering(aten._neg_view.default, aten._neg_view_copy.default)

@@ -11,13 +11,12 @@ import torch
 from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, is_empty
-from ort_dynamo.lowering.loops import Carried, any_of, repeat_while
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.gamma import bernoulli
-from ort_dynamo.lowering.promotion import INT_TO_FLOAT, promote
+from ort_dynamo.lowering.recipes.loops import Carried, any_of, repeat_while
+from ort_dynamo.lowering.recipes.promotion import INT_TO_FLOAT, promote
 from ort_dynamo.lowering.registry import lowering
-
-aten = torch.ops.aten
+from ort_dynamo.torch_internals.operators import aten
 
 _STEPS, _TERMS = 10, 11
 

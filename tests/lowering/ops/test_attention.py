@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.compiler import compile_graph
-from ort_dynamo.options import parse_options
+from ort_dynamo.options.groups import parse_options
 from ort_dynamo.testing import assert_close, assert_like_eager
 
 aten = torch.ops.aten

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ort_dynamo.lowering import channel_sum
 from ort_dynamo.lowering.ops import batch_norm
+from ort_dynamo.lowering.recipes import channel_sum
 from ort_dynamo.testing import TOLERANCES, Tolerance, assert_close, assert_like_eager
 
 aten = torch.ops.aten

@@ -94,14 +94,14 @@ def test_groups_in_one_or_three_dimensions_do_without_the_kernel_that_overwrites
 
 @pytest.mark.parametrize("case", ["2d stride with remainder", "2d groups", "3d", "transposed 2d output padding"])
 def test_gradients_for_another_device_equal_eager(case, monkeypatch):
-    monkeypatch.setattr(convolution._Gradient, "_on_cpu", False)
+    monkeypatch.setattr(convolution._Gradient, "_prefers_products", False)
     monkeypatch.setattr(convolution._Gradient, "_has_conv_grad", False)
     module, shape = CONVOLUTIONS[case]
     assert_like_eager(module, image(shape))
 
 
 def test_gradient_with_a_big_kernel_for_another_device_equals_eager(monkeypatch):
-    monkeypatch.setattr(convolution._Gradient, "_on_cpu", False)
+    monkeypatch.setattr(convolution._Gradient, "_prefers_products", False)
     monkeypatch.setattr(convolution._Gradient, "_has_conv_grad", False)
     assert_like_eager(nn.Conv2d(1, 2, 5, stride=2, padding=2), image((2, 1, 9, 10)))
 

@@ -10,6 +10,8 @@ from ort_dynamo.lowering.registry import named_lowering
 from ort_dynamo.testing import assert_like_eager
 
 pytest.importorskip("transformers.integrations.moe")  # defines the operator
+if not hasattr(torch.ops.transformers, "grouped_mm_fallback"):
+    pytest.skip("this transformers has no operator of its own yet", allow_module_level=True)
 
 HALF = torch.bfloat16
 ENDS = {"empty ones": [4, 4, 20, 24], "one": [0, 0, 0, 24], "rows of none": [0, 8, 8, 20], "none": [0, 0, 0, 0]}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ort_dynamo.lowering import windows
+from ort_dynamo.lowering.recipes import windows
 from ort_dynamo.testing import assert_like_eager
 
 POOLS = {

@@ -1,6 +1,7 @@
 """Layer, group and root-mean-square normalization and their gradients."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -159,10 +160,18 @@ def test_group_norm_of_a_large_mean_is_as_accurate_as_eager():
 def test_group_norm_of_no_elements_equals_eager(shape):
     x, w, b = leaf(*shape), leaf(shape[1]), leaf(shape[1])
     traceable = shape[0] == 0  # torch's own shape function of the gradient divides by the number of places
+
+    def norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> object:
+        return torch.native_group_norm(x, w, b, *shape, 2, 1e-5)
+
     with torch.set_grad_enabled(traceable):
-        assert_like_eager(
-            lambda x, w, b: torch.native_group_norm(x, w, b, *shape, 2, 1e-5), x, w, b, gradients=traceable
-        )
+        try:
+            norm(x, w, b)
+        except RuntimeError as error:  # torch 2.15 takes no rows of no places and no channels
+            with pytest.raises(RuntimeError, match=re.escape(str(error))):
+                torch.compile(norm, backend="ort_train")(x, w, b)
+        else:
+            assert_like_eager(norm, x, w, b, gradients=traceable)
 
 
 # -- root-mean-square normalization ------------------------------------------------------------------------------

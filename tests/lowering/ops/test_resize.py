@@ -6,10 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ort_dynamo.capture.whole_resizes import whole_resizes
 from ort_dynamo.testing import assert_like_eager, eager_reasons
-
-aten = torch.ops.aten
 
 MODES = {
     1: ["nearest", "nearest-exact", "linear"],
@@ -93,14 +90,6 @@ def test_integers_are_resized_by_torchs_decomposition():
     # To the nearest place only: between places, torch's decomposition differs from eager's fixed-point arithmetic.
     x = torch.randint(0, 255, (2, 3, 4, 5), dtype=torch.uint8)
     assert_like_eager(resize("nearest", size=(6, 7)), x, gradients=False)
-
-
-def test_the_dispatchers_tables_are_left_as_they_were():
-    overloads = [aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default, aten.upsample_nearest2d.vec]
-    before = [dict(overload.py_kernels) for overload in overloads]
-    with whole_resizes():
-        assert [dict(overload.py_kernels) for overload in overloads] != before
-    assert [dict(overload.py_kernels) for overload in overloads] == before
 
 
 def test_a_very_long_axis_takes_no_matrix():

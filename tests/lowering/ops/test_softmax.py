@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ort_dynamo.compiler import compile_graph
-from ort_dynamo.options import parse_options
+from ort_dynamo.options.groups import parse_options
 from ort_dynamo.testing import assert_close, assert_like_eager
 
 inf, nan = math.inf, math.nan

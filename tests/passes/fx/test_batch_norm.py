@@ -7,12 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.batch_statistics import merge_statistics, split_statistics
-from ort_dynamo.passes.analysis.stash import JointGraph
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
+from ort_dynamo.passes.fx.merge_statistics import MergeStatistics
 from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
+from ort_dynamo.passes.fx.split_statistics import SplitStatistics
+from ort_dynamo.passes.running import run_passes
 
 Capture = Callable[..., GraphModule]
 
@@ -24,6 +27,11 @@ def text(gm: GraphModule, target: str) -> list[str]:
 
 def tags(gm: GraphModule) -> dict[str, str]:
     return {n.name: n.meta["recompute"].name for n in gm.graph.nodes if "recompute" in n.meta}
+
+
+def modified(pass_: PassBase, gm: GraphModule) -> bool:
+    (record,) = run_passes([pass_], gm, check=True)
+    return record.modified
 
 
 def normalized(joint_graph: Capture, training: bool = True) -> GraphModule:
@@ -48,11 +56,13 @@ def test_the_gradient_in_evaluation_reads_them(joint_graph: Capture) -> None:
 def test_a_batch_norm_that_is_computed_again_is_one_without_running_statistics(joint_graph: Capture) -> None:
     gm = normalized(joint_graph)
     before = text(gm, "native_batch_norm_legit")
-    split_statistics(gm)
+    assert not modified(MergeStatistics(), gm)
+    assert not modified(SplitStatistics(), gm)
     assert text(gm, "native_batch_norm_legit") == before, "none is computed again"
     for node in JointGraph(gm).forward:
         node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-    split_statistics(gm)
+    assert modified(SplitStatistics(), gm)
+    assert not modified(SplitStatistics(), gm)
     (original,) = before
     arguments = original.partition("(")[2]
     assert text(gm, "native_batch_norm_legit") == [
@@ -65,8 +75,17 @@ def test_a_batch_norm_that_is_computed_again_is_one_without_running_statistics(j
         *["_native_batch_norm_legit_no_stats"] * 3,
         *["_native_batch_norm_legit_functional"] * 2,
     ]
-    merge_statistics(gm)
+    assert modified(MergeStatistics(), gm)
+    assert not modified(MergeStatistics(), gm)
     assert text(gm, "native_batch_norm_legit") == before
+
+
+def test_a_batch_norm_in_evaluation_stays_one_operator(joint_graph: Capture) -> None:
+    gm = normalized(joint_graph, training=False)
+    for node in JointGraph(gm).forward:
+        node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    assert not modified(SplitStatistics(), gm)
+    assert "no_stats" not in str(gm.graph)
 
 
 def test_what_reads_a_buffer_that_is_written_to_is_computed_once(joint_graph: Capture) -> None:

@@ -12,7 +12,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
-from ort_dynamo.passes.fx.hoist_random import DRAWN, HoistRandom
+from ort_dynamo.marks import DRAWN
+from ort_dynamo.passes.fx.hoist_random import HoistRandom
 from ort_dynamo.testing import assert_like_eager
 
 aten = torch.ops.aten

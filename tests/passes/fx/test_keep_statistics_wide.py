@@ -55,3 +55,15 @@ def test_those_that_the_program_reads_stay(joint_graph: Capture) -> None:
 
     gm = joint_graph(function, torch.randn(3, 4, dtype=torch.bfloat16, requires_grad=True))
     assert dtypes(gm)["made"] == [torch.bfloat16, torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_those_of_attention_are_as_wide_as_its_input(dtype: torch.dtype, joint_graph: Capture) -> None:
+    rows = [torch.randn(1, 2, 3, 4, dtype=dtype, requires_grad=True) for _ in range(3)]
+    gm = joint_graph(lambda q, k, v: F.scaled_dot_product_attention(q, k, v).sum(), *rows)
+    (forward,) = gm.graph.find_nodes(
+        op="call_function", target=aten._scaled_dot_product_flash_attention_for_cpu.default
+    )
+    (logarithms,) = (result for result in forward.users if result.args[1] == 1)
+    for fake in (logarithms.meta["val"], forward.meta["val"][1]):
+        assert fake.dtype == dtype  # up to torch 2.12, traced graphs say float32

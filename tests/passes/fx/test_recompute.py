@@ -14,16 +14,16 @@ from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from ort_dynamo.options import RecomputeOptions
-from ort_dynamo.passes.analysis.layers import find_layers
-from ort_dynamo.passes.analysis.plans import plan_rows
-from ort_dynamo.passes.analysis.stash import JointGraph, can_recompute, draws, must_recompute
+from ort_dynamo.options.groups import RecomputeOptions
+from ort_dynamo.options.plan_grammar import read_plans
+from ort_dynamo.passes.fx.analysis.layers import find_layers
+from ort_dynamo.passes.fx.analysis.plans import plan_rows
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, can_recompute, draws, must_recompute
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
 from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
 from ort_dynamo.passes.pipelines import recompute_passes
-from ort_dynamo.plan_grammar import read_plans
 
 Capture = Callable[..., GraphModule]
 

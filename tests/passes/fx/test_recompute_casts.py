@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.analysis.stash import JointGraph, must_recompute
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, must_recompute
 from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
 
 Capture = Callable[..., GraphModule]

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.analysis.operator_names import NAMES
-from ort_dynamo.passes.analysis.plans import find_candidates, plan_rows
-from ort_dynamo.passes.analysis.stash import JointGraph, must_recompute
+from ort_dynamo.options.plan_grammar import read_plans
+from ort_dynamo.passes.fx.analysis.operator_names import NAMES
+from ort_dynamo.passes.fx.analysis.plans import find_candidates, plan_rows
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, must_recompute
 from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
-from ort_dynamo.plan_grammar import read_plans
 
 Capture = Callable[..., GraphModule]
 

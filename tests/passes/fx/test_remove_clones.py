@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ort_dynamo.passes.analysis.stash import storages_of
+from ort_dynamo.passes.fx.analysis.storage import storages_of
 from ort_dynamo.passes.fx.remove_clones import RemoveClones
 
 

@@ -1,0 +1,120 @@
+"""Writes docs/api.md, the reference of what is public, from the docstrings: `python .ci/api_page.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
+
+OPENING = """\
+# What is public
+
+Names on this page keep their meaning from release to release, or the changelog says what takes their place. All others
+may change at any time. The page is written from the docstrings by `python .ci/api_page.py`.
+
+The backend itself has no name to import: torch finds it as `backend="ort_train"`, and as `backend="onnxrt"`. Its
+options are in [options.md](options.md), its errors in [errors.md](errors.md).
+
+"""
+
+COUNTERS = """\
+## Counters
+
+`torch._dynamo.utils.counters` has what was compiled since they were last cleared, whatever backend is asked for;
+`ort_dynamo.summary()` has it as data.
+
+| topic | key | counts |
+|---|---|---|
+| `"ort_train"` | `graphs`, `islands`, `native_nodes`, `eager_nodes` | graphs, islands, nodes by where they run |
+| `"ort_train_native"` | an overload | its nodes in ONNX Runtime |
+| `"ort_train_by_design"` | an overload | its nodes in torch by design: draws, collectives |
+| `"ort_train_eager"` | an overload and a reason | its nodes in eager for that reason |
+"""
+
+_SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Yields")
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(make_page())
+
+
+def make_page() -> str:
+    """Make the page's text."""
+    package = importlib.import_module("ort_dynamo")
+    names = [name for name in package.__all__ if not name.startswith("_")]
+    parts = [OPENING, "## ort_dynamo\n\n`ort_dynamo.__version__` is the version, as text.\n\n"]
+    parts += [entry(f"ort_dynamo.{name}", getattr(package, name)) for name in names]
+    parts.append("## ort_dynamo.passes.fx\n\nPasses on FX graphs, each in a module of its name.\n\n")
+    parts += [entry(f"{kind.__module__}.{kind.__name__}", kind) for kind in fx_passes()]
+    onnx = importlib.import_module("ort_dynamo.passes.onnx")
+    parts.append("## ort_dynamo.passes.onnx\n\nPasses on ONNX models.\n\n")
+    parts += [entry(f"ort_dynamo.passes.onnx.{name}", getattr(onnx, name)) for name in onnx.__all__]
+    testing = importlib.import_module("ort_dynamo.testing")
+    parts.append("## ort_dynamo.testing\n\nFor tests of lowerings, passes and models.\n\n")
+    parts += [entry(f"ort_dynamo.testing.{n}", getattr(testing, n)) for n in testing.__all__ if n != "TOLERANCES"]
+    return "".join([*parts, COUNTERS])
+
+
+def fx_passes() -> Iterator[type]:
+    """Give the passes on FX graphs, by their modules."""
+    package = importlib.import_module("ort_dynamo.passes.fx")
+    for info in pkgutil.iter_modules(package.__path__):
+        if not info.ispkg:
+            module = importlib.import_module(f"{package.__name__}.{info.name}")
+            yield from (getattr(module, name) for name in module.__all__)
+
+
+def entry(path: str, value: Any) -> str:
+    """Make the entry of a function or class: its signature, its docstring, and a class's methods."""
+    text = f"### `{path}{signature(value)}`\n\n{described(value)}\n\n"
+    for name, method in sorted(vars(value).items()) if inspect.isclass(value) else ():
+        inner = method.fget if isinstance(method, property) else getattr(method, "__func__", method)
+        if name.startswith("_") or not inspect.isfunction(inner) or name == "call":
+            continue
+        shown = "" if isinstance(method, property) else signature(inner)
+        text += f"#### `{value.__name__}.{name}{shown}`\n\n{described(inner)}\n\n"
+    return text
+
+
+def signature(value: Any) -> str:
+    """Give a signature as text; a pass's and a dataclass's is that of its parameters."""
+    if inspect.isclass(value) and not dataclasses.is_dataclass(value):
+        return ""
+    given = inspect.signature(value)
+    kept = [p for name, p in given.parameters.items() if name not in ("self", "name")]
+    if inspect.isclass(value):
+        given = given.replace(return_annotation=inspect.Signature.empty)
+    text = str(given.replace(parameters=kept)).replace("'", "")
+    return re.sub(r"<[^<>]*(<[^<>]*>)?[^<>]* at 0x[0-9a-f]+>", "...", text)  # a function as a default
+
+
+def described(value: Any) -> str:
+    """Give a docstring as Markdown."""
+    lines: list[str] = []
+    in_section = False
+    for line in (inspect.getdoc(value) or "").splitlines():
+        section = line.strip().removesuffix(":")
+        if line == f"{section}:" and section in _SECTIONS:
+            in_section = True
+            lines += [f"**{section}**", ""]
+        elif in_section and (found := re.match(r"^    (\*{0,2}[\w., ]+?): (.*)$", line)):
+            lines.append(f"- `{found[1]}`: {found[2]}")
+        elif in_section and line.startswith("    "):
+            text = line.strip()
+            lines.append(f"  {text}" if lines and lines[-1].startswith(("- ", "  ")) else text)
+        else:
+            in_section &= not line
+            lines.append(line)
+    return "\n".join(lines).strip()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Writes docs/versions.md from the records of the cells that were run, docs/versions.jsonl."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from cells import CELLS, PYTHONS, ROOT, RUNTIMES, SAMPLE, TORCHES, Cell
+from known_failures import KNOWN, Known
+from run_cell import RECORDS, keep
+
+PAGE = ROOT / "docs" / "versions.md"
+OTHERS = ("onnx", "onnx-ir", "onnxscript", "numpy")
+Record = dict[str, Any]
+
+OPENING = """\
+# Versions
+
+What this project was tried with, and what came of it. `nox -f .ci/noxfile.py` runs it and writes this page from its
+records ([versions.jsonl](versions.jsonl)); how to run a part of it stands in that file.
+
+**{passed:,} tests passed in {run} cells, {failed} failed.** {clean} of the cells have no failure, {explained} only
+failures that are [explained below](#what-is-known-not-to-work-and-why){unexplained}.
+
+The declared minimums are the versions of the lane *oldest*. A version newer than all of these is not refused for its
+number.
+
+"""
+
+HOW = """\
+## How it is run
+
+- *sample*: {files} files, folders and single tests, chosen so that each stage of a compile and each place where another
+  package is met is in it. *whole*: all tests but the slow ones, as CI runs them.
+- All packages but the named ones are at the versions of `constraints-newest.txt`; *oldest* and *stock* take
+  `constraints-oldest.txt` and `constraints.txt` whole. The CPU is what everything runs on, also with builds of torch
+  for CUDA.
+- Not here, because CI runs the whole suite on them at every change: torch 2.13.0 with onnxruntime-training 1.19.2 and
+  with onnxruntime 1.31.1 (`constraints.txt`), and torch 2.15.0 with onnxruntime 1.32.0 (`constraints-newest.txt`).
+- Cells that differ in torch or Python have an environment of their own; in it the other packages are exchanged. A cell
+  is not run in an environment whose versions are others than the cell's.
+- {when}
+"""
+
+
+def main() -> None:
+    """Write the page, and end with status 1 where a failure has no explanation."""
+    keep_what_cannot_run()
+    records = read_records()
+    PAGE.write_text(make_page(records))
+    run = [record for record in records.values() if "not_run" not in record]
+    unexplained = [(r, test) for r in run for test in failures(r) if not explain(r, test)]
+    for record, test in unexplained:
+        print(f"{record['cell']}: {test or record['ended']}: known_failures.py has no reason for it")
+    raise SystemExit(bool(unexplained))
+
+
+def keep_what_cannot_run() -> None:
+    """Keep a record of each cell that was never run because its interpreter is not there."""
+    missing = [python for python in PYTHONS if not has_interpreter(python)]
+    recorded = read_records()
+    for cell in CELLS:
+        if cell.python in missing and cell.name not in recorded:
+            keep(RECORDS, {"cell": cell.name, "python": cell.python, "not_run": "no interpreter where this was run"})
+
+
+def has_interpreter(python: str) -> bool:
+    """Tell whether an interpreter is on the PATH, and is more than a shim."""
+    command = shutil.which(f"python{python}")
+    return command is not None and subprocess.run([command, "--version"], capture_output=True).returncode == 0
+
+
+def read_records() -> dict[str, Record]:
+    """Read the records by the names of their cells."""
+    return {record["cell"]: record for record in map(json.loads, RECORDS.read_text().splitlines())}
+
+
+def explain(record: Record, test: str) -> Known | None:
+    """Find the reason why a test of a cell is known to fail."""
+    return next((known for known in KNOWN if known.holds(record["python"], record["versions"], test)), None)
+
+
+def make_page(records: dict[str, Record]) -> str:
+    """Make the page's text."""
+    run = [record for record in records.values() if "not_run" not in record]
+    reasons = Counter(known for r in run for test in failures(r) if (known := explain(r, test)))
+    unexplained = sum(1 for r in run if any(not explain(r, test) for test in failures(r)))
+    clean = sum(not failures(r) for r in run)
+    text = OPENING.format(
+        passed=sum(r["passed"] for r in run),
+        run=len(run),
+        failed=sum(len(r["failed"]) for r in run) or "none",
+        clean=clean,
+        explained=len(run) - clean - unexplained,
+        unexplained=f", and {unexplained} have others" if unexplained else "",
+    )
+    text += "## torch and ONNX Runtime, Python 3.11\n\n" + grid(records)
+    text += "\n## Other Pythons\n\n" + rows(records, [c for c in CELLS if c.python != "3.11"])
+    text += "\n## The oldest of each other package, all else at its newest\n\n"
+    text += rows(records, [cell for cell in CELLS if cell.exchanged])
+    text += "\n## The whole suite\n\n" + rows(records, [cell for cell in CELLS if cell.suite == "whole"])
+    text += "\n## What is known not to work, and why\n\n" + known_table(reasons)
+    others = [(r, test) for r in run for test in failures(r) if not explain(r, test)]
+    if others:
+        text += "\n## Failures without an explanation\n\n" + table(
+            ("cell", "test"), ((r["cell"], f"`{test}`" if test else r["ended"]) for r, test in others)
+        )
+    return text + "\n" + HOW.format(files=len(SAMPLE), when=when_and_what(run))
+
+
+def failures(record: Record) -> list[str]:
+    """Give the tests that failed, and an empty name where the run itself did not come to its end."""
+    return [*record["failed"], *([""] if record["ended"] else [])]
+
+
+def result(cell: Cell, records: dict[str, Record]) -> str:
+    """Say in a few words what came of a cell."""
+    record = records.get(cell.name)
+    if record is None or "not_run" in record:
+        return "not run" + (f": {record['not_run']}" if record else "")
+    text = f"{record['passed']:,} passed"
+    if record["failed"]:
+        text += f", **{len(record['failed'])} failed**"
+    return text + (f"; {record['ended']}" if record["ended"] else "")
+
+
+def grid(records: dict[str, Record]) -> str:
+    """Make the table of torch against ONNX Runtime."""
+    by_place = {(c.torch, c.runtime): c for c in CELLS if c.python == "3.11" and not c.lane and not c.exchanged}
+    head = ("sample", *(runtime.replace("==", " ") for runtime in RUNTIMES))
+    return table(head, ([f"torch {t}", *(result(by_place[t, r], records) for r in RUNTIMES)] for t in TORCHES))
+
+
+def rows(records: dict[str, Record], cells: Iterable[Cell]) -> str:
+    """Make a table with a row for each cell, with the versions that were installed."""
+    return table(
+        ("cell", "Python", "torch", "ONNX Runtime", *OTHERS, "tests", "result", "minutes"),
+        (describe(cell, records) for cell in cells),
+    )
+
+
+def describe(cell: Cell, records: dict[str, Record]) -> list[str]:
+    """Make the row of one cell."""
+    record = records.get(cell.name)
+    name = cell.lane or ", ".join(pin.replace("==", " ") for pin in cell.exchanged)
+    if record is None or "not_run" in record:
+        runtime = cell.runtime.replace("onnxruntime-", "").replace("onnxruntime==", "").replace("==", " ")
+        return [name, cell.python, cell.torch, runtime, *[""] * len(OTHERS), cell.suite, result(cell, records), ""]
+    versions = record["versions"]
+    runtime = versions.get("onnxruntime") or f"training {versions['onnxruntime-training']}"
+    others = [versions[name] for name in OTHERS]
+    minutes = f"{record['seconds'] / 60:.1f}"
+    return [name, record["python"], versions["torch"], runtime, *others, cell.suite, result(cell, records), minutes]
+
+
+def known_table(reasons: Counter[Known]) -> str:
+    """Make the table of what is known not to work; what it cost in this run is counted."""
+    if not KNOWN:
+        return "Nothing in these cells.\n"
+    return table(
+        ("with", "what", "why", "failures in this run"),
+        ((known.where, known.what, known.why, str(reasons[known])) for known in KNOWN),
+    )
+
+
+def when_and_what(run: list[Record]) -> str:
+    """Say on which days and at which commits the cells were run."""
+    days = sorted({r["date"] for r in run})
+    commits = sorted({r["commit"] for r in run})
+    return f"Run on {' and '.join(days)} at {', '.join(commits)}."
+
+
+def table(head: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    """Make a table in Markdown."""
+    head = list(head)
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What an island is built by, and what is built of it: shared by the compiler, the cache and the runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.boundary import ValueSpec
+from ort_dynamo.options.groups import DumpOptions, SessionSettings
+from ort_dynamo.pass_record import PassRecord
+from ort_dynamo.target import Target
+
+__all__ = ["BuildRecord", "BuildSpec", "BuiltGraph", "spell_pass"]
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """All that decides what is built of an island beside the island itself; its repr is the context of the graph key.
+
+    `compile_island` receives this and nothing else of the kind, so what it reads is in the key.
+
+    Attributes:
+        passes: the ONNX passes, in order, each identified by its class and parameters.
+        session: how the session is opened.
+        dump: where the model is written, and whether it is checked: an island that is to be saved is built for that.
+        target: what is lowered for.
+        device: the device of the session's tensors.
+        in_order: whether the nodes run in AOTAutograd's order (docs/decisions/0005-order-of-a-backward.md).
+    """
+
+    passes: tuple[ir.passes.InPlacePass, ...]
+    session: SessionSettings
+    dump: DumpOptions
+    target: Target
+    device: torch.device
+    in_order: bool
+
+    def __repr__(self) -> str:
+        names = (field.name for field in dataclasses.fields(self))
+        values = {name: getattr(self, name) for name in names}
+        spelled = {
+            **{name: repr(value) for name, value in values.items()},
+            "passes": "; ".join(map(spell_pass, self.passes)),
+        }
+        return f"BuildSpec({', '.join(f'{name}={text}' for name, text in spelled.items())})"
+
+
+def spell_pass(pass_: object) -> str:
+    """A class with its parameters; those of onnx_ir are no dataclasses and hold theirs as plain attributes."""
+    if dataclasses.is_dataclass(pass_):
+        return repr(pass_)
+    return f"{type(pass_).__module__}.{type(pass_).__qualname__}({vars(pass_)})"
+
+
+@dataclass(frozen=True)
+class BuildRecord:
+    """What building an island learned.
+
+    Attributes:
+        nodes: ONNX nodes of the model before ONNX Runtime has optimized it, sub-graphs not counted.
+        passes: the ONNX passes, in order.
+        seconds: stage ("lower", "rewrite", "optimize") -> how long it took.
+    """
+
+    nodes: int
+    passes: tuple[PassRecord, ...]
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class BuiltGraph:
+    """A compiled island as it can be stored: bytes and plain values, no session.
+
+    Attributes:
+        name: how errors and files call it, e.g. "forward-1f0a…".
+        model: the serialised ONNX ModelProto that is to be opened.
+        inputs, outputs: how its values cross, in order.
+        session: how to open it. Where `model` is what ONNX Runtime's optimizers have left, they are off here.
+        dtypes: element types of its values; they decide which of ONNX Runtime's optimizers are left out.
+        in_order: whether its nodes run in the model's order.
+        keyable: whether it may serve other islands with its key: all that lowering asked about sizes is in that.
+        origins: name of an ONNX node that data can stop -> index of the FX node, among all of its island, that it was
+            lowered from. Islands that share what is built have their nodes in one order.
+        record: what building it learned.
+    """
+
+    name: str
+    model: bytes = dataclasses.field(repr=False)
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
+    session: SessionSettings
+    dtypes: frozenset[ir.DataType]
+    in_order: bool
+    keyable: bool
+    origins: Mapping[str, int] = dataclasses.field(repr=False)
+    record: BuildRecord = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the model; weights are inputs, so it holds the graph and its constants."""
+        return len(self.model)

@@ -1,0 +1,1 @@
+"""AOTAutograd decomposes operators by these formulas before the backend sees the graph."""

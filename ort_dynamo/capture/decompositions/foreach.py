@@ -1,0 +1,72 @@
+"""One ATen call a tensor takes the place of `aten._foreach_*`, the operators over lists that an optimizer sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ort_dynamo.torch_internals.operators import OpOverload, aten, present, schema_of
+
+__all__ = ["foreach_decompositions"]
+
+_NAMED_ALIKE = (
+    *("abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma"),
+    *("log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh"),
+    *("sqrt", "tan", "tanh", "trunc", "add", "sub", "mul", "div", "pow", "clamp_max", "clamp_min", "lerp"),
+    *("addcmul", "addcdiv", "clone"),
+)
+"""`_foreach_<name>` calls `torch.<name>`."""
+
+
+def _with_value(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def call(self: torch.Tensor, tensor1: torch.Tensor, tensor2: torch.Tensor, value: Any = 1) -> torch.Tensor:
+        return function(self, tensor1, tensor2, value=value)
+
+    return call
+
+
+_OTHER: dict[OpOverload, Callable[..., torch.Tensor]] = {
+    # As at::_foreach_maximum.Scalar does it: maximum takes no number.
+    aten._foreach_maximum.Scalar: torch.clamp_min,
+    aten._foreach_maximum.ScalarList: torch.clamp_min,
+    aten._foreach_maximum.List: torch.maximum,
+    aten._foreach_minimum.Scalar: torch.clamp_max,
+    aten._foreach_minimum.ScalarList: torch.clamp_max,
+    aten._foreach_minimum.List: torch.minimum,
+    aten._foreach_addcmul.Scalar: _with_value(torch.addcmul),
+    aten._foreach_addcmul.ScalarList: _with_value(torch.addcmul),
+    aten._foreach_addcdiv.Scalar: _with_value(torch.addcdiv),
+    aten._foreach_addcdiv.ScalarList: _with_value(torch.addcdiv),
+    aten._foreach_norm.Scalar: lambda x, order=2, dtype=None: torch.linalg.vector_norm(x, order, dtype=dtype),
+    aten._foreach_copy.default: aten.copy.default,
+    aten._foreach_zero.default: torch.zeros_like,
+}
+
+
+def foreach_decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """Make the table from each overload to its decomposition."""
+    calls = present(_OTHER)
+    for name in _NAMED_ALIKE:
+        packet = getattr(aten, f"_foreach_{name}")
+        for overload in packet.overloads():
+            target = getattr(packet, overload)
+            # The form whose factors are the entries of a tensor cannot be traced: torch reads them.
+            if not overload.endswith("out") and (name, overload) not in (("addcmul", "Tensor"), ("addcdiv", "Tensor")):
+                calls.setdefault(target, getattr(torch, name))
+    return {target: _one_by_one(target, function) for target, function in calls.items()}
+
+
+def _one_by_one(target: OpOverload, function: Callable[..., torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
+    """Make a decomposition that calls `function` for each entry of the arguments that are lists."""
+    listed = [isinstance(argument.type, torch.ListType) for argument in schema_of(target).arguments]
+    first = listed.index(True)
+
+    def decomposition(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        return [
+            function(*(a[i] if many else a for a, many in zip(args, listed, strict=False)), **kwargs)
+            for i in range(len(args[first]))
+        ]
+
+    return decomposition

@@ -1,0 +1,77 @@
+"""The table names the ATen operators that AOTAutograd decomposes before we see the graph; the rest stay whole."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ort_dynamo.capture.decompositions.composites import COMPOSITES
+from ort_dynamo.capture.decompositions.foreach import foreach_decompositions
+from ort_dynamo.capture.decompositions.layouts import LAYOUTS
+from ort_dynamo.lowering.registry import registered
+from ort_dynamo.torch_internals.decompositions import core_decompositions, decompositions_of, prim_functions
+from ort_dynamo.torch_internals.operators import AbsentOperatorError, OpOverload, aten, can_decompose
+
+__all__ = ["decompositions"]
+
+_ALSO: tuple[OpOverload, ...] = (
+    # With the formulas below every node has a kernel; whole, they would stay in eager.
+    aten._addmm_activation.default,
+    aten.rrelu_with_noise_backward.default,
+)
+"""Overloads that torch has a decomposition for outside its core table."""
+
+
+def decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """Make AOTAutograd's table: torch's core decompositions, those listed here and prims', less two kinds.
+
+    1. Those with a lowering, ours or a user's: one ONNX operator, or a better formula, in the decomposition's place.
+    2. Random draws: torch draws them in eager's order only if they reach us as eager calls them. Those of COMPOSITES
+       are draws of eager's own numbers and arithmetic on them.
+
+    Operators in LAYOUTS have both: their decomposition only changes what layout they are traced with.
+    """
+    return _decompositions(registered())
+
+
+@functools.lru_cache(maxsize=1)
+def _decompositions(whole: frozenset[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
+    table: dict[Any, Callable[..., Any]] = {
+        **core_decompositions(),
+        **decompositions_of(_ALSO),
+        **_left_whole(foreach_decompositions()),
+        **_left_whole(COMPOSITES),
+        **prim_functions(),
+    }
+    kept = {
+        overload: function
+        for overload, function in table.items()
+        if isinstance(overload, OpOverload)
+        and overload not in whole
+        and (overload in COMPOSITES or not _draws(overload))
+    }
+    return {**kept, **_left_whole(LAYOUTS)}
+
+
+def _left_whole(formulas: Mapping[OpOverload, Callable[..., Any]]) -> dict[OpOverload, Callable[..., Any]]:
+    """`formulas`, each of which leaves its operator whole if it calls one that the installed torch lacks."""
+
+    def guarded(formula: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(formula)
+        def decomposition(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return formula(*args, **kwargs)
+            except AbsentOperatorError:
+                return NotImplemented
+
+        return decomposition
+
+    return {overload: guarded(formula) for overload, formula in formulas.items()}
+
+
+def _draws(overload: OpOverload) -> bool:
+    """Whether the overload itself draws; a composite one (dropout, lstm) leaves that to what it calls."""
+    return torch.Tag.nondeterministic_seeded in overload.tags and not can_decompose(overload)

@@ -1,0 +1,103 @@
+"""AOTAutograd traces a Dynamo graph: the one capture, for the backend, for memory plans and for tests."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from ort_dynamo.capture.decompositions.table import decompositions
+from ort_dynamo.capture.input_writes import keeps_input_writes
+from ort_dynamo.capture.random_numbers import in_full_precision
+from ort_dynamo.capture.whole_resizes import whole_resizes
+from ort_dynamo.torch_internals.aot import backward_at_once, metadata
+from ort_dynamo.torch_internals.dynamo import aot_autograd
+
+__all__ = ["Compiler", "Partition", "trace"]
+
+Compiler = Callable[[GraphModule, slice], Callable[..., Any]]
+"""(a functional ATen graph, which of its outputs the program sees) -> what runs it."""
+
+Partition = Callable[..., tuple[GraphModule, GraphModule]]
+"""(joint graph, its inputs, what else AOTAutograd says by keyword) -> (forward, backward)."""
+
+
+def trace(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    forward: Compiler,
+    backward: Compiler,
+    inference: Compiler,
+    partition: Partition,
+) -> Callable[..., Any]:
+    """Trace a Dynamo graph with its gradient, have it partitioned, and have each graph compiled, the backward at once.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: its inputs, real or fake.
+        forward: compiles the forward graph of a graph with gradients.
+        backward: compiles the backward graph; the program sees none of its outputs.
+        inference: compiles the one graph where there are no gradients.
+        partition: cuts the joint graph of forward and backward.
+
+    Returns:
+        A callable with the signature of `gm`.
+    """
+
+    def compile_forward(half: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        _hide_mutations()
+        return forward(half, _seen())
+
+    def compile_backward(half: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        _donate_nothing()
+        return backward(half, slice(0))
+
+    def compile_inference(whole: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        _hide_mutations()
+        return inference(whole, _seen())
+
+    # The backward is compiled together with the forward, so nothing can fail first at .backward().
+    with backward_at_once(), whole_resizes():
+        compiled: Callable[..., Any] = aot_autograd(
+            fw_compiler=compile_forward,
+            bw_compiler=compile_backward,
+            inference_compiler=compile_inference,
+            partition_fn=partition,
+            decompositions=decompositions(),
+            keep_inference_input_mutations=keeps_input_writes(gm),
+        )(gm, in_full_precision(gm, example_inputs))
+    return compiled
+
+
+def _seen() -> slice:
+    """Find which outputs of a forward the program sees: not those written back to inputs, nor saved tensors."""
+    known = metadata()
+    if known is None:
+        return slice(None)
+    return slice(known.num_mutated_inp_runtime_indices, known.num_forward_returns)
+
+
+def _hide_mutations() -> None:
+    """Have AOTAutograd hide from autograd what the program hides: writing to an input under no_grad, or detached.
+
+    It writes inputs back where the graph ends, and does so by `detach().copy_()` only for leaves. By `copy_()`, the
+    input's gradient would be lost.
+    """
+    known = metadata()
+    inputs = known.input_info if known is not None else []
+    for index, info in enumerate(inputs):
+        if info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode:
+            inputs[index] = dataclasses.replace(info, is_leaf=True)
+
+
+def _donate_nothing() -> None:
+    """Have no saved tensor donated to the backward: we never write to one, and so retain_graph=True works.
+
+    The config donated_buffer=False would leave None in the metadata, which torch 2.13 takes for "some".
+    """
+    known = metadata()
+    if known is not None:
+        known.bw_donated_idxs = []

@@ -1,0 +1,1 @@
+"""Subcommands of python -m ort_dynamo, a module or folder each."""

@@ -1,0 +1,1 @@
+"""What lowerings call to write several nodes: sums, loops, branches, windows, places of scatters."""

@@ -1,0 +1,43 @@
+"""Writes a choice that the session makes when it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+from onnxscript import OpBuilder
+
+from ort_dynamo.lowering.builder import LoweringBuilder
+from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.target import OPSET
+
+__all__ = ["all_finite", "either"]
+
+Branch = Callable[[OpBuilder], Sequence[ir.Value]]
+"""Builds one branch with the op builder of its own graph; it may read the values around it."""
+
+
+def either(ctx: LoweringContext, condition: ir.Value, then: Branch, otherwise: Branch) -> tuple[ir.Value, ...]:
+    """Choose the values of `then` where the 0-d bool `condition` holds, else those of `otherwise`, typed alike."""
+    branches = {"then_branch": _graph(ctx, "then", then), "else_branch": _graph(ctx, "else", otherwise)}
+    outputs = branches["then_branch"].outputs
+    found = ctx.op.If(condition, **branches, _outputs=len(outputs))
+    values = (found,) if isinstance(found, ir.Value) else tuple(found)
+    for value, output in zip(values, outputs, strict=True):
+        value.dtype = output.dtype
+    return values
+
+
+def all_finite(ctx: LoweringContext, value: ir.Value) -> ir.Value:
+    """Say, as a 0-d bool, whether no element is infinite or NaN; False, too, where a sum of finite ones overflows."""
+    return ctx.op.Less(ctx.op.Abs(ctx.op.ReduceSum(value, keepdims=0)), math.inf)
+
+
+def _graph(ctx: LoweringContext, name: str, build: Branch) -> ir.Graph:
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name=f"{ctx.node.name}_{name}")
+    builder = LoweringBuilder(graph, ctx.target)
+    builder.origin = ctx.builder.origin
+    builder.push_module(f"{ctx.node.name}.{name}")  # no two branches share a name
+    graph.outputs.extend(build(builder.op))
+    return graph

@@ -1,0 +1,119 @@
+"""Reads off ATen's arguments what is fixed about a convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import onnx_ir as ir
+
+from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.recipes.patches import Sliding
+
+__all__ = ["ConvolutionForm", "ConvolutionSteps", "convolution_form", "per_dimension"]
+
+
+@dataclass(frozen=True)
+class ConvolutionSteps:
+    """How the kernel of a convolution walks, whatever its size: one number for each spatial dimension."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    output_padding: list[int]
+    groups: int
+    transposed: bool
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Of the ONNX operators Conv, ConvTranspose and ConvGrad."""
+        return {"strides": self.stride, "pads": self.padding * 2, "dilations": self.dilation, "group": self.groups}
+
+
+@dataclass(frozen=True)
+class ConvolutionForm(ConvolutionSteps):
+    """What is fixed about a convolution whose weight has a known shape.
+
+    Attributes:
+        weight: shape of the weight, (out, in / groups, *kernel); transposed, (in, out / groups, *kernel).
+    """
+
+    weight: list[int]
+
+    @property
+    def kernel(self) -> list[int]:
+        """Its size in each spatial dimension."""
+        return self.weight[2:]
+
+    @property
+    def axes(self) -> list[int]:
+        """The spatial dimensions."""
+        return list(range(2, len(self.weight)))
+
+    @property
+    def reach(self) -> list[int]:
+        """From the first to the last place under the kernel."""
+        return [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The same, with the kernel's size."""
+        return {**super().attributes, "kernel_shape": self.kernel}
+
+    def sliding(self, sizes: Sequence[Size], out: Sequence[Size]) -> Sliding:
+        """The kernel as a window that takes `out` places on an image of `sizes`."""
+        return Sliding(self.kernel, self.stride, self.padding, self.dilation, tuple(sizes), tuple(out))
+
+    @property
+    def reaches_stride(self) -> bool:
+        """Whether the output padding makes room for one more window, as a dilation allows."""
+        return any(extra >= s for extra, s in zip(self.output_padding, self.stride, strict=True))
+
+    def remainders(self, sizes: Sequence[Size], out: Sequence[Size]) -> list[Size]:
+        """How many of the last places of the padded input no window reaches."""
+        return self.sliding(sizes, out).remainders
+
+
+def per_dimension(ctx: LoweringContext, dimensions: int, numbers: Sequence[Size], what: str) -> list[int]:
+    """An argument of a convolution with one number for each spatial dimension; a single one stands for all.
+
+    Raises:
+        UnsupportedNodeError: one of them is symbolic; it names `what`.
+    """
+    known = ctx.static(numbers, what)
+    return known * dimensions if len(known) == 1 else known
+
+
+def convolution_form(
+    ctx: LoweringContext,
+    weight: ir.Value,
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    transposed: bool,
+    output_padding: Sequence[Size],
+    groups: Size,
+) -> ConvolutionForm:
+    """Read the form off ATen's arguments, where one number stands for all dimensions.
+
+    Raises:
+        UnsupportedNodeError: one of them is symbolic, or torch's kernel rejects the output padding.
+    """
+    shape = ctx.static(ctx.sizes(weight), "the shape of the weight")
+
+    each = partial(per_dimension, ctx, len(shape) - 2)
+    form = ConvolutionForm(
+        each(stride, "the stride"),
+        each(padding, "the padding"),
+        each(dilation, "the dilation"),
+        each(output_padding, "the output padding"),
+        ctx.static([groups], "the number of groups")[0],
+        transposed,
+        shape,
+    )
+    sizes = zip(form.output_padding, form.stride, form.dilation, strict=True)
+    if transposed and any(extra >= max(steps) for extra, *steps in sizes):
+        raise ctx.refuse("an output padding that is not smaller than stride or dilation")
+    return form

@@ -1,0 +1,98 @@
+"""Writes convolutions whose weight has symbolic sizes: a plain input of a graph with dynamic shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import onnx_ir as ir
+
+from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.recipes.convolution.form import ConvolutionSteps, per_dimension
+from ort_dynamo.lowering.recipes.windows import fixed
+
+__all__ = ["SymbolicConvolution"]
+
+
+@dataclass(frozen=True)
+class SymbolicConvolution(ConvolutionSteps):
+    """A convolution of which only the steps are fixed; the operators read the kernel off the weight."""
+
+    ctx: LoweringContext
+
+    @classmethod
+    def of(
+        cls,
+        ctx: LoweringContext,
+        weight: ir.Value,
+        stride: Sequence[Size],
+        padding: Sequence[Size],
+        dilation: Sequence[Size],
+        transposed: bool,
+        output_padding: Sequence[Size],
+        groups: Size,
+    ) -> SymbolicConvolution | None:
+        """From ATen's arguments, or None where the shape of `weight` is known.
+
+        Raises:
+            UnsupportedNodeError: another argument is symbolic, or the output padding reaches the stride.
+        """
+        if fixed(ctx.sizes(weight)) is not None:
+            return None
+
+        each = partial(per_dimension, ctx, ctx.rank(weight) - 2)
+        strides, extra = each(stride, "the stride"), each(output_padding, "the output padding")
+        if any(e >= s for e, s in zip(extra, strides, strict=True)):
+            raise ctx.refuse("an output padding as large as the stride, with a symbolic kernel")
+        (count,) = ctx.static([groups], "the number of groups")
+        return cls(strides, each(padding, "the padding"), each(dilation, "the dilation"), extra, count, transposed, ctx)
+
+    def forward(self, image: ir.Value, weight: ir.Value, bias: ir.Value | None) -> ir.Value:
+        """The convolution itself."""
+        op = self.ctx.op
+        if self.transposed:
+            return op.ConvTranspose(image, weight, bias, output_padding=self.output_padding, **self.attributes)
+        return op.Conv(image, weight, bias, **self.attributes)
+
+    def of_input(self, grad: ir.Value, weight: ir.Value, sizes: Sequence[Size]) -> ir.Value:
+        """The gradient of the input, of shape `sizes`."""
+        op = self.ctx.op
+        if self.transposed:
+            return op.Conv(grad, weight, **self.attributes)
+        # The stride may step over the last places, which are not known in number: made for the most of them, and cut.
+        most = [s - 1 for s in self.stride]
+        return self._cut(op.ConvTranspose(grad, weight, output_padding=most, **self.attributes), sizes)
+
+    def of_weight(
+        self,
+        grad: ir.Value,
+        image: ir.Value,
+        grad_sizes: Sequence[Size],
+        image_sizes: Sequence[Size],
+        shape: Sequence[Size],
+    ) -> ir.Value:
+        """The gradient of the weight, of shape `shape`.
+
+        A convolution of the input with the gradient, batch and channels swapped, stride and dilation swapped; the other
+        way round where it is transposed.
+        """
+        op, ctx = self.ctx.op, self.ctx
+        filters, sizes = grad, image_sizes
+        if self.transposed:
+            image, filters, sizes = grad, image, grad_sizes
+        rest = list(range(2, len(shape)))
+        if self.groups > 1:
+            split = ctx.reshape(image, [sizes[0], self.groups, shape[1], *sizes[2:]])
+            split = op.Transpose(split, perm=[2, 1, 0, *(axis + 1 for axis in rest)])
+            image = ctx.reshape(split, [shape[1], self.groups * sizes[0], *sizes[2:]])
+        else:
+            image = op.Transpose(image, perm=[1, 0, *rest])
+        filters = op.Transpose(filters, perm=[1, 0, *rest])
+        attributes = self.attributes | {"strides": self.dilation, "dilations": self.stride}
+        return op.Transpose(self._cut(op.Conv(image, filters, **attributes), shape), perm=[1, 0, *rest])
+
+    def _cut(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
+        """The first places of the spatial dimensions of `sizes`."""
+        axes = list(range(2, len(sizes)))
+        return self.ctx.op.Slice(value, [0] * len(axes), self.ctx.shape(sizes[2:]), axes)

@@ -1,0 +1,57 @@
+"""Writes Max, Min, Clip and Sign of int64 as comparisons.
+
+Where the upper halves of two int64 are equal, stock CPU kernels err (defect int64_order). Less, ReduceMax and ArgMax
+are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx_ir as ir
+from onnxscript import OpBuilder
+
+from ort_dynamo.target import Target
+
+__all__ = ["Ordering", "ordering"]
+
+Ordering = Callable[[OpBuilder, Sequence[ir.Value | None]], ir.Value]
+"""ordering(op, inputs): what an ONNX operator gives for its inputs, without that operator."""
+
+
+def ordering(target: Target, op_type: str, domain: str, inputs: Sequence[ir.Value | None]) -> Ordering | None:
+    """What stands in for an operator whose kernel does not put int64 in order; None where the kernel serves."""
+    if not target.has_defect("int64_order") or domain or not inputs:
+        return None
+    first = inputs[0]
+    return _ORDERINGS.get(op_type) if first is not None and first.dtype == ir.DataType.INT64 else None
+
+
+def _greatest(op: OpBuilder, inputs: Sequence[ir.Value | None]) -> ir.Value:
+    result, *rest = (value for value in inputs if value is not None)
+    for value in rest:
+        result = op.Where(op.Less(result, value), value, result)
+    return op.Identity(result) if not rest else result
+
+
+def _least(op: OpBuilder, inputs: Sequence[ir.Value | None]) -> ir.Value:
+    result, *rest = (value for value in inputs if value is not None)
+    for value in rest:
+        result = op.Where(op.Less(value, result), value, result)
+    return op.Identity(result) if not rest else result
+
+
+def _clipped(op: OpBuilder, inputs: Sequence[ir.Value | None]) -> ir.Value:
+    x, low, high = (*inputs, None, None)[:3]
+    return _least(op, [_greatest(op, [x, low]), high])
+
+
+def _sign(op: OpBuilder, inputs: Sequence[ir.Value | None]) -> ir.Value:
+    (x,) = inputs
+    assert x is not None
+    above, below = (op.Cast(found, to=ir.DataType.INT64) for found in (op.Less(0, x), op.Less(x, 0)))
+    result: ir.Value = op.Sub(above, below)
+    return result
+
+
+_ORDERINGS: Mapping[str, Ordering] = {"Max": _greatest, "Min": _least, "Clip": _clipped, "Sign": _sign}

@@ -1,0 +1,124 @@
+"""Writes the patches of an image under a sliding window, and their adjoint, by slices alone.
+
+Slices have kernels for every dtype; Conv, ConvTranspose and Col2Im have them for some.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.recipes.windows import fixed
+
+__all__ = ["Sliding", "fold", "patches"]
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """A window sliding over the last dimensions of an image (N, C, *sizes); one entry for each of them.
+
+    Attributes:
+        sizes: of the image.
+        out: how many places the window takes.
+    """
+
+    kernel: list[int]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    sizes: tuple[Size, ...]
+    out: tuple[Size, ...]
+
+    @property
+    def rank(self) -> int:
+        """How many dimensions the window slides along."""
+        return len(self.kernel)
+
+    @property
+    def reach(self) -> list[int]:
+        """From the first to the last place under the window."""
+        return [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether the places of the window lie side by side."""
+        return self.stride == self.kernel and set(self.dilation) == {1}
+
+    @property
+    def covered(self) -> list[Size]:
+        """From the first place of the first window to the last place of the last one."""
+        return [(m - 1) * s + reach + 1 for m, s, reach in zip(self.out, self.stride, self.reach, strict=True)]
+
+    @property
+    def remainders(self) -> list[Size]:
+        """How many of the last places of the padded image no window reaches, because the stride steps over them."""
+        return [n + 2 * p - covered for n, p, covered in zip(self.sizes, self.padding, self.covered, strict=True)]
+
+
+def patches(ctx: LoweringContext, image: ir.Value, leading: Sequence[Size], window: Sliding) -> ir.Value:
+    """Take what of `image` (*leading, *sizes) lies under each position of the window: (*leading, *kernel, *out).
+
+    `leading` are two sizes.
+    """
+    op, value, rank = ctx.op, _padded(ctx, image, window), window.rank
+    if window.is_tiled:
+        split = [size for pair in zip(window.out, window.kernel, strict=True) for size in pair]
+        pairs = range(2, 2 + 2 * rank)
+        return op.Transpose(ctx.reshape(value, [*leading, *split]), perm=[0, 1, *pairs[1::2], *pairs[::2]])
+    steps = zip(window.kernel, window.stride, window.dilation, window.reach, strict=True)
+    for i, (k, s, d, reach) in enumerate(steps):
+        axis = [2 + 2 * i]  # behind (*leading, *kernel[:i], *out[:i])
+        parts = [
+            op.Unsqueeze(op.Slice(value, [o * d], [o * d - reach or sys.maxsize], axis, [s]), [2 + i]) for o in range(k)
+        ]
+        value = op.Concat(*parts, axis=2 + i) if k > 1 else parts[0]
+    return value
+
+
+def _padded(ctx: LoweringContext, image: ir.Value, window: Sliding) -> ir.Value:
+    """`image` with its padding and without the last places, which no window reaches."""
+    ends = [p - r for p, r in zip(window.padding, window.remainders, strict=True)]
+    if not any(window.padding) and fixed(ends) == [0] * len(ends):
+        return image
+    return ctx.op.Pad(image, ctx.shape([0, 0, *window.padding, 0, 0, *ends]))
+
+
+def fold(ctx: LoweringContext, columns: ir.Value, leading: Sequence[Size], window: Sliding) -> ir.Value:
+    """Sum all elements of `columns` (*leading, *kernel, *out) that lie on a pixel: the adjoint of `patches`.
+
+    (*leading, *sizes). `leading` are two sizes.
+    """
+    op, value, rank = ctx.op, columns, window.rank
+    if window.is_tiled:
+        pairs = [axis for i in range(rank) for axis in (2 + rank + i, 2 + i)]
+        value = ctx.reshape(op.Transpose(value, perm=[0, 1, *pairs]), [*leading, *window.covered])
+    else:
+        for i in range(rank):
+            value = _overlap_add(ctx, value, leading, window, i)
+    starts = [-p for p in window.padding]
+    ends = [r - p for p, r in zip(window.padding, window.remainders, strict=True)]
+    if not any(starts) and fixed(ends) == [0] * len(ends):
+        return value
+    return op.Pad(value, ctx.shape([0, 0, *starts, 0, 0, *ends]))
+
+
+def _overlap_add(ctx: LoweringContext, value: ir.Value, leading: Sequence[Size], window: Sliding, i: int) -> ir.Value:
+    """(*leading, *kernel[i:], *covered[:i], *out[i:]) -> (*leading, *kernel[i + 1:], *covered[:i + 1], *out[i + 1:])"""
+    op = ctx.op
+    k, s, d, reach = window.kernel[i], window.stride[i], window.dilation[i], window.reach[i]
+    axis = 2 + window.rank  # of out[i]
+    if s > 1:
+        value = op.Pad(op.Unsqueeze(value, [axis + 1]), [0, s - 1], None, [axis + 1])
+        gaped = [*leading, *window.kernel[i:], *window.covered[:i], window.out[i] * s, *window.out[i + 1 :]]
+        value = ctx.reshape(value, gaped)
+    parts = []
+    for o in range(k):
+        part = op.Squeeze(op.Slice(value, [o], [o + 1], [2]), [2])
+        pads = [o * d, reach - o * d - (s - 1)]  # the end cuts gaps off, or is the room for later places
+        parts.append(part if pads == [0, 0] else op.Pad(part, pads, None, [axis - 1]))
+    return functools.reduce(op.Add, parts)

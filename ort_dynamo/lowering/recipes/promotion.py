@@ -1,0 +1,63 @@
+"""Finds the dtype in which an elementwise operator computes, by torch's own rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.dtypes import onnx_dtype
+from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.torch_internals.promotion import KIND, elementwise_dtypes
+
+__all__ = ["DEFAULT", "INT_TO_FLOAT", "KIND", "accumulator", "float_dtype", "promote", "rounded"]
+
+DEFAULT = KIND.DEFAULT
+INT_TO_FLOAT = KIND.INT_TO_FLOAT
+
+
+def promote(
+    ctx: LoweringContext,
+    *operands: ir.Value | Number,
+    kind: KIND = KIND.DEFAULT,
+    wide_numbers: bool = False,
+    stand_ins: Mapping[ir.Value, ir.Value] = {},
+) -> tuple[list[ir.Value], torch.dtype]:
+    """Cast the operands to the dtype that torch computes in, and return that dtype as well.
+
+    float16 and bfloat16 compute in float32, as torch's kernels do; the caller casts the result to `ctx.out.dtype`.
+    Beside half-width tensors, a number is rounded to half width first, as torch does for all operators but products and
+    quotients: those pass `wide_numbers`. An operand with a stand-in decides the dtype, its stand-in takes part.
+    """
+    fakes: list[Any] = [ctx.fake(o) if isinstance(o, ir.Value) else o for o in operands]
+    dtype, result = elementwise_dtypes(*fakes, type_promotion_kind=kind)
+
+    def settle(operand: ir.Value | Number) -> ir.Value:
+        if isinstance(operand, ir.Value):
+            return ctx.cast(stand_ins.get(operand, operand), dtype)
+        return ctx.scalar(operand if wide_numbers else rounded(operand, result), dtype)
+
+    return [settle(operand) for operand in operands], dtype
+
+
+def rounded(number: Number, dtype: torch.dtype) -> Number:
+    """Round `number` to what float16 or bfloat16 would hold; any other dtype leaves it alone."""
+    if dtype in (torch.float16, torch.bfloat16) and isinstance(number, (int, float)):
+        return float(np.asarray(number, onnx_dtype(dtype).numpy()))
+    return number
+
+
+def float_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype torch accumulates a floating-point `dtype` in: float32 for the half-width ones."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that sums, products and extremes of `dtype` are taken in: `float_dtype`, and int32 for bool.
+
+    Cast back to bool, a sum of bools is whether any holds, as in torch.
+    """
+    return torch.int32 if dtype == torch.bool else float_dtype(dtype)

@@ -1,0 +1,25 @@
+"""Writes zeros to scatter into, made while the session runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from ort_dynamo.lowering.context import LoweringContext, Size
+
+__all__ = ["zeros"]
+
+
+def zeros(ctx: LoweringContext, like: ir.Value, sizes: Sequence[Size]) -> ir.Value:
+    """Make zeros of shape `sizes` and the dtype of `like`, which must not be a constant and whose numbers are not read.
+
+    ConstantOfShape or Expand of a constant shape would be folded by ONNX Runtime into an initializer: for the
+    gradient of an embedding or a cross-entropy that is a resident copy of the whole table, copied at every step.
+    """
+    op = ctx.op
+    empty = op.Slice(op.Reshape(like, [-1]), [0], [0], [0])
+    if not sizes:
+        return op.ReduceSum(empty, keepdims=0)
+    rank = len(sizes)
+    return op.Pad(ctx.reshape(empty, [0] * rank), ctx.shape([0] * rank + list(sizes)))

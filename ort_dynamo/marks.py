@@ -1,0 +1,48 @@
+"""The words that this project writes on nodes, of FX graphs and of ONNX models, and the parts that read them."""
+
+from __future__ import annotations
+
+__all__ = [
+    "DECIDED_BY",
+    "DRAWN",
+    "FOR_KERNEL",
+    "FX_NODE",
+    "PASS",
+    "READS_ROUNDED",
+    "RECOMPUTE",
+    "STANDS_BESIDE",
+    "ZERO_DIVISOR",
+]
+
+# -- keys of an FX node's meta ---------------------------------------------------------------------------------
+
+RECOMPUTE = "recompute"
+"""torch's own: the CheckpointPolicy that both partitioners obey. torch.utils.checkpoint and passes of ours set it."""
+
+DECIDED_BY = "ort_dynamo.decided_by"
+"""The name of the pass of ours that set RECOMPUTE; absent where torch.utils.checkpoint did."""
+
+DRAWN = "ort_dynamo.drawn"
+"""True on nodes that torch runs outside every session because they draw from torch's generator."""
+
+STANDS_BESIDE = "ort_dynamo.with_running_statistics"
+"""On a BatchNorm without running statistics: the name of the one with them that it was split from."""
+
+# -- keys of an ONNX node's metadata_props, which save_onnx writes to the file ---------------------------------
+
+FX_NODE = "ort_dynamo.fx_node"
+"""The FX node whose lowering made this node."""
+
+PASS = "ort_dynamo.pass"
+"""The repr of the pass that made this node or changed it."""
+
+FOR_KERNEL = "ort_dynamo.for_kernel"
+"""On a Cast: it only is there because an operator has no kernel for the dtype of its inputs."""
+
+READS_ROUNDED = "ort_dynamo.reads_rounded"
+"""What this node reads must be rounded to torch's dtype, though it is computed in a wider one."""
+
+# -- names of ONNX nodes, which ONNX Runtime repeats in its messages -------------------------------------------
+
+ZERO_DIVISOR = "zero_divisor"
+"""How the name of a node begins that fails where an integer is divided by zero."""

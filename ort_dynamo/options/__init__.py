@@ -1,0 +1,1 @@
+"""Options of torch.compile(backend="ort_train"): frozen groups, by the stage that reads them."""

@@ -1,0 +1,68 @@
+"""The settings of cast propagation, as ONNX Runtime's training API names and counts them."""
+
+from __future__ import annotations
+
+import enum
+
+from ort_dynamo.errors import InvalidOptionError
+from ort_dynamo.options.spelling import nearest
+
+__all__ = ["PropagateCastOpsStrategy", "checked_allow", "checked_level", "checked_strategy"]
+
+
+class PropagateCastOpsStrategy(enum.IntEnum):
+    """How casts between float32 and a narrower type are moved; the values are ONNX Runtime's.
+
+    Attributes:
+        NONE: only casts that do nothing, repeat one another or cancel are removed.
+        INSERT_AND_REDUCE: allowed operators become narrow wherever that leaves no more to cast, even if a value that
+            was float32 from end to end is rounded on the way.
+        FLOOD_FILL: narrow regions grow from the casts outwards over allowed operators, below level 2 only where
+            that rounds nothing that was not rounded before.
+    """
+
+    NONE = 0
+    INSERT_AND_REDUCE = 1
+    FLOOD_FILL = 2
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
+def checked_strategy(value: object) -> PropagateCastOpsStrategy:
+    """A member, from itself, its name in any case, its number, or ONNX Runtime's own enumeration.
+
+    Raises:
+        InvalidOptionError: it is none of them.
+    """
+    members = PropagateCastOpsStrategy.__members__
+    name = getattr(value, "name", value)
+    if isinstance(name, str) and name.upper() in members:
+        return members[name.upper()]
+    if isinstance(value, int) and not isinstance(value, bool) and value in set(PropagateCastOpsStrategy):
+        return PropagateCastOpsStrategy(value)
+    expected = "one of " + ", ".join(members) + (nearest(name.upper(), members) if isinstance(name, str) else "")
+    raise InvalidOptionError(name="propagate_cast_ops_strategy", value=value, expected=expected)
+
+
+def checked_level(value: object) -> int:
+    """A level: -1, 0, 1 or 2.
+
+    Raises:
+        InvalidOptionError: it is not.
+    """
+    if isinstance(value, bool) or value not in (-1, 0, 1, 2) or not isinstance(value, int):
+        raise InvalidOptionError(name="propagate_cast_ops_level", value=value, expected="-1, 0, 1 or 2")
+    return value
+
+
+def checked_allow(value: object) -> tuple[str, ...]:
+    """Operator types, sorted and each once.
+
+    Raises:
+        InvalidOptionError: it is not a list, tuple or set of operator types.
+    """
+    if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(v, str) and v for v in value):
+        expected = "a list of ONNX operator types, e.g. ['Add', 'Mul']"
+        raise InvalidOptionError(name="propagate_cast_ops_allow", value=value, expected=expected)
+    return tuple(sorted(set(value)))

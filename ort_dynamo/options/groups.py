@@ -1,0 +1,283 @@
+"""Options of torch.compile(backend="ort_train"): frozen, validated, grouped by the stage that reads them.
+
+What a group decides about a compiled graph enters its key by its repr. So does `dump`: a graph that is to be saved or
+verified is compiled for that, even if the same one is in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
+from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy, checked_allow, checked_level, checked_strategy
+from ort_dynamo.options.plan_grammar import Plan, read_plans
+from ort_dynamo.options.spelling import nearest
+
+__all__ = [
+    "MODES",
+    "DumpOptions",
+    "Options",
+    "PassOptions",
+    "RecomputeOptions",
+    "SegmentOptions",
+    "SessionOptions",
+    "SessionSettings",
+    "parse_options",
+]
+
+GraphOptimization = Literal["disable", "basic", "extended", "all"]
+
+
+@dataclass(frozen=True)
+class SegmentOptions:
+    """Read by segment/segment.py.
+
+    Attributes:
+        fallback: "eager" runs a node that ONNX Runtime cannot take in eager, alone; "error" raises instead.
+    """
+
+    fallback: Literal["eager", "error"] = "eager"
+
+    def __post_init__(self) -> None:
+        _one_of("fallback", self.fallback, ("eager", "error"))
+
+
+@dataclass(frozen=True)
+class PassOptions:
+    """Read by passes/pipelines.py.
+
+    Attributes:
+        fuse: whether our own fusions run after lowering. Clean-up always does.
+        excess_precision: whether bfloat16 values that are computed in float32 for lack of a kernel stay so between
+            operators; otherwise they are rounded after each, like in eager.
+        propagate_cast_ops_strategy: how casts between float32 and narrower types move; a member or its name.
+        propagate_cast_ops_level: -1 leaves casts alone; 0, 1 and 2 let them move over more and more operators.
+        propagate_cast_ops_allow: more ONNX operator types they may move over, at every level from 0.
+        allow_layer_norm_mod_precision: they may also move over layer normalizations.
+    """
+
+    fuse: bool = True
+    excess_precision: bool = True
+    propagate_cast_ops_strategy: PropagateCastOpsStrategy = PropagateCastOpsStrategy.FLOOD_FILL
+    propagate_cast_ops_level: int = 1
+    propagate_cast_ops_allow: tuple[str, ...] = ()
+    allow_layer_norm_mod_precision: bool = False
+
+    def __post_init__(self) -> None:
+        _is_bool("fuse", self.fuse)
+        _is_bool("excess_precision", self.excess_precision)
+        object.__setattr__(self, "propagate_cast_ops_strategy", checked_strategy(self.propagate_cast_ops_strategy))
+        checked_level(self.propagate_cast_ops_level)
+        object.__setattr__(self, "propagate_cast_ops_allow", checked_allow(self.propagate_cast_ops_allow))
+        _is_bool("allow_layer_norm_mod_precision", self.allow_layer_norm_mod_precision)
+
+
+@dataclass(frozen=True)
+class RecomputeOptions:
+    """Read by passes/pipelines.py: what the backward computes again instead of the forward keeping it.
+
+    Attributes:
+        recompute_casts: float32 of kept narrower tensors, and casts of parameters.
+        attn_dropout_recompute: the dropout between an attention's softmax and its values.
+        gelu_recompute: GELU outputs that a matrix product reads.
+        transformer_layer_recompute: the inside of layers; what enters a layer is kept.
+        number_recompute_layers: how many layers, from the first; 0 is all but the last.
+        memory_budget: keep at most this much for the backward: a fraction in [0, 1] of what is kept without
+            recomputation, or bytes as text ("2GiB", "500MB"). None sets no limit.
+        recompute_plan: clusters of operators to compute again, in the grammar of plan_grammar.py: text, a list of
+            texts or the path of a JSON file with such a list, which is read here and only its content kept.
+    """
+
+    recompute_casts: bool = True
+    attn_dropout_recompute: bool = False
+    gelu_recompute: bool = False
+    transformer_layer_recompute: bool = False
+    number_recompute_layers: int = 0
+    memory_budget: float | str | None = None
+    recompute_plan: tuple[Plan, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recompute_plan", read_plans(self.recompute_plan))
+        for name in ("recompute_casts", "attn_dropout_recompute", "gelu_recompute", "transformer_layer_recompute"):
+            _is_bool(name, getattr(self, name))
+        count = self.number_recompute_layers
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise InvalidOptionError(name="number_recompute_layers", value=count, expected="an int >= 0")
+        if self.memory_budget is not None:
+            self.budget()
+
+    def budget(self) -> float | int:
+        """memory_budget, which is not None, as a fraction (float) or a number of bytes (int)."""
+        given = self.memory_budget
+        if isinstance(given, str) and (match := _BYTES.fullmatch(given.strip())):
+            return int(float(match["number"]) * _UNITS[match["unit"].lower()])
+        if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given <= 1:
+            return float(given)
+        expected = "a fraction in [0, 1], or bytes with a unit as text, e.g. '2GiB'"
+        raise InvalidOptionError(name="memory_budget", value=given, expected=expected)
+
+
+_UNITS = {"b": 1} | {
+    prefix + suffix: base**power
+    for suffix, base in (("b", 1000), ("ib", 1024))
+    for power, prefix in enumerate("kmgt", start=1)
+}
+_BYTES = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>b|[kmgt]i?b)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """Read by runtime/session.py.
+
+    Attributes:
+        graph_optimization: ONNX Runtime's own optimisation level.
+        intra_op_num_threads: threads of a CPU session; None takes torch.get_num_threads() at the compile.
+        provider_options: (name, value) pairs handed to the execution provider.
+    """
+
+    graph_optimization: GraphOptimization = "all"
+    intra_op_num_threads: int | None = None
+    provider_options: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        _one_of("graph_optimization", self.graph_optimization, ("disable", "basic", "extended", "all"))
+        threads = self.intra_op_num_threads
+        if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+            raise InvalidOptionError(name="intra_op_num_threads", value=threads, expected="None or an int >= 1")
+        given = self.provider_options
+        if not isinstance(given, (Mapping, tuple)):
+            raise InvalidOptionError(name="provider_options", value=given, expected="a dict of str to str")
+        items = given.items() if isinstance(given, Mapping) else given
+        object.__setattr__(self, "provider_options", tuple(sorted((str(k), str(v)) for k, v in items)))
+
+    def resolved(self) -> SessionSettings:
+        """These options with what they leave to torch's present settings filled in; this is what keys hold."""
+        return SessionSettings(
+            graph_optimization=self.graph_optimization,
+            intra_op_num_threads=self.intra_op_num_threads or torch.get_num_threads(),
+            provider_options=self.provider_options,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """SessionOptions with every value decided.
+
+    Attributes:
+        deterministic: torch.use_deterministic_algorithms() was on.
+    """
+
+    graph_optimization: GraphOptimization
+    intra_op_num_threads: int
+    provider_options: tuple[tuple[str, str], ...]
+    deterministic: bool
+
+
+@dataclass(frozen=True)
+class DumpOptions:
+    """Read by report/dump.py; verify also by the stages that run passes.
+
+    Attributes:
+        save_onnx: a folder that receives every compiled graph as an ONNX file; None writes nothing.
+        verify: check graphs after each pass, and each model with onnx.checker before it is opened.
+    """
+
+    save_onnx: str | None = None
+    verify: bool = False
+
+    def __post_init__(self) -> None:
+        if self.save_onnx is not None:
+            if not isinstance(self.save_onnx, (str, os.PathLike)):
+                raise InvalidOptionError(name="save_onnx", value=self.save_onnx, expected="None or a path")
+            object.__setattr__(self, "save_onnx", os.fspath(self.save_onnx))
+        _is_bool("verify", self.verify)
+
+
+@dataclass(frozen=True)
+class Options:
+    """All options, one group per stage."""
+
+    segment: SegmentOptions = field(default_factory=SegmentOptions)
+    passes: PassOptions = field(default_factory=PassOptions)
+    recompute: RecomputeOptions = field(default_factory=RecomputeOptions)
+    session: SessionOptions = field(default_factory=SessionOptions)
+    dump: DumpOptions = field(default_factory=DumpOptions)
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "debug": {"verify": True, "graph_optimization": "disable"},
+}
+"""mode name -> the options it stands for."""
+
+
+def parse_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:
+    """The options that `mode` and then `options` ask for.
+
+    Args:
+        mode: one of MODES, or None for "default".
+        options: flat option name -> value, e.g. {"fallback": "error"}; the cast options may also be given together,
+            as propagate_cast_ops_config with the keys strategy, level and allow, or their long names.
+
+    Raises:
+        UnknownModeError, UnknownOptionError: with the nearest known name.
+        InvalidOptionError: a value that the option cannot take.
+    """
+    if mode is not None and mode not in MODES:
+        raise UnknownModeError(name=mode, nearest=nearest(mode, MODES), known=", ".join(MODES))
+    if options is not None and not isinstance(options, Mapping):
+        raise InvalidOptionError(name="options", value=options, expected="a dict")
+    flat = {**MODES[mode or "default"], **_flattened(options or {})}
+    groups = {f.name: f.default_factory for f in dataclasses.fields(Options)}
+    owner = {f.name: group for group, cls in groups.items() for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for name in flat:
+        if name not in owner:
+            raise UnknownOptionError(name=name, nearest=nearest(str(name), owner), known=", ".join(sorted(owner)))
+    chosen = {
+        group: cls(**{name: value for name, value in flat.items() if owner[name] == group})  # type: ignore[operator]
+        for group, cls in groups.items()
+    }
+    return Options(**chosen)
+
+
+_CAST_CONFIG = "propagate_cast_ops_config"
+_CAST_KEYS = {
+    **{short: f"propagate_cast_ops_{short}" for short in ("strategy", "level", "allow")},
+    **{f"propagate_cast_ops_{short}": f"propagate_cast_ops_{short}" for short in ("strategy", "level", "allow")},
+    "allow_layer_norm_mod_precision": "allow_layer_norm_mod_precision",
+}
+"""A key of propagate_cast_ops_config -> the option it is."""
+
+
+def _flattened(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with propagate_cast_ops_config spelled out."""
+    flat = {name: value for name, value in options.items() if name != _CAST_CONFIG}
+    config = options.get(_CAST_CONFIG, {})
+    if not isinstance(config, Mapping):
+        raise InvalidOptionError(name=_CAST_CONFIG, value=config, expected="a dict")
+    for key, value in config.items():
+        if key not in _CAST_KEYS:
+            name, known = f"{_CAST_CONFIG}.{key}", ", ".join(_CAST_KEYS)
+            raise UnknownOptionError(name=name, nearest=nearest(str(key), _CAST_KEYS), known=known)
+        if flat.setdefault(_CAST_KEYS[key], value) != value:
+            expected = f"{value!r}, as in {_CAST_CONFIG}, or to be given once"
+            raise InvalidOptionError(name=_CAST_KEYS[key], value=flat[_CAST_KEYS[key]], expected=expected)
+    return flat
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidOptionError(name=name, value=value, expected="one of " + ", ".join(map(repr, allowed)))
+
+
+def _is_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidOptionError(name=name, value=value, expected="True or False")

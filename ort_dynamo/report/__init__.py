@@ -1,0 +1,1 @@
+"""What became of a model's graphs: counted, written to files, planned."""

@@ -1,0 +1,122 @@
+"""What compiles learned, kept as data: where nodes run, what passes did, what is saved, how long each stage took."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ort_dynamo.build import BuildRecord
+from ort_dynamo.partition.cut import PartitionRecord
+from ort_dynamo.pass_record import PassRecord
+from ort_dynamo.segment.segment import EagerNode
+
+__all__ = ["RECORDS", "CompileRecord", "CompileRecords", "GraphRecord", "IslandRecord"]
+
+
+@dataclass(frozen=True)
+class IslandRecord:
+    """One island of one graph.
+
+    Attributes:
+        name: how errors and saved files call it.
+        was_cached: whether an island with the same graph key was compiled before, so that its session serves again.
+        build: what building it learned, also where that was done for an earlier graph.
+        seconds: time to build and open it, or to find it in the cache.
+    """
+
+    name: str
+    was_cached: bool
+    build: BuildRecord
+    seconds: float
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """One forward, backward or inference graph.
+
+    Attributes:
+        role: "forward", "backward" or "inference".
+        native: overload, as text -> its nodes inside islands.
+        by_design: overload, as text -> its nodes that torch runs by design: random draws and collectives.
+        eager: the nodes that stay in eager because they must, with reasons and lines.
+        islands: the islands, in the order in which they run.
+        passes: FX passes on this graph alone, in order.
+        seconds: the time of its compile, islands included.
+    """
+
+    role: str
+    native: Counter[str]
+    by_design: Counter[str]
+    eager: tuple[EagerNode, ...]
+    islands: tuple[IslandRecord, ...]
+    passes: tuple[PassRecord, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CompileRecord:
+    """One of Dynamo's graphs, compiled.
+
+    Attributes:
+        partition: what became of the joint graph; None where there are no gradients.
+        graphs: forward and backward in the order in which they were compiled, or one inference graph.
+        seconds: the time of the whole, AOTAutograd's trace included.
+        compile_id: torch's name for this compile, such as "0/1"; None where torch gives none.
+    """
+
+    partition: PartitionRecord | None
+    graphs: tuple[GraphRecord, ...]
+    seconds: float
+    compile_id: str | None = None
+
+
+class CompileRecords:
+    """The last records of a process, the oldest first; safe to use from several threads.
+
+    Args:
+        most: how many are kept; then the oldest goes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._kept: deque[CompileRecord] = deque(maxlen=most)
+        self._cleared = 0
+        self._since = time.time()
+        self._lock = threading.Lock()
+
+    def begin(self) -> Callable[[CompileRecord], None]:
+        """Begin a compile: what is returned keeps its record, unless all was forgotten in the meantime."""
+        cleared = self._cleared
+
+        def keep(record: CompileRecord) -> None:
+            with self._lock:
+                if self._cleared == cleared:
+                    self._kept.append(record)
+
+        return keep
+
+    def clear(self) -> None:
+        """Forget all records, and those of the compiles that have begun."""
+        with self._lock:
+            self._kept.clear()
+            self._cleared += 1
+            self._since = time.time()
+
+    @property
+    def since(self) -> float:
+        """Since when records are kept, in seconds since the epoch."""
+        return self._since
+
+    def __iter__(self) -> Iterator[CompileRecord]:
+        with self._lock:
+            return iter(tuple(self._kept))
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+RECORDS = CompileRecords(most=1024)
+"""Those of this process since torch._dynamo.reset(): more than programs compile on purpose, and small beside what they
+compile."""

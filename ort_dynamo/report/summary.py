@@ -1,0 +1,193 @@
+"""Says in one place what was compiled, where its nodes run, and what was not compiled and why."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ort_dynamo.report.record import RECORDS, CompileRecord
+from ort_dynamo.segment.segment import EagerNode
+from ort_dynamo.torch_internals.frames import Frame, UntracedModule, frames, untraced_modules
+
+__all__ = ["EagerNodes", "FunctionNote", "Summary", "first_line", "print_at_exit", "summary"]
+
+_BACKEND = "ort_dynamo.backend"
+
+
+@dataclass(frozen=True)
+class EagerNodes:
+    """Nodes that stay in eager for one reason.
+
+    Attributes:
+        target: their overload or function, as text.
+        reason: why ONNX Runtime does not take them.
+        lines: the user's lines that they come from, each once, in order.
+        count: how many there are.
+    """
+
+    target: str
+    reason: str
+    lines: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class FunctionNote:
+    """What Dynamo says of one function of the program; its str is a line.
+
+    Attributes:
+        function: the function's name; of a module compiled in place, its class and "forward".
+        where: "file:line" where it begins, or of what made Dynamo give up; empty where one of its rules leaves it out.
+        reason: Dynamo's reason.
+    """
+
+    function: str
+    where: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.function}{f' ({self.where})' if self.where else ''}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was compiled since the process began or torch._dynamo.reset(); its str is a page of text.
+
+    Of the last 1,024 compiles. Dynamo does not tell for which backend it gave up on a function, so skipped frames are
+    those of all backends; all else is this one's.
+
+    Attributes:
+        compiles: calls of the backend, one for each of Dynamo's graphs.
+        graphs: forward, backward and inference graphs.
+        islands: parts of graphs that ONNX Runtime runs, each by one session.
+        cache_hits: those islands that took the session of an earlier one.
+        native: overload, as text -> nodes that ONNX Runtime runs.
+        by_design: overload, as text -> nodes that torch runs by design: random draws and collectives.
+        eager: nodes that torch runs because ONNX Runtime cannot.
+        breaks: graph breaks: why graphs end inside a function, so that Python runs between two of them.
+        skipped: functions that Dynamo gave up on or never traces: their own code runs in eager, what they call may be
+            compiled.
+        recompiles: compiles beyond the first of a function, each with the guard of the one before that did not hold.
+        seconds: time of all compiles.
+    """
+
+    compiles: int
+    graphs: int
+    islands: int
+    cache_hits: int
+    native: Counter[str]
+    by_design: Counter[str]
+    eager: tuple[EagerNodes, ...]
+    breaks: tuple[FunctionNote, ...]
+    skipped: tuple[FunctionNote, ...]
+    recompiles: tuple[FunctionNote, ...]
+    seconds: float
+
+    @property
+    def eager_nodes(self) -> int:
+        """How many nodes torch runs because ONNX Runtime cannot."""
+        return sum(nodes.count for nodes in self.eager)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        if self.graphs:
+            yield (
+                f"ort_train: compiles {self.compiles}, graphs {self.graphs}, islands {self.islands} "
+                f"({self.cache_hits} from the cache), {self.seconds:.1f} s"
+            )
+            yield (
+                f"nodes: {self.native.total()} in ONNX Runtime, {self.by_design.total()} in torch by design, "
+                f"{self.eager_nodes} in eager"
+            )
+        else:
+            yield "ort_train: nothing was compiled"
+        yield from _section("in torch by design", (f"{n} x {target}" for target, n in self.by_design.most_common()))
+        yield from _section("in eager", map(_eager_text, self.eager))
+        yield from _section("graph breaks", map(str, self.breaks))
+        yield from _section("skipped by Dynamo, their own code runs in eager", map(str, self.skipped))
+        yield from _section("compiled again", map(str, self.recompiles))
+
+
+def _section(title: str, texts: Iterable[str]) -> Iterator[str]:
+    """A heading and an indented text for each distinct entry, with how often it came."""
+    counted = Counter(texts)
+    if counted:
+        yield f"{title}:"
+    for text, count in counted.items():
+        times = f" ({count} times)" if count > 1 else ""
+        yield "\n".join("  " + line for line in (text + times).splitlines())
+
+
+def _eager_text(nodes: EagerNodes) -> str:
+    return "\n".join([f"{nodes.count} x {nodes.target}: {nodes.reason}", *(f"  {line}" for line in nodes.lines)])
+
+
+def summary() -> Summary:
+    """Collect what was compiled with this backend, where nodes run, and what Dynamo did not compile.
+
+    It looks at all objects of the process for modules that Dynamo never traces, some tenths of a second in a large
+    program, so call it now and then, not in each step.
+    """
+    return _collect(tuple(RECORDS), frames(RECORDS.since), untraced_modules(_BACKEND))
+
+
+def _collect(
+    records: tuple[CompileRecord, ...], seen: tuple[Frame, ...], untraced: tuple[UntracedModule, ...]
+) -> Summary:
+    ours = {record.compile_id for record in records}
+    mine = [frame for frame in seen if frame.compile_id in ours]
+    graphs = [graph for record in records for graph in record.graphs]
+    islands = [island for graph in graphs for island in graph.islands]
+    given_up = [frame for frame in seen if frame.failure is not None]
+    return Summary(
+        compiles=len(records),
+        graphs=len(graphs),
+        islands=len(islands),
+        cache_hits=sum(island.was_cached for island in islands),
+        native=sum((graph.native for graph in graphs), Counter()),
+        by_design=sum((graph.by_design for graph in graphs), Counter()),
+        eager=_by_reason(node for graph in graphs for node in graph.eager),
+        breaks=tuple(
+            FunctionNote(frame.function, frame.where, first_line(reason)) for frame in mine for reason in frame.breaks
+        ),
+        skipped=(
+            *(FunctionNote(frame.function, frame.where, first_line(frame.failure or "")) for frame in given_up),
+            *(FunctionNote(f"{one.name}.forward", "", f"{one.reason}; {_ADVICE}") for one in untraced),
+        ),
+        recompiles=tuple(
+            FunctionNote(frame.function, frame.where, first_line(frame.recompiled))
+            for frame in mine
+            if frame.recompiled is not None
+        ),
+        seconds=sum(record.seconds for record in records),
+    )
+
+
+_ADVICE = "torch.compile(module) traces it where module.compile() does not"
+
+
+def _by_reason(nodes: Iterable[EagerNode]) -> tuple[EagerNodes, ...]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        groups.setdefault((node.target, node.reason), []).append(node.where)
+    return tuple(
+        EagerNodes(target, reason, tuple(dict.fromkeys(lines)), len(lines))
+        for (target, reason), lines in groups.items()
+    )
+
+
+def first_line(text: str) -> str:
+    """The first line of Dynamo's reasons: what follows are explanations, hints and links."""
+    return text.strip().partition("\n")[0].strip()
+
+
+def print_at_exit() -> None:
+    """Print the summary to stderr where the interpreter ends, if the environment variable ORT_DYNAMO_SUMMARY is set."""
+    if os.environ.get("ORT_DYNAMO_SUMMARY", "0") not in ("", "0"):
+        atexit.register(lambda: print(summary(), file=sys.stderr))

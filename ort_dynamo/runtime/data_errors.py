@@ -1,0 +1,59 @@
+"""Reads ONNX Runtime's words where data stops a graph, and says them as the user knows things."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ort_dynamo.errors import ExecutionError, IndexOutOfBoundsError, IntegerDivisionByZeroError
+from ort_dynamo.marks import ZERO_DIVISOR
+
+__all__ = ["data_error"]
+
+_NODE = re.compile(r"Name:\s*'([^']*)'")
+
+_OUT_OF_BOUNDS = re.compile(r"out of (data )?bounds|out of range|invalid (index|indice) found", re.IGNORECASE)
+"""How the kernels of Gather and Scatter and their kin say it."""
+
+_INDEX = (
+    re.compile(r"idx=(?P<index>-?\d+) must be within the inclusive range \[-?\d+,\s*(?P<last>-?\d+)\]"),
+    re.compile(r"bounds \[-?\d+\s*,\s*(?P<last>-?\d+)\]\.? Actual value is (?P<index>-?\d+)"),
+)
+"""How those say it that name the index: Gather, GatherElements."""
+
+
+def data_error(words: str, places: Mapping[str, str]) -> ExecutionError:
+    """Make the error of a graph that ONNX Runtime stopped in.
+
+    Args:
+        words: ONNX Runtime's message.
+        places: name of an ONNX node -> where it comes from in the user's code.
+    """
+    named = _NODE.search(words)
+    node = named[1] if named else ""
+    place = "".join(f"\n  {line}" for line in (places.get(node, "").splitlines() if node else ()))
+    if node.startswith(ZERO_DIVISOR):
+        what = "ZeroDivisionError: an integer is divided by zero"
+        return IntegerDivisionByZeroError(what=what, place=place, error=words)
+    if _OUT_OF_BOUNDS.search(words) or any(pattern.search(words) for pattern in _INDEX):
+        return IndexOutOfBoundsError(what=_which_index(words), place=place, error=words)
+    return ExecutionError(what="ONNX Runtime stopped while running a compiled graph", place=place, error=words)
+
+
+def _which_index(words: str) -> str:
+    for pattern in _INDEX:
+        if found := pattern.search(words):
+            index, size = _as_given(int(found["index"])), int(found["last"]) + 1
+            return f"index {index} is out of bounds for a dimension of size {size}"
+    return "an index is out of bounds"
+
+
+def _as_given(index: int) -> int:
+    """The index that the program gave: lowerings take the sign bit off where torch does not count from the end.
+
+    Of int32 indices, those below -2**24 are told as what they became.
+    """
+    for bits, near in ((63, 62), (31, 24)):
+        if (1 << bits) - (1 << near) <= index < 1 << bits:
+            return index - (1 << bits)
+    return index

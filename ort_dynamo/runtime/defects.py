@@ -1,0 +1,281 @@
+"""What ONNX Runtime's releases do wrong, and who works around it: one table.
+
+A workaround that costs something is there only where `Target.has_defect` says so. One that costs nothing is written for
+every target ("everywhere"), and a comment beside it names the defect. Slowness is a defect where nodes of ours are
+several times as fast as a kernel. When a release mends one, it gets an end here, and with the end of support for the
+releases before it, the row and the workaround go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ort_dynamo.release import release
+from ort_dynamo.target import TRAINING_PACKAGE
+
+__all__ = ["DEFECTS", "Builds", "Defect", "defects_of"]
+
+
+@dataclass(frozen=True)
+class Builds:
+    """Releases of the training build or of all others.
+
+    Attributes:
+        training: whether of the training build.
+        since: the first release, by major and minor number; None: every one that is supported.
+        before: the first release after them; None: none so far.
+    """
+
+    training: bool
+    since: tuple[int, ...] | None = None
+    before: tuple[int, ...] | None = None
+
+    def include(self, package: str, version: str) -> bool:
+        """Whether a build is one of them."""
+        if self.training != (package == TRAINING_PACKAGE):
+            return False
+        number = release(version)
+        return (self.since is None or self.since <= number) and (self.before is None or number < self.before)
+
+
+TRAINING, STOCK = Builds(training=True), Builds(training=False)
+ALL = (TRAINING, STOCK)
+CPU = ("CPUExecutionProvider",)
+
+
+@dataclass(frozen=True)
+class Defect:
+    """One row of the table.
+
+    Attributes:
+        name: what `Target.has_defect` is asked for.
+        builds: which have it.
+        wrong: what they do wrong.
+        avoided_by: the modules that work around it, as paths from `ort_dynamo/`.
+        providers: whose kernels; None: those of all, or it is no kernel.
+        everywhere: whether they do so for every target, without asking.
+    """
+
+    name: str
+    builds: Sequence[Builds]
+    wrong: str
+    avoided_by: Sequence[str]
+    providers: Sequence[str] | None = None
+    everywhere: bool = False
+
+
+def defects_of(package: str, version: str, provider: str) -> frozenset[str]:
+    """The names of the defects of one provider of one build: a function of these three alone, as graph keys need."""
+    return frozenset(
+        defect.name
+        for defect in DEFECTS
+        if any(builds.include(package, version) for builds in defect.builds)
+        and (defect.providers is None or provider in defect.providers)
+    )
+
+
+DEFECTS = (
+    # -- wrong results -------------------------------------------------------------------------------------------
+    Defect(
+        "sqrt_of_infinity",
+        (TRAINING,),
+        "Sqrt of inf is nan.",
+        ("lowering/ops/unary.py",),
+    ),
+    Defect(
+        "erf_of_nan",
+        (TRAINING,),
+        "Erf of nan is 1.",
+        ("lowering/ops/error_function.py",),
+    ),
+    Defect(
+        "layer_norm_variance",
+        (TRAINING,),
+        "LayerNormalization takes the variance as mean(x²) - mean(x)², which loses all digits where the mean is large "
+        "beside the deviation (off by 0.36 for mean 300 and deviation 1). Stock builds did so up to 1.26.",
+        ("lowering/ops/normalization.py",),
+        CPU,
+    ),
+    Defect(
+        "int64_order",
+        (STOCK,),
+        "Max, Min, Clip and Sign compare the lower halves of two int64 as if they had a sign: max(0, 2^31) is 0.",
+        ("lowering/recipes/int64_order.py",),
+        CPU,
+    ),
+    Defect(
+        "integer_sums_in_float64",
+        (STOCK,),
+        "ReduceSum and ReduceProd compute integers in float64, which has 53 bits.",
+        ("lowering/recipes/accurate_sum.py",),
+    ),
+    Defect(
+        "max_pool_misses_nan",
+        ALL,
+        "MaxPool loses a nan that is not its window's first place, and the training build gives places outside the "
+        "tensor for windows of nothing but -inf.",
+        ("lowering/ops/max_pool.py",),
+        CPU,
+    ),
+    Defect(
+        "conv_grad_of_groups",
+        (TRAINING,),
+        "ConvGrad with groups writes beyond its buffers in one and in three dimensions.",
+        ("lowering/ops/convolution.py",),
+    ),
+    Defect(
+        "empty_products",
+        (TRAINING,),
+        "A product of empty matrices is left as its memory was found, or divides by zero, which ends the process. "
+        "Sizes that are known to be zero are seen to for every target; one that depends on the data cannot be.",
+        ("lowering/ops/matmul.py",),
+    ),
+    Defect(
+        "noop_elimination_of_empty",
+        (TRAINING,),
+        "The optimizer NoopElimination takes an empty constant for a zero and loses the output of a sum with it.",
+        ("runtime/capabilities.py",),
+    ),
+    Defect(
+        "fusions_without_double",
+        ALL,
+        "Fusions of products and of GELU make contrib operators of float64 nodes, which have no float64 kernel.",
+        ("runtime/capabilities.py",),
+    ),
+    Defect(
+        "transposes_are_moved",
+        ALL,
+        "The transpose optimizer moves a transpose through a sum where nobody else reads what is between, so the last "
+        "bits of a gradient would depend on what is recomputed.",
+        ("runtime/capabilities.py",),
+    ),
+    Defect(
+        "gradients_without_shapes",
+        (TRAINING,),
+        "MaxPoolGrad and AveragePoolGrad end the process when a session with them is opened and a shape is not known.",
+        ("runtime/capabilities.py",),
+        everywhere=True,
+    ),
+    Defect(
+        "identity_transpose_before_gemm",
+        (TRAINING,),
+        "A Transpose that changes nothing, before a Gemm, is taken for one that transposes.",
+        ("lowering/builder.py",),
+        everywhere=True,
+    ),
+    Defect(
+        "transposed_vector_fusion",
+        ALL,
+        "The fusion of Transpose and MatMul errs where the other operand is a vector.",
+        ("lowering/ops/matmul.py",),
+        everywhere=True,
+    ),
+    Defect(
+        "sigmoid_product_fusion",
+        (TRAINING,),
+        "x * Sigmoid(w) is fused into a kernel that there is for float32 only.",
+        ("lowering/ops/activation.py",),
+        everywhere=True,
+    ),
+    Defect(
+        "pad_of_no_axis",
+        ALL,
+        "Pad fails, or leaves its result unwritten (1.19.2), where negative widths cut off a whole axis.",
+        ("lowering/ops/pad.py",),
+        everywhere=True,
+    ),
+    Defect(
+        "empty_top_k",
+        (TRAINING,),
+        "TopK of nothing divides by zero, which ends the process.",
+        ("lowering/ops/ordering.py",),
+        everywhere=True,
+    ),
+    Defect(
+        "empty_loops",
+        (TRAINING,),
+        "A loop over an empty constant cannot be folded, and the model is refused.",
+        ("lowering/ops/integer.py", "lowering/ops/orthogonal_polynomials.py"),
+        everywhere=True,
+    ),
+    Defect(
+        "integer_division_traps",
+        ALL,
+        "An integer division by zero, and one of the least integer by -1, end the process.",
+        ("lowering/ops/quotient.py", "lowering/ops/integer.py"),
+        CPU,
+        everywhere=True,
+    ),
+    Defect(
+        "comparisons_lose_nan",
+        ALL,
+        "ReduceMax and ReduceMin, and scatters of a maximum or minimum, lose a nan.",
+        ("lowering/ops/reduction.py", "lowering/ops/scatter.py", "lowering/ops/segment.py"),
+        everywhere=True,
+    ),
+    Defect(
+        "double_log_softmax",
+        ALL,
+        "LogSoftmax of float64 takes the logarithm of at least 1e-20, also where the sum is nan.",
+        ("lowering/ops/softmax.py",),
+        everywhere=True,
+    ),
+    Defect(
+        "double_exp_of_infinity",
+        ALL,
+        "Exp of -inf is 2.2e-308 in float64.",
+        ("lowering/ops/softmax.py",),
+        everywhere=True,
+    ),
+    Defect(
+        "joined_casts_to_bool",
+        ALL,
+        "A Cast to bool is joined with the Cast before it, through whose dtype the number should have gone.",
+        ("lowering/ops/binary.py",),
+        everywhere=True,
+    ),
+    Defect(
+        "scatter_nd_race",
+        ALL,
+        "ScatterND with a sum is a data race where an index comes twice.",
+        ("lowering/recipes/add_rows.py",),
+        CPU,
+        everywhere=True,
+    ),
+    # -- slow kernels --------------------------------------------------------------------------------------------
+    Defect(
+        "slow_leaky_relu",
+        (TRAINING,),
+        "LeakyRelu guesses each sign, a wrong one at the price of forty entries.",
+        ("lowering/ops/activation.py",),
+    ),
+    Defect(
+        "slow_running_sum",
+        (TRAINING,),
+        "CumSum takes 100 ns an entry of one long line, and 1.5 over the first of two dimensions.",
+        ("lowering/recipes/running_sum.py",),
+        CPU,
+    ),
+    Defect(
+        "slow_running_sum_of_integers",
+        (TRAINING,),
+        "CumSum over the last dimension takes 3 to 8 ns an entry of integers, too. Stock builds are as fast at them as "
+        "they are over the first dimension.",
+        ("lowering/ops/scan.py",),
+        CPU,
+    ),
+    Defect(
+        "slow_pools_of_tiles",
+        (TRAINING,),
+        "Averages of windows that tile an image take longer than products with matrices.",
+        ("lowering/ops/avg_pool.py",),
+    ),
+    Defect(
+        "slow_scatter_along_leading_axes",
+        (STOCK,),
+        "ScatterElements along any axis but the last takes 8 to 21 ns an entry, on a flat tensor 5.",
+        ("lowering/recipes/scatter_places.py",),
+        CPU,
+    ),
+)

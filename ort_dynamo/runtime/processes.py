@@ -1,0 +1,43 @@
+"""Sessions belong to the process that opened them.
+
+`os.fork` copies a session without its threads. A child that runs the copy computes right, alone: the calling thread
+takes the work of those that are missing. But a child that frees it (at the end of the interpreter, or where a compiled
+model goes) waits for threads to end that do not exist: onnxruntime 1.31.1 hangs, or crashes. So a child never frees the
+copies, and opens sessions of its own for what it runs. A call pays the comparison of two numbers for it.
+
+The CUDA provider does not get this far: torch itself refuses CUDA in a forked child.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["current", "own_session"]
+
+current = 0
+"""How many forks there are between the first process and this one: another number, another process."""
+
+_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def own_session(opened: Callable[[], Any]) -> Any:
+    """The InferenceSession that `opened` returns, which a forked child is not going to free."""
+    session = opened()
+    _sessions.add(session)
+    return session
+
+
+def _in_child() -> None:
+    global current
+    current += 1
+    for session in _sessions:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(session, "_sess", session)))  # for good
+    _sessions.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_in_child)

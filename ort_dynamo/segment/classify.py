@@ -1,0 +1,156 @@
+"""Says where each node of one half (forward, backward or inference graph) runs, and why.
+
+A size of a lowered tensor that follows from the inputs' sizes is computed from those, so that no island ends for it. An
+assertion is torch's as well: an island computes the condition, torch reads it and raises.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from ort_dynamo.lowering.symbols import symbols_of
+from ort_dynamo.lowering.translate import COND
+from ort_dynamo.marks import DRAWN
+from ort_dynamo.passes.fx.analysis.mutation import writes_input
+from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload, aten
+from ort_dynamo.torch_internals.pytree import tree_leaves
+from ort_dynamo.torch_internals.symbols import given_expression
+
+__all__ = ["Place", "Placement", "classify", "session_device"]
+
+
+class Place(Enum):
+    """Who runs a node, and as what."""
+
+    LOWERED = auto()
+    """An island takes it."""
+    EAGER = auto()
+    """ONNX Runtime cannot take it, so torch runs it, alone; it has a reason and is reported."""
+    DRAWN = auto()
+    """A random draw with no data input (passes/fx/hoist_random), torch's by design."""
+    COLLECTIVE = auto()
+    """Communication with other processes, or the wait for it: torch's by design, as the process group is torch's."""
+    HOST = auto()
+    """Arithmetic on Python numbers (symbolic sizes), an assertion or a constant, which torch has for free."""
+    INPUT_SIZE = auto()
+    """A size of a computed tensor that follows from the sizes of the graph's inputs: nobody has to wait for it."""
+    WRITE = auto()
+    """An input written to: what stands before it runs before it, what follows runs after."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one node runs.
+
+    Attributes:
+        place: who runs it.
+        reason: why it has to stay in eager, of EAGER alone.
+    """
+
+    place: Place
+    reason: str | None = None
+
+
+def classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.device) -> dict[Node, Placement]:
+    """Place every node but placeholders and the output; a constant becomes the meta["val"] of its node.
+
+    Args:
+        graph: a functional ATen graph with fake values in meta["val"].
+        refuse: why a call_function node cannot be lowered, or None.
+        device: the device of the graph's sessions; nodes on any other stay in eager.
+    """
+    carried: set[Any] = set()
+    for node in graph.find_nodes(op="placeholder"):
+        carried |= symbols_of(node.meta.get("val")).whole
+    placements: dict[Node, Placement] = {}
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            # A constant tensor, or a sub-graph for a higher-order operator: handed over as it is.
+            node.meta.setdefault("val", operator.attrgetter(str(node.target))(graph.owning_module))
+        if node.target is operator.getitem:
+            placements[node] = placements.get(node.args[0], Placement(Place.HOST))
+        elif node.op not in ("placeholder", "output"):
+            place = _without_trial(node, carried)
+            reason = None if place else _other_kind(node) or _other_device(node, device) or refuse(node)
+            placements[node] = Placement(place or (Place.LOWERED if reason is None else Place.EAGER), reason)
+    return placements
+
+
+def session_device(gm: GraphModule) -> torch.device:
+    """The device of a graph's sessions: the CUDA device most of its tensors are on if there is one, else the CPU."""
+    counts: dict[torch.device, int] = {}
+    for node in gm.graph.nodes:
+        for fake in tree_leaves(node.meta.get("val")):
+            if isinstance(fake, torch.Tensor) and fake.device.type == "cuda":
+                counts[fake.device] = counts.get(fake.device, 0) + 1
+    return max(counts, key=counts.__getitem__) if counts else torch.device("cpu")
+
+
+_SIZE_READS = frozenset(
+    {aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default}
+)
+"""Operators that ask a tensor for a number, not for its data."""
+
+_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d"})
+"""Namespaces of torch.distributed's operators."""
+
+_ASSERTIONS = (aten._assert_async.default, aten._assert_async.msg, aten._assert_tensor_metadata.default)
+
+
+def _without_trial(node: Node, carried: Set[Any]) -> Place | None:
+    """The place of a node that is torch's whatever can be lowered, or None."""
+    if node.meta.get(DRAWN):
+        return Place.DRAWN
+    if isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES:
+        return Place.COLLECTIVE
+    if _follows_from_inputs(node, carried):
+        return Place.INPUT_SIZE
+    if node.op == "get_attr" or _is_host(node):
+        return Place.HOST
+    return Place.WRITE if writes_input(node) else None
+
+
+def _follows_from_inputs(node: Node, carried: Set[Any]) -> bool:
+    """Whether `node` reads a size of a computed tensor, of no other symbols than those that inputs carry."""
+    return bool(
+        node.target in _SIZE_READS
+        and node.all_input_nodes[0].op != "placeholder"
+        and isinstance(size := node.meta.get("val"), torch.SymInt)
+        and given_expression(size).free_symbols
+        and given_expression(size).free_symbols <= carried
+    )
+
+
+def _is_host(node: Node) -> bool:
+    """Whether the node computes no tensor: arithmetic on Python numbers alone, and assertions."""
+    if node.target in _SIZE_READS or node.target in _ASSERTIONS:
+        return True
+    values = [node.meta.get("val"), *(argument.meta.get("val") for argument in node.all_input_nodes)]
+    numbers = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return any(isinstance(value, numbers) for value in values) and all(
+        value is None or isinstance(value, numbers) for value in values
+    )
+
+
+def _other_kind(node: Node) -> str | None:
+    """The reason of a node that calls no ATen operator, nor the higher-order operator that has a lowering."""
+    if isinstance(node.target, HigherOrderOperator) and node.target is not COND:
+        return f"no lowering for the higher-order operator {node.target}"
+    if node.op != "call_function" or not (isinstance(node.target, OpOverload) or node.target is COND):
+        return f"{node.op} of {node.target} is not an ATen operator"
+    return None
+
+
+def _other_device(node: Node, device: torch.device) -> str | None:
+    tensors = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
+    for fake in tree_leaves(tensors):
+        if isinstance(fake, torch.Tensor) and fake.device != device:
+            return f"it has a tensor on {fake.device}, and the graph's sessions are on {device}"
+    return None

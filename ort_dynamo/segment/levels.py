@@ -1,0 +1,65 @@
+"""Says in which round each node runs.
+
+A node's level is the greatest number of steps from a lowered node to one that torch runs, over all paths to it. Each
+level's lowered nodes form one island, and running torch's nodes of level 0, island 0, torch's nodes of level 1, island
+1 … respects every edge. No path can be cut into fewer islands, and the search takes linear time.
+
+Effects that no edge shows are kept as well: draws and operators with effects keep eager's order, and what stands before
+a write (AOTAutograd's `copy_` or `set_` where a graph ends, an operator in eager that writes to an argument) runs
+before it, what follows after.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+import torch
+from torch.fx import Graph, Node
+
+from ort_dynamo.segment.classify import Place, Placement
+from ort_dynamo.torch_internals.operators import OpOverload, is_mutable
+
+__all__ = ["levels"]
+
+
+def levels(graph: Graph, placements: Mapping[Node, Placement]) -> dict[Node, int]:
+    """The level of every node of `graph`, where `placements` says where all but placeholders and the output run."""
+    found: dict[Node, int] = {}
+    last_ordered = 0
+    earliest = 0  # the level of the last write
+    done = 0  # the level by which all nodes before this one have run
+    for node in graph.nodes:
+        place = placements[node].place if node in placements else None
+        if place in (None, Place.INPUT_SIZE):
+            found[node] = 0
+            continue
+        lowered = place is Place.LOWERED
+        level = earliest
+        for argument in node.all_input_nodes:
+            # Within a level, what torch runs comes before the island: only the way back opens a new level.
+            opens = not lowered and argument in placements and placements[argument].place is Place.LOWERED
+            level = max(level, found[argument] + opens)
+        if not lowered and _is_ordered(node, place):
+            # Effects and draws keep eager's order among themselves.
+            last_ordered = level = max(level, last_ordered)
+        if place is Place.WRITE or (not lowered and _is_mutable(node)):
+            earliest = level = max(level, done)
+        done = max(done, level + lowered)
+        found[node] = level
+    return found
+
+
+def _is_ordered(node: Node, place: Place | None) -> bool:
+    """Whether the node has an effect or draws: an operator that is not ATen's may do either."""
+    target = node.target
+    if not isinstance(target, OpOverload):
+        return node.op == "call_function" and place is not Place.HOST and target is not operator.getitem
+    if target.namespace not in ("aten", "prims"):
+        return True
+    return torch.Tag.nondeterministic_seeded in target.tags or _is_mutable(node)
+
+
+def _is_mutable(node: Node) -> bool:
+    """Whether the operator writes to an argument: no edge says who reads that before, and who afterwards."""
+    return isinstance(node.target, OpOverload) and is_mutable(node.target)

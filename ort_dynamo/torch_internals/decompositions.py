@@ -1,0 +1,59 @@
+"""torch's formulas in Python for its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ort_dynamo.torch_internals.lookup import private
+from ort_dynamo.torch_internals.operators import OpOverload, is_mutable
+
+__all__ = ["core_decompositions", "decompositions_of", "linspace", "prim_functions", "resized_lengths"]
+
+_core = private("torch._decomp:core_aten_decompositions", lambda: torch.export.default_decompositions())
+_decompositions_of = private("torch._decomp:get_decompositions", lambda overloads: {})
+_prims = private("torch._prims")
+_linspace = private("torch._refs:linspace", torch.linspace)
+_resized_lengths = private("torch._decomp.decompositions:upsample_compute_output_size")
+
+
+def core_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Operator -> its decomposition into core ATen. Without torch's function, the table that torch.export uses."""
+    return dict(_core())
+
+
+def decompositions_of(overloads: Iterable[OpOverload]) -> dict[Any, Callable[..., Any]]:
+    """Overload -> its decomposition, of those that have one; without torch's function none, and they stay whole."""
+    return dict(_decompositions_of(tuple(overloads)))
+
+
+def prim_functions() -> dict[OpOverload, Callable[..., Any]]:
+    """Functional prim -> the ATen function that torch itself runs for it; without torch's module, or a prim's
+    function, the prim stays whole and runs in eager."""
+    found = (value for value in (vars(_prims) if _prims else {}).values() if isinstance(value, OpOverload))
+    functions = {prim: getattr(prim, "impl_aten", None) for prim in found if not is_mutable(prim)}
+    return {prim: function for prim, function in functions.items() if function is not None}
+
+
+def linspace(start: Any, end: Any, steps: int, **place: Any) -> torch.Tensor:
+    """torch's decomposition of torch.linspace; without it, the operator itself, which then runs in eager."""
+    found: torch.Tensor = _linspace(start, end, steps, **place)
+    return found
+
+
+def resized_lengths(
+    shape: Sequence[int], output_size: Sequence[int] | None, factors: Sequence[float] | None
+) -> Sequence[int]:
+    """The spatial lengths that a resize gives, from its output size or its factors, of which one is given.
+
+    Without torch's function (upsample_compute_output_size in all tested versions) the same formula.
+    """
+    if _resized_lengths is not None:
+        found: Sequence[int] = _resized_lengths(shape, output_size, factors)
+        return found
+    if output_size is not None:
+        return output_size
+    assert factors is not None
+    return [int(size * factor) for size, factor in zip(shape[2:], factors, strict=True)]

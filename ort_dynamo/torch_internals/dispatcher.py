@@ -1,0 +1,80 @@
+"""Which of torch's kernels a call reaches while a compilation traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+# Documented by torch as the way to see all calls; every tested version has it here.
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ort_dynamo.torch_internals.lookup import private
+from ort_dynamo.torch_internals.operators import OpOverload
+
+__all__ = [
+    "TRACING_KEYS",
+    "TorchDispatchMode",
+    "forget_dispatch",
+    "python_kernels",
+    "real_kernels",
+    "sees_calls",
+    "without_python_kernels",
+]
+
+_disable_modes = private("torch.utils._python_dispatch:_disable_current_modes", nullcontext)
+_disable_python_kernels = private("torch._C:_DisablePythonDispatcher", nullcontext)
+_no_python_dispatcher = private("torch._dispatch.python:no_python_dispatcher", nullcontext)
+_stack_length: Callable[[], int] = private("torch._C:_len_torch_dispatch_stack", lambda: 1)
+_dispatch_key = private("torch._C:DispatchKey")
+
+TRACING_KEYS: tuple[Any, ...] = tuple(
+    getattr(_dispatch_key, name) for name in ("Autograd", "CompositeImplicitAutograd") if hasattr(_dispatch_key, name)
+)
+"""The dispatch keys at which torch registers decompositions that AOTAutograd cannot be told to leave out. Where torch
+lacks a key there is nothing at it."""
+
+
+@contextmanager
+def real_kernels() -> Iterator[None]:
+    """Run torch's own kernels on real tensors, without gradients, in the middle of a compilation.
+
+    Without torch's switches for its modes and its Python kernels a call reaches what is traced, and gives a fake
+    tensor: what asks for the numbers of that raises.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_disable_modes())
+        stack.enter_context(_disable_python_kernels())
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+def sees_calls() -> bool:
+    """Whether a mode of torch's or of the program's sees the calls made now; without an answer, always."""
+    return bool(_stack_length())
+
+
+def python_kernels(overload: OpOverload) -> dict[Any, Callable[..., Any]]:
+    """torch's Python kernels of an operator, by dispatch key, to be changed in place.
+
+    Without the table it is empty: torch then traces its own decompositions.
+    """
+    return getattr(overload, "py_kernels", None) or {}
+
+
+def without_python_kernels() -> AbstractContextManager[Any]:
+    """Have calls reach torch's C++ kernels, not the Python ones, under the modes that are on.
+
+    Without torch's switch nothing changes: a call that asks for it from within a Python kernel would come back to it.
+    """
+    switched: AbstractContextManager[Any] = _no_python_dispatcher()
+    return switched
+
+
+def forget_dispatch(overload: OpOverload) -> None:
+    """Have torch look at `python_kernels` anew at the next call; without its cache there is nothing to forget."""
+    cache = getattr(overload, "_dispatch_cache", None)
+    if cache is not None:
+        cache.clear()

@@ -1,0 +1,27 @@
+"""Dynamo: the counters it prints, AOTAutograd as a backend's helper, and where inputs come from."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+# torch's guide to custom backends tells to import it so; without it there is no backend.
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import Node
+
+from ort_dynamo.torch_internals.lookup import private
+
+__all__ = ["aot_autograd", "counters", "is_random_number"]
+
+counters: defaultdict[str, Counter[str]] = private("torch._dynamo.utils:counters", defaultdict(Counter))
+"""Dynamo's counters, by topic. Without them, counters of our own: `torch._dynamo.utils.counters` shows nothing then."""
+
+_random_value_source = private("torch._dynamo.source:RandomValueSource", ())
+
+
+def is_random_number(placeholder: Node) -> bool:
+    """Whether an input of Dynamo's graph is a number that the program drew with Python's `random`.
+
+    Dynamo marks placeholders with their sources. Without the mark or its class, no: the number is then rounded to the
+    dtype that Dynamo traced it with.
+    """
+    return isinstance(getattr(placeholder, "_dynamo_source", None), _random_value_source)

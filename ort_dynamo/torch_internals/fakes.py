@@ -1,0 +1,27 @@
+"""Fake tensors: shapes, dtypes and strides without numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# Every tested version has them here; what a graph is traced with is made of them.
+from torch._guards import detect_fake_mode
+from torch._subclasses import FakeTensor, FakeTensorMode
+
+__all__ = ["FAKE_TENSOR_LOG", "FakeTensor", "FakeTensorMode", "detect_fake_mode", "storage_identity"]
+
+FAKE_TENSOR_LOG = "torch._subclasses.fake_tensor"
+"""The logger on which torch reports calls that do not fit. Under another name, reports are only not silenced."""
+
+
+def storage_identity(tensor: torch.Tensor) -> int:
+    """Which allocation a tensor lives in, fake ones included, equal for views; the address says it only of real ones.
+
+    Without the address of torch's own storage object, the hash of its Python object, which is made anew at each call
+    in versions before 2.1.
+    """
+    storage: Any = tensor.untyped_storage()
+    found = getattr(storage, "_cdata", None)
+    return hash(storage) if found is None else int(found)

@@ -1,0 +1,184 @@
+"""What Dynamo made of the frames that it looked at, and which compiled modules it never looks into."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ort_dynamo.torch_internals.lookup import private
+
+__all__ = [
+    "Frame",
+    "UntracedModule",
+    "current_compile_id",
+    "frames",
+    "is_compiled_function",
+    "uncompiled",
+    "untraced_modules",
+    "why_untraced",
+    "wrap_compiled_call",
+]
+
+_LIMIT = 1024  # torch keeps 64, fewer than a large model has graph breaks
+
+_metrics_of = private("torch._dynamo.utils:get_compilation_metrics")
+_kept = private("torch._dynamo.utils:_compilation_metrics")
+_set_limit = private("torch._dynamo.utils:set_compilation_metrics_limit")
+_compile_context = private("torch._guards:CompileContext")
+_innermost_backend = private("torch._dynamo.eval_frame:innermost_backend")
+_check_verbose = private("torch._dynamo.trace_rules:check_verbose")
+_optimized_module = private("torch._dynamo.eval_frame:OptimizedModule")
+
+if _set_limit is not None and (getattr(_kept, "maxlen", None) or _LIMIT) < _LIMIT:
+    _set_limit(_LIMIT)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One attempt of Dynamo to compile one function of the program.
+
+    Attributes:
+        compile_id: torch's name for the attempt, such as "0/1"; the number before the slash is the function's.
+        function: the function's name; what follows a graph break has one that begins with "torch_dynamo_resume_in".
+        where: "file:line" of the function, or of the line that made Dynamo give up.
+        failure: why Dynamo gave up, so that the function runs in eager; None where it did not.
+        breaks: why the graph ends within the function, once for each graph break.
+        recompiled: which guard of the attempt before did not hold; None for a first attempt.
+        began: seconds since the epoch.
+    """
+
+    compile_id: str
+    function: str
+    where: str
+    failure: str | None
+    breaks: tuple[str, ...]
+    recompiled: str | None
+    began: float
+
+
+def frames(since: float) -> tuple[Frame, ...]:
+    """The frames that Dynamo began to compile at or after `since` (seconds since the epoch), the oldest first.
+
+    They are read off torch's compilation metrics, of which the last 1,024 are kept. Without those, none.
+    """
+    every = (_frame(metrics) for metrics in (_metrics_of() if _metrics_of else ()) if _is_frame(metrics))
+    return tuple(frame for frame in every if frame.began >= since)
+
+
+def _is_frame(metrics: Any) -> bool:
+    # Backwards and pieces of graphs have entries as well; they name no function.
+    return bool(getattr(metrics, "co_name", None))
+
+
+def _frame(metrics: Any) -> Frame:
+    def of(name: str) -> Any:
+        return getattr(metrics, name, None)
+
+    file = of("fail_user_frame_filename") or of("co_filename")
+    line = of("fail_user_frame_lineno") or of("co_firstlineno")
+    failure = (of("fail_reason") or of("fail_type")) if of("fail_type") else None
+    return Frame(
+        compile_id=str(of("compile_id")),
+        function=of("co_name"),
+        where=f"{file}:{line}",
+        failure=failure,
+        breaks=tuple(sorted(of("restart_reasons") or ())) if failure is None else (),
+        recompiled=of("recompile_reason"),
+        began=(of("start_time_us") or 0) / 1e6,
+    )
+
+
+def current_compile_id() -> str | None:
+    """torch's name for the attempt that a backend is called in, as in `Frame.compile_id`; None outside of one."""
+    found = _compile_context.current_compile_id() if _compile_context else None
+    return None if found is None else str(found)
+
+
+@dataclass(frozen=True)
+class UntracedModule:
+    """A module that was compiled in place, by `module.compile()`, and whose own code Dynamo never traces.
+
+    Attributes:
+        name: its class.
+        reason: Dynamo's reason.
+    """
+
+    name: str
+    reason: str
+
+
+def untraced_modules(home: str) -> tuple[UntracedModule, ...]:
+    """Those of the modules alive whose own code Dynamo skips, though a backend of ours compiled them in place.
+
+    Dynamo says nothing of the frames that it skips by rule, such as the forward of nn.Sequential, so they are found by
+    looking at all objects: this takes some tenths of a second in a large program. Without torch's rules, none.
+
+    Args:
+        home: the name of the module that the backend's function is in.
+    """
+    if _check_verbose is None or _innermost_backend is None:
+        return ()
+    found = []
+    for one in gc.get_objects():
+        if issubclass(type(one), nn.Module) and getattr(_compiled_with(one), "__module__", "") == home:
+            reason = why_untraced(one)
+            if reason is not None:
+                found.append(UntracedModule(type(one).__name__, reason))
+    return tuple(found)
+
+
+def why_untraced(module: nn.Module) -> str | None:
+    """Why Dynamo skips the forward of a module compiled in place, by its rules; None where it does not."""
+    if module.__dict__.get("_compiled_call_impl") is None or _check_verbose is None:
+        return None
+    result = _check_verbose(type(module).forward)
+    return (result.reason or "no reason given") if result.skipped else None
+
+
+def uncompiled(model: Any) -> Any:
+    """The module in what torch.compile(module) gave; anything else as it is."""
+    return getattr(model, "_orig_mod", model)
+
+
+def is_compiled_function(function: Callable[..., Any]) -> bool:
+    """Whether torch.compile has made `function`, from another one."""
+    return hasattr(function, "_torchdynamo_orig_callable")
+
+
+def wrap_compiled_call(
+    module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Callable[[], None] | None:
+    """Put something between a compiled module's caller and its compiled call.
+
+    Args:
+        module: what torch.compile(module) gave, or a module after module.compile().
+        wrap: makes of the compiled call what is called in its place.
+
+    Returns:
+        What takes it out again; None where the module is not compiled.
+    """
+    attribute = "forward" if _optimized_module and isinstance(module, _optimized_module) else "_compiled_call_impl"
+    call = module.__dict__.get(attribute)
+    if call is None:
+        return None
+    setattr(module, attribute, wrap(call))
+    return lambda: setattr(module, attribute, call)
+
+
+def _compiled_with(module: nn.Module) -> object:
+    """The backend of a module compiled in place, or None."""
+    wrapper = module.__dict__.get("_compiled_call_impl")
+    while wrapper is not None and "callback" not in (names := _free_names(wrapper)):
+        wrapper = getattr(wrapper, "__wrapped__", None)
+    if wrapper is None:
+        return None
+    callback = wrapper.__closure__[names.index("callback")].cell_contents
+    return getattr(_innermost_backend(callback), "compiler_fn", None)
+
+
+def _free_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    return getattr(getattr(function, "__code__", None), "co_freevars", ())

@@ -1,0 +1,30 @@
+"""Asks torch for a private name, once, and remembers what it lacks."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["missing", "private"]
+
+_missing: set[str] = set()
+
+
+def private(path: str, otherwise: Any = None) -> Any:
+    """What `path` names, "module:attribute" or "module", or `otherwise` where the installed torch lacks it."""
+    try:
+        return _find(path)
+    except (ImportError, AttributeError):
+        _missing.add(path)
+        return otherwise
+
+
+def _find(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+def missing() -> tuple[str, ...]:
+    """The private names that were asked for so far and that the installed torch lacks, sorted."""
+    return tuple(sorted(_missing))

@@ -1,0 +1,213 @@
+"""torch's operators by name, where an operator that the installed torch lacks is no error, and what they say of
+themselves.
+
+`aten.mul.Tensor` is `torch.ops.aten.mul.Tensor`. Where torch has no such operator it is an `AbsentOperator`, which
+equals no node's target: a table may name it, and what registers the entries of tables leaves it out.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch._C import FunctionSchema
+
+# All tested versions have these under these names. Targets of FX nodes are instances of them: without them there is
+# no graph to compile.
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from ort_dynamo.torch_internals.lookup import private
+
+__all__ = [
+    "AbsentOperator",
+    "AbsentOperatorError",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "absent_operators",
+    "all_overloads",
+    "aten",
+    "can_decompose",
+    "custom_name",
+    "higher_order",
+    "inductor_prims",
+    "is_absent",
+    "is_mutable",
+    "namespace",
+    "overloads_of",
+    "present",
+    "prims",
+    "schema_of",
+]
+
+_V = TypeVar("_V")
+
+_absent: set[str] = set()
+
+
+class AbsentOperatorError(NotImplementedError):
+    """A call of an operator that the installed torch lacks."""
+
+
+class AbsentOperator:
+    """Stands for an operator, or an overload of one, that the installed torch lacks."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def overloads(self) -> list[str]:
+        """The names of its overloads: none."""
+        return []
+
+    def __getattr__(self, overload: str) -> AbsentOperator:
+        if overload.startswith("__"):
+            raise AttributeError(overload)
+        return AbsentOperator(f"{self._name}.{overload}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise AbsentOperatorError."""
+        raise AbsentOperatorError(f"torch {torch.__version__} has no operator {self._name}")
+
+    def __repr__(self) -> str:
+        return f"<absent {self._name}>"
+
+
+class _Packet:
+    """torch's packet, to which it is equal, with an AbsentOperator for each overload that torch lacks."""
+
+    def __init__(self, packet: OpOverloadPacket, name: str) -> None:
+        self._packet = packet
+        self._name = name
+
+    def __getattr__(self, overload: str) -> Any:
+        try:
+            found = _look_up(f"{self._name}.{overload}", self._packet, overload)
+        except AttributeError:
+            if overload.startswith("__"):
+                raise
+            return _remember(f"{self._name}.{overload}")
+        if isinstance(found, OpOverload):
+            self.__dict__[overload] = found
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._packet(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._packet
+
+    def __hash__(self) -> int:
+        return hash(self._packet)
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+class _Namespace:
+    """The operators of one library."""
+
+    def __init__(self, name: str, source: Any) -> None:
+        self._name = name
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        called = f"{self._name}.{name}"
+        try:
+            found = _look_up(called, self._source, name)
+        except AttributeError:
+            if name.startswith("__") and name not in vars(operator):  # no operator: Python asks what this object can do
+                raise
+            return _remember(called)
+        self.__dict__[name] = found = _Packet(found, called) if isinstance(found, OpOverloadPacket) else found
+        return found
+
+
+def _look_up(name: str, owner: Any, attribute: str) -> Any:
+    """The attribute of torch's object, which in full is called `name`; AttributeError if torch lacks it."""
+    return getattr(owner, attribute)
+
+
+def _remember(name: str) -> AbsentOperator:
+    _absent.add(name)
+    return AbsentOperator(name)
+
+
+def namespace(name: str) -> Any:
+    """`torch.ops.<name>`, in which an operator that torch lacks is an AbsentOperator.
+
+    Its packets are equal to torch's, have torch's own overloads and can be called; they are not torch's objects, so
+    torch's functions are to be given overloads.
+    """
+    return _Namespace(name, getattr(torch.ops, name))
+
+
+def absent_operators() -> tuple[str, ...]:
+    """The operators named so far that the installed torch lacks, sorted: "aten.cholesky", "aten.mul.New"."""
+    return tuple(sorted(_absent))
+
+
+def is_absent(overload: object) -> bool:
+    """Whether `overload` only stands for one that the installed torch lacks."""
+    return isinstance(overload, AbsentOperator)
+
+
+def present(table: Mapping[Any, _V]) -> dict[Any, _V]:
+    """The entries of a table by overload whose overload the installed torch has."""
+    return {overload: value for overload, value in table.items() if not is_absent(overload)}
+
+
+aten = namespace("aten")
+prims = namespace("prims")
+higher_order = namespace("higher_order")
+
+inductor_prims = _Namespace("inductor_prims", private("torch._inductor.inductor_prims"))
+"""Prims that Dynamo makes of some ATen calls: attributes are overloads. Without the module all of them are absent."""
+
+
+# -- what operators say of themselves; as in all tested versions ---------------------------------------------------
+
+
+def schema_of(overload: OpOverload) -> FunctionSchema:
+    """Arguments, results and what is written to."""
+    return overload._schema
+
+
+def is_mutable(overload: OpOverload) -> bool:
+    """Whether the operator writes to an argument."""
+    return schema_of(overload).is_mutable
+
+
+def can_decompose(overload: OpOverload) -> bool:
+    """Whether the operator is a composite one, which torch itself takes apart. Without an answer: no."""
+    asked = getattr(overload, "_can_decompose", None)
+    return asked is not None and bool(asked())
+
+
+def overloads_of(packet: OpOverloadPacket) -> list[OpOverload]:
+    """All overloads of an operator."""
+    return [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]
+
+
+def custom_name(given: object) -> str | None:
+    """ "namespace.operator" of what torch.library.custom_op makes; None for anything else.
+
+    Without its class or its name, which only an error message needs, None as well.
+    """
+    kind = private("torch._library.custom_ops:CustomOpDef")
+    name = getattr(given, "_qualname", None) if kind is not None and isinstance(given, kind) else None
+    return None if name is None else name.replace("::", ".")
+
+
+def all_overloads(library: str) -> Iterator[tuple[str, OpOverload]]:
+    """(operator, overload) of all that the dispatcher knows in `library`; without its list, what torch.ops has met."""
+    source = getattr(torch.ops, library)
+    list_names = private("torch._C:_dispatch_get_all_op_names")
+    names = list_names() if list_names is not None else [f"{library}::{packet}" for packet in dir(source)]
+    for full in names:
+        owner, _, rest = full.partition("::")
+        packet, _, name = rest.partition(".")
+        overload = getattr(getattr(source, packet, None), name or "default", None) if owner == library else None
+        if isinstance(overload, OpOverload):
+            yield packet, overload

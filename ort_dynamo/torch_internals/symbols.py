@@ -1,0 +1,148 @@
+"""Symbolic sizes: what torch knows of them, asked without installing a guard.
+
+torch represents a size that is not fixed as a `torch.SymInt`, whose private `node` holds a sympy expression over size
+symbols and the ShapeEnv that knows their ranges, the guards and the example's values ("hints"). All tested versions,
+2.11 to 2.15, have it so. What depends on more than the expression itself is asked through `answers.ask`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from ort_dynamo.torch_internals.answers import ask
+
+__all__ = [
+    "DataDependentSizeError",
+    "assumptions",
+    "by_number",
+    "expression",
+    "given_expression",
+    "has_hint_of_one",
+    "hints",
+    "is_nonnegative",
+    "is_unbacked",
+    "kind",
+    "known_true",
+    "optimization_hint",
+    "product_of",
+]
+
+_Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_GUESS = 8192  # torch's own for a size that depends on data
+
+DataDependentSizeError = GuardOnDataDependentSymNode
+"""Raised where a program, or a lowering, asks for the value of a size that only the data decides. In all versions."""
+
+
+def given_expression(number: Any) -> sympy.Expr:
+    """The sympy expression of a number out of a graph's fake values, which the graph's key spells.
+
+    A number that is not symbolic becomes a sympy number. `node.expr` in all versions: the expression, with those
+    equalities applied that are known by then.
+    """
+    return number.node.expr if isinstance(number, _SYMBOLIC) else sympy.sympify(number)
+
+
+def expression(number: int | _Symbolic) -> sympy.Expr:
+    """The same of a number that may have been computed, in ways that depend on what is known of the sizes in it.
+
+    (`a % b` on SymInts is one function where both are known to be nonnegative, and another where they are not.)
+    """
+    expr = given_expression(number)
+    if isinstance(number, _SYMBOLIC):
+        ask("the expression", (expr,), lambda: None)
+    return expr
+
+
+def known_true(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition on sizes holds for all that the guards let in; False where that is not known.
+
+    `statically_known_true` in all versions.
+    """
+    if isinstance(condition, bool):
+        return condition
+    answer = partial(symbolic_shapes.statically_known_true, condition)
+    return ask("known to be true", (given_expression(condition),), lambda: bool(answer()))
+
+
+def is_nonnegative(size: int | torch.SymInt) -> bool:
+    """Whether a size is nonnegative by what torch assumes of its symbols: those of dimensions are positive."""
+    if isinstance(size, int):
+        return size >= 0
+    expr = given_expression(size)
+    return ask("nonnegative", (expr,), lambda: bool(expr.is_nonnegative))
+
+
+def is_unbacked(*sizes: int | torch.SymInt) -> bool:
+    """Whether one of `sizes` depends on data: it has a symbol of another kind, and no hint.
+
+    `has_free_unbacked_symbols` in all versions.
+    """
+    exprs = tuple(given_expression(size) for size in sizes if isinstance(size, torch.SymInt))
+    if not exprs:
+        return False
+    return ask("depends on data", exprs, lambda: any(map(symbolic_shapes.has_free_unbacked_symbols, exprs)))
+
+
+def has_hint_of_one(size: int | torch.SymInt) -> bool:
+    """Whether a size is 1 in the example: for one that torch has looked at, so that a guard holds it."""
+    if isinstance(size, int):
+        return size == 1
+    return ask("1 in the example", (given_expression(size),), lambda: hints([size]) == [1])
+
+
+def hints(sizes: Iterable[int | torch.SymInt]) -> list[int | None]:
+    """The sizes' values in the example, None for one that depends on data.
+
+    Not recorded: ask what is to be decided by them through `answers.ask`, so that the decision enters the key and not
+    the values. `node.hint` and `node.has_hint` in all versions.
+    """
+    return [_hint(size) if isinstance(size, torch.SymInt) else size for size in sizes]
+
+
+def _hint(size: torch.SymInt) -> int | None:
+    hint: int | None = size.node.hint if size.node.has_hint() else None
+    return hint
+
+
+def optimization_hint(size: int | torch.SymInt) -> int:
+    """A size's value in the example, or a guess for one that depends on data; for estimates.
+
+    `optimization_hint`, in 2.11 `size_hint`, which raises where it is given no guess.
+    """
+    found = getattr(symbolic_shapes, "optimization_hint", None)
+    return int(vars(symbolic_shapes)["size_hint"](size, _GUESS) if found is None else found(size))
+
+
+def product_of(size: torch.SymInt, exprs: Iterable[sympy.Expr]) -> list[int | torch.SymInt]:
+    """Sizes with the expressions `exprs`, in the ShapeEnv of `size`: `create_symintnode` in all versions."""
+    environment = size.node.shape_env
+    return [environment.create_symintnode(expr, hint=None) for expr in exprs]
+
+
+def kind(symbol: sympy.Symbol) -> str:
+    """What a size symbol stands for: "SIZE", "FLOAT", "UNBACKED_INT" ….
+
+    torch tells them apart by the first letters of their names, in all versions.
+    """
+    return "/".join(one.name for one in SymT if symbol_is_type(symbol, one))
+
+
+def assumptions(symbol: sympy.Symbol) -> dict[str, bool]:
+    """What sympy takes for granted of a symbol, and simplifies by: {"integer": True, "positive": True, …}."""
+    return dict(sorted(symbol.assumptions0.items()))
+
+
+def by_number(symbol: sympy.Symbol) -> tuple[Any, ...]:
+    """A key to sort symbols by, in the order of their numbers: s9 comes before s10, as s10 does before s11."""
+    return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", symbol.name))

@@ -1,0 +1,41 @@
+"""The functions that torch adds to sympy for sizes, and its interpreter of expressions of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sympy
+
+# Every tested version has them here; expressions over sizes are evaluated by them.
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from ort_dynamo.torch_internals.lookup import private
+
+__all__ = [
+    "CleanDiv",
+    "FloorDiv",
+    "Max",
+    "Min",
+    "Mod",
+    "ModularIndexing",
+    "PythonMod",
+    "PythonReferenceAnalysis",
+    "sympy_interp",
+]
+
+if TYPE_CHECKING:
+    from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, ModularIndexing, PythonMod
+else:
+
+    def _function(name: str) -> Any:
+        """torch's function, or a class without instances: where torch lacks a function no expression calls it."""
+        return private(f"torch.utils._sympy.functions:{name}") or type(name, (sympy.Function,), {})
+
+    CleanDiv = _function("CleanDiv")
+    FloorDiv = _function("FloorDiv")
+    Max = _function("Max")
+    Min = _function("Min")
+    Mod = _function("Mod")
+    ModularIndexing = _function("ModularIndexing")
+    PythonMod = _function("PythonMod")

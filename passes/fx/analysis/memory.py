@@ -1,0 +1,240 @@
+"""Records what a compiled graph's forward saves, what its backward recomputes, and the memory that both take."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch.fx import GraphModule, Node
+
+from ort_dynamo.marks import DECIDED_BY
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, bytes_of, is_tensor, time_of
+from ort_dynamo.passes.fx.analysis.storage import allocation_of, fakes_in, storage_of, storages_of
+from ort_dynamo.passes.fx.analysis.views import is_view, maker_of
+from ort_dynamo.source_line import user_line
+from ort_dynamo.torch_internals.operators import aten
+
+__all__ = ["MemoryRecord", "Recomputed", "SavedTensor", "memory_record", "peaks"]
+
+_SELECTIONS = frozenset(
+    {
+        aten.masked_fill.Scalar,
+        aten.masked_fill.Tensor,
+        aten.threshold.default,
+        aten.threshold_backward.default,  # as a product with the mask
+        aten.where.ScalarOther,
+        aten.where.ScalarSelf,
+        aten.where.self,
+    }
+)
+"""Operators that ONNX Runtime runs as Where, whose CPU kernel makes either side as a tensor and then merges them."""
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """One allocation that the forward keeps for the backward.
+
+    Attributes:
+        name: the node that is saved; of several views of the allocation, the first.
+        shape: its shape, symbolic sizes as text.
+        dtype: its dtype.
+        nbytes: bytes of the whole allocation; symbolic sizes by their example.
+        size: the same in symbols.
+        operator: the operator that made it.
+        where: the user's line that called that.
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+    nbytes: int
+    size: sympy.Expr
+    operator: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """One computation that the backward does again; views, which cost nothing, are not listed.
+
+    Attributes:
+        name: its node.
+        operator: its operator.
+        where: the user's line that called it.
+        by: the pass that decided it, or "torch.utils.checkpoint".
+        time: estimated, as a share of the forward's time.
+    """
+
+    name: str
+    operator: str
+    where: str
+    by: str
+    time: float
+
+
+@dataclass(frozen=True)
+class MemoryRecord:
+    """What became of one joint graph. Bytes of symbolic sizes are those of their example.
+
+    Attributes:
+        saved: what the forward keeps beside inputs and parameters, in its order.
+        recomputed: what the backward recomputes, in its order.
+        nbytes_without: bytes that would be saved if nothing were recomputed.
+        forward_peak: most bytes that the forward holds at once, inputs of the graph and parameters not counted.
+        backward_peak: the same of the backward; what the forward has saved is counted.
+    """
+
+    saved: tuple[SavedTensor, ...]
+    recomputed: tuple[Recomputed, ...]
+    nbytes_without: int
+    forward_peak: int
+    backward_peak: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept between forward and backward."""
+        return sum(one.nbytes for one in self.saved)
+
+    @property
+    def size(self) -> sympy.Expr:
+        """The same in symbols."""
+        return sympy.Add(*(one.size for one in self.saved))
+
+    @property
+    def time(self) -> float:
+        """Estimated time of what is recomputed, as a share of the forward's."""
+        return sum(one.time for one in self.recomputed)
+
+    @property
+    def peak(self) -> int:
+        """Most bytes held at once."""
+        return max(self.forward_peak, self.backward_peak)
+
+    def summary(self) -> str:
+        """One line."""
+        share = f" ({self.nbytes / self.nbytes_without:.0%} of {self.nbytes_without:,})" if self.recomputed else ""
+        again = f"; {len(self.recomputed)} computed again, {self.time:.1%} of the forward" if self.recomputed else ""
+        return (
+            f"{self.nbytes:,} bytes kept for the backward{share} in {len(self.saved)} tensors{again}; "
+            f"predicted peak {self.forward_peak:,} bytes in the forward, {self.backward_peak:,} in the backward"
+        )
+
+
+def memory_record(joint: GraphModule, forward: GraphModule, backward: GraphModule, outputs: int) -> MemoryRecord:
+    """Read off what a partitioner has made of a joint graph.
+
+    Args:
+        joint: the joint graph, with its tags.
+        forward: the half that keeps.
+        backward: the half that recomputes.
+        outputs: how many of the forward's first outputs are the graph's own results.
+    """
+    whole = JointGraph(joint)
+    own = {node.name for node in whole.forward}
+    results = _output(forward).args[0]
+    assert isinstance(results, (tuple, list))
+    inputs = _inputs(forward)
+    kept: dict[int, Node] = {}
+    for node in _tensors(results[outputs:]):
+        if storage_of(node) not in inputs:
+            kept.setdefault(storage_of(node), node)
+    time = sum(time_of(node) for node in forward.graph.nodes if node.op == "call_function")
+    again = [n for n in backward.graph.nodes if n.op == "call_function" and n.name in own and not is_view(n)]
+    return MemoryRecord(
+        tuple(map(_saved, kept.values())),
+        tuple(_recomputed(node, time) for node in again),
+        whole.cut(()).nbytes,
+        *peaks(forward, backward),
+    )
+
+
+def peaks(forward: GraphModule, backward: GraphModule) -> tuple[int, int]:
+    """Most bytes that forward and backward hold at once, inputs of the graph and parameters not counted.
+
+    They are those of a sweep over each half in the order of its graph, by allocation: it begins with the node that
+    makes it, and ends with the last node that reads it or a view of it. Results live to the end of their half, and so
+    do saved tensors in the backward, since a session holds its inputs until it returns. A selection by a mask takes two
+    more tensors of its result's size while it runs. Not in the account: other scratch memory of kernels, rounding up by
+    allocators, another order that ONNX Runtime may choose, and what it fuses.
+    """
+    inputs = _inputs(forward)
+    return _peak(forward, (), inputs), _peak(backward, backward.graph.find_nodes(op="placeholder"), inputs)
+
+
+def _inputs(gm: GraphModule) -> set[int]:
+    return {storage for node in gm.graph.find_nodes(op="placeholder") for storage in storages_of(node)}
+
+
+def _output(gm: GraphModule) -> Node:
+    (output,) = gm.graph.find_nodes(op="output")
+    return output
+
+
+def _tensors(values: Iterable[object]) -> list[Node]:
+    return [value for value in values if isinstance(value, Node) and is_tensor(value)]
+
+
+def _saved(node: Node) -> SavedTensor:
+    fake: torch.Tensor = node.meta["val"]
+    maker = maker_of(node)
+    shape = tuple(size if isinstance(size, int) else str(size) for size in fake.shape)
+    return SavedTensor(node.name, shape, fake.dtype, *bytes_of(fake), str(maker.target), user_line(maker))
+
+
+def _recomputed(node: Node, forward_time: float) -> Recomputed:
+    by = node.meta.get(DECIDED_BY, "torch.utils.checkpoint")
+    time = time_of(node) / forward_time if forward_time else 0.0
+    return Recomputed(node.name, str(node.target), user_line(node), by, time)
+
+
+def _peak(gm: GraphModule, held: Iterable[Node], free: Collection[int]) -> int:
+    """Most bytes alive at once in a sweep over `gm`.
+
+    Args:
+        gm: one half.
+        held: inputs that count, and live to the end.
+        free: allocations that do not count.
+    """
+    own = {node: storages_of(node) for node in gm.graph.nodes}
+    forever = {storage for node in (*held, *_output(gm).all_input_nodes) for storage in own[node]}
+    last_reader = {storage: node for node in own for read in node.all_input_nodes for storage in own[read]}
+    alive = {storage: nbytes for node in held for storage, nbytes in _allocations(node) if storage not in free}
+    total = peak = sum(alive.values())
+    for node in own:
+        if node.op != "call_function":
+            continue
+        for storage, nbytes in _allocations(node):
+            if storage not in free and storage not in alive:
+                alive[storage] = nbytes
+                total += nbytes
+        touched = {storage for one in (node, *node.all_input_nodes) for storage in own[one]} - forever
+        last = {s for s in touched if last_reader.get(s, node) is node}  # what nobody reads ends at once
+        ended = {s: alive.pop(s) for s in last if s in alive}
+        peak = max(peak, total + _scratch(node, ended))
+        total -= sum(ended.values())
+    return peak
+
+
+def _scratch(node: Node, ended: Mapping[int, int]) -> int:
+    """Bytes that a node takes while it runs, beside its result and its arguments.
+
+    Args:
+        node: a call of an operator.
+        ended: the allocations that no later node reads, with their bytes.
+    """
+    if node.target not in _SELECTIONS:
+        return 0
+    fake: torch.Tensor = node.meta["val"]
+    nbytes, _ = bytes_of(fake)
+    if node.target is not aten.threshold_backward.default:
+        return 2 * nbytes
+    compared = node.args[1]
+    assert isinstance(compared, Node)
+    # A factor and the mask of what is blocked; what they were made of may be gone.
+    return nbytes + nbytes // fake.dtype.itemsize - ended.get(storage_of(compared), 0)
+
+
+def _allocations(node: Node) -> list[tuple[int, int]]:
+    return [(allocation_of(fake), bytes_of(fake)[0]) for fake in fakes_in(node.meta.get("val"))]

@@ -1,0 +1,323 @@
+"""Finds what a joint graph's forward saves for its backward, and what it costs to recompute that."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils.flop_counter import flop_registry
+
+from ort_dynamo.marks import DECIDED_BY, RECOMPUTE
+from ort_dynamo.passes.fx.analysis.storage import fakes_in, storage_of
+from ort_dynamo.passes.fx.analysis.views import is_view
+from ort_dynamo.torch_internals.operators import OpOverload, aten, is_mutable, prims, schema_of
+from ort_dynamo.torch_internals.pytree import tree_leaves
+from ort_dynamo.torch_internals.symbols import given_expression, optimization_hint
+
+__all__ = [
+    "CASTS",
+    "Cut",
+    "JointGraph",
+    "Kept",
+    "bytes_of",
+    "calls",
+    "can_recompute",
+    "draws",
+    "is_number",
+    "is_tensor",
+    "must_recompute",
+    "tag",
+    "time_of",
+]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One allocation that the forward leaves for the backward.
+
+    Attributes:
+        nodes: the forward nodes that share it (a tensor and its views).
+        nbytes: its size; symbolic sizes by their hints.
+        size: the same in symbols.
+    """
+
+    nodes: tuple[Node, ...]
+    nbytes: int
+    size: sympy.Expr
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a set of recomputed nodes means.
+
+    Attributes:
+        kept: what the forward keeps, inputs of the graph not counted: they live anyway.
+        again: the nodes that the backward really recomputes, in order.
+    """
+
+    kept: tuple[Kept, ...]
+    again: tuple[Node, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept."""
+        return sum(one.nbytes for one in self.kept)
+
+    @property
+    def size(self) -> sympy.Expr:
+        """The same in symbols."""
+        return sympy.Add(*(one.size for one in self.kept))
+
+
+class JointGraph:
+    """A joint graph of AOTAutograd, before it is cut.
+
+    Attributes:
+        gm: the graph; nodes carry fake values in meta["val"].
+        forward: its forward computation nodes, in order, as torch's default partition takes them.
+    """
+
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        nodes = list(gm.graph.nodes)
+        last = max((i for i, node in enumerate(nodes) if _is_forward(node)), default=-1)
+        self.forward = tuple(n for n in nodes[: last + 1] if n.op == "call_function")
+        self._forward = {node: index for index, node in enumerate(self.forward)}
+
+    def is_forward(self, node: Node) -> bool:
+        """Whether `node` is one of the forward's computations."""
+        return node in self._forward
+
+    def position(self, node: Node) -> int:
+        """Index of a node in `forward`."""
+        return self._forward[node]
+
+    @cached_property
+    def read_by_backward(self) -> tuple[Node, ...]:
+        """Forward nodes with a tensor that the backward reads."""
+        return tuple(n for n in self.forward if is_tensor(n) and any(self._in_backward(user) for user in n.users))
+
+    @cached_property
+    def differentiable(self) -> frozenset[Node]:
+        """Forward nodes that a gradient flows through: they depend on an input that gets one."""
+        (output,) = self.gm.graph.find_nodes(op="output")
+        inputs = [n for n in self.gm.graph.find_nodes(op="placeholder") if not _is_tangent(n)]
+        results = tree_leaves(output.args[0])
+        gradients = results[len(results) - len(inputs) :]
+        reached = {node for node, gradient in zip(inputs, gradients, strict=True) if gradient is not None}
+        for node in self.forward:
+            if any(argument in reached for argument in node.all_input_nodes) and _is_floating(node):
+                reached.add(node)
+        return frozenset(reached & self._forward.keys())
+
+    @cached_property
+    def outputs(self) -> frozenset[Node]:
+        """Forward nodes that the graph returns: they live anyway."""
+        (output,) = self.gm.graph.find_nodes(op="output")
+        return frozenset(node for node in output.all_input_nodes if node in self._forward)
+
+    @cached_property
+    def time(self) -> float:
+        """Estimated time of the forward, in the unit of time_of."""
+        return sum(map(time_of, self.forward))
+
+    def tagged(self) -> set[Node]:
+        """Forward nodes that the partitioner will recompute, as they are tagged now."""
+        return {node for node in self.forward if must_recompute(node)}
+
+    def cut(self, recomputed: Collection[Node]) -> Cut:
+        """What is saved and what is recomputed if the nodes `recomputed` are tagged, where the backward needs them."""
+        wanted = list(self.read_by_backward)
+        seen, again, kept = set(wanted), set(), []
+        while wanted:
+            node = wanted.pop()
+            if node not in recomputed:
+                kept.append(node)
+                continue
+            again.add(node)
+            for argument in node.all_input_nodes:
+                if argument in self._forward and argument not in seen and not is_number(argument):
+                    seen.add(argument)
+                    wanted.append(argument)
+        return Cut(self._allocations(kept), tuple(node for node in self.forward if node in again))
+
+    @cached_property
+    def last_uses(self) -> dict[int, int]:
+        """Allocation that a gradient flows through -> position of the last forward node that reads it."""
+        return {
+            storage_of(argument): self.position(node)
+            for node in self.forward
+            for argument in node.all_input_nodes
+            if argument in self.differentiable and is_tensor(argument)
+        }
+
+    def sharing(self, nodes: Iterable[Node]) -> list[Node]:
+        """The forward nodes whose values live in the allocations of `nodes`: these and views of them, in order."""
+        storages = {storage_of(node) for node in nodes}
+        return sorted((n for storage in storages for n in self._values[storage]), key=self.position)
+
+    @cached_property
+    def _values(self) -> dict[int, list[Node]]:
+        """Allocation -> the forward nodes whose values live in it."""
+        found: dict[int, list[Node]] = {}
+        for node in filter(is_tensor, self.forward):
+            found.setdefault(storage_of(node), []).append(node)
+        return found
+
+    @cached_property
+    def inputs(self) -> frozenset[int]:
+        """Storages of the graph's inputs: keeping a view of one costs nothing."""
+        return frozenset(storage_of(n) for n in self.gm.graph.find_nodes(op="placeholder") if is_tensor(n))
+
+    def _allocations(self, nodes: Collection[Node]) -> tuple[Kept, ...]:
+        groups: dict[int, list[Node]] = {}
+        for node in filter(set(nodes).__contains__, self.forward):
+            if is_tensor(node) and (key := storage_of(node)) not in self.inputs:
+                groups.setdefault(key, []).append(node)
+        return tuple(Kept(tuple(group), *bytes_of(group[0].meta["val"])) for group in groups.values())
+
+    def _in_backward(self, user: Node) -> bool:
+        # A backward node that reads only a shape makes torch keep the numbers, not the tensor.
+        return user.op == "call_function" and user not in self._forward and not is_number(user)
+
+
+def can_recompute(node: Node) -> bool:
+    """Whether computing `node` twice gives the same and has no effect, and nobody has decided about it yet.
+
+    Random draws, effects, collectives and what torch.utils.checkpoint's policies have tagged are left alone.
+    """
+    if node.op != "call_function" or RECOMPUTE in node.meta:
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, Node) and can_recompute(source)
+    target = node.target
+    return (
+        isinstance(target, OpOverload)
+        and target.namespace in ("aten", "prims")
+        and not is_mutable(target)
+        and not draws(node)
+    )
+
+
+def draws(node: Node) -> bool:
+    """Whether `node` draws from a generator.
+
+    ATen tags attention as random for its dropout; with probability 0 it draws nothing.
+    """
+    target = node.target
+    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    for index, argument in enumerate(schema_of(target).arguments):
+        if argument.name == "dropout_p":
+            given = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return bool(given != 0.0)
+    return True
+
+
+def tag(nodes: Iterable[Node], policy: CheckpointPolicy, by: str) -> bool:
+    """Give each node the policy, with the name of the pass that decided so; whether any lacked it."""
+    changed = False
+    for node in nodes:
+        changed |= node.meta.get(RECOMPUTE) is not policy
+        node.meta[RECOMPUTE] = policy
+        node.meta[DECIDED_BY] = by
+    return changed
+
+
+CASTS = (aten._to_copy, prims.convert_element_type)
+"""Operators that change a tensor's dtype, for `calls`; the first may change its device or layout as well."""
+
+
+def calls(node: Node, packets: Collection[object]) -> bool:
+    """Whether `node` calls an overload of one of the operators `packets`."""
+    return getattr(node.target, "overloadpacket", None) in packets
+
+
+def must_recompute(node: Node) -> bool:
+    """Whether the partitioner will recompute `node`."""
+    return node.meta.get(RECOMPUTE) in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+_FLOPS_PER_BYTE = 10.0
+"""Floating-point operations in the time of moving one byte: of the order of today's CPUs (5 to 20) and GPUs (10 to 30)
+for float32. Only ratios of times are used."""
+
+
+def time_of(node: Node) -> float:
+    """Estimated time of a node in units of moving one byte: the roofline max(flops / balance, bytes moved).
+
+    Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009. Views take none.
+    """
+    if is_number(node) or is_view(node):
+        return 0.0
+    own = fakes_in(node.meta.get("val"))
+    given = fakes_in([n.meta.get("val") for n in node.all_input_nodes])
+    moved = float(sum(_numel(fake) * fake.element_size() for fake in (*own, *given)))
+    return max(moved, _flops(node) / _FLOPS_PER_BYTE)
+
+
+def _flops(node: Node) -> float:
+    attends = node.target is aten._scaled_dot_product_flash_attention_for_cpu.default
+    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if not attends and count is None:
+        return 0.0
+    values: Any = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    args, kwargs = values
+    if attends:
+        return float(optimization_hint(_attention_flops(*args[:3])))
+    assert count is not None
+    return float(optimization_hint(count(*args, **kwargs, out_val=node.meta["val"])))
+
+
+def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int | torch.SymInt:
+    """Two products for each of the query's heads, of which several may share one of the key's and the value's.
+
+    torch's own count refuses shared heads up to torch 2.11.
+    """
+    batch, heads, rows, width = query.shape
+    return 2 * batch * heads * rows * key.shape[2] * (width + value.shape[3])
+
+
+def bytes_of(fake: torch.Tensor) -> tuple[int, sympy.Expr]:
+    """Bytes of the allocation that a tensor lives in, symbolic sizes by their hints, and the same in symbols.
+
+    A view keeps all of its base alive, in eager and across a cut of the graph.
+    """
+    nbytes: int | torch.SymInt = fake.untyped_storage().nbytes()
+    return optimization_hint(nbytes), sympy.expand(given_expression(nbytes))
+
+
+def _numel(fake: torch.Tensor) -> int:
+    return math.prod(map(optimization_hint, fake.shape))
+
+
+def _is_forward(node: Node) -> bool:
+    return node.meta.get("partitioner_tag") == "is_forward" or (node.op == "placeholder" and not _is_tangent(node))
+
+
+def _is_tangent(node: Node) -> bool:
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def is_tensor(node: Node) -> bool:
+    """Whether the node's value is one tensor with memory of its own, which sparse ones have not."""
+    fake = node.meta.get("val")
+    return isinstance(fake, torch.Tensor) and fake.layout is torch.strided
+
+
+def _is_floating(node: Node) -> bool:
+    return any(fake.is_floating_point() for fake in fakes_in(node.meta.get("val")))
+
+
+def is_number(node: Node) -> bool:
+    """Whether the node's value is a Python or symbolic number."""
+    return isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))

@@ -1,0 +1,105 @@
+"""Nodes that hold a graph's symbolic sizes, computed from what its placeholders carry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.proxy import GraphAppendingTracer
+
+from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.symbols import given_expression
+from ort_dynamo.torch_internals.sympy_functions import PythonReferenceAnalysis, sympy_interp
+
+__all__ = ["SizeNodes"]
+
+
+class SizeNodes:
+    """Gives nodes of `graph` that hold symbolic sizes, and makes each once, where the graph inserts at that time.
+
+    Args:
+        graph: a graph that has all its placeholders, with fake values in meta["val"].
+        meta: what else the nodes made here carry.
+    """
+
+    def __init__(self, graph: Graph, meta: Mapping[str, Any] | None = None) -> None:
+        self._graph = graph
+        self._meta = dict(meta or {})
+        self._tracer = _Tracer(graph, self._meta)  # one for all: operators of two proxies ask for that
+        self._nodes: dict[Any, Node] = {}  # sympy expression -> the node that holds the number
+        for node in graph.find_nodes(op="placeholder"):
+            if isinstance(fake := node.meta.get("val"), torch.SymInt):
+                self._nodes.setdefault(given_expression(fake), node)
+
+    def number(self, size: int | torch.SymInt) -> int | Node | None:
+        """The number, or a node that computes it; None where no placeholder carries one of its symbols."""
+        if not isinstance(size, torch.SymInt):
+            return size
+        if given_expression(size) in self._nodes:
+            return self._nodes[given_expression(size)]
+        nodes = {symbol: self.carrier(symbol) for symbol in given_expression(size).free_symbols}
+        symbols = {symbol: torch.fx.Proxy(node, self._tracer) for symbol, node in nodes.items() if node is not None}
+        if len(symbols) < len(nodes):
+            return None
+        made = sympy_interp(_Arithmetic, symbols, given_expression(size))
+        if not isinstance(made, torch.fx.Proxy):
+            return int(made)
+        made.node.meta["val"] = size
+        self._nodes[given_expression(size)] = made.node
+        return made.node
+
+    def carrier(self, symbol: Any) -> Node | None:
+        """A node that holds the number `symbol`: a placeholder, or one read from a tensor placeholder's shape."""
+        if symbol in self._nodes:
+            return self._nodes[symbol]
+        for node in self._graph.find_nodes(op="placeholder"):
+            fake = node.meta.get("val")
+            if not isinstance(fake, torch.Tensor):
+                continue
+            for axis, size in enumerate(fake.shape):
+                if isinstance(size, torch.SymInt) and given_expression(size) == symbol:
+                    self._nodes[symbol] = made = self._graph.call_function(aten.sym_size.int, (node, axis))
+                    made.meta = {**self._meta, "val": size}
+                    return made
+        return None
+
+
+class _Tracer(GraphAppendingTracer):
+    """Computes each new node's value from those of its arguments."""
+
+    def __init__(self, graph: Graph, meta: Mapping[str, Any]) -> None:
+        super().__init__(graph)
+        self._meta = meta
+
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any) -> Node:
+        made = super().create_node(kind, target, args, kwargs, *rest, **named)
+        given, options = torch.fx.node.map_arg((args, kwargs), lambda node: node.meta["val"])
+        made.meta.update(self._meta, val=target(*given, **options))
+        return made
+
+
+class _Arithmetic(PythonReferenceAnalysis):
+    """torch's arithmetic on Python numbers, for proxies of them also where torch's asks sympy or `math`."""
+
+    @staticmethod
+    def int_truediv(a: Any, b: Any) -> Any:
+        return a / b
+
+    @staticmethod
+    def ceil_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return _applied(math.ceil, x)
+
+    @staticmethod
+    def floor_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return _applied(math.floor, x)
+
+    @staticmethod
+    def trunc_to_int(x: Any, dtype: torch.dtype) -> Any:
+        return _applied(math.trunc, x)
+
+
+def _applied(function: Callable[[Any], int], x: Any) -> Any:
+    return x.tracer.create_proxy("call_function", function, (x,), {}) if isinstance(x, torch.fx.Proxy) else function(x)

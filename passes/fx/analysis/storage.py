@@ -1,0 +1,46 @@
+"""Which allocations the values of a graph's nodes live in, read off their fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ort_dynamo.torch_internals.fakes import storage_identity
+from ort_dynamo.torch_internals.pytree import tree_leaves
+
+__all__ = ["allocation_of", "fakes_in", "storage_of", "storages_of"]
+
+
+def fakes_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors among the leaves of a value; of a sparse one, which has no memory of its own, the dense parts."""
+    leaves = (tree,) if isinstance(tree, torch.Tensor) else tree_leaves(tree)  # one tensor is what most nodes make
+    return [part for leaf in leaves if isinstance(leaf, torch.Tensor) for part in _dense_parts(leaf)]
+
+
+def _dense_parts(fake: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if fake.layout is torch.strided:
+        return (fake,)
+    if fake.layout is torch.sparse_coo:
+        return fake._indices(), fake._values()
+    if fake.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return fake.crow_indices(), fake.col_indices(), fake.values()
+    if fake.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return fake.ccol_indices(), fake.row_indices(), fake.values()
+    return (fake,)
+
+
+def allocation_of(fake: torch.Tensor) -> int:
+    """Which allocation a fake tensor lives in; views share one."""
+    return storage_identity(fake)
+
+
+def storage_of(node: Node) -> int:
+    """Which allocation a tensor node's value lives in."""
+    return allocation_of(node.meta["val"])
+
+
+def storages_of(node: Node) -> set[int]:
+    """The allocations of all tensors in a node's value, which may be a tuple."""
+    return {allocation_of(fake) for fake in fakes_in(node.meta.get("val"))}

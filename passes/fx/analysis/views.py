@@ -1,0 +1,79 @@
+"""Views: nodes whose results live in memory that was there before.
+
+Two questions are asked of a node. `is_view` asks the fake tensors whether it makes memory at all, whatever the operator
+is: that decides what a saved tensor costs. `is_remakable_view` asks the operator whether another graph can make the
+same view of the same base: that decides what crosses a boundary.
+"""
+
+from __future__ import annotations
+
+import operator
+
+from torch.fx import Node
+
+from ort_dynamo.passes.fx.analysis.storage import storages_of
+from ort_dynamo.torch_internals.operators import aten
+
+__all__ = ["MULTI_VIEWS", "VIEWS", "is_remakable_view", "is_view", "maker_of"]
+
+VIEWS = frozenset(
+    {
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.permute.default,
+        aten.transpose.int,
+        aten.t.default,
+        aten.expand.default,
+        aten.unsqueeze.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.slice.Tensor,
+        aten.select.int,
+        aten.alias.default,
+        aten.detach.default,
+        aten.diagonal.default,
+        aten.unfold.default,
+        aten.as_strided.default,
+    }
+)
+"""Operators whose output shares the first argument's memory and that torch runs without touching the data."""
+
+MULTI_VIEWS = frozenset(
+    {
+        aten.split.Tensor,
+        aten.split_with_sizes.default,
+        aten.unsafe_split.Tensor,
+        aten.unsafe_split_with_sizes.default,
+        aten.unbind.int,
+        aten.chunk.default,
+        aten.tensor_split.sections,
+    }
+)
+"""The same with a list of outputs: their getitem nodes are views, too."""
+
+
+def is_view(node: Node) -> bool:
+    """Whether a computation's tensors all live in allocations of its inputs: views, and taking a tuple apart."""
+    if node.op != "call_function":
+        return False
+    given: set[int] = set().union(*map(storages_of, node.all_input_nodes))
+    return node.target is operator.getitem or storages_of(node) <= given
+
+
+def maker_of(node: Node) -> Node:
+    """The node that made the allocation of a tensor node: `node` itself, or what it is a view of."""
+    while is_view(node):
+        own = storages_of(node)
+        node = next(source for source in node.all_input_nodes if storages_of(source) & own)
+    return node
+
+
+def is_remakable_view(node: Node) -> bool:
+    """Whether `node` is one of VIEWS, or one of the views that a MULTI_VIEWS node gives.
+
+    What stands on the other side of a boundary can make such a view again from its first argument.
+    """
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], Node) and node.args[0].target in MULTI_VIEWS
+    return node.target in VIEWS or node.target in MULTI_VIEWS

@@ -1,0 +1,37 @@
+"""Attention without dropout loses ATen's tag for random operators while torch partitions the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.passes.fx.analysis.saved_tensors import draws
+from ort_dynamo.passes.fx.analysis.stand_ins import stand_in
+
+__all__ = ["HideSeedless"]
+
+
+@dataclass(frozen=True)
+class HideSeedless(PassBase):
+    """A function without tags stands in for an operator that is tagged as random and draws nothing: no dropout.
+
+    Around each operator with the tag that is computed again, torch's partitioner would save and load the generator's
+    state, and call it through a higher-order operator, which no session can take. RestoreSeedless puts the operators
+    back.
+    """
+
+    name: str = "hide_seedless"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Rewrite a joint graph in place."""
+        modified = False
+        for node in graph_module.graph.nodes:
+            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not draws(node):
+                node.target = stand_in(node.target)
+                modified = True
+        if modified:
+            graph_module.recompile()
+        return PassResult(graph_module, modified)

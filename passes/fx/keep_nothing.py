@@ -1,0 +1,52 @@
+"""A forward whose backward never runs hands on no data for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+__all__ = ["KeepNothing", "husk"]
+
+
+def husk(tensor: torch.Tensor) -> torch.Tensor:
+    """Return one element expanded to the shape of `tensor`."""
+    return tensor.new_empty(()).expand(tensor.shape)
+
+
+@dataclass(frozen=True)
+class KeepNothing(PassBase):
+    """The forward returns a `husk` of each tensor that it would keep for the backward.
+
+    What it would keep may be gigabytes, of which the process would not give all back.
+
+    Args:
+        outputs: how many of the first outputs are the graph's own results.
+    """
+
+    outputs: int
+    name: str = "keep_nothing"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Rewrite a forward graph in place."""
+        graph = graph_module.graph
+        (output,) = graph.find_nodes(op="output")
+        results = output.args[0]
+        husks: dict[Node, Node] = {}
+        for node in results[self.outputs :]:
+            if _is_computed(node) and node not in husks:
+                with graph.inserting_after(node):
+                    husks[node] = graph.call_function(husk, (node,))
+                husks[node].meta = dict(node.meta)
+        if husks:
+            output.args = ((*results[: self.outputs], *(husks.get(node, node) for node in results[self.outputs :])),)
+            graph_module.recompile()
+        return PassResult(graph_module, bool(husks))
+
+
+def _is_computed(value: object) -> bool:
+    if not isinstance(value, Node) or value.op != "call_function" or value.target is husk:
+        return False
+    return isinstance(value.meta.get("val"), torch.Tensor)

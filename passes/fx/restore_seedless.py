@@ -1,0 +1,30 @@
+"""Operators take the places of their stand-ins again, when torch has partitioned the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.fx import GraphModule
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.passes.fx.analysis.stand_ins import stands_for
+
+__all__ = ["RestoreSeedless"]
+
+
+@dataclass(frozen=True)
+class RestoreSeedless(PassBase):
+    """The pass puts the operators back for which HideSeedless has put functions without tags."""
+
+    name: str = "restore_seedless"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Rewrite, in place, a graph that the partitioner has seen or made."""
+        modified = False
+        for node in graph_module.graph.nodes:
+            if (overload := stands_for(node.target)) is not None:
+                node.target = overload
+                modified = True
+        if modified:
+            graph_module.recompile()
+        return PassResult(graph_module, modified)

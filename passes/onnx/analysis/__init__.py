@@ -1,0 +1,1 @@
+"""What passes on onnx_ir.Model ask about a model."""

@@ -1,0 +1,1 @@
+"""Cast propagation: casts between float32 and narrower types move to where they cost least."""

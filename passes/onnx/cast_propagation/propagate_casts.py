@@ -1,0 +1,249 @@
+"""Casts between float32 and a narrower type move to where they cost least, and cancel where they meet."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ort_dynamo.errors import InvalidOptionError
+from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy, checked_allow, checked_level, checked_strategy
+from ort_dynamo.options.spelling import nearest
+from ort_dynamo.passes.onnx.analysis.element_counts import ElementCounts
+from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
+from ort_dynamo.passes.onnx.cast_propagation.editor import CastEditor
+from ort_dynamo.passes.onnx.cast_propagation.narrowing_rules import (
+    COMPUTES_WIDE,
+    Operands,
+    Proof,
+    allowed_operators,
+    known_operators,
+    operands,
+)
+from ort_dynamo.passes.onnx.cast_propagation.regions import find_regions, is_cast
+from ort_dynamo.target import Target
+
+__all__ = ["CastResult", "CastSummary", "PropagateCasts"]
+
+_log = logging.getLogger(__name__)
+
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_BYTES_PER_ELEMENT = 4 + 2  # one side of such a cast is float32, the other has 16 bits
+
+
+@dataclass(frozen=True)
+class CastSummary:
+    """What a run of the pass did to the casts between float32 and the narrow types.
+
+    Attributes:
+        before: casts before the run, without those that nothing reads, which are just removed.
+        moved: casts that stand elsewhere now.
+        removed: casts that are gone for good.
+        inserted: casts beyond those moved.
+        narrowed: nodes that compute in a narrow type now.
+        bytes_saved: bytes that the casts read and write less, each time the model runs; casts of unknown size, which
+            are never more than before, are left out.
+        modified: whether the model is another one now, casts or not.
+    """
+
+    before: int = 0
+    moved: int = 0
+    removed: int = 0
+    inserted: int = 0
+    narrowed: int = 0
+    bytes_saved: int = 0
+    modified: bool = False
+
+    @property
+    def after(self) -> int:
+        """Casts after the run."""
+        return self.before - self.removed + self.inserted
+
+    def __str__(self) -> str:
+        return (
+            f"{self.before} casts became {self.after}: {self.moved} moved, {self.removed} removed, "
+            f"{self.inserted} inserted; {self.narrowed} nodes narrowed, {self.bytes_saved} bytes of casts saved"
+        )
+
+
+@dataclass
+class CastResult(ir.passes.PassResult):
+    """The result of the pass, with what it did to the casts."""
+
+    summary: CastSummary
+
+
+@dataclass(frozen=True)
+class PropagateCasts(ir.passes.InPlacePass):
+    """Casts between float32 and float16 or bfloat16 are merged, cancelled and moved over allowed operators.
+
+    1. A cast to the type that its operand has is removed.
+    2. Casts of one value to one type become one.
+    3. A cast to the narrow type of a value that was widened from it is removed, and the widening where nothing
+       else reads it. A float32 value that was rounded and widened stays rounded.
+    4. Allowed operators become narrow where the casts around them then have no more elements than before, counted
+       after rules 1 to 3, symbol by symbol in dynamic shapes. Of equally cheap choices the one with most
+       narrow nodes is taken. Types and names of graph inputs and outputs, also those of sub-graphs, stay.
+
+    ONNX Runtime's pass of this name (PropagateCastOps) is the model for strategies and levels; its own search, which
+    moves single casts over single nodes without counting, is replaced by a minimum cut.
+
+    Attributes:
+        strategy: NONE stops after rule 3; see PropagateCastOpsStrategy.
+        level: -1 does nothing. 0 allows the operators in `allow`, and between casts also those whose kernels compute in
+            float32 anyway (Softmax, Tanh, layer normalizations). 1 adds data movement and sign changes, which rounding
+            commutes with: under FLOOD_FILL no bit of any result changes. 2 adds arithmetic (Add, Gelu, Dropout ...)
+            and the former without casts on both sides, and lets float32 values be rounded where they enter a region.
+        allow: more operator types, at every level from 0.
+        dtype: the narrow type; None takes float16 and bfloat16 in turn.
+        allow_layer_norm_mod_precision: allow layer normalizations at every level from 0.
+        target: what must have kernels for the narrowed nodes, and know the operators in `allow`; None asks the
+            operators' schemas alone.
+
+    Raises (when it is made):
+        InvalidOptionError: a value that the parameter cannot take.
+    """
+
+    strategy: PropagateCastOpsStrategy = PropagateCastOpsStrategy.FLOOD_FILL
+    level: int = 1
+    allow: tuple[str, ...] = ()
+    dtype: ir.DataType | None = None
+    allow_layer_norm_mod_precision: bool = False
+    target: Target | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strategy", checked_strategy(self.strategy))
+        object.__setattr__(self, "level", checked_level(self.level))
+        object.__setattr__(self, "allow", checked_allow(self.allow))
+        if self.dtype not in (None, *_NARROW):
+            raise InvalidOptionError(name="dtype", value=self.dtype, expected="None, FLOAT16 or BFLOAT16")
+        if self.target is not None:
+            _check_known(self.allow, self.target)
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite the main graph and all sub-graphs."""
+        summary = self.propagate(model)
+        return CastResult(model, summary.modified, summary)
+
+    def propagate(self, model: ir.Model) -> CastSummary:
+        """Rewrite `model` in place, and say what was done.
+
+        Types that the model does not state are inferred and stay in it; that alone does not count as a modification.
+        Values that inference cannot type stay as they are.
+        """
+        if self.level < 0 or not _may_have_casts(model):
+            return CastSummary()
+        infer_missing_types(model)
+        dtypes = [dtype for dtype in _NARROW if self.dtype in (None, dtype) and any(_casts(model, dtype))]
+        if not dtypes:
+            return CastSummary()
+        editor, narrowed = CastEditor(model, repr(self)), 0
+        unused = [editor.remove_unused(dtype) for dtype in dtypes]  # before counting: they cost nothing
+        modified = any(unused)
+        sizes = ElementCounts(model)
+        before = {node: (dtype, _elements(node, sizes)) for dtype in dtypes for node in _casts(model, dtype)}
+        while True:
+            done = [self._round(model, dtype, editor) for dtype in dtypes]
+            narrowed += sum(nodes for nodes, _ in done)
+            if not any(changed for _, changed in done):
+                break
+            modified = True
+        sizes = ElementCounts(model)
+        after = {node: (dtype, _elements(node, sizes)) for dtype in dtypes for node in _casts(model, dtype)}
+        summary = _summary(before, after, narrowed, modified)
+        _log.info("cast propagation: %s", summary)
+        return summary
+
+    def _round(self, model: ir.Model, dtype: ir.DataType, editor: CastEditor) -> tuple[int, bool]:
+        """Reduce, then make narrow what pays, inner graphs first.
+
+        Returns:
+            The number of nodes made narrow, and whether anything changed.
+        """
+        narrowed, changed = 0, False
+        for graph in [*reversed(list(model.graph.subgraphs())), model.graph]:
+            changed |= editor.reduce(graph, dtype)
+            changed |= editor.remove_unused(dtype)  # a cast that nothing reads must not draw others towards it
+            if self.strategy == PropagateCastOpsStrategy.NONE:
+                continue
+            sizes = ElementCounts(model)
+            for region in find_regions(graph, dtype, sizes, self._allowed(model, dtype), self._proof):
+                editor.narrow(region, dtype)
+                narrowed += len(region.nodes)
+        changed |= editor.remove_unused(dtype)
+        return narrowed, changed or narrowed > 0
+
+    def _allowed(self, model: ir.Model, dtype: ir.DataType) -> Callable[[ir.Node], Operands | None]:
+        types = self._chosen_operators() | COMPUTES_WIDE
+
+        def allowed(node: ir.Node) -> Operands | None:
+            if node.op_type not in types:
+                return None
+            return operands(node, dtype, model.opset_imports.get(node.domain), self.target)
+
+        return allowed
+
+    def _chosen_operators(self) -> frozenset[str]:
+        return allowed_operators(self.level, self.allow, self.allow_layer_norm_mod_precision)
+
+    def _proof(self, node: ir.Node) -> Proof:
+        if node.op_type not in self._chosen_operators():
+            return Proof.GIVEN_AND_WANTED
+        exact = self.level < 2 and self.strategy == PropagateCastOpsStrategy.FLOOD_FILL
+        return Proof.GIVEN_OR_WANTED if exact else Proof.NOTHING
+
+
+def _check_known(allow: Iterable[str], target: Target) -> None:
+    """A misspelt operator would do nothing, silently."""
+    known = known_operators(target)
+    for name in allow:
+        if name not in known:
+            expected = "operator types of ONNX or ONNX Runtime" + nearest(name, sorted(known))
+            raise InvalidOptionError(name="propagate_cast_ops_allow", value=name, expected=expected)
+
+
+def _may_have_casts(model: ir.Model) -> bool:
+    """Whether there may be casts between float32 and a narrow type: a look at each node and value, no more."""
+    nodes = list(model.graph.all_nodes())
+    casts = [node for node in nodes if node.op_type == "Cast"]
+    graphs = [model.graph, *model.graph.subgraphs()] if casts else []
+    values = [value for graph in graphs for value in (*graph.inputs, *graph.initializers.values())]
+    values += [value for node in nodes for value in node.outputs]
+    narrowing = any(node.attributes.get_int("to", 0) in _NARROW for node in casts)
+    return bool(casts) and (narrowing or any(value.dtype in _NARROW for value in values))
+
+
+def _casts(model: ir.Model, dtype: ir.DataType) -> Iterator[ir.Node]:
+    """The casts between float32 and `dtype`, in sub-graphs too."""
+    for node in model.graph.all_nodes():
+        if is_cast(node, dtype, ir.DataType.FLOAT) or is_cast(node, ir.DataType.FLOAT, dtype):
+            yield node
+
+
+def _elements(node: ir.Node, sizes: ElementCounts) -> int:
+    """The number of elements cast; 0 where it is unknown."""
+    size = sizes[node.outputs[0]]
+    return 0 if size.symbols else size.factor
+
+
+_CastSizes = Mapping[ir.Node, tuple[ir.DataType, int]]
+
+
+def _summary(before: _CastSizes, after: _CastSizes, narrowed: int, modified: bool) -> CastSummary:
+    def kinds(casts: _CastSizes, without: _CastSizes) -> Counter[tuple[ir.DataType, int]]:
+        return Counter((casts[node][0], node.attributes.get_int("to", 0)) for node in casts if node not in without)
+
+    gone, made = kinds(before, after), kinds(after, before)
+    moved = (gone & made).total()
+    return CastSummary(
+        before=len(before),
+        moved=moved,
+        removed=gone.total() - moved,
+        inserted=made.total() - moved,
+        narrowed=narrowed,
+        bytes_saved=_BYTES_PER_ELEMENT * (sum(n for _, n in before.values()) - sum(n for _, n in after.values())),
+        modified=modified,
+    )

@@ -1,0 +1,181 @@
+"""The cache of this process: bounded, and right when threads meet in it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ort_dynamo.cache.memory import MemoryCache
+
+TIMEOUT = 30.0
+
+
+def start(function: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()), daemon=True)
+    thread.start()
+    return thread, results
+
+
+def finish(*threads: threading.Thread) -> None:
+    for thread in threads:
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
+
+
+class Making:
+    """A make() that says that it began, and returns when it is let go."""
+
+    def __init__(self, value: str) -> None:
+        self.value = value
+        self.began, self.go = threading.Event(), threading.Event()
+
+    def __call__(self) -> str:
+        self.began.set()
+        assert self.go.wait(TIMEOUT)
+        return self.value
+
+
+def unexpected() -> str:
+    raise AssertionError("it was there")
+
+
+def test_a_key_is_made_once() -> None:
+    cache: MemoryCache[str] = MemoryCache()
+    assert cache.get_or_make("a", lambda: "A") == "A"
+    assert cache.get_or_make("a", unexpected) == "A"
+    assert (cache.hits, cache.misses, len(cache)) == (1, 1, 1)
+
+
+def test_without_a_key_nothing_is_kept() -> None:
+    cache: MemoryCache[str] = MemoryCache()
+    assert [cache.get_or_make(None, lambda: "A") for _ in range(2)] == ["A", "A"]
+    assert (cache.hits, cache.misses, len(cache)) == (0, 0, 0)
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    cache: MemoryCache[str] = MemoryCache(max_entries=2)
+    for key in ("a", "b", "a", "c"):
+        cache.get_or_make(key, lambda key=key: key)  # type: ignore[misc]
+    assert len(cache) == 2
+    assert cache.get_or_make("a", unexpected) == "a"
+    assert cache.get_or_make("b", lambda: "again") == "again"
+
+
+def test_bytes_are_bounded_and_counted() -> None:
+    cache: MemoryCache[str] = MemoryCache(max_bytes=10, size=len)
+    for value in ("aaaa", "bbbb", "cccc"):
+        cache.get_or_make(value, lambda value=value: value)  # type: ignore[misc]
+    assert (len(cache), cache.nbytes) == (2, 8)
+    assert cache.get_or_make("large", lambda: "x" * 11) == "x" * 11
+    assert (len(cache), cache.nbytes) == (2, 8)  # it did not drive the others out
+    cache.clear()
+    assert cache.nbytes == 0
+
+
+def test_what_is_not_to_be_kept_is_made_for_each() -> None:
+    cache: MemoryCache[str] = MemoryCache(keep=lambda value: value != "mine")
+    assert cache.get_or_make("a", lambda: "mine") == "mine"
+    assert cache.get_or_make("a", lambda: "shared") == "shared"
+    assert cache.get_or_make("a", unexpected) == "shared"
+
+
+def test_threads_that_ask_for_one_key_get_one_value() -> None:
+    cache: MemoryCache[str] = MemoryCache()
+    making, barrier = Making("A"), threading.Barrier(4)
+    first, made = start(lambda: cache.get_or_make("a", making))
+    assert making.began.wait(TIMEOUT)
+
+    def second() -> str:
+        barrier.wait(TIMEOUT)
+        return cache.get_or_make("a", unexpected)
+
+    others = [start(second) for _ in range(3)]
+    barrier.wait(TIMEOUT)
+    making.go.set()
+    finish(first, *(thread for thread, _ in others))
+    assert made == ["A"]
+    assert [found for _, found in others] == [["A"]] * 3
+    assert not cache._making
+
+
+def test_another_key_does_not_wait() -> None:
+    cache: MemoryCache[str] = MemoryCache()
+    making = Making("A")
+    thread, _ = start(lambda: cache.get_or_make("a", making))
+    assert making.began.wait(TIMEOUT)
+    assert cache.get_or_make("b", lambda: "B") == "B"
+    making.go.set()
+    finish(thread)
+
+
+def test_clear_forgets_what_is_being_made() -> None:
+    cache: MemoryCache[str] = MemoryCache()
+    old, new = Making("old"), Making("new")
+    first, made = start(lambda: cache.get_or_make("a", old))
+    assert old.began.wait(TIMEOUT)
+    cache.clear()
+    second, remade = start(lambda: cache.get_or_make("a", new))
+    assert new.began.wait(TIMEOUT)  # it does not wait for the old one
+    old.go.set()
+    finish(first)
+    assert made == ["old"]
+    assert len(cache) == 0
+    new.go.set()
+    finish(second)
+    assert remade == ["new"]
+    assert cache.get_or_make("a", unexpected) == "new"
+
+
+def test_clear_leaves_nothing_behind() -> None:
+    cache: MemoryCache[str] = MemoryCache()
+    making = Making("A")
+    thread, _ = start(lambda: cache.get_or_make("a", making))
+    assert making.began.wait(TIMEOUT)
+    cache.clear()
+    making.go.set()
+    finish(thread)
+    assert (len(cache), cache.nbytes, cache._making) == (0, 0, {})
+
+
+def test_what_raises_leaves_nothing_and_others_try_themselves() -> None:
+    cache: MemoryCache[str] = MemoryCache()
+    making = Making("")
+    errors: list[str] = []
+
+    def fail() -> str:
+        making()
+        raise ValueError("no")
+
+    def first() -> None:
+        with pytest.raises(ValueError, match="no"):
+            cache.get_or_make("a", fail)
+        errors.append("no")
+
+    failing, _ = start(first)
+    assert making.began.wait(TIMEOUT)
+    waiting, found = start(lambda: cache.get_or_make("a", lambda: "A"))
+    making.go.set()
+    finish(failing, waiting)
+    assert errors == ["no"]
+    assert found == ["A"]
+    assert (len(cache), cache._making) == (1, {})
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="there is no fork here")
+def test_a_forked_child_does_not_wait_for_threads_it_lacks() -> None:
+    cache: MemoryCache[str] = MemoryCache()
+    cache.get_or_make("kept", lambda: "K")
+    making = Making("A")
+    thread, _ = start(lambda: cache.get_or_make("a", making))
+    assert making.began.wait(TIMEOUT)
+    cache._forget_other_threads()  # what the child runs
+    assert cache.get_or_make("a", lambda: "mine") == "mine"
+    assert cache.get_or_make("kept", unexpected) == "K"
+    making.go.set()
+    finish(thread)
+    assert cache.get_or_make("a", unexpected) == "mine"

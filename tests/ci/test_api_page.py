@@ -1,0 +1,13 @@
+"""docs/api.md says what the docstrings say."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from api_page import PAGE, make_page
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="other Pythons write signatures otherwise")
+def test_the_page_is_what_the_docstrings_say() -> None:
+    assert PAGE.read_text() == make_page(), "run `python .ci/api_page.py`"

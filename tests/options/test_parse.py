@@ -1,0 +1,160 @@
+"""Parsing and validation."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ort_dynamo import PropagateCastOpsStrategy
+from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
+from ort_dynamo.options.groups import MODES, DumpOptions, Options, PassOptions, SessionOptions, parse_options
+from ort_dynamo.options.plan_grammar import Plan, PlanType
+from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.runtime.importing import binding
+
+
+def test_nothing_gives_the_defaults() -> None:
+    assert parse_options(None, None) == parse_options("default", {}) == Options()
+
+
+def test_options_reach_their_group_and_win_over_the_mode() -> None:
+    parsed = parse_options("debug", {"fallback": "error", "verify": False})
+    assert parsed.segment.fallback == "error"
+    assert not parsed.dump.verify
+    assert parsed.session.graph_optimization == "disable"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_parses(mode: str) -> None:
+    parse_options(mode, None)
+
+
+def test_groups_are_frozen_and_hashable() -> None:
+    options = parse_options(None, {"provider_options": {"b": 1, "a": "2"}})
+    assert options.session.provider_options == (("a", "2"), ("b", "1"))
+    assert hash(options) == hash(parse_options(None, {"provider_options": {"a": 2, "b": "1"}}))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.session.graph_optimization = "basic"  # type: ignore[misc]
+
+
+def test_a_path_object_is_a_path(tmp_path: Path) -> None:
+    assert DumpOptions(save_onnx=tmp_path).save_onnx == str(tmp_path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"fallbak": "eager"}, UnknownOptionError, r"did you mean 'fallback'\?"),
+        ({"zzz": 1}, UnknownOptionError, r"no option 'zzz'\. Known options: allow_layer_norm_mod_precision, "),
+        ({3: 1}, UnknownOptionError, "no option 3"),
+        ({"fallback": None}, InvalidOptionError, "'fallback' cannot be None"),
+        ({"fuse": 1}, InvalidOptionError, "expected True or False"),
+        ({"verify": "yes"}, InvalidOptionError, "expected True or False"),
+        ({"save_onnx": 3}, InvalidOptionError, "None or a path"),
+        ({"intra_op_num_threads": True}, InvalidOptionError, "an int >= 1"),
+        ({"intra_op_num_threads": 1.5}, InvalidOptionError, "an int >= 1"),
+        ({"graph_optimization": "most"}, InvalidOptionError, "'disable', 'basic', 'extended', 'all'"),
+        ({"provider_options": "a=b"}, InvalidOptionError, "a dict"),
+        ([("fallback", "eager")], InvalidOptionError, "expected a dict"),
+        ({"recompute_plan": "Gelu:1:-1"}, InvalidOptionError, r"'Gelu:1:-1': expected '<cluster>:<type>:<count>'"),
+        ({"recompute_plan": "Gelu+:3:-1"}, InvalidOptionError, r"a type of 0, 1 or 2"),
+        ({"recompute_plan": "Gelu+:1:-2"}, InvalidOptionError, r"a count of -1 or more"),
+        ({"recompute_plan": "Gelu+:1"}, InvalidOptionError, r"'Gelu\+:1': expected '<cluster>"),
+        ({"recompute_plan": ["Gelu+:1:1", "Gelu+:1:2"]}, InvalidOptionError, r"Gelu\+:1 is there twice"),
+        ({"recompute_plan": ["Gelu+:1:1", 3]}, InvalidOptionError, "plans as text joined by commas, a list"),
+        ({"recompute_plan": 1}, InvalidOptionError, "plans as text joined by commas, a list"),
+        (
+            {"recompute_plan": "missing.json"},
+            InvalidOptionError,
+            "'missing.json': expected a JSON.*No such file",
+        ),
+        ({"propagate_cast_ops_strategy": "flood"}, InvalidOptionError, "INSERT_AND_REDUCE, FLOOD_FILL"),
+        ({"propagate_cast_ops_strategy": "flod_fill"}, InvalidOptionError, "did you mean 'FLOOD_FILL'"),
+        ({"propagate_cast_ops_strategy": 3}, InvalidOptionError, "cannot be 3"),
+        ({"propagate_cast_ops_level": 3}, InvalidOptionError, "-1, 0, 1 or 2"),
+        ({"propagate_cast_ops_level": True}, InvalidOptionError, "-1, 0, 1 or 2"),
+        ({"propagate_cast_ops_allow": "Add"}, InvalidOptionError, "a list of ONNX operator types"),
+        ({"allow_layer_norm_mod_precision": 1}, InvalidOptionError, "expected True or False"),
+        ({"propagate_cast_ops_config": [1]}, InvalidOptionError, "expected a dict"),
+        ({"propagate_cast_ops_config": {"lvel": 1}}, UnknownOptionError, r"config\.lvel.*did you mean 'level'"),
+        ({"propagate_cast_ops_config": {"level": 3}}, InvalidOptionError, "-1, 0, 1 or 2"),
+        (
+            {"propagate_cast_ops_level": 2, "propagate_cast_ops_config": {"level": 1}},
+            InvalidOptionError,
+            "'propagate_cast_ops_level' cannot be 2: expected 1, as in propagate_cast_ops_config",
+        ),
+    ],
+)
+def test_bad_options_say_what_is_wrong(options: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        parse_options(None, options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"propagate_cast_ops_strategy": PropagateCastOpsStrategy.INSERT_AND_REDUCE, "propagate_cast_ops_level": 2},
+        {"propagate_cast_ops_strategy": "insert_and_reduce", "propagate_cast_ops_level": 2},
+        {"propagate_cast_ops_config": {"strategy": 1, "level": 2}},
+        {"propagate_cast_ops_config": {"propagate_cast_ops_strategy": 1, "propagate_cast_ops_level": 2}},
+        {"propagate_cast_ops_config": {"strategy": 1}, "propagate_cast_ops_level": 2},
+    ],
+)
+def test_cast_options_have_several_spellings(options: dict[str, Any]) -> None:
+    expected = PassOptions(
+        propagate_cast_ops_strategy=PropagateCastOpsStrategy.INSERT_AND_REDUCE, propagate_cast_ops_level=2
+    )
+    assert parse_options(None, options).passes == expected
+    allowed = parse_options(None, {"propagate_cast_ops_config": {"allow": ["Mul", "Add", "Mul"]}})
+    assert allowed.passes.propagate_cast_ops_allow == ("Add", "Mul")
+
+
+def test_onnx_runtimes_own_enumeration_is_a_strategy() -> None:
+    if not installed_runtime().has_gradient_kernels:
+        pytest.skip("only onnxruntime-training has it")
+    theirs = binding().PropagateCastOpsStrategy.INSERT_AND_REDUCE
+    parsed = parse_options(None, {"propagate_cast_ops_strategy": theirs})
+    assert parsed.passes.propagate_cast_ops_strategy is PropagateCastOpsStrategy.INSERT_AND_REDUCE
+
+
+def test_an_unknown_mode_names_the_nearest() -> None:
+    with pytest.raises(UnknownModeError, match="did you mean 'default'"):
+        parse_options("defualt", None)
+
+
+def test_session_options_spell_themselves_for_the_key() -> None:
+    assert repr(SessionOptions(provider_options={"a": "b"})) == (  # type: ignore[arg-type]
+        "SessionOptions(graph_optimization='all', intra_op_num_threads=None, provider_options=(('a', 'b'),))"
+    )
+
+
+def test_plans_are_text_joined_by_commas_or_a_list_of_texts() -> None:
+    compromise, off = Plan("Cast+", PlanType.RECOMPUTE_WITH_COMPROMISE, 2), Plan("Exp+", PlanType.NONE, 0)
+    expected = (Plan("Gelu+Dropout+"), compromise, off)
+    texts = ["Gelu+Dropout+:1:-1", "Cast+:2:2", "Exp+:0:0"]
+    assert list(map(str, expected)) == texts
+    for given in (",".join(texts), " ,\n ".join(["", *texts, ""]), texts, tuple(texts), list(expected)):
+        assert parse_options(None, {"recompute_plan": given}).recompute.recompute_plan == expected
+    for nothing in ("", [], None):
+        assert parse_options(None, {"recompute_plan": nothing}) == Options()
+
+
+def test_a_file_of_plans_enters_the_options_by_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "plans.json"
+    path.write_text('["Gelu+:1:-1", "Cast+:2:1"]')
+    inline = parse_options(None, {"recompute_plan": "Gelu+:1:-1,Cast+:2:1"})
+    for given in (path, str(path)):
+        assert repr(parse_options(None, {"recompute_plan": given})) == repr(inline)
+    path.write_text('["Gelu+:1:1"]')
+    assert repr(parse_options(None, {"recompute_plan": path})) != repr(inline)
+
+
+@pytest.mark.parametrize("content", [b'["Gelu+:1:-1"', b'{"Gelu+": 1}', b"[1]", b'"Gelu+:1:-1"', b"\xff\xfe"])
+def test_a_broken_file_of_plans_is_one_error_that_names_it(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "plans.json"
+    path.write_bytes(content)
+    with pytest.raises(InvalidOptionError, match=r"plans\.json': expected a JSON file with a list of plans"):
+        parse_options(None, {"recompute_plan": path})

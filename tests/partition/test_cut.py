@@ -1,0 +1,95 @@
+"""What the partition function says of each joint graph that it cuts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from ort_dynamo import memory_plan
+from ort_dynamo.capture.trace import trace
+from ort_dynamo.errors import PassBrokeGraphError
+from ort_dynamo.options.groups import parse_options
+from ort_dynamo.partition.cut import PartitionRecord, partitioner
+from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
+
+
+def run(gm: GraphModule, _: slice) -> GraphModule:
+    return gm
+
+
+def partitioned(model: nn.Module, *args: Tensor, **options: object) -> list[PartitionRecord]:
+    records: list[PartitionRecord] = []
+    partition = partitioner(parse_options(None, options), records.append)
+    backend = partial(trace, forward=run, backward=run, inference=run, partition=partition)
+    torch.compile(model, backend=backend, fullgraph=True)(*args)
+    return records
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.BatchNorm1d(4), nn.Linear(4, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(self.norm(x)))).sum()
+
+
+def test_a_record_names_each_pass_in_order_with_what_is_kept() -> None:
+    model, x, options = Network(), torch.randn(3, 4), {"gelu_recompute": True, "verify": True}
+    (record,) = partitioned(model, x, **options)
+    assert [one.name.split("(")[0] for one in record.passes] == [
+        *["RemoveClones", "DropRunningStatistics", "KeepStatisticsWide", "HoistRandom"],
+        *["SaveReadsOfMutated", "RecomputeCasts", "RecomputeGelu"],
+        *["SplitStatistics", "HideSeedless"],
+        *["RestoreSeedless", "MergeStatistics"],  # on the forward
+        *["RestoreSeedless", "RestoreSeedless"],  # on the backward, and on the joint graph
+    ]
+    changed = {one.name.split("(")[0] for one in record.passes if one.modified}
+    assert changed == {"DropRunningStatistics", "SaveReadsOfMutated", "RecomputeGelu"}
+    assert all(one.seconds > 0 for one in record.passes)
+    (graph,) = memory_plan(model, x, options=options).graphs
+    assert record.memory == graph.record
+    assert [one.by for one in record.memory.recomputed] == ["recompute_gelu"]
+
+
+def test_a_recomputed_batch_norm_and_attention_are_put_back_everywhere() -> None:
+    class Recomputed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q = self.norm(x).exp().view(1, 2, 3, 4)
+            return F.scaled_dot_product_attention(q, q, q).exp().sum()
+
+    (record,) = partitioned(Recomputed(), torch.randn(6, 4, requires_grad=True), memory_budget=0.0, verify=True)
+    changed = [one.name.split("(")[0] for one in record.passes if one.modified]
+    assert changed[-6:] == [
+        *["SplitStatistics", "HideSeedless", "RestoreSeedless", "MergeStatistics"],
+        *["RestoreSeedless", "RestoreSeedless"],
+    ]
+    again = {one.operator for one in record.memory.recomputed}
+    assert "aten._native_batch_norm_legit.no_stats" in again
+    assert "aten._scaled_dot_product_flash_attention_for_cpu.default" in again
+
+
+def test_verify_checks_the_graph_after_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = RecomputeGelu.call
+
+    def broken(self: RecomputeGelu, graph_module: GraphModule) -> object:
+        result = original(self, graph_module)
+        (node,) = graph_module.graph.find_nodes(op="call_function", target=torch.ops.aten.gelu.default)
+        del node.meta["val"]
+        return result
+
+    monkeypatch.setattr(RecomputeGelu, "call", broken)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
+        partitioned(Network(), torch.randn(3, 4), gelu_recompute=True, verify=True)
+    error = caught.value.inner_exception
+    assert isinstance(error, PassBrokeGraphError)
+    assert str(error).startswith(f"{RecomputeGelu()!r} left an invalid FX graph")

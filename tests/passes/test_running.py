@@ -1,0 +1,145 @@
+"""What is said of each pass that runs, and what the checks find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import pytest
+import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.errors import PassBrokeGraphError
+from ort_dynamo.passes.fx.remove_clones import RemoveClones
+from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
+from ort_dynamo.passes.onnx.fold_casts import FoldCasts
+from ort_dynamo.passes.running import run_passes
+
+
+def fx_graph() -> GraphModule:
+    return make_fx(lambda x: (x + 1).clone() * 2, tracing_mode="fake")(torch.ones(2, 3))
+
+
+def model() -> ir.Model:
+    return ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["" : 20]>\n'
+        "g (float[2] x) => (float[2] z) { y = Neg (x) w = Cast <to = 10> (y) v = Cast <to = 1> (w) z = Abs (v) }"
+    )
+
+
+@dataclass(frozen=True)
+class Change(PassBase):
+    """Does anything to an FX graph."""
+
+    change: Callable[[GraphModule], object]
+
+    def __repr__(self) -> str:
+        return "Change()"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        self.change(graph_module)
+        return PassResult(graph_module, True)
+
+
+@dataclass(frozen=True)
+class ChangeModel(ir.passes.InPlacePass):
+    """Does anything to a model."""
+
+    change: Callable[[ir.Model], object]
+
+    def __repr__(self) -> str:
+        return "ChangeModel()"
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        self.change(model)
+        return ir.passes.PassResult(model, True)
+
+
+def test_each_pass_has_a_record_in_order() -> None:
+    first, second = run_passes([RemoveClones(), RemoveClones()], fx_graph())
+    assert (first.name, first.modified, first.summary) == ("RemoveClones(name='remove_clones')", True, None)
+    assert not second.modified
+    assert first.seconds > second.seconds > 0
+
+
+def test_what_a_pass_says_of_itself_is_kept_and_a_foreign_pass_has_its_classes_name() -> None:
+    graph = model()
+    casts, unused = run_passes([PropagateCasts(), RemoveUnusedNodesPass()], graph, check=True)
+    assert str(casts.summary).startswith("2 casts became ")
+    assert casts.name.startswith("PropagateCasts(strategy=")
+    assert (unused.name, unused.summary) == ("RemoveUnusedNodesPass", None)
+
+
+def drop_value(gm: GraphModule) -> None:
+    del next(node for node in gm.graph.nodes if node.op == "call_function").meta["val"]
+
+
+def add_node_without_value(gm: GraphModule) -> None:
+    (output,) = gm.graph.find_nodes(op="output")
+    with gm.graph.inserting_before(output):
+        gm.graph.call_function(torch.ops.aten.neg.default, (output.args[0],))
+
+
+def read_too_early(gm: GraphModule) -> None:
+    *_, product, _ = gm.graph.nodes
+    next(iter(gm.graph.nodes)).append(product)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [(drop_value, "add"), (add_node_without_value, "neg_default"), (read_too_early, "before it has been defined")],
+    ids=["a lost value", "a node without value", "not in a topological order"],
+)
+def test_an_fx_pass_that_breaks_the_graph_is_named(change: Callable[[GraphModule], None], what: str) -> None:
+    with pytest.raises(PassBrokeGraphError, match=what) as caught:
+        run_passes([RemoveClones(), Change(change), RemoveClones()], fx_graph(), check=True)
+    assert str(caught.value).startswith("Change() left an invalid FX graph: ")
+    run_passes([Change(change)], fx_graph())  # nothing is checked unless it is asked for
+
+
+def test_nodes_that_had_no_value_before_may_go_without() -> None:
+    gm = fx_graph()
+    drop_value(gm)
+    (record,) = run_passes([Change(lambda gm: None)], gm, check=True)
+    assert record.name == "Change()"
+
+
+def unknown_operator(model: ir.Model) -> None:
+    model.graph.node(0).op_type = "Nonsense"
+
+
+def reverse(model: ir.Model) -> None:
+    nodes = list(model.graph)
+    model.graph.remove(nodes)
+    model.graph.extend(reversed(nodes))
+
+
+def output_of_nothing(model: ir.Model) -> None:
+    model.graph.outputs[0] = ir.Value(name="nothing", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2]))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (unknown_operator, "Nonsense"),
+        (reverse, "topologically sorted"),
+        (output_of_nothing, "nothing makes the output nothing"),
+    ],
+    ids=["an unknown operator", "not in a topological order", "an output without a node"],
+)
+def test_a_pass_that_breaks_a_model_is_named(change: Callable[[ir.Model], None], what: str) -> None:
+    with pytest.raises(PassBrokeGraphError, match=what) as caught:
+        run_passes([FoldCasts(), ChangeModel(change), FoldCasts()], model(), check=True)
+    assert str(caught.value).startswith("ChangeModel() left an invalid ONNX graph: ")
+    run_passes([ChangeModel(change)], model())
+
+
+def test_no_pass_is_blamed_for_a_graph_that_was_invalid_before() -> None:
+    graph = model()
+    reverse(graph)
+    with pytest.raises(PassBrokeGraphError, match="what comes before the first pass left an invalid ONNX graph"):
+        run_passes([FoldCasts()], graph, check=True)

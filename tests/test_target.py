@@ -1,0 +1,56 @@
+"""What follows from a device, a package or a version has a name; only the places that give the names compare them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import ort_dynamo
+
+ROOT = Path(ort_dynamo.__file__).parent
+ALLOWED = {"target.py", "runtime/providers.py", "runtime/capabilities.py", "runtime/defects.py"}
+
+
+def compared(source: str) -> set[str]:
+    """Attributes of a Target, or of what looks like one, that the source compares or matches."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        sides: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.Match):
+            sides = [node.subject]
+        elif isinstance(node, ast.Subscript):
+            sides = [node.slice]
+        for side in sides:
+            for part in ast.walk(side):
+                if isinstance(part, ast.Attribute) and part.attr in ("device_type", "provider", "package"):
+                    found.add(part.attr)
+                if isinstance(part, ast.Attribute) and ast.unparse(part).endswith("target.version"):
+                    found.add("version")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_only_the_target_compares_what_it_is(path: Path) -> None:
+    if path.relative_to(ROOT).as_posix() not in ALLOWED:
+        found = compared(path.read_text()) - ({"provider"} if path.name == "session.py" else set())
+        assert not found, "ask a fact of the Target, or has_defect"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("ctx.target.device_type == 'cpu'", {"device_type"}),
+        ("'cpu' != target.device_type", {"device_type"}),
+        ("target.device_type in ('cpu',)", {"device_type"}),
+        ("release(target.version) < (1, 27)", {"version"}),
+        ("{'cpu': 1}[target.device_type]", {"device_type"}),
+        ("tensor.device.type == 'cpu' and node.target == target", set()),
+        ("f'{target.package} {target.version}'", set()),
+    ],
+)
+def test_a_comparison_is_seen(source: str, found: set[str]) -> None:
+    assert compared(source) == found

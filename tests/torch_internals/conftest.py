@@ -1,0 +1,66 @@
+"""What the package names of torch's operators, and the package as it is where torch lacks some."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_PACKAGE = Path(__file__).parents[2] / "ort_dynamo"
+_NAMESPACES = ("aten", "prims", "higher_order", "inductor_prims")
+
+_EVERYTHING = """
+import pkgutil, importlib
+import ort_dynamo
+for module in pkgutil.walk_packages(ort_dynamo.__path__, "ort_dynamo."):
+    if not module.name.endswith("__main__") and ".demo" not in module.name:  # what pip's extra demo installs
+        importlib.import_module(module.name)
+from ort_dynamo.lowering.registry import registered
+from ort_dynamo.capture.decompositions.table import decompositions
+decompositions()
+"""
+
+
+def _sources() -> list[Path]:
+    return sorted(_PACKAGE.rglob("*.py", recurse_symlinks=True) if sys.version_info >= (3, 13) else _walk(_PACKAGE))
+
+
+def _walk(folder: Path) -> list[Path]:
+    return [p for entry in folder.iterdir() for p in (_walk(entry) if entry.is_dir() else [entry]) if p.suffix == ".py"]
+
+
+@pytest.fixture(scope="session")
+def trees() -> dict[Path, ast.Module]:
+    """Every module of the package, parsed."""
+    return {path: ast.parse(path.read_text()) for path in _sources()}
+
+
+@pytest.fixture(scope="session")
+def named_operators(trees: dict[Path, ast.Module]) -> list[str]:
+    """What stands in the sources as `aten.mul.Tensor` or `aten.mul`, inside functions too."""
+    names: set[str] = set()
+    for tree in trees.values():
+        inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and id(node) not in inner:
+                parts = ast.unparse(node).split(".")
+                if parts[0] in _NAMESPACES and all(map(str.isidentifier, parts)) and parts[-1] != "overloads":
+                    names.add(".".join(parts[:3]))
+    return sorted(names)
+
+
+@pytest.fixture(scope="session")
+def with_everything_imported() -> Callable[[str, str], str]:
+    """Run a program in a process of its own: `before` it, and after it the import of every module; what it prints."""
+
+    def run(before: str, after: str) -> str:
+        program = "\n".join((before, _EVERYTHING, after))
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
+    return run

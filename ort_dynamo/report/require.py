@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from torch import nn
 
 from ort_dynamo.errors import NotCompiledError
-from ort_dynamo.report.summary import first_line
+from ort_dynamo.report.summary import given_up
 from ort_dynamo.runtime.boxed import RunWatch
 from ort_dynamo.torch_internals.frames import (
     frames,
@@ -85,10 +85,10 @@ def _checked(
         begin = time.time()
         with RunWatch() as watch:
             result = call(*args, **kwargs)
-        given_up = [f"{f.function} ({f.where}): {first_line(f.failure)}" for f in frames(begin) if f.failure]
-        if not watch.ran or (whole and given_up):
+        left_out = list(map(str, given_up(frames(begin))))
+        if not watch.ran or (whole and left_out):
             rule = why()
-            reasons = given_up or [rule or "no graph was compiled, or none of it goes to ONNX Runtime"]
+            reasons = left_out or [rule or "no graph was compiled, or none of it goes to ONNX Runtime"]
             raise NotCompiledError(name=name, reasons="".join(f"\n  {reason}" for reason in reasons))
         passed = True
         done()

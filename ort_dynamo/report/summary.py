@@ -6,14 +6,14 @@ import atexit
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ort_dynamo.report.record import RECORDS, CompileRecord
 from ort_dynamo.segment.segment import EagerNode
-from ort_dynamo.torch_internals.frames import Frame, UntracedModule, frames, untraced_modules
+from ort_dynamo.torch_internals.frames import Frame, UntracedModule, by_function, frames, untraced_modules
 
-__all__ = ["EagerNodes", "FunctionNote", "Summary", "first_line", "print_at_exit", "summary"]
+__all__ = ["EagerNodes", "FunctionNote", "Summary", "given_up", "in_a_line", "print_at_exit", "summary"]
 
 _BACKEND = "ort_dynamo.backend"
 
@@ -141,10 +141,11 @@ def _collect(
     records: tuple[CompileRecord, ...], seen: tuple[Frame, ...], untraced: tuple[UntracedModule, ...]
 ) -> Summary:
     ours = {record.compile_id for record in records}
+    functions = by_function(seen)
     mine = [frame for frame in seen if frame.compile_id in ours]
+    broken = [frame for function in functions if any(f.compile_id in ours for f in function) for frame in function]
     graphs = [graph for record in records for graph in record.graphs]
     islands = [island for graph in graphs for island in graph.islands]
-    given_up = [frame for frame in seen if frame.failure is not None]
     return Summary(
         compiles=len(records),
         graphs=len(graphs),
@@ -154,14 +155,14 @@ def _collect(
         by_design=sum((graph.by_design for graph in graphs), Counter()),
         eager=_by_reason(node for graph in graphs for node in graph.eager),
         breaks=tuple(
-            FunctionNote(frame.function, frame.where, first_line(reason)) for frame in mine for reason in frame.breaks
+            FunctionNote(frame.function, frame.where, in_a_line(reason)) for frame in broken for reason in frame.breaks
         ),
         skipped=(
-            *(FunctionNote(frame.function, frame.where, first_line(frame.failure or "")) for frame in given_up),
+            *given_up(seen),
             *(FunctionNote(f"{one.name}.forward", "", f"{one.reason}; {_ADVICE}") for one in untraced),
         ),
         recompiles=tuple(
-            FunctionNote(frame.function, frame.where, first_line(frame.recompiled))
+            FunctionNote(frame.function, frame.where, in_a_line(frame.recompiled))
             for frame in mine
             if frame.recompiled is not None
         ),
@@ -182,9 +183,25 @@ def _by_reason(nodes: Iterable[EagerNode]) -> tuple[EagerNodes, ...]:
     )
 
 
-def first_line(text: str) -> str:
-    """The first line of Dynamo's reasons: what follows are explanations, hints and links."""
-    return text.strip().partition("\n")[0].strip()
+def given_up(seen: Sequence[Frame]) -> Iterator[FunctionNote]:
+    """The functions that Dynamo looked at and of which nothing was compiled, each with Dynamo's first reason.
+
+    torch up to 2.14 raises where it meets what it cannot trace before any operator, and 2.15 breaks the graph there.
+    """
+    for function in by_function(seen):
+        for frame in function:
+            if frame.failure is not None:
+                yield FunctionNote(frame.function, frame.where, in_a_line(frame.failure))
+        broken = next((frame for frame in function if frame.breaks), None)
+        if broken is not None and not any(frame.operators or frame.failure for frame in function):
+            yield FunctionNote(broken.function, broken.where, in_a_line(broken.breaks[0]))
+
+
+def in_a_line(text: str) -> str:
+    """The first line of what Dynamo says and of its explanation: what follows are hints and links."""
+    title, _, rest = text.strip().partition("\n")
+    said = [title, *(line.partition("Explanation:")[2] for line in rest.splitlines() if "Explanation:" in line)]
+    return ": ".join(part.strip().rstrip(":") for part in said[:2])
 
 
 def print_at_exit() -> None:

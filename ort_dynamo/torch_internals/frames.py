@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from ort_dynamo.torch_internals.lookup import private
 __all__ = [
     "Frame",
     "UntracedModule",
+    "by_function",
     "current_compile_id",
     "frames",
     "is_compiled_function",
@@ -23,6 +25,7 @@ __all__ = [
     "wrap_compiled_call",
 ]
 
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 _LIMIT = 1024  # torch keeps 64, fewer than a large model has graph breaks
 
 _metrics_of = private("torch._dynamo.utils:get_compilation_metrics")
@@ -31,6 +34,7 @@ _set_limit = private("torch._dynamo.utils:set_compilation_metrics_limit")
 _compile_context = private("torch._guards:CompileContext")
 _innermost_backend = private("torch._dynamo.eval_frame:innermost_backend")
 _check_verbose = private("torch._dynamo.trace_rules:check_verbose")
+_external_utils = private("torch._dynamo.external_utils")
 _optimized_module = private("torch._dynamo.eval_frame:OptimizedModule")
 
 if _set_limit is not None and (getattr(_kept, "maxlen", None) or _LIMIT) < _LIMIT:
@@ -44,18 +48,22 @@ class Frame:
     Attributes:
         compile_id: torch's name for the attempt, such as "0/1"; the number before the slash is the function's.
         function: the function's name; what follows a graph break has one that begins with "torch_dynamo_resume_in".
+        begins: file and line of the function.
         where: "file:line" of the function, or of the line that made Dynamo give up.
         failure: why Dynamo gave up, so that the function runs in eager; None where it did not.
         breaks: why the graph ends within the function, once for each graph break.
+        operators: how many operators its graph has, whichever backend got it; 0 where there is none.
         recompiled: which guard of the attempt before did not hold; None for a first attempt.
         began: seconds since the epoch.
     """
 
     compile_id: str
     function: str
+    begins: tuple[str, int]
     where: str
     failure: str | None
     breaks: tuple[str, ...]
+    operators: int
     recompiled: str | None
     began: float
 
@@ -78,18 +86,43 @@ def _frame(metrics: Any) -> Frame:
     def of(name: str) -> Any:
         return getattr(metrics, name, None)
 
-    file = of("fail_user_frame_filename") or of("co_filename")
-    line = of("fail_user_frame_lineno") or of("co_firstlineno")
+    begins = (of("co_filename") or "", of("co_firstlineno") or 0)
+    file = of("fail_user_frame_filename") or begins[0]
+    line = of("fail_user_frame_lineno") or begins[1]
     failure = (of("fail_reason") or of("fail_type")) if of("fail_type") else None
     return Frame(
         compile_id=str(of("compile_id")),
         function=of("co_name"),
+        begins=begins,
         where=f"{file}:{line}",
         failure=failure,
         breaks=tuple(sorted(of("restart_reasons") or ())) if failure is None else (),
+        operators=of("graph_op_count") or 0,
         recompiled=of("recompile_reason"),
         began=(of("start_time_us") or 0) / 1e6,
     )
+
+
+def by_function(seen: Sequence[Frame]) -> tuple[tuple[Frame, ...], ...]:
+    """The attempts of each function together: those of the function itself, and of what follows its graph breaks.
+
+    Dynamo makes a function of its own of what follows a break, whose name says in which function and at which line it
+    begins; that one is the nearest above of its name in its file.
+    """
+    begins: dict[tuple[str, str], set[int]] = {}
+    places = []
+    for frame in seen:
+        file, line = frame.begins
+        resumed = _RESUMED.fullmatch(frame.function)
+        name, at = (resumed[1], int(resumed[2])) if resumed else (frame.function, line)
+        if not resumed:
+            begins.setdefault((file, name), set()).add(at)
+        places.append((file, name, at))
+    groups: dict[tuple[str, str, int], list[Frame]] = {}
+    for frame, (file, name, at) in zip(seen, places, strict=True):
+        begin = max((line for line in begins.get((file, name), ()) if line <= at), default=at)
+        groups.setdefault((file, name, begin), []).append(frame)
+    return tuple(map(tuple, groups.values()))
 
 
 def current_compile_id() -> str | None:
@@ -115,13 +148,15 @@ def untraced_modules(home: str) -> tuple[UntracedModule, ...]:
     """Those of the modules alive whose own code Dynamo skips, though a backend of ours compiled them in place.
 
     Dynamo says nothing of the frames that it skips by rule, such as the forward of nn.Sequential, so they are found by
-    looking at all objects: this takes some tenths of a second in a large program. Without torch's rules, none.
+    looking at all objects, after those that nothing holds were collected: this takes some tenths of a second in a large
+    program. Without torch's rules, none.
 
     Args:
         home: the name of the module that the backend's function is in.
     """
     if _check_verbose is None or _innermost_backend is None:
         return ()
+    gc.collect()
     found = []
     for one in gc.get_objects():
         if issubclass(type(one), nn.Module) and getattr(_compiled_with(one), "__module__", "") == home:
@@ -133,7 +168,8 @@ def untraced_modules(home: str) -> tuple[UntracedModule, ...]:
 
 def why_untraced(module: nn.Module) -> str | None:
     """Why Dynamo skips the forward of a module compiled in place, by its rules; None where it does not."""
-    if module.__dict__.get("_compiled_call_impl") is None or _check_verbose is None:
+    call = module.__dict__.get("_compiled_call_impl")
+    if call is None or _check_verbose is None or _calls_inlined(call):
         return None
     result = _check_verbose(type(module).forward)
     return (result.reason or "no reason given") if result.skipped else None
@@ -171,13 +207,24 @@ def wrap_compiled_call(
 
 def _compiled_with(module: nn.Module) -> object:
     """The backend of a module compiled in place, or None."""
-    wrapper = module.__dict__.get("_compiled_call_impl")
-    while wrapper is not None and "callback" not in (names := _free_names(wrapper)):
-        wrapper = getattr(wrapper, "__wrapped__", None)
-    if wrapper is None:
-        return None
-    callback = wrapper.__closure__[names.index("callback")].cell_contents
-    return getattr(_innermost_backend(callback), "compiler_fn", None)
+    callback = _held(module.__dict__.get("_compiled_call_impl"), "callback")
+    return getattr(_innermost_backend(callback), "compiler_fn", None) if callback is not None else None
+
+
+def _calls_inlined(call: Any) -> bool:
+    """Whether a module's compiled call enters it by a function of Dynamo's own, in which no rule leaves it out.
+
+    torch 2.15 does so for the modules that its rules leave out; older ones do not.
+    """
+    code = getattr(_held(call, "fn"), "__code__", None)
+    return code is not None and code.co_filename == getattr(_external_utils, "__file__", None)
+
+
+def _held(call: Any, name: str) -> Any:
+    """What the closure of torch's wrapper around a compiled call holds under `name`, or None."""
+    while call is not None and "callback" not in (names := _free_names(call)):
+        call = getattr(call, "__wrapped__", None)
+    return call.__closure__[names.index(name)].cell_contents if call is not None and name in names else None
 
 
 def _free_names(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import ort_dynamo
+from tests.report.containers import dynamo_traces_its_own_containers
 
 HERE = str(Path(__file__))
 
@@ -62,6 +63,41 @@ def test_a_graph_break_has_its_function_and_reason() -> None:
     assert f"function ({one.where}): {one.reason}" in str(found)
 
 
+def test_a_graph_break_before_the_first_operator_is_none_of_a_skipped_function() -> None:
+    def function(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return x * 2
+
+    torch.compile(function, backend="ort_train")(torch.ones(2))
+    found = ort_dynamo.summary()
+    assert ([one.function for one in found.breaks], found.skipped) == (["function"], ())
+
+
+def test_functions_of_one_name_are_told_apart() -> None:
+    class Outer(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            torch._dynamo.graph_break()
+            return self.inner(x) * 2
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.gru(x)[0]
+
+    torch.compile(Outer(Inner()), backend="ort_train")(torch.ones(2, 1, 3))
+    found = ort_dynamo.summary()
+    (one,) = found.skipped
+    assert "GRU" in one.reason
+    assert found.breaks[0].where < one.where
+
+
 def test_a_recompile_has_the_guard_that_failed() -> None:
     compiled = torch.compile(lambda x, n: x * n, backend="ort_train")
     compiled(torch.ones(3), 2)
@@ -85,14 +121,19 @@ def test_a_function_that_dynamo_gives_up_on_is_skipped() -> None:
     (one,) = found.skipped
     assert (one.function, one.where.split(":")[0]) == ("forward", HERE)
     assert "LSTM" in one.reason
+    assert not found.breaks
     assert str(found).startswith("ort_train: nothing was compiled\nskipped by Dynamo")
 
 
-def test_a_module_that_dynamo_never_traces_is_skipped() -> None:
+def test_a_module_of_torch_itself_is_skipped_where_dynamo_leaves_it_out() -> None:
     model = nn.Sequential(nn.Linear(3, 2))
     model.compile(backend="ort_train")
     model(torch.ones(1, 3))
-    (one,) = ort_dynamo.summary().skipped
+    found = ort_dynamo.summary()
+    if dynamo_traces_its_own_containers():
+        assert (found.compiles, found.skipped) == (1, ())
+        return
+    (one,) = found.skipped
     assert one.function == "Sequential.forward"
     assert "torch.compile(module)" in one.reason
 

@@ -19,6 +19,7 @@ from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord
 from ort_dynamo.report.summary import print_at_exit
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.importing import restore_torch
+from ort_dynamo.saving.compile import SavedCompile
 from ort_dynamo.torch_internals.frames import current_compile_id
 from ort_dynamo.torch_internals.versions import say_if_untested
 
@@ -55,18 +56,25 @@ def ort_train(
     parsed = parse_options(mode, options)
     installed_runtime()
     begin, keep = time.perf_counter(), RECORDS.begin()
+    saved = None if parsed.dump.save_onnx is None else SavedCompile(parsed.dump.save_onnx, gm, example_inputs)
     partitions: list[PartitionRecord] = []
     graphs: list[GraphRecord] = []
+    partition = partitioner(parsed, partitions.append)
     compiled = trace(
         gm,
         example_inputs,
         forward=partial(_compile, role="forward", options=parsed, graphs=graphs),
         backward=partial(_compile, role="backward", options=parsed, graphs=graphs),
-        inference=partial(_compile_inference, options=parsed, graphs=graphs),
-        partition=partitioner(parsed, partitions.append),
+        inference=partial(_compile_inference, options=parsed, graphs=graphs, saved=saved),
+        partition=partition if saved is None else saved.naming(partition),
     )
-    partition = partitions[0] if partitions else None
-    keep(CompileRecord(partition, tuple(graphs), time.perf_counter() - begin, current_compile_id()))
+    if saved is not None:
+        saved.write([graph.described for graph in graphs if graph.described is not None])
+    keep(
+        CompileRecord(
+            partitions[0] if partitions else None, tuple(graphs), time.perf_counter() - begin, current_compile_id()
+        )
+    )
     return compiled
 
 
@@ -87,9 +95,11 @@ def _compile(
 
 
 def _compile_inference(
-    gm: GraphModule, seen: slice, options: Options, graphs: list[GraphRecord]
+    gm: GraphModule, seen: slice, options: Options, graphs: list[GraphRecord], saved: SavedCompile | None
 ) -> Callable[[list[Any]], Any]:
     passes = mark(gm, options.passes, check=options.dump.verify)
+    if saved is not None:
+        saved.name(gm)
 
     def record(graph: GraphRecord) -> None:
         graphs.append(dataclasses.replace(graph, passes=passes + graph.passes))

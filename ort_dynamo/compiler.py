@@ -22,18 +22,20 @@ from ort_dynamo.cache.graph_key import graph_key
 from ort_dynamo.cache.memory import MemoryCache
 from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.lowering.translate import lower, refusal
-from ort_dynamo.marks import FX_NODE
+from ort_dynamo.marks import FX_NODE, WRITTEN_FOR
 from ort_dynamo.options.groups import Options
 from ort_dynamo.passes.outside import outside_functions
 from ort_dynamo.passes.pipelines import onnx_passes, order_passes, outer_passes
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.report.counts import report
-from ort_dynamo.report.dump import dump_model
 from ort_dynamo.report.record import GraphRecord, IslandRecord
 from ort_dynamo.runtime.boxed import Island, boxed
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.runtime.session import optimize
+from ort_dynamo.saving.files import check_model
+from ort_dynamo.saving.island import IslandFiles
+from ort_dynamo.saving.join import describe_graph
 from ort_dynamo.segment.classify import session_device
 from ort_dynamo.segment.segment import check_fallback, segment
 from ort_dynamo.source_line import describe
@@ -70,6 +72,8 @@ def compile_graph(
     report(segmented, role)
     check_fallback(segmented, options.segment, role)
     spec = build_spec(options, target, device, role)
+    for name, island in segmented.islands.items():
+        island.meta[WRITTEN_FOR] = f"{gm.meta.get(WRITTEN_FOR, '')} {role} {name}".strip()
     islands = [_compile_island(segmented.gm, name, island, spec, role) for name, island in segmented.islands.items()]
     passes = run_passes(outer_passes(seen), segmented.gm, check=options.dump.verify)
     seconds = time.perf_counter() - begin
@@ -82,6 +86,7 @@ def compile_graph(
             islands=tuple(islands),
             passes=passes,
             seconds=seconds,
+            described=describe_graph(segmented, role, options.dump),
         )
     )
     return boxed(segmented.gm)
@@ -141,12 +146,15 @@ def compile_island(gm: GraphModule, spec: BuildSpec, name: str) -> CompiledGraph
 def build_island(gm: GraphModule, spec: BuildSpec, name: str) -> BuiltGraph:
     """Lower one island and rewrite it; what comes out can be stored."""
     watch = _Watch()
+    files = IslandFiles(spec.dump, name, gm)
     lowered = lower(gm, spec.target)
     watch.stage("lower")
+    files.lowered(lowered.model)
     passes = run_passes(spec.passes, lowered.model, check=spec.dump.verify)
     model = ir.to_proto(lowered.model).SerializeToString()
     watch.stage("rewrite")
-    dump_model(model, spec.dump, name)
+    check_model(model, spec.dump)
+    files.rewritten(lowered.model, model)
     nodes = list(lowered.model.graph)
     dtypes = frozenset(value.dtype for node in nodes for value in node.outputs if value.dtype is not None)
     built = BuiltGraph(
@@ -161,13 +169,16 @@ def build_island(gm: GraphModule, spec: BuildSpec, name: str) -> BuiltGraph:
         origins=_origins(gm, lowered.model),
         record=BuildRecord(len(nodes), passes, watch.seconds),
     )
-    return _optimized_in_order(built, lowered.model, spec) if spec.in_order else built
+    optimized = spec.session.graph_optimization != "disable"
+    if optimized and spec.in_order:
+        built = _optimized_in_order(built, lowered.model, spec)
+    if optimized and files.asked:
+        files.optimized(built.model if spec.in_order else optimize(built, spec.target, spec.device))
+    return built
 
 
 def _optimized_in_order(built: BuiltGraph, lowered: ir.Model, spec: BuildSpec) -> BuiltGraph:
     """What ONNX Runtime's optimizers make of `built`, with its nodes back in the order that they had."""
-    if spec.session.graph_optimization == "disable":
-        return built
     watch = _Watch()
     optimized = ir.from_proto(onnx.ModelProto.FromString(optimize(built, spec.target, spec.device)))
     passes = run_passes(order_passes(lowered), optimized, check=spec.dump.verify)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 __all__ = [
     "DECIDED_BY",
+    "DIRECTION",
     "DRAWN",
     "FOR_KERNEL",
     "FX_NODE",
     "PASS",
+    "READABLE",
     "READS_ROUNDED",
     "RECOMPUTE",
+    "SCOPE",
     "STANDS_BESIDE",
+    "WRITTEN_FOR",
     "ZERO_DIVISOR",
 ]
 
@@ -28,6 +32,17 @@ DRAWN = "ort_dynamo.drawn"
 STANDS_BESIDE = "ort_dynamo.with_running_statistics"
 """On a BatchNorm without running statistics: the name of the one with them that it was split from."""
 
+READABLE = "ort_dynamo.readable"
+"""What saved files call the node's value; there only where files are saved."""
+
+SCOPE = "ort_dynamo.scope"
+"""Where the node is, as saved files say it: the innermost module's path, or the traced function's name."""
+
+# -- keys of a graph's meta and of a model's metadata_props ------------------------------------------------------
+
+WRITTEN_FOR = "ort_dynamo.written_for"
+"""The program, compile, graph and island that a saved model's names are of; another island may share the model."""
+
 # -- keys of an ONNX node's metadata_props, which save_onnx writes to the file ---------------------------------
 
 FX_NODE = "ort_dynamo.fx_node"
@@ -35,6 +50,9 @@ FX_NODE = "ort_dynamo.fx_node"
 
 PASS = "ort_dynamo.pass"
 """The repr of the pass that made this node or changed it."""
+
+DIRECTION = "ort_dynamo.direction"
+"""In saved files: "backward" of what computes gradients, "forward" of all else, also where a backward does it again."""
 
 FOR_KERNEL = "ort_dynamo.for_kernel"
 """On a Cast: it only is there because an operator has no kernel for the dtype of its inputs."""

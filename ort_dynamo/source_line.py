@@ -6,7 +6,7 @@ import re
 
 from torch.fx import Node
 
-__all__ = ["describe", "module_path", "user_line"]
+__all__ = ["describe", "innermost_module", "module_path", "modules", "user_line"]
 
 _ROOT = re.compile(r"^(L\['\w+'\]|self)\.?")
 """What Dynamo writes before a module's path: the local variable that holds the outermost module."""
@@ -21,17 +21,28 @@ def user_line(node: Node) -> str:
     return " ".join(trace[where : where + 2])
 
 
-def module_path(node: Node) -> str:
-    """The innermost module that called the operator, as in named_modules(), with its class: "layers.0.mlp (Linear)".
+def modules(node: Node) -> tuple[tuple[str, str], ...]:
+    """The modules that called the operator, outermost first: each one's path as in named_modules(), and its class.
 
-    A backward's node has that of the forward's node whose gradient it computes. Empty outside of all modules.
+    A backward's node has those of the forward's node whose gradient it computes. None outside of all modules.
     """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    if not stack:
-        return ""
-    path, kind = list(stack.values())[-1]
-    name = kind if isinstance(kind, str) else kind.__name__
-    return f"{_ROOT.sub('', path)} ({name.rpartition('.')[2]})".strip()
+    return tuple((_ROOT.sub("", path), _class_name(kind)) for path, kind in stack.values())
+
+
+def _class_name(kind: str | type) -> str:
+    return (kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2]
+
+
+def innermost_module(node: Node) -> tuple[str, str] | None:
+    """The last of `modules`, or None."""
+    return (modules(node) or (None,))[-1]
+
+
+def module_path(node: Node) -> str:
+    """The innermost module that called the operator, with its class: "layers.0.mlp (Linear)"; empty outside of all."""
+    path, kind = innermost_module(node) or ("", "")
+    return f"{path} ({kind})".strip() if kind else ""
 
 
 def describe(node: Node) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ort_dynamo.build import BuildRecord
 from ort_dynamo.partition.cut import PartitionRecord
@@ -45,6 +46,7 @@ class GraphRecord:
         islands: the islands, in the order in which they run.
         passes: FX passes on this graph alone, in order.
         seconds: the time of its compile, islands included.
+        described: what the file that joins saved models says of it; None where none are saved.
     """
 
     role: str
@@ -54,6 +56,7 @@ class GraphRecord:
     islands: tuple[IslandRecord, ...]
     passes: tuple[PassRecord, ...]
     seconds: float
+    described: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Saving writes compiled graphs as files that people and other programs can read."""

@@ -1,0 +1,71 @@
+"""Writes models and what joins them, each file whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from ort_dynamo.options.groups import DumpOptions
+
+__all__ = ["check_model", "write_bytes", "write_json", "write_model"]
+
+_MOST = 2**31 - 1
+"""Bytes of the largest protobuf."""
+
+_ROOM = 2**24
+"""Bytes left for what is no tensor, where tensors have to leave the file."""
+
+
+def check_model(model: bytes, options: DumpOptions) -> None:
+    """Check a serialised model, if `options.verify` asks for it; raises onnx.checker.ValidationError."""
+    if options.verify:
+        onnx.checker.check_model(model)
+
+
+def write_model(model: ir.Model, path: Path, most: int = _MOST) -> None:
+    """Write a model, with its tensors in a file "<name>.data" beside it where one file cannot hold them.
+
+    Args:
+        model: what to write.
+        path: where to; the folder is made if it is missing, and a file that is there is replaced.
+        most: bytes that one file can hold.
+
+    Raises:
+        OSError: the folder cannot be made or written.
+    """
+    tensors = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+    if tensors + _ROOM < most or tensors == 0:
+        _write(path, lambda temporary: temporary.write_bytes(ir.to_proto(model).SerializeToString()))
+        return
+    data = path.with_name(f"{path.name}.data")
+    # The model names its data file, so that one is written under its last name, and before the model appears.
+    _write(path, lambda temporary: ir.save(model, temporary, external_data=data.name, size_threshold_bytes=1024))
+
+
+def write_bytes(content: bytes, path: Path) -> None:
+    """Write bytes; raises OSError as `write_model` does."""
+    _write(path, lambda temporary: temporary.write_bytes(content))
+
+
+def write_json(content: Mapping[str, Any], path: Path) -> None:
+    """Write a mapping of what JSON knows, indented; raises OSError as `write_model` does."""
+    _write(path, lambda temporary: temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n"))
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> None:
+    """Have a file written beside `path` and moved there: a reader never sees half of it, nor after a kill."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Made by open(), and so with the permissions that the process's umask leaves; tempfile would make it private.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,163 @@
+"""Says how the saved models of one compile join: their order, what goes in and out, and what torch does between them.
+
+docs/saved_files.md describes what is written, for those who read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ort_dynamo.boundary import ValueSpec
+from ort_dynamo.marks import READABLE, WRITTEN_FOR
+from ort_dynamo.options.groups import DumpOptions
+from ort_dynamo.runtime.boxed import Island
+from ort_dynamo.saving.files import write_bytes
+from ort_dynamo.saving.island import names_in_file, paths
+from ort_dynamo.saving.program import UniqueNames
+from ort_dynamo.segment.segment import Segmented
+from ort_dynamo.torch_internals.dispatcher import real_kernels
+from ort_dynamo.torch_internals.operators import OpOverload
+
+__all__ = ["describe_graph"]
+
+_INLINE = 64
+"""Elements of the largest constant that is written as numbers; others are files of their bytes."""
+
+
+def describe_graph(segmented: Segmented, role: str, options: DumpOptions) -> dict[str, Any] | None:
+    """Describe a compiled graph by plain values: its inputs, its steps in order, its outputs.
+
+    Args:
+        segmented: the graph, with READABLE in its nodes' meta, WRITTEN_FOR in that of its islands, which are compiled.
+        role: "forward", "backward" or "inference".
+        options: where its models were saved; None comes of it where they were not.
+    """
+    if options.save_onnx is None:
+        return None
+    return _Description(segmented, Path(options.save_onnx)).describe(role)
+
+
+class _Description:
+    def __init__(self, segmented: Segmented, folder: Path) -> None:
+        self._outer = outer = segmented.gm
+        self._islands = segmented.islands
+        self._folder = folder
+        (self._output,) = outer.graph.find_nodes(op="output")
+        unique = UniqueNames()
+        # What goes out first: a value and its copy may have one name, and what leaves a forward has to be found.
+        order = dict.fromkeys((*self._output.all_input_nodes, *outer.graph.nodes))
+        self._names = {node: unique.take(str(node.meta.get(READABLE, node.name))) for node in order}
+
+    def describe(self, role: str) -> dict[str, Any]:
+        return {
+            "role": role,
+            "inputs": [
+                {"value": self._names[node], **_type(node.meta.get("val"))}
+                for node in self._outer.graph.find_nodes(op="placeholder")
+            ],
+            "steps": [step for node in self._outer.graph.nodes if (step := self._step(node))],
+            "outputs": self._spelled(self._output.args[0]),
+        }
+
+    def _step(self, node: Node) -> dict[str, Any] | None:
+        if node.op == "call_module":
+            return self._island(node)
+        if node.op == "get_attr":
+            return self._constant(node)
+        if node.op != "call_function" or _is_result(node):
+            return None
+        return {
+            "call": _target(node.target),
+            "args": self._spelled(node.args),
+            "kwargs": {key: self._spelled(value) for key, value in node.kwargs.items()},
+            "value": self._names[node],
+        }
+
+    def _constant(self, node: Node) -> dict[str, Any]:
+        constant = operator.attrgetter(str(node.target))(self._outer)
+        said = {"constant": str(node.target), "value": self._names[node]}
+        if not isinstance(constant, torch.Tensor):
+            return said  # the graph of a higher-order operator, which torch runs
+        said |= _type(constant)
+        with real_kernels():  # AOTAutograd's fake mode is on
+            if constant.numel() <= _INLINE:
+                return {**said, "data": constant.tolist()}
+            raw = constant.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        path = f"constants/{hashlib.sha256(raw).hexdigest()[:16]}.bin"
+        write_bytes(raw, self._folder / path)
+        return {**said, "file": path}
+
+    def _island(self, call: Node) -> dict[str, Any]:
+        name = str(call.target)
+        island = self._outer.get_submodule(name)
+        assert isinstance(island, Island)
+        built, own = island.compiled.built, self._islands[name].meta[WRITTEN_FOR]
+        results = {user.args[1]: self._names[user] for user in call.users if user.target is operator.getitem}
+        names = names_in_file(self._folder, built.name)
+        shared = {"shared_with": names.written_for} if names is not None and names.written_for != own else {}
+        return {
+            "island": name,
+            "files": {stage: path for stage, path in paths(built.name).items() if (self._folder / path).exists()},
+            **shared,
+            "inputs": [
+                {**self._read(argument), **_crossing(spec, getattr(names, "inputs", None), index)}
+                for index, (argument, spec) in enumerate(zip(call.args, built.inputs, strict=True))
+            ],
+            "outputs": [
+                {"value": results.get(index), **_crossing(spec, getattr(names, "outputs", None), index)}
+                for index, spec in enumerate(built.outputs)
+            ],
+        }
+
+    def _read(self, argument: Any) -> dict[str, Any]:
+        spelled = self._spelled(argument)
+        return spelled if isinstance(spelled, dict) else {"given": spelled}
+
+    def _spelled(self, argument: Any) -> Any:
+        if isinstance(argument, Node):
+            return {"value": self._names[argument]}
+        if isinstance(argument, (list, tuple)):
+            return [self._spelled(one) for one in argument]
+        if argument is None or isinstance(argument, (bool, int, str)):
+            return argument
+        return argument if isinstance(argument, float) and argument == argument else {"python": str(argument)}
+
+
+def _is_result(node: Node) -> bool:
+    """Whether a node takes a result out of an island."""
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, Node) and source.op == "call_module"
+
+
+def _crossing(spec: ValueSpec, names: Sequence[str] | None, index: int) -> dict[str, Any]:
+    """How a value enters or leaves a session, as far as it is not just itself."""
+    said: dict[str, Any] = {"name": names[index] if names else None, "dtype": _dtype(spec.dtype)}
+    if spec.order:
+        said["order"] = list(spec.order)
+    if spec.strides:
+        said["strides"] = list(spec.strides)
+    if spec.is_number:
+        said["number"] = True
+    return said
+
+
+def _type(fake: Any) -> dict[str, Any]:
+    if isinstance(fake, torch.Tensor):
+        return {"dtype": _dtype(fake.dtype), "shape": [n if isinstance(n, int) else str(n) for n in fake.shape]}
+    return {"number": True}
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _target(target: Any) -> str:
+    module = getattr(target, "__module__", "")
+    return str(target) if isinstance(target, OpOverload) else f"{module}.{target.__name__}"

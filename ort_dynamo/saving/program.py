@@ -1,0 +1,151 @@
+"""What the program calls the inputs of one of Dynamo's graphs, and the nodes made of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from ort_dynamo.marks import READABLE, SCOPE, WRITTEN_FOR
+from ort_dynamo.source_line import innermost_module
+from ort_dynamo.torch_internals.frames import current_compile_id
+from ort_dynamo.torch_internals.program import (
+    function_name,
+    keywords_name,
+    locals_under_trace,
+    source_of,
+    spell_input,
+    spell_outputs,
+)
+
+__all__ = ["Program", "UniqueNames", "name_nodes", "read_program"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One function of the program, as Dynamo traces it.
+
+    Attributes:
+        name: the class of the module that all its parameters are in, or the function's name.
+        inputs: for each input of Dynamo's graph: of a parameter or buffer, its name in `state_dict()`; of an argument,
+            its name and where in it the tensor is, such as "batch.input_ids"; of one in `**kwargs`, its keyword.
+        compile_id: torch's name for the compile, such as "0/1".
+        aliases: input -> other names of the same parameter or buffer, such as those of tied weights.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    compile_id: str | None = None
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class UniqueNames:
+    """Hands out names, each once: one that is taken gets a number."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = set(taken)
+
+    def take(self, name: str) -> str:
+        """`name`, or the first of name_1, name_2, … that is free."""
+        found, number = name, 0
+        while found in self._taken:
+            number += 1
+            found = f"{name}_{number}"
+        self._taken.add(found)
+        return found
+
+
+_STEP = re.compile(r"\[['\"]?(?P<key>[^'\"\]]*)['\"]?\]|\.(?P<attribute>\w+)")
+_HOLDERS = {"_modules", "_parameters", "_buffers"}
+
+
+def read_program(gm: GraphModule, inputs: Sequence[Any]) -> Program:
+    """Find what the program calls the inputs of Dynamo's graph, while Dynamo traces it.
+
+    A parameter is named from the module that the traced function reaches it by: after a graph break that is the module
+    whose forward begins there. Where there are two such modules, the name begins with what the function calls them.
+
+    Args:
+        gm: Dynamo's graph.
+        inputs: its inputs; names of tied weights are found where they are the parameters themselves.
+    """
+    found = [_steps(source_of(node) or node.name) for node in gm.graph.find_nodes(op="placeholder")]
+    roots = dict.fromkeys(root for root, _ in found if root is not None)
+    unique = UniqueNames()
+    names = tuple(unique.take(_input_name(root, steps, keywords_name(), len(roots) > 1)) for root, steps in found)
+    module = _module(locals_under_trace(), *roots)
+    compile_id = current_compile_id()
+    if module is None:
+        return Program(function_name() or "graph", names, compile_id)
+    return Program(type(module).__name__, names, compile_id, _aliases(module, names, inputs))
+
+
+def _steps(source: str) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """The way to the module that holds a parameter or buffer, or None if it is no such; and the way from there."""
+    steps = tuple(match["key"] or match["attribute"] or "0" for match in _STEP.finditer(source)) or (source,)
+    holder = next((index for index, step in enumerate(steps) if step in _HOLDERS), None)
+    if holder is None:
+        return None, steps
+    return steps[:holder], tuple(step for step in steps[holder:] if step not in _HOLDERS)
+
+
+def _input_name(root: tuple[str, ...] | None, steps: tuple[str, ...], keywords: str | None, with_root: bool) -> str:
+    if root is None:
+        return ".".join(steps[1:] if len(steps) > 1 and steps[0] == keywords else steps)
+    return ".".join((*root, *steps) if with_root else steps)
+
+
+def _module(values: Mapping[str, Any], *ways: Sequence[str]) -> nn.Module | None:
+    """The one module that holds all parameters; where there are none, the one whose method the function is."""
+    ways = ways or (("self",),)
+    found = values.get(ways[0][0]) if len(ways) == len(ways[0]) == 1 else None
+    return found if isinstance(found, nn.Module) else None
+
+
+def _aliases(module: nn.Module, names: Sequence[str], inputs: Sequence[Any]) -> dict[str, tuple[str, ...]]:
+    every: dict[int, list[str]] = {}
+    for holds in (module.named_parameters, module.named_buffers):
+        for name, tensor in holds(remove_duplicate=False):
+            every.setdefault(id(tensor), []).append(name)
+    others = {name: every.get(id(value), []) for name, value in zip(names, inputs, strict=False)}
+    return {name: tuple(o for o in found if o != name) for name, found in others.items() if len(found) > 1}
+
+
+def name_nodes(gm: GraphModule, program: Program, saved: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Give each node of a graph a name that people can read, in its meta under READABLE, and return all by node name.
+
+    Inputs and outputs are called as the program does; all else by the module that it is in and its own name, as in
+    "layers.3.mlp/mm_1". Nodes outside of all modules begin with the program's name.
+
+    Args:
+        gm: what AOTAutograd has made, forward and backward after the partition.
+        program: of the function that it comes from.
+        saved: names of the forward's nodes, for those of them that are the backward's inputs.
+    """
+    gm.meta[WRITTEN_FOR] = f"{program.name} {program.compile_id}"
+    unique = UniqueNames()
+    names: dict[str, str] = {}
+
+    def put(node: Node, name: str) -> None:
+        names[node.name] = node.meta[READABLE] = unique.take(name)
+
+    for node in gm.graph.nodes:
+        node.meta[SCOPE] = (innermost_module(node) or ("",))[0] or program.name
+    for node in gm.graph.find_nodes(op="placeholder"):
+        put(node, spell_input(node, program.inputs) or (saved or {}).get(node.name) or _placed(node))
+    (output,) = gm.graph.find_nodes(op="output")
+    for node, name in zip(output.args[0], spell_outputs(output, program.inputs), strict=True):
+        if isinstance(node, Node) and name is not None and node.name not in names:
+            put(node, name)
+    for node in gm.graph.nodes:
+        if node.op != "output" and node.name not in names:
+            put(node, _placed(node))
+    return names
+
+
+def _placed(node: Node) -> str:
+    return f"{node.meta[SCOPE]}/{node.name}"

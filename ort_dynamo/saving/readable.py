@@ -56,9 +56,10 @@ def readable(serialised: bytes, island: GraphModule, known: Mapping[str, str]) -
     for node in graph.all_nodes():
         for index, value in enumerate(node.outputs):
             if value.name and value not in named:
-                fx_node = nodes.get(value.name)
                 plain = str(node.name) if len(node.outputs) == 1 else f"{node.name}:{index}"
-                named[value] = unique.take(_name(fx_node) if fx_node is not None else plain)
+                # A name alone says little: what lowering calls add_1 may be the second result of add.
+                mine = nodes.get(value.name) if value.name == origins[node] else None
+                named[value] = unique.take(plain if mine is None else _name(mine))
     for value, name in named.items():
         value.name = name
     return model

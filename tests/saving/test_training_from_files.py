@@ -77,10 +77,13 @@ def test_every_node_names_its_module(saved: Any, stage: str, role: str) -> None:
     folder, model, _, _ = saved
     modules = dict(model.named_modules())
     for file in (folder / stage).glob(f"{role}-*.onnx"):
+        graph = onnx.load(file).graph
+        outputs = {value.name for value in graph.output}
         seen = set()
-        for node in onnx.load(file).graph.node:
+        for node in graph.node:
             path = node.name.partition("/")[0]
             assert path in modules or path == "GPT2LMHeadModel", node.name
+            assert all(value.partition("/")[0] == path or value in outputs for value in node.output), node
             meta = {prop.key: prop.value for prop in node.metadata_props}
             if path in modules and path:
                 assert f"{path}: {type(modules[path]).__name__}" in meta["namespace"]

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ort_dynamo.report.record import RECORDS, CompileRecord
@@ -141,9 +141,7 @@ def _collect(
     records: tuple[CompileRecord, ...], seen: tuple[Frame, ...], untraced: tuple[UntracedModule, ...]
 ) -> Summary:
     ours = {record.compile_id for record in records}
-    functions = by_function(seen)
     mine = [frame for frame in seen if frame.compile_id in ours]
-    broken = [frame for function in functions if any(f.compile_id in ours for f in function) for frame in function]
     graphs = [graph for record in records for graph in record.graphs]
     islands = [island for graph in graphs for island in graph.islands]
     return Summary(
@@ -155,7 +153,11 @@ def _collect(
         by_design=sum((graph.by_design for graph in graphs), Counter()),
         eager=_by_reason(node for graph in graphs for node in graph.eager),
         breaks=tuple(
-            FunctionNote(frame.function, frame.where, in_a_line(reason)) for frame in broken for reason in frame.breaks
+            FunctionNote(frame.function, frame.where, in_a_line(reason))
+            for function in by_function(seen)
+            if _is_ours(function, seen, ours)
+            for frame in function
+            for reason in frame.breaks
         ),
         skipped=(
             *given_up(seen),
@@ -168,6 +170,13 @@ def _collect(
         ),
         seconds=sum(record.seconds for record in records),
     )
+
+
+def _is_ours(function: Sequence[Frame], seen: Sequence[Frame], ours: Collection[str | None]) -> bool:
+    """Whether this backend compiled something of a function, or of the one that it hands over to."""
+    broken = _broken_before_operators(function)
+    entered = _entered_at(broken, seen) if broken is not None else None
+    return any(frame.compile_id in ours for frame in (*function, *([entered] if entered else [])))
 
 
 _ADVICE = "torch.compile(module) traces it where module.compile() does not"
@@ -184,17 +193,32 @@ def _by_reason(nodes: Iterable[EagerNode]) -> tuple[EagerNodes, ...]:
 
 
 def given_up(seen: Sequence[Frame]) -> Iterator[FunctionNote]:
-    """The functions that Dynamo looked at and of which nothing was compiled, each with Dynamo's first reason.
+    """The functions that Dynamo gave up on, each with its reason.
 
-    torch up to 2.14 raises where it meets what it cannot trace before any operator, and 2.15 breaks the graph there.
+    torch up to 2.14 raises where it meets what it cannot trace before any operator, and 2.15 breaks the graph there. So
+    one that broke is told from one that only hands over to another (a decorator's wrapper that logs, say) by nothing of
+    it having been compiled, and by no other function having been entered where it broke.
     """
     for function in by_function(seen):
         for frame in function:
             if frame.failure is not None:
                 yield FunctionNote(frame.function, frame.where, in_a_line(frame.failure))
-        broken = next((frame for frame in function if frame.breaks), None)
-        if broken is not None and not any(frame.operators or frame.failure for frame in function):
+        broken = _broken_before_operators(function)
+        if broken is not None and _entered_at(broken, seen) is None:
             yield FunctionNote(broken.function, broken.where, in_a_line(broken.breaks[0]))
+
+
+def _broken_before_operators(function: Sequence[Frame]) -> Frame | None:
+    """The first frame that broke, of a function of which nothing was compiled."""
+    if any(frame.operators or frame.failure for frame in function):
+        return None
+    return next((frame for frame in function if frame.breaks), None)
+
+
+def _entered_at(broken: Frame, seen: Sequence[Frame]) -> Frame | None:
+    """The function that was entered next, unless it is the rest of one after a graph break."""
+    following = next(iter(seen[seen.index(broken) + 1 :]), None)
+    return None if following is None or following.is_resumed else following
 
 
 def in_a_line(text: str) -> str:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from ort_dynamo.errors import ProviderNotAvailableError
+from ort_dynamo.errors import InvalidOptionError, ProviderNotAvailableError
 from ort_dynamo.runtime.capabilities import (
     TESTED_RUNTIMES,
     installed_runtime,
@@ -75,13 +75,50 @@ def recorded_cpu_targets() -> tuple[Target, ...]:
     )
 
 
+_CUDA_OPTIONS = frozenset(
+    [
+        "arena_extend_strategy",
+        "cudnn_conv1d_pad_to_nc1d",
+        "cudnn_conv_algo_search",
+        "cudnn_conv_use_max_workspace",
+        "device_id",
+        "do_copy_in_default_stream",
+        "enable_cuda_graph",
+        "enable_skip_layer_norm_strict_mode",
+        "fuse_conv_bias",
+        "gpu_external_alloc",
+        "gpu_external_empty_cache",
+        "gpu_external_free",
+        "gpu_mem_limit",
+        "has_user_compute_stream",
+        "prefer_nhwc",
+        "sdpa_kernel",
+        "tunable_op_enable",
+        "tunable_op_max_tuning_duration_ms",
+        "tunable_op_tuning_enable",
+        "use_ep_level_unified_stream",
+        "use_tf32",
+        "user_compute_stream",
+    ]
+)
+"""Those of onnxruntime 1.31's CUDAExecutionProvider (cuda_execution_provider_info.cc, of its published source)."""
+
+
 def provider_options(device: torch.device, given: dict[str, str]) -> dict[str, str]:
     """Options of the provider of `device`: ours, overridden by the user's.
 
-    A CUDA session computes on torch's current stream, so no synchronisation is needed at its boundary.
+    A CUDA session computes on torch's current stream, so no synchronisation is needed at its boundary. The CPU's
+    provider takes no option and says nothing of one; those of CUDA are left out there, since a model that trains on
+    CUDA may have a graph whose tensors are on the CPU.
+
+    Raises:
+        InvalidOptionError: an option that no provider has. CUDA's provider itself refuses those that it does not know.
     """
     if device.type != "cuda":
-        return given
+        if unknown := sorted(given.keys() - _CUDA_OPTIONS):
+            expected = f"no {unknown[0]!r}, which {_PROVIDERS['cpu']} does not know: it has no options"
+            raise InvalidOptionError(name="provider_options", value=given, expected=expected)
+        return {}
     stream = torch.cuda.current_stream(device).cuda_stream
     return {
         "device_id": str(device.index or 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from ort_dynamo.build import BuiltGraph
-from ort_dynamo.errors import ProviderNotAvailableError, SessionError
+from ort_dynamo.errors import InvalidOptionError, ProviderNotAvailableError, SessionError
 from ort_dynamo.options.groups import SessionSettings
 from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.binding import keep_order
@@ -20,6 +21,10 @@ from ort_dynamo.runtime.providers import provider_options
 from ort_dynamo.target import Target
 
 __all__ = ["open_session", "optimize"]
+
+
+_UNKNOWN_OPTION = re.compile("unknown provider option|failed to (parse|map)", re.IGNORECASE)
+"""How ONNX Runtime's ProviderOptionsParser says that it does not know an option, or its value."""
 
 
 def open_session(built: BuiltGraph, target: Target, device: torch.device) -> Any:
@@ -32,6 +37,7 @@ def open_session(built: BuiltGraph, target: Target, device: torch.device) -> Any
         device: the torch device of its tensors.
 
     Raises:
+        InvalidOptionError: the provider does not know one of provider_options.
         ProviderNotAvailableError: the provider is there but does not load.
         SessionError: ONNX Runtime refused the model.
     """
@@ -61,9 +67,16 @@ def _open(built: BuiltGraph, settings: Any, target: Target, device: torch.device
         providers.append("CPUExecutionProvider")  # shape arithmetic runs there
     try:
         session = onnxruntime().InferenceSession(
-            built.model, settings, providers=providers, disabled_optimizers=omitted_optimizers(built.dtypes, target)
+            built.model,
+            settings,
+            providers=providers,
+            disabled_optimizers=omitted_optimizers(built.dtypes, target),
+            enable_fallback=0,  # to the CPU, with a line on stdout: what the provider says is to be heard
         )
     except Exception as error:  # pybind exposes about ten unrelated exception classes
+        if options.provider_options and _UNKNOWN_OPTION.search(str(error)):
+            value, said = dict(options.provider_options), f"what {target.provider} takes, which says: {error}"
+            raise InvalidOptionError(name="provider_options", value=value, expected=said) from error
         raise SessionError(
             package=target.package, version=target.version, provider=target.provider, graph=built.name, error=error
         ) from error

@@ -67,6 +67,11 @@ class Frame:
     recompiled: str | None
     began: float
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether this is what follows a graph break of a function."""
+        return _RESUMED.fullmatch(self.function) is not None
+
 
 def frames(since: float) -> tuple[Frame, ...]:
     """The frames that Dynamo began to compile at or after `since` (seconds since the epoch), the oldest first.

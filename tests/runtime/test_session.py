@@ -14,7 +14,7 @@ from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildRecord, BuiltGraph
 from ort_dynamo.compiler import CACHE
 from ort_dynamo.dtypes import TORCH_TO_ONNX
-from ort_dynamo.errors import SessionError
+from ort_dynamo.errors import InvalidOptionError, SessionError
 from ort_dynamo.options.groups import SessionOptions
 from ort_dynamo.runtime import arena, binding, importing, session
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
@@ -169,3 +169,38 @@ def test_a_build_without_orders_and_arenas_trains(monkeypatch: pytest.MonkeyPatc
     assert entries
     assert "session.use_env_allocators" not in entries
     CACHE.clear()
+
+
+def compiled_with(options: dict[str, str]) -> torch.Tensor:
+    return torch.compile(torch.sin, backend="ort_train", options={"provider_options": options})(torch.ones(2))
+
+
+def test_a_provider_option_that_the_cpu_does_not_know_is_refused_with_its_provider() -> None:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"'arena'.*CPUExecutionProvider") as raised:
+        compiled_with({"arena": "1"})
+    assert isinstance(raised.value.inner_exception, InvalidOptionError)
+
+
+def test_options_of_cuda_are_left_out_on_the_cpu() -> None:
+    torch.testing.assert_close(compiled_with({"gpu_mem_limit": "1000"}), torch.sin(torch.ones(2)))
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ('Unknown provider option: "gpu_mem_limt".', InvalidOptionError),
+        ('Failed to parse value: "lots"', InvalidOptionError),
+        ("This is an invalid model.", SessionError),
+    ],
+)
+def test_what_a_provider_says_of_its_options_is_told(
+    monkeypatch: pytest.MonkeyPatch, words: str, kind: type[Exception]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(importing.onnxruntime(), "InferenceSession", refuse)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as raised:
+        compiled_with({"gpu_mem_limit": "lots"})
+    assert isinstance(raised.value.inner_exception, kind)
+    assert words in str(raised.value)

@@ -87,7 +87,12 @@ def allowed_operators(level: int, allow: Collection[str], layer_norm: bool) -> f
 
 def known_operators(target: Target) -> frozenset[str]:
     """The operator types that ONNX defines, and those that the target has kernels for."""
-    return frozenset(schema.name for schema in onnx.defs.get_all_schemas()) | {op_type for _, op_type in target.kernels}
+    return _defined_operators() | {op_type for _, op_type in target.kernels}
+
+
+@functools.cache
+def _defined_operators() -> frozenset[str]:
+    return frozenset(schema.name for schema in onnx.defs.get_all_schemas())
 
 
 def operands(node: ir.Node, dtype: ir.DataType, version: int | None, target: Target | None) -> Operands | None:

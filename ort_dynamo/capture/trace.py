@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from ort_dynamo.capture.decompositions.table import decompositions
 from ort_dynamo.capture.input_writes import keeps_input_writes
 from ort_dynamo.capture.random_numbers import in_full_precision
+from ort_dynamo.capture.recurrent_layers import take_lstms_apart
 from ort_dynamo.capture.whole_resizes import whole_resizes
 from ort_dynamo.torch_internals.aot import backward_at_once, metadata
 from ort_dynamo.torch_internals.dynamo import aot_autograd
@@ -59,6 +60,7 @@ def trace(
         _hide_mutations()
         return inference(whole, _seen())
 
+    take_lstms_apart(gm)
     # The backward is compiled together with the forward, so nothing can fail first at .backward().
     with backward_at_once(), whole_resizes():
         compiled: Callable[..., Any] = aot_autograd(

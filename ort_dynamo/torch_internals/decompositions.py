@@ -10,12 +10,13 @@ import torch
 from ort_dynamo.torch_internals.lookup import private
 from ort_dynamo.torch_internals.operators import OpOverload, is_mutable
 
-__all__ = ["core_decompositions", "decompositions_of", "linspace", "prim_functions", "resized_lengths"]
+__all__ = ["core_decompositions", "decompositions_of", "linspace", "lstm_in_steps", "prim_functions", "resized_lengths"]
 
 _core = private("torch._decomp:core_aten_decompositions", lambda: torch.export.default_decompositions())
 _decompositions_of = private("torch._decomp:get_decompositions", lambda overloads: {})
 _prims = private("torch._prims")
 _linspace = private("torch._refs:linspace", torch.linspace)
+_formulas = private("torch._decomp.decompositions")
 _resized_lengths = private("torch._decomp.decompositions:upsample_compute_output_size")
 
 
@@ -41,6 +42,37 @@ def linspace(start: Any, end: Any, steps: int, **place: Any) -> torch.Tensor:
     """torch's decomposition of torch.linspace; without it, the operator itself, which then runs in eager."""
     found: torch.Tensor = _linspace(start, end, steps, **place)
     return found
+
+
+def lstm_in_steps() -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None:
+    """torch.lstm of padded sequences as torch takes it apart, one step after the other; None where torch does not.
+
+    torch's own choice (lstm_impl in torch/_decomp/decompositions.py) is oneDNN's operator wherever the input needs no
+    gradient, though the weights may: that one's gradient cannot be traced.
+    """
+    if not all(hasattr(_formulas, name) for name in ("gather_params", "_rnn_helper", "one_layer_lstm")):
+        return None
+
+    def lstm(
+        data: torch.Tensor,
+        hx: Sequence[torch.Tensor],
+        params: Sequence[torch.Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        hidden, cell = hx
+        weights = _formulas.gather_params(params, has_biases, hidden.size(2) != cell.size(2))
+        states = list(zip(hidden, cell, strict=True))
+        settings = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
+        out, final = _formulas._rnn_helper(data, states, weights, *settings, _formulas.one_layer_lstm)
+        hiddens, cells = zip(*final, strict=True)
+        return out, torch.stack(hiddens), torch.stack(cells)
+
+    return lstm
 
 
 def resized_lengths(

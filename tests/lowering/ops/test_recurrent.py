@@ -33,6 +33,24 @@ def test_layers_that_train_equal_eager(kind):
 
 
 @pytest.mark.usefixtures("captured_layers")
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_layers": 2, "dropout": 0.5}, {"proj_size": 3, "bidirectional": True}, {"bias": False}]
+)
+def test_an_lstm_over_data_trains(settings):
+    layer = nn.LSTM(4, 6, **settings)
+    x = torch.randn(5, 3, 4)  # needs no gradient: torch would take oneDNN's operator
+    torch.manual_seed(1)
+    expected = torch.autograd.grad(layer(x)[0].square().sum(), list(layer.parameters()))
+    torch.manual_seed(1)
+    compiled = torch.compile(layer, backend="ort_train", options={"fallback": "error"}, fullgraph=True)
+    actual = torch.autograd.grad(compiled(x)[0].square().sum(), list(layer.parameters()))
+    if "dropout" not in settings:
+        torch.testing.assert_close(actual, expected)
+    assert all(torch.isfinite(gradient).all() for gradient in actual)
+
+
+@pytest.mark.usefixtures("captured_layers")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_an_lstm_that_does_not_train_equals_eager(dynamic):
     layer = nn.LSTM(4, 6, bidirectional=True).requires_grad_(False)

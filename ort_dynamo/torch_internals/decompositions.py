@@ -70,7 +70,8 @@ def lstm_in_steps() -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Ten
         settings = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
         out, final = _formulas._rnn_helper(data, states, weights, *settings, _formulas.one_layer_lstm)
         hiddens, cells = zip(*final, strict=True)
-        return out, torch.stack(hiddens), torch.stack(cells)
+        # torch 2.11 leaves an axis of one in the final states, or takes away that of a batch of one.
+        return out, torch.stack(hiddens).reshape(hidden.shape), torch.stack(cells).reshape(cell.shape)
 
     return lstm
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from traced_containers import dynamo_traces_its_own_containers
 
 import ort_dynamo
 from ort_dynamo.errors import NotCompiledError
-from tests.report.containers import dynamo_traces_its_own_containers
 
 
 class Recurrent(nn.Module):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from traced_containers import dynamo_traces_its_own_containers
 
 import ort_dynamo
-from tests.report.containers import dynamo_traces_its_own_containers
 
 HERE = str(Path(__file__))
 

@@ -14,10 +14,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from numpy_glue import run_graph
 from torch import Tensor, nn
 
 from ort_dynamo.saving.files import write_model
-from tests.saving.glue import run_graph
 
 
 def saved(function: Callable[..., Any], folder: Path, *args: Any, **kwargs: Any) -> Any:

@@ -11,9 +11,8 @@ import onnx
 import pytest
 import torch
 import transformers
+from numpy_glue import run_graph
 from torch.nn import functional
-
-from tests.saving.glue import run_graph
 
 LAYERS = 12
 

@@ -17,6 +17,7 @@ from ort_dynamo.passes.fx.hide_seedless import HideSeedless
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
 from ort_dynamo.passes.fx.keep_nothing import KeepNothing
 from ort_dynamo.passes.fx.keep_statistics_wide import KeepStatisticsWide
+from ort_dynamo.passes.fx.locate_assertions import LocateAssertions
 from ort_dynamo.passes.fx.merge_statistics import MergeStatistics
 from ort_dynamo.passes.fx.own_results import OwnResults
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
@@ -103,7 +104,7 @@ def plan_passes(outputs: int) -> tuple[PassBase, ...]:
 
 def outer_passes(seen: slice) -> tuple[PassBase, ...]:
     """Give the passes on an outer graph around islands, of whose outputs the program sees those in `seen`."""
-    return (OwnResults(seen),)
+    return (OwnResults(seen), LocateAssertions())
 
 
 def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlacePass, ...]:

@@ -82,14 +82,19 @@ class Cell:
             pins = {name: pin for name, pin in pins.items() if not BOUND_TO_TORCH.fullmatch(name)}
             pins |= {"torch": f"torch=={self.torch}"}
         for pin in (self.runtime, *self.exchanged):
-            pins[pin.split("==")[0]] = pin
+            pins[package_of(pin)] = pin
         return sorted(pins.values())
 
 
 def read_pins(file: Path) -> dict[str, str]:
     """Read a constraints file as requirements by the names of their packages."""
     lines = (line.split("#")[0].strip() for line in file.read_text().splitlines())
-    return {line.split("==")[0]: line for line in lines if line}
+    return {package_of(line): line for line in lines if line}
+
+
+def package_of(pin: str) -> str:
+    """Give the name that a requirement begins with, as package indexes spell it: ml_dtypes and ml-dtypes are one."""
+    return re.sub(r"[-_.]+", "-", pin.split("==")[0]).lower()
 
 
 def oldest(*names: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from cells import BOUND_TO_TORCH, ROOT, SAMPLE, read_pins
+from cells import BOUND_TO_TORCH, ROOT, SAMPLE, package_of, read_pins
 from run_suite import Outcome, run_suite
 
 Changes = dict[str, tuple[str | None, str | None]]  # package: pinned version, installed version
@@ -67,18 +67,13 @@ def path_with_this_first() -> str:
 
 def read_versions(file: Path) -> dict[str, str]:
     """Read the pinned versions of a constraints file."""
-    return {normal(name): pin.split("==")[1] for name, pin in read_pins(file).items()}
+    return {name: pin.split("==")[1] for name, pin in read_pins(file).items()}
 
 
 def installed_versions() -> dict[str, str]:
     """Give the versions of all that is installed here, but for this project and pip."""
-    versions = {normal(d.metadata["Name"]): d.version.split("+")[0] for d in importlib.metadata.distributions()}
+    versions = {package_of(d.metadata["Name"]): d.version.split("+")[0] for d in importlib.metadata.distributions()}
     return {name: version for name, version in versions.items() if name not in ("ort-dynamo", "pip")}
-
-
-def normal(name: str) -> str:
-    """Spell a package's name as registries do."""
-    return name.lower().replace("_", "-").replace(".", "-")
 
 
 def compare(pinned: dict[str, str], installed: dict[str, str]) -> Changes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,3 +137,25 @@ def test_accelerate_trains_as_in_eager(regional: bool) -> None:
     found = ort_dynamo.summary()
     assert found.native.total() > 50
     assert found.cache_hits > 0 or not regional
+
+
+LAUNCHED = """
+import torch
+from accelerate import Accelerator
+
+import ort_dynamo
+
+accelerator = Accelerator()
+model, x = accelerator.prepare(torch.nn.Linear(4, 2)), torch.ones(3, 4)
+accelerator.backward(model(x).square().mean())
+print(ort_dynamo.summary())
+"""
+
+
+@pytest.mark.slow
+def test_accelerates_launcher_takes_the_backend(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(LAUNCHED)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--dynamo_backend", "onnxrt", "program.py"]
+    done = subprocess.run(launch, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "ort_train: compiles 1, graphs 2" in done.stdout

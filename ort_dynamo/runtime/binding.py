@@ -47,7 +47,7 @@ class Crossing:
         vector: makes an empty vector of values, with `reserve(count)`, `push_back(capsule)` and `dlpack_at(index)`.
         run_of: the function of a session that runs it on two such vectors.
         place: where on a torch device results are put, as `run_of` takes it.
-        bool_is_bytes: whether a bool is pushed as uint8, followed by True.
+        bool_is_bytes: whether a bool is pushed as uint8, followed by True, and all else followed by False.
     """
 
     vector: Callable[[], Any]

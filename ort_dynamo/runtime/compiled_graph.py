@@ -131,7 +131,8 @@ class _Feed:
     def __init__(self, spec: ValueSpec, how: Crossing) -> None:
         self._order = spec.order
         self._number = spec.dtype if spec.is_number else None
-        self._as_bytes = spec.dtype is torch.bool and how.bool_is_bytes
+        # Given wherever it is a parameter, though it has a default: pybind takes longer to find that.
+        self._is_bool = spec.dtype is torch.bool if how.bool_is_bytes else None
 
     def push(self, feeds: Any, value: Any) -> None:
         if self._number is not None:
@@ -144,10 +145,12 @@ class _Feed:
             value = value.new_empty(value.shape)  # contiguous to torch with any strides, not to ONNX Runtime
         if value.is_neg():  # DLPack hands over the memory and drops the bit that negates it
             value = value.resolve_neg()
-        if self._as_bytes:
-            feeds.push_back(to_dlpack(value.view(torch.uint8)), True)
-        else:
+        if self._is_bool is None:
             feeds.push_back(to_dlpack(value))
+            return
+        if self._is_bool:
+            value = value.view(torch.uint8)
+        feeds.push_back(to_dlpack(value), self._is_bool)
 
 
 class _Fetch:

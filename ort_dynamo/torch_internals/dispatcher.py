@@ -27,7 +27,11 @@ __all__ = [
 _disable_modes = private("torch.utils._python_dispatch:_disable_current_modes", nullcontext)
 _disable_python_kernels = private("torch._C:_DisablePythonDispatcher", nullcontext)
 _no_python_dispatcher = private("torch._dispatch.python:no_python_dispatcher", nullcontext)
-_stack_length: Callable[[], int] = private("torch._C:_len_torch_dispatch_stack", lambda: 1)
+sees_calls: Callable[[], int] = private("torch._C:_len_torch_dispatch_stack", lambda: 1)
+"""How many modes, of torch's or of the program's, see the calls made now; without an answer, one.
+
+torch's own C function: it is asked at every run of a session.
+"""
 _dispatch_key = private("torch._C:DispatchKey")
 
 TRACING_KEYS: tuple[Any, ...] = tuple(
@@ -49,11 +53,6 @@ def real_kernels() -> Iterator[None]:
         stack.enter_context(_disable_python_kernels())
         stack.enter_context(torch.no_grad())
         yield
-
-
-def sees_calls() -> bool:
-    """Whether a mode of torch's or of the program's sees the calls made now; without an answer, always."""
-    return bool(_stack_length())
 
 
 def python_kernels(overload: OpOverload) -> dict[Any, Callable[..., Any]]:

@@ -104,7 +104,8 @@ def test_trainer_trains_as_in_eager(name: str, form: str, tmp_path: Path) -> Non
     actual = train(name, tmp_path, **FORMS[form], torch_compile=True, torch_compile_backend="onnxrt")
     found = ort_dynamo.summary()
     assert found.native.total() > 100
-    assert not found.skipped
+    # T5 with checkpointing sets requires_grad in the middle of its forward, which Dynamo leaves out.
+    assert not found.skipped or (name, form) == ("t5", "checkpointing")
     assert all(map(math.isfinite, actual))
     # bfloat16 holds eight bits, and eager rounds after each operator.
     assert actual == pytest.approx(expected, rel=2e-3 if form == "bf16" else 1e-5)
@@ -136,7 +137,8 @@ def test_accelerate_trains_as_in_eager(regional: bool) -> None:
     assert losses(plugin) == pytest.approx(expected, rel=1e-5)
     found = ort_dynamo.summary()
     assert found.native.total() > 50
-    assert found.cache_hits > 0 or not regional
+    # Four layers a block, and two blocks, which are one compile where each is compiled by itself.
+    assert found.native["aten.addmm.default"] == (4 if regional else 8)
 
 
 LAUNCHED = """

@@ -17,10 +17,10 @@ from torch.fx import Node
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.marks import READABLE, WRITTEN_FOR
 from ort_dynamo.options.groups import DumpOptions
+from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
 from ort_dynamo.runtime.boxed import Island
 from ort_dynamo.saving.files import write_bytes
 from ort_dynamo.saving.island import names_in_file, paths
-from ort_dynamo.saving.program import UniqueNames
 from ort_dynamo.segment.segment import Segmented
 from ort_dynamo.torch_internals.dispatcher import real_kernels
 from ort_dynamo.torch_internals.operators import OpOverload
@@ -53,7 +53,7 @@ class _Description:
         unique = UniqueNames()
         # What goes out first: a value and its copy may have one name, and what leaves a forward has to be found.
         order = dict.fromkeys((*self._output.all_input_nodes, *outer.graph.nodes))
-        self._names = {node: unique.take(str(node.meta.get(READABLE, node.name))) for node in order}
+        self._names = {node: unique.fresh(str(node.meta.get(READABLE, node.name))) for node in order}
 
     def describe(self, role: str) -> dict[str, Any]:
         return {

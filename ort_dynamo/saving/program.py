@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ort_dynamo.marks import READABLE, SCOPE, WRITTEN_FOR
+from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
 from ort_dynamo.source_line import innermost_module
 from ort_dynamo.torch_internals.frames import current_compile_id
 from ort_dynamo.torch_internals.program import (
@@ -22,7 +23,7 @@ from ort_dynamo.torch_internals.program import (
     spell_outputs,
 )
 
-__all__ = ["Program", "UniqueNames", "name_nodes", "read_program"]
+__all__ = ["Program", "name_nodes", "read_program"]
 
 
 @dataclass(frozen=True)
@@ -43,22 +44,6 @@ class Program:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-class UniqueNames:
-    """Hands out names, each once: one that is taken gets a number."""
-
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken = set(taken)
-
-    def take(self, name: str) -> str:
-        """`name`, or the first of name_1, name_2, … that is free."""
-        found, number = name, 0
-        while found in self._taken:
-            number += 1
-            found = f"{name}_{number}"
-        self._taken.add(found)
-        return found
-
-
 _STEP = re.compile(r"\[['\"]?(?P<key>[^'\"\]]*)['\"]?\]|\.(?P<attribute>\w+)")
 _HOLDERS = {"_modules", "_parameters", "_buffers"}
 
@@ -76,7 +61,8 @@ def read_program(gm: GraphModule, inputs: Sequence[Any]) -> Program:
     found = [_steps(source_of(node) or node.name) for node in gm.graph.find_nodes(op="placeholder")]
     roots = dict.fromkeys(root for root, _ in found if root is not None)
     unique = UniqueNames()
-    names = tuple(unique.take(_input_name(root, steps, keywords_name(), len(roots) > 1)) for root, steps in found)
+    keywords = keywords_name()
+    names = tuple(unique.fresh(_input_name(root, steps, keywords, len(roots) > 1)) for root, steps in found)
     module = _module(locals_under_trace(), *roots)
     compile_id = current_compile_id()
     if module is None:
@@ -131,7 +117,7 @@ def name_nodes(gm: GraphModule, program: Program, saved: Mapping[str, str] | Non
     names: dict[str, str] = {}
 
     def put(node: Node, name: str) -> None:
-        names[node.name] = node.meta[READABLE] = unique.take(name)
+        names[node.name] = node.meta[READABLE] = unique.fresh(name)
 
     for node in gm.graph.nodes:
         node.meta[SCOPE] = (innermost_module(node) or ("",))[0] or program.name

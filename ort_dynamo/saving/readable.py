@@ -11,7 +11,7 @@ import onnx_ir as ir
 from torch.fx import GraphModule, Node
 
 from ort_dynamo.marks import DIRECTION, FX_NODE, READABLE, SCOPE
-from ort_dynamo.saving.program import UniqueNames
+from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
 from ort_dynamo.source_line import modules
 
 __all__ = ["makers", "readable"]
@@ -48,7 +48,7 @@ def readable(serialised: bytes, island: GraphModule, known: Mapping[str, str]) -
     unique = UniqueNames(graph.initializers)
     (output,) = island.graph.find_nodes(op="output")
     named = {
-        value: unique.take(_name(node))
+        value: unique.fresh(_name(node))
         for values, fx_nodes in ((graph.inputs, placeholders), (graph.outputs, output.args[0]))
         for value, node in zip(values, fx_nodes, strict=True)
     }
@@ -59,7 +59,7 @@ def readable(serialised: bytes, island: GraphModule, known: Mapping[str, str]) -
                 plain = str(node.name) if len(node.outputs) == 1 else f"{node.name}:{index}"
                 # A name alone says little: what lowering calls add_1 may be the second result of add.
                 mine = nodes.get(value.name) if value.name == origins[node] else None
-                named[value] = unique.take(plain if mine is None else _name(mine))
+                named[value] = unique.fresh(plain if mine is None else _name(mine))
     for value, name in named.items():
         value.name = name
     return model
@@ -99,7 +99,7 @@ def _name_nodes(graph: ir.Graph, origins: Mapping[ir.Node, str], nodes: Mapping[
         scope = fx_node.meta.get(SCOPE) if fx_node is not None else None
         path = f"{scope}/{origin}" if scope else origin
         # The last of an FX node's is the one that gives its value.
-        node.name = unique.take(path if not left[origin] else f"{path}/{node.op_type}")
+        node.name = unique.fresh(path if not left[origin] else f"{path}/{node.op_type}")
         node.metadata_props.update(_metadata(fx_node) if fx_node is not None else {})
 
 

@@ -1,26 +1,41 @@
-"""Finds names for new values of a model."""
+"""Finds names that are not taken."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx_ir as ir
 
-__all__ = ["ValueNames"]
+__all__ = ["UniqueNames", "ValueNames"]
 
 
-class ValueNames:
+class UniqueNames:
+    """Hands out names, each once.
+
+    Args:
+        taken: names that are not to be handed out.
+        first: the number that a wanted name gets when it is taken; the next ones follow.
+    """
+
+    def __init__(self, taken: Iterable[str] = (), first: int = 1) -> None:
+        self._taken = set(taken)
+        self._first = first
+
+    def fresh(self, wanted: str) -> str:
+        """Take `wanted`, or the first of wanted_1, wanted_2 … (counted from `first`) that is free."""
+        name, number = wanted, self._first
+        while name in self._taken:
+            name = f"{wanted}_{number}"
+            number += 1
+        self._taken.add(name)
+        return name
+
+
+class ValueNames(UniqueNames):
     """The names of a model's values, sub-graphs' included: ONNX forbids an inner name that hides an outer one."""
 
     def __init__(self, model: ir.Model) -> None:
-        self._taken: set[str] = set()
+        super().__init__(first=2)
         for graph in [model.graph, *model.graph.subgraphs()]:
             values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
             self._taken.update(value.name for value in values if value.name)
-
-    def fresh(self, wanted: str) -> str:
-        """Take `wanted`, or the first of wanted_2, wanted_3 … that is free."""
-        name, count = wanted, 1
-        while name in self._taken:
-            count += 1
-            name = f"{wanted}_{count}"
-        self._taken.add(name)
-        return name

@@ -23,7 +23,7 @@ from ort_dynamo.saving.compile import SavedCompile
 from ort_dynamo.torch_internals.frames import current_compile_id
 from ort_dynamo.torch_internals.versions import say_if_untested
 
-__all__ = ["ort_train"]
+__all__ = ["compile_recorded", "ort_train"]
 
 restore_torch()  # before Dynamo traces the first model: the program may have imported onnxruntime itself
 print_at_exit()
@@ -52,30 +52,38 @@ def ort_train(
         RuntimeNotInstalledError, SeveralRuntimesError, ProviderNotAvailableError: no usable ONNX Runtime.
         FallbackRefusedError: fallback="error" and a node that ONNX Runtime cannot take.
     """
+    compiled, _ = compile_recorded(gm, example_inputs, parse_options(mode, options))
+    return compiled
+
+
+def compile_recorded(
+    gm: GraphModule, example_inputs: Sequence[Any], options: Options
+) -> tuple[Callable[..., Any], CompileRecord]:
+    """Do what `ort_train` does, and give also what the compile learned; raises what it raises."""
     say_if_untested()
-    parsed = parse_options(mode, options)
     installed_runtime()
     begin, keep = time.perf_counter(), RECORDS.begin()
-    saved = None if parsed.dump.save_onnx is None else SavedCompile(parsed.dump.save_onnx, gm, example_inputs)
+    saved = None if options.dump.save_onnx is None else SavedCompile(options.dump.save_onnx, gm, example_inputs)
     partitions: list[PartitionRecord] = []
     graphs: list[GraphRecord] = []
-    partition = partitioner(parsed, partitions.append)
+    partition = partitioner(options, partitions.append)
     compiled = trace(
         gm,
         example_inputs,
-        forward=partial(_compile, role="forward", options=parsed, graphs=graphs),
-        backward=partial(_compile, role="backward", options=parsed, graphs=graphs),
-        inference=partial(_compile_inference, options=parsed, graphs=graphs, saved=saved),
+        forward=partial(_compile, role="forward", options=options, graphs=graphs),
+        backward=partial(_compile, role="backward", options=options, graphs=graphs),
+        inference=partial(_compile_inference, options=options, graphs=graphs, saved=saved),
         partition=partition if saved is None else saved.naming(partition),
     )
-    if saved is not None:
-        saved.write([graph.described for graph in graphs if graph.described is not None])
-    keep(
-        CompileRecord(
-            partitions[0] if partitions else None, tuple(graphs), time.perf_counter() - begin, current_compile_id()
-        )
+    record = CompileRecord(
+        partition=partitions[0] if partitions else None,
+        graphs=tuple(graphs),
+        seconds=time.perf_counter() - begin,
+        compile_id=current_compile_id(),
+        saved=saved.write([graph.described for graph in graphs if graph.described is not None]) if saved else None,
     )
-    return compiled
+    keep(record)
+    return compiled, record
 
 
 def _reset() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -74,7 +74,10 @@ def compile_graph(
     spec = build_spec(options, target, device, role)
     for name, island in segmented.islands.items():
         island.meta[WRITTEN_FOR] = f"{gm.meta.get(WRITTEN_FOR, '')} {role} {name}".strip()
-    islands = [_compile_island(segmented.gm, name, island, spec, role) for name, island in segmented.islands.items()]
+    functions = outside_functions(options.passes.extra_passes)
+    islands = [
+        _compile_island(segmented.gm, name, island, spec, role, functions) for name, island in segmented.islands.items()
+    ]
     passes = run_passes(outer_passes(seen), segmented.gm, check=options.dump.verify)
     seconds = time.perf_counter() - begin
     record(
@@ -86,7 +89,7 @@ def compile_graph(
             islands=tuple(islands),
             passes=passes,
             seconds=seconds,
-            described=describe_graph(segmented, role, options.dump),
+            described=describe_graph(segmented, role, options.dump, seen),
         )
     )
     return boxed(segmented.gm)
@@ -104,10 +107,17 @@ def build_spec(options: Options, target: Target, device: torch.device, role: str
     )
 
 
-def _compile_island(outer: GraphModule, name: str, island: GraphModule, spec: BuildSpec, role: str) -> IslandRecord:
+def _compile_island(
+    outer: GraphModule,
+    name: str,
+    island: GraphModule,
+    spec: BuildSpec,
+    role: str,
+    functions: Mapping[str, Callable[..., Any]],
+) -> IslandRecord:
     """Put what runs an island into the outer graph, from the cache where one of its key is there."""
     begin = time.perf_counter()
-    key = graph_key(island, spec, functions={**outside_lowerings(island), **outside_functions()})
+    key = graph_key(island, spec, functions={**outside_lowerings(island), **functions})
     called = f"{role}-{key or 'unkeyed'}"
     made: list[CompiledGraph] = []
 

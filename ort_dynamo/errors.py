@@ -11,6 +11,7 @@ __all__ = [
     "IndexOutOfBoundsError",
     "IntegerDivisionByZeroError",
     "InvalidOptionError",
+    "InvalidVariableError",
     "LoweringError",
     "MissingPackageError",
     "ModelFileError",
@@ -88,6 +89,15 @@ class InvalidOptionError(OrtDynamoError, ValueError):
     """A value that an option cannot take."""
 
     message = "ort_train option {name!r} cannot be {value!r}: expected {expected}."
+
+
+class InvalidVariableError(OrtDynamoError, ValueError, KeyError):
+    """An environment variable has a value that it cannot take; ORTModule raised ValueError or KeyError."""
+
+    message = "The environment variable {name} cannot be {value!r}: expected {expected}."
+
+    def __str__(self) -> str:
+        return self.message.format(**self.facts)
 
 
 class UnknownModeError(OrtDynamoError, ValueError):

@@ -8,6 +8,7 @@ __all__ = [
     "DRAWN",
     "FOR_KERNEL",
     "FX_NODE",
+    "OBSERVERS",
     "PASS",
     "READABLE",
     "READS_ROUNDED",
@@ -42,6 +43,11 @@ SCOPE = "ort_dynamo.scope"
 
 WRITTEN_FOR = "ort_dynamo.written_for"
 """The program, compile, graph and island that a saved model's names are of; another island may share the model."""
+
+# -- operators --------------------------------------------------------------------------------------------------
+
+OBSERVERS = "ort_dynamo_observe"
+"""Namespace of operators that give what they get, and show it to the program; torch runs them by design."""
 
 # -- keys of an ONNX node's metadata_props, which save_onnx writes to the file ---------------------------------
 

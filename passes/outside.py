@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -16,11 +16,13 @@ from ort_dynamo.build import spell_pass
 
 __all__ = ["outside_functions", "outside_fx_passes", "outside_onnx_passes", "register_pass"]
 
-_FIRST: OrderedDict[int, PassBase | ir.passes.InPlacePass] = OrderedDict()
-_LAST: OrderedDict[int, PassBase | ir.passes.InPlacePass] = OrderedDict()
+Pass = PassBase | ir.passes.InPlacePass
+
+_FIRST: OrderedDict[int, Pass] = OrderedDict()
+_LAST: OrderedDict[int, Pass] = OrderedDict()
 
 
-def register_pass(pass_: PassBase | ir.passes.InPlacePass, *, first: bool = False) -> RemovableHandle:
+def register_pass(pass_: Pass, *, first: bool = False) -> RemovableHandle:
     """Add a pass to those that run on each graph; passes run in the order in which they were added.
 
     It counts for graphs compiled from then on; graphs compiled before keep what they were compiled with until
@@ -52,14 +54,18 @@ def register_pass(pass_: PassBase | ir.passes.InPlacePass, *, first: bool = Fals
     return handle
 
 
-def outside_fx_passes(*, first: bool) -> tuple[PassBase, ...]:
-    """Give the FX passes that programs have added, in order."""
-    return tuple(p for p in (_FIRST if first else _LAST).values() if isinstance(p, PassBase))
+def outside_fx_passes(extra: Sequence[Pass] = (), *, first: bool) -> tuple[PassBase, ...]:
+    """Give the FX passes that programs have added, in order; the last are those of one compile, among `extra`."""
+    return tuple(p for p in _outside(extra, first) if isinstance(p, PassBase))
 
 
-def outside_onnx_passes(*, first: bool) -> tuple[ir.passes.InPlacePass, ...]:
-    """Give the ONNX passes that programs have added, in order."""
-    return tuple(p for p in (_FIRST if first else _LAST).values() if isinstance(p, ir.passes.InPlacePass))
+def outside_onnx_passes(extra: Sequence[Pass] = (), *, first: bool) -> tuple[ir.passes.InPlacePass, ...]:
+    """Give the ONNX passes that programs have added, in order; the last are those of one compile, among `extra`."""
+    return tuple(p for p in _outside(extra, first) if isinstance(p, ir.passes.InPlacePass))
+
+
+def _outside(extra: Sequence[Pass], first: bool) -> tuple[Pass, ...]:
+    return tuple(_FIRST.values()) if first else (*_LAST.values(), *extra)
 
 
 _MADE_BY_DATACLASS = frozenset(
@@ -68,10 +74,23 @@ _MADE_BY_DATACLASS = frozenset(
 )
 
 
-def outside_functions() -> dict[str, Callable[..., Any]]:
-    """Role -> method of an ONNX pass that a program has added, for keys: what the pass does is what these do."""
-    passes = (*outside_onnx_passes(first=True), *outside_onnx_passes(first=False))
-    return {f"pass {i} {name}": method for i, pass_ in enumerate(passes) for name, method in _methods(type(pass_))}
+def outside_functions(extra: Sequence[Pass] = ()) -> dict[str, Callable[..., Any]]:
+    """Role -> function of an ONNX pass that a program has added, for keys: what the pass does is what these do.
+
+    They are its methods, and functions that are its fields.
+    """
+    passes = (*outside_onnx_passes(first=True), *outside_onnx_passes(extra, first=False))
+    return {
+        f"pass {i} {name}": function
+        for i, pass_ in enumerate(passes)
+        for name, function in (*_methods(type(pass_)), *_function_fields(pass_))
+    }
+
+
+def _function_fields(pass_: ir.passes.InPlacePass) -> Iterator[tuple[str, FunctionType]]:
+    for field in dataclasses.fields(pass_) if dataclasses.is_dataclass(pass_) else ():
+        if isinstance(function := getattr(pass_, field.name), FunctionType):
+            yield field.name, function
 
 
 def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:

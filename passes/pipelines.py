@@ -54,9 +54,8 @@ __all__ = [
 
 def fx_passes(options: PassOptions) -> tuple[PassBase, ...]:
     """Give the passes on a joint graph before it is cut, or on an inference graph."""
-    del options  # what runs here is needed for correctness
     ours = (RemoveClones(), DropRunningStatistics(), KeepStatisticsWide(), HoistRandom())
-    return (*outside_fx_passes(first=True), *ours, *outside_fx_passes(first=False))
+    return (*outside_fx_passes(first=True), *ours, *outside_fx_passes(options.extra_passes, first=False))
 
 
 def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) -> tuple[PassBase, ...]:
@@ -126,7 +125,7 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         RemoveRoundTrips(options.excess_precision),  # after equal casts are one
         casts,  # what is left of them; before the fusions, which make float32 nodes that stay float32
         *fusions,
-        *outside_onnx_passes(first=False),
+        *outside_onnx_passes(options.extra_passes, first=False),
         RemoveUnusedNodesPass(),  # after the fusions, which leave the constants of what they replace
         RemoveUnusedOpsetsPass(),
         SeparateOutputs(),  # last: the passes above merge outputs that are equal

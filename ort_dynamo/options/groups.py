@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import onnx_ir as ir
 import torch
+from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
 from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy, checked_allow, checked_level, checked_strategy
@@ -61,6 +63,7 @@ class PassOptions:
         propagate_cast_ops_level: -1 leaves casts alone; 0, 1 and 2 let them move over more and more operators.
         propagate_cast_ops_allow: more ONNX operator types they may move over, at every level from 0.
         allow_layer_norm_mod_precision: they may also move over layer normalizations.
+        extra_passes: passes of the program's own, which run where those of register_pass do, in this compile alone.
     """
 
     fuse: bool = True
@@ -69,6 +72,7 @@ class PassOptions:
     propagate_cast_ops_level: int = 1
     propagate_cast_ops_allow: tuple[str, ...] = ()
     allow_layer_norm_mod_precision: bool = False
+    extra_passes: tuple[PassBase | ir.passes.InPlacePass, ...] = ()
 
     def __post_init__(self) -> None:
         _is_bool("fuse", self.fuse)
@@ -77,6 +81,10 @@ class PassOptions:
         checked_level(self.propagate_cast_ops_level)
         object.__setattr__(self, "propagate_cast_ops_allow", checked_allow(self.propagate_cast_ops_allow))
         _is_bool("allow_layer_norm_mod_precision", self.allow_layer_norm_mod_precision)
+        object.__setattr__(self, "extra_passes", tuple(self.extra_passes))
+        if not all(isinstance(one, (PassBase, ir.passes.InPlacePass)) for one in self.extra_passes):
+            expected = "instances of torch.fx's PassBase or onnx_ir's InPlacePass"
+            raise InvalidOptionError(name="extra_passes", value=self.extra_passes, expected=expected)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ort_dynamo.build import BuildRecord
@@ -68,12 +69,14 @@ class CompileRecord:
         graphs: forward and backward in the order in which they were compiled, or one inference graph.
         seconds: the time of the whole, AOTAutograd's trace included.
         compile_id: torch's name for this compile, such as "0/1"; None where torch gives none.
+        saved: the file that says how its saved models join; None where they are not saved.
     """
 
     partition: PartitionRecord | None
     graphs: tuple[GraphRecord, ...]
     seconds: float
     compile_id: str | None = None
+    saved: Path | None = None
 
 
 class CompileRecords:

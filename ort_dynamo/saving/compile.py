@@ -48,8 +48,8 @@ class SavedCompile:
 
         return named
 
-    def write(self, graphs: Sequence[Mapping[str, Any]]) -> None:
-        """Write how the models of the graphs join, as JSON; raises OSError.
+    def write(self, graphs: Sequence[Mapping[str, Any]]) -> Path:
+        """Write how the models of the graphs join, as JSON, and give the file; raises OSError.
 
         The file's name ends in a hash of what it says of the graphs: a compile for other shapes is another file, and
         the same program gives the same files.
@@ -68,4 +68,6 @@ class SavedCompile:
         }
         digest = hashlib.sha256(json.dumps(content["graphs"], sort_keys=True).encode()).hexdigest()[:12]
         called = "".join(letter if letter.isalnum() or letter in "._" else "_" for letter in self._program.name)
-        write_json(content, self._folder / f"{called}-{digest}.json")
+        path = self._folder / f"{called}-{digest}.json"
+        write_json(content, path)
+        return path

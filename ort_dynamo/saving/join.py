@@ -31,17 +31,18 @@ _INLINE = 64
 """Elements of the largest constant that is written as numbers; others are files of their bytes."""
 
 
-def describe_graph(segmented: Segmented, role: str, options: DumpOptions) -> dict[str, Any] | None:
+def describe_graph(segmented: Segmented, role: str, options: DumpOptions, seen: slice) -> dict[str, Any] | None:
     """Describe a compiled graph by plain values: its inputs, its steps in order, its outputs.
 
     Args:
         segmented: the graph, with READABLE in its nodes' meta, WRITTEN_FOR in that of its islands, which are compiled.
         role: "forward", "backward" or "inference".
         options: where its models were saved; None comes of it where they were not.
+        seen: which outputs the program sees; those before are written back to inputs, those after are saved tensors.
     """
     if options.save_onnx is None:
         return None
-    return _Description(segmented, Path(options.save_onnx)).describe(role)
+    return _Description(segmented, Path(options.save_onnx)).describe(role, seen)
 
 
 class _Description:
@@ -55,7 +56,8 @@ class _Description:
         order = dict.fromkeys((*self._output.all_input_nodes, *outer.graph.nodes))
         self._names = {node: unique.fresh(str(node.meta.get(READABLE, node.name))) for node in order}
 
-    def describe(self, role: str) -> dict[str, Any]:
+    def describe(self, role: str, seen: slice) -> dict[str, Any]:
+        outputs = self._spelled(self._output.args[0])
         return {
             "role": role,
             "inputs": [
@@ -63,7 +65,8 @@ class _Description:
                 for node in self._outer.graph.find_nodes(op="placeholder")
             ],
             "steps": [step for node in self._outer.graph.nodes if (step := self._step(node))],
-            "outputs": self._spelled(self._output.args[0]),
+            "outputs": outputs,
+            "returned": len(outputs) if role != "forward" else len(outputs[: seen.stop]),
         }
 
     def _step(self, node: Node) -> dict[str, Any] | None:
@@ -78,6 +81,7 @@ class _Description:
             "args": self._spelled(node.args),
             "kwargs": {key: self._spelled(value) for key, value in node.kwargs.items()},
             "value": self._names[node],
+            **_types(node.meta.get("val")),
         }
 
     def _constant(self, node: Node) -> dict[str, Any]:
@@ -151,7 +155,15 @@ def _crossing(spec: ValueSpec, names: Sequence[str] | None, index: int) -> dict[
 def _type(fake: Any) -> dict[str, Any]:
     if isinstance(fake, torch.Tensor):
         return {"dtype": _dtype(fake.dtype), "shape": [n if isinstance(n, int) else str(n) for n in fake.shape]}
-    return {"number": True}
+    return {"number": True, "dtype": next((name for kind, name in _NUMBERS if isinstance(fake, kind)), None)}
+
+
+_NUMBERS = (((bool, torch.SymBool), "bool"), ((int, torch.SymInt), "int64"), ((float, torch.SymFloat), "float64"))
+
+
+def _types(fake: Any) -> dict[str, Any]:
+    """The type of what a call gives; of a tuple, whose parts are taken by calls of getitem, nothing."""
+    return {} if fake is None or isinstance(fake, (tuple, list)) else _type(fake)
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from ort_dynamo.torch_internals.program import (
     function_name,
     keywords_name,
     locals_under_trace,
+    positionals_name,
     source_of,
     spell_input,
     spell_outputs,
@@ -62,8 +64,9 @@ def read_program(gm: GraphModule, inputs: Sequence[Any]) -> Program:
     roots = dict.fromkeys(root for root, _ in found if root is not None)
     unique = UniqueNames()
     keywords = keywords_name()
-    names = tuple(unique.fresh(_input_name(root, steps, keywords, len(roots) > 1)) for root, steps in found)
     module = _module(locals_under_trace(), *roots)
+    found = [(root, _passed_on(steps, module) if root is None else steps) for root, steps in found]
+    names = tuple(unique.fresh(_input_name(root, steps, keywords, len(roots) > 1)) for root, steps in found)
     compile_id = current_compile_id()
     if module is None:
         return Program(function_name() or "graph", names, compile_id)
@@ -77,6 +80,17 @@ def _steps(source: str) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
     if holder is None:
         return None, steps
     return steps[:holder], tuple(step for step in steps[holder:] if step not in _HOLDERS)
+
+
+def _passed_on(steps: tuple[str, ...], module: nn.Module | None) -> tuple[str, ...]:
+    """The way to an argument, where a function of `*args` hands it on to a module: by the name that the module has."""
+    if module is None or len(steps) < 2 or steps[0] != positionals_name():
+        return steps
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    index = int(steps[1])
+    if index < len(parameters) and parameters[index].kind is not inspect.Parameter.VAR_POSITIONAL:
+        return (parameters[index].name, *steps[2:])
+    return steps
 
 
 def _input_name(root: tuple[str, ...] | None, steps: tuple[str, ...], keywords: str | None, with_root: bool) -> str:

@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ort_dynamo.lowering.symbols import symbols_of
 from ort_dynamo.lowering.translate import COND
-from ort_dynamo.marks import DRAWN
+from ort_dynamo.marks import DRAWN, OBSERVERS
 from ort_dynamo.passes.fx.analysis.mutation import writes_input
 from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload, aten
 from ort_dynamo.torch_internals.pytree import tree_leaves
@@ -37,6 +37,8 @@ class Place(Enum):
     """A random draw with no data input (passes/fx/hoist_random), torch's by design."""
     COLLECTIVE = auto()
     """Communication with other processes, or the wait for it: torch's by design, as the process group is torch's."""
+    OBSERVER = auto()
+    """It shows a value to the program (statistics of activations): torch's by design, as what looks is Python."""
     HOST = auto()
     """Arithmetic on Python numbers (symbolic sizes), an assertion or a constant, which torch has for free."""
     INPUT_SIZE = auto()
@@ -110,6 +112,8 @@ def _without_trial(node: Node, carried: Set[Any]) -> Place | None:
         return Place.DRAWN
     if isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES:
         return Place.COLLECTIVE
+    if isinstance(node.target, OpOverload) and node.target.namespace == OBSERVERS:
+        return Place.OBSERVER
     if _follows_from_inputs(node, carried):
         return Place.INPUT_SIZE
     if node.op == "get_attr" or _is_host(node):

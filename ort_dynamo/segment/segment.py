@@ -77,7 +77,7 @@ def segment(gm: GraphModule, refuse: Callable[[Node], str | None], device: torch
 
 
 def _is_by_design(node: Node, placement: Placement) -> bool:
-    return placement.place in (Place.DRAWN, Place.COLLECTIVE) and node.target is not operator.getitem
+    return placement.place in (Place.DRAWN, Place.COLLECTIVE, Place.OBSERVER) and node.target is not operator.getitem
 
 
 def _in_eager(placements: Mapping[Node, Placement]) -> tuple[EagerNode, ...]:

@@ -1,8 +1,14 @@
-"""Dynamo: the counters it prints, AOTAutograd as a backend's helper, and where inputs come from."""
+"""Dynamo: its entry, the counters it prints, AOTAutograd as a backend's helper, and where inputs come from."""
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
 
 # torch's guide to custom backends tells to import it so; without it there is no backend.
 from torch._dynamo.backends.common import aot_autograd
@@ -10,7 +16,7 @@ from torch.fx import Node
 
 from ort_dynamo.torch_internals.lookup import private
 
-__all__ = ["aot_autograd", "counters", "is_random_number"]
+__all__ = ["aot_autograd", "compile_region", "counters", "is_random_number", "raised_by_backend", "tracing_lstms"]
 
 counters: defaultdict[str, Counter[str]] = private("torch._dynamo.utils:counters", defaultdict(Counter))
 """Dynamo's counters, by topic. Without them, counters of our own: `torch._dynamo.utils.counters` shows nothing then."""
@@ -25,3 +31,43 @@ def is_random_number(placeholder: Node) -> bool:
     dtype that Dynamo traced it with.
     """
     return isinstance(getattr(placeholder, "_dynamo_source", None), _random_value_source)
+
+
+_optimize = private("torch._dynamo:optimize")
+_config = private("torch._dynamo.config")
+_backend_failed = private("torch._dynamo.exc:BackendCompilerFailed", ())
+
+
+def compile_region(
+    function: Callable[..., Any], backend: Callable[..., Any], *, dynamic: bool, recompile_limit: int
+) -> Callable[..., Any]:
+    """Compile a function as torch.compile does, so that two calls of this share what is compiled of the function.
+
+    torch.compile takes `dynamic` for a part of the backend: a graph with fixed sizes is then not found by a call that
+    would make dynamic ones. Without Dynamo's own entry it is torch.compile, and they share nothing.
+
+    Args:
+        function: what to compile.
+        backend: the backend, as a function.
+        dynamic: whether all sizes of inputs are symbols, or none.
+        recompile_limit: how many graphs of one function are kept before it runs in eager; torch up to 2.12 has only
+            torch._dynamo.config.recompile_limit, for all.
+    """
+    entry = _optimize or torch.compile
+    known = inspect.signature(torch.compile).parameters
+    limits = {"recompile_limit": recompile_limit} if "recompile_limit" in known else {}
+    if entry is torch.compile:
+        return torch.compile(function, backend=backend, dynamic=dynamic, **limits)  # type: ignore[call-overload,no-any-return]
+    compiled: Callable[..., Any] = entry(backend=backend, dynamic=dynamic, **limits)(function)
+    return compiled
+
+
+def tracing_lstms() -> AbstractContextManager[Any]:
+    """Let Dynamo trace nn.LSTM, nn.GRU and nn.RNN inside the context, which it leaves to eager by its own setting."""
+    return _config.patch(allow_rnn=True) if hasattr(_config, "allow_rnn") else nullcontext()
+
+
+def raised_by_backend(error: BaseException) -> BaseException | None:
+    """What a backend raised, of the error that Dynamo makes of it; None for errors of anybody else."""
+    inner: BaseException | None = getattr(error, "inner_exception", None) or error.__cause__
+    return inner if isinstance(error, _backend_failed) else None

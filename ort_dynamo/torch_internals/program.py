@@ -10,7 +10,15 @@ from torch.fx import Node
 
 from ort_dynamo.torch_internals.lookup import private
 
-__all__ = ["function_name", "keywords_name", "locals_under_trace", "source_of", "spell_input", "spell_outputs"]
+__all__ = [
+    "function_name",
+    "keywords_name",
+    "locals_under_trace",
+    "positionals_name",
+    "source_of",
+    "spell_input",
+    "spell_outputs",
+]
 
 _translator = private("torch._dynamo.symbolic_convert:InstructionTranslator")
 
@@ -41,6 +49,14 @@ def keywords_name() -> str | None:
         return None
     positional = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
     return str(code.co_varnames[positional])
+
+
+def positionals_name() -> str | None:
+    """The name of the traced function's parameter that takes all other positionals, `*args`; None where it has none."""
+    code = getattr(_current(), "f_code", None)
+    if code is None or not code.co_flags & inspect.CO_VARARGS:
+        return None
+    return str(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
 
 
 def _current() -> Any:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 # Every tested version has them here; torch's own documentation of export names them.
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
 
-__all__ = ["tree_leaves", "tree_map"]
+__all__ = ["is_container", "tree_leaves", "tree_map"]
+
+
+def is_container(kind: type) -> bool:
+    """Whether a class is registered with torch as a container of values."""
+    return kind in SUPPORTED_NODES

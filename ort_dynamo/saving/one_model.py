@@ -1,0 +1,309 @@
+"""Joins the saved models of one compile into one: the forward, or both halves, with what torch does between sessions.
+
+docs/saved_files.md describes what comes out, for those who read it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
+
+from ort_dynamo.dtypes import TORCH_TO_ONNX
+from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
+from ort_dynamo.target import OPSET
+
+__all__ = ["TORCH_DOMAIN", "join_models"]
+
+TORCH_DOMAIN = "org.pytorch.aten"
+"""The domain of nodes that torch runs, each an `ATen` with the operator's name, as ORTModule had them."""
+
+
+def join_models(path: Path, stage: str, *, backward: bool = True) -> ir.Model:
+    """Join the models of one compile into one model.
+
+    Its inputs are those of the forward and the gradients of what that returns; its outputs are the buffers that are
+    updated, what is returned, and the gradients. What torch does between sessions is an ONNX node if it is a view, a
+    copy or arithmetic on sizes, and otherwise an `ATen` node, for which no InferenceSession has a kernel.
+
+    Args:
+        path: the JSON file of the compile; its models are beside it.
+        stage: "lowered", "rewritten" or "optimized".
+        backward: whether to join the backward, where there is one.
+
+    Raises:
+        FileNotFoundError: a model is gone, or was not saved at this stage.
+    """
+    description = json.loads(path.read_text())
+    join = _Join(path.parent, stage)
+    for graph in description["graphs"]:
+        if backward or graph["role"] != "backward":
+            join.add(graph)
+    return join.model(str(description["program"]))
+
+
+class _Join:
+    """A model as far as it is joined.
+
+    Args:
+        folder: where the models are.
+        stage: which of each island's to take.
+    """
+
+    def __init__(self, folder: Path, stage: str) -> None:
+        self._folder = folder
+        self._stage = stage
+        self._graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET})
+        self._functions: list[ir.Function] = []
+        self._values: dict[str, ir.Value] = {}
+        self._returned: dict[str, ir.Value] = {}
+        self._names = UniqueNames()
+        self._node_names = UniqueNames()
+
+    def add(self, graph: Mapping[str, Any]) -> None:
+        """Add a graph; what it reads and no graph before gives is an input."""
+        for one in graph["inputs"]:
+            if one["value"] not in self._values:
+                value = ir.Value(name=self._names.fresh(one["value"]), **_typed(one))
+                self._graph.inputs.append(value)
+                self._values[one["value"]] = value
+        for step in graph["steps"]:
+            if "island" in step:
+                self._add_island(step)
+            elif "call" in step:
+                self._values[step["value"]] = self._call(step)
+            elif "dtype" in step:  # otherwise the graph of a higher-order operator, which torch runs
+                self._values[step["value"]] = self._constant(self._content(step), step["value"])
+        for one in graph["outputs"][: graph["returned"]]:
+            if one is not None:
+                self._returned.setdefault(one["value"], self._values[one["value"]])
+
+    def model(self, name: str) -> ir.Model:
+        """Finish the model."""
+        taken = set(self._graph.inputs)
+        for called, value in self._returned.items():
+            if value in taken:  # it is an input or another output
+                value = self.node("Identity", [value], called, type=value.type, shape=value.shape)
+            taken.add(value)
+            self._graph.outputs.append(value)
+        self._graph.name = name
+        model = ir.Model(self._graph, ir_version=10, producer_name="ort_dynamo", functions=self._functions)
+        RemoveUnusedNodesPass()(model)  # such as what only a backward reads that is left out
+        RemoveUnusedOpsetsPass()(model)
+        return model
+
+    def value(self, argument: Any) -> ir.Value | None:
+        """The value that an argument of a call names, or None."""
+        return self._values.get(argument.get("value", "")) if isinstance(argument, dict) else None
+
+    def sizes(self, arguments: Sequence[Any], called: str) -> ir.Value:
+        """A vector of sizes, given as numbers and values."""
+        if all(isinstance(one, int) for one in arguments):
+            return self._constant(np.asarray(arguments, np.int64), f"{called}/sizes")
+        parts = [self.size(one, called) for one in arguments]
+        return self.node("Concat", parts, f"{called}/sizes", {"axis": 0})
+
+    def size(self, argument: Any, called: str) -> ir.Value:
+        """One size as a vector of one element."""
+        value = self.value(argument)
+        if value is None:
+            return self._constant(np.asarray([argument], np.int64), f"{called}/size")
+        return self.node("Reshape", [value, self._constant(np.asarray([1], np.int64), "one")], f"{called}/size")
+
+    def node(
+        self, op_type: str, inputs: Sequence[ir.Value], called: str, attributes: Mapping[str, Any] = {}, **typed: Any
+    ) -> ir.Value:
+        """Append a node of one output, whose name is the node's, too."""
+        domain = TORCH_DOMAIN if op_type == "ATen" else ""
+        self._graph.opset_imports.setdefault(domain, 1)
+        result = ir.Value(name=self._names.fresh(called), **typed)
+        name = self._node_names.fresh(called)
+        self._graph.append(ir.node(op_type, inputs, dict(attributes), domain=domain, outputs=[result], name=name))
+        return result
+
+    def transposed(self, value: ir.Value, order: Sequence[int], called: str) -> ir.Value:
+        """A value with its dimensions in another order."""
+        shape = None if value.shape is None else ir.Shape([value.shape[axis] for axis in order])
+        return self.node("Transpose", [value], called, {"perm": list(order)}, type=value.type, shape=shape)
+
+    def _constant(self, content: np.ndarray[Any, Any] | ir.TensorProtocol, called: str) -> ir.Value:
+        tensor = ir.tensor(content)
+        typed = {"type": ir.TensorType(tensor.dtype), "shape": ir.Shape(tensor.shape)}
+        value = ir.Value(name=self._names.fresh(called), const_value=tensor, **typed)
+        self._graph.register_initializer(value)
+        return value
+
+    def _content(self, step: Mapping[str, Any]) -> ir.TensorProtocol:
+        dtype = TORCH_TO_ONNX[getattr(torch, step["dtype"])]
+        if "data" in step:
+            content = np.asarray(step["data"], np.float64 if dtype.is_floating_point() else None)
+            return ir.tensor(content.reshape(step["shape"]).astype(dtype.numpy()), dtype=dtype)
+        raw = np.fromfile(self._folder / step["file"], dtype.numpy())
+        return ir.tensor(raw.reshape(step["shape"]), dtype=dtype)
+
+    def _call(self, step: Mapping[str, Any]) -> ir.Value:
+        typed = _typed(step) if "dtype" in step else {}
+        spelled = _ONNX.get(step["call"])
+        if spelled is not None:
+            return spelled(self, step["args"], step["value"], typed)
+        read = list(dict.fromkeys(_names_in([step["args"], step["kwargs"]])))
+        operator, _, overload = str(step["call"]).removeprefix("aten.").rpartition(".")
+        attributes = {
+            "operator": operator,
+            "overload_name": overload,
+            "arguments": json.dumps({"args": step["args"], "kwargs": step["kwargs"], "inputs": read}),
+        }
+        inputs = [self._values[name] for name in read if name in self._values]
+        return self.node("ATen", inputs, step["value"], attributes, **typed)
+
+    def _add_island(self, step: Mapping[str, Any]) -> None:
+        if self._stage not in step["files"]:
+            raise FileNotFoundError(f"there is no model of {step['island']} at the stage {self._stage!r}")
+        model = ir.load(self._folder / step["files"][self._stage])
+        graph = model.graph
+        self._functions += model.functions.values()
+        for domain, version in graph.opset_imports.items():
+            self._graph.opset_imports[domain] = max(version, self._graph.opset_imports.get(domain, 0))
+        outputs = tuple(graph.outputs)
+        graph.outputs.clear()
+        for value in tuple(graph.initializers.values()):
+            del graph.initializers[str(value.name)]
+            value.name = self._names.fresh(str(value.name))
+            self._graph.register_initializer(value)
+        # A model that two islands share has names of one of them: the step says what is what.
+        for node in graph.all_nodes():
+            node.name = self._node_names.fresh(str(node.name))
+            for value in node.outputs:
+                if value.name and value not in outputs:
+                    value.name = self._names.fresh(value.name)
+        for value, one in zip(graph.inputs, step["inputs"], strict=True):
+            ir.convenience.replace_all_uses_with(value, self._entering(one))
+        nodes = tuple(graph)
+        graph.remove(nodes)
+        self._graph.extend(nodes)
+        for value, one in zip(outputs, step["outputs"], strict=True):
+            called = one["value"] or one["name"]
+            if "order" not in one:
+                value.name = self._names.fresh(called)
+                self._values[called] = value
+                continue
+            value.name = self._names.fresh(f"{called}/ordered")
+            back = np.argsort(one["order"]).tolist()
+            self._values[called] = self.transposed(value, back, called)
+
+    def _entering(self, one: Mapping[str, Any]) -> ir.Value:
+        """What an island's input reads: a value, permuted if its session sees it so, or a number."""
+        if "value" not in one:
+            return self._constant(np.asarray(one["given"], one["dtype"]), f"{one['name']}/given")
+        value = self._values[one["value"]]
+        return self.transposed(value, one["order"], f"{value.name}/ordered") if "order" in one else value
+
+
+def _typed(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Type and shape of a value; a number has none of the latter."""
+    dtype = TORCH_TO_ONNX.get(getattr(torch, str(one.get("dtype")), torch.complex64))
+    if dtype is None:
+        return {}
+    return {"type": ir.TensorType(dtype), "shape": ir.Shape(one.get("shape", []))}
+
+
+def _names_in(argument: Any) -> Iterator[str]:
+    if isinstance(argument, dict):
+        if "value" in argument:
+            yield argument["value"]
+        else:
+            yield from _names_in(list(argument.values()))
+    elif isinstance(argument, list):
+        for one in argument:
+            yield from _names_in(one)
+
+
+_Spelled = Callable[[_Join, list[Any], str, dict[str, Any]], ir.Value]
+
+
+def _source(join: _Join, args: Sequence[Any]) -> ir.Value:
+    value = join.value(args[0])
+    assert value is not None, f"{args[0]} is not a value"
+    return value
+
+
+def _same(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
+    return join.node("Identity", [_source(join, args)], called, **typed)
+
+
+def _reshaped(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
+    return join.node("Reshape", [_source(join, args), join.sizes(args[1], called)], called, {"allowzero": 1}, **typed)
+
+
+def _expanded(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
+    sizes = join.sizes([1 if size == -1 else size for size in args[1]], called)
+    return join.node("Expand", [_source(join, args), sizes], called, **typed)
+
+
+def _unsqueezed(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
+    return join.node("Unsqueeze", [_source(join, args), join.sizes([args[1]], called)], called, **typed)
+
+
+def _squeezed(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
+    return join.node("Reshape", [_source(join, args), join.sizes(_known(typed), called)], called, **typed)
+
+
+def _known(typed: Mapping[str, Any]) -> list[int]:
+    return [size if isinstance(size, int) else -1 for size in typed["shape"]]
+
+
+def _swapped(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
+    source = _source(join, args)
+    rank = len(typed["shape"])
+    order = list(range(rank))
+    if rank > 1:
+        first, second = args[1:] or (0, 1)
+        order[first], order[second] = order[second], order[first]
+    return join.transposed(source, order, called)
+
+
+def _permuted(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
+    return join.transposed(_source(join, args), [axis % len(args[1]) for axis in args[1]], called)
+
+
+def _size(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
+    axis = args[1]
+    bounds = {"start": axis, "end": axis + 1} if axis != -1 else {"start": -1}
+    vector = join.node("Shape", [_source(join, args)], f"{called}/vector", bounds)
+    return join.node("Squeeze", [vector], called, **typed)
+
+
+def _arithmetic(op_type: str) -> _Spelled:
+    def spelled(join: _Join, args: list[Any], called: str, typed: dict[str, Any]) -> ir.Value:
+        parts = [join.size(one, called) for one in args]
+        return join.node("Squeeze", [join.node(op_type, parts, f"{called}/vector")], called, **typed)
+
+    return spelled
+
+
+_ONNX: Mapping[str, _Spelled] = {
+    "_operator.add": _arithmetic("Add"),
+    "_operator.floordiv": _arithmetic("Div"),
+    "_operator.mul": _arithmetic("Mul"),
+    "_operator.sub": _arithmetic("Sub"),
+    "aten._reshape_alias.default": _reshaped,
+    "aten._unsafe_view.default": _reshaped,
+    "aten.alias.default": _same,
+    "aten.detach.default": _same,
+    "aten.expand.default": _expanded,
+    "aten.permute.default": _permuted,
+    "aten.squeeze.dim": _squeezed,
+    "aten.sym_size.int": _size,
+    "aten.t.default": _swapped,
+    "aten.transpose.int": _swapped,
+    "aten.unsqueeze.default": _unsqueezed,
+    "aten.view.default": _reshaped,
+    "ort_dynamo.passes.fx.own_results.owned": _same,
+}
+"""What torch does between sessions and ONNX has a word for; all else is an ATen node."""

@@ -1,0 +1,1 @@
+"""Optimizers under their ONNX Runtime names."""

@@ -1,0 +1,5 @@
+"""The path by which programs import ORTModule's exceptions."""
+
+from __future__ import annotations
+
+from ort_dynamo.training.ortmodule.fallback import *  # noqa: F403

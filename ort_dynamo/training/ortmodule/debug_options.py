@@ -1,0 +1,94 @@
+"""DebugOptions: what ORTModule logs, and which ONNX models it saves."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ort_dynamo.training.ortmodule import environment
+from ort_dynamo.training.ortmodule.logger import LogLevel
+
+__all__ = ["DebugOptions", "LoggingOptions", "SaveOnnxOptions"]
+
+
+class SaveOnnxOptions:
+    """Which ONNX models are saved.
+
+    Attributes:
+        save: whether they are.
+        name_prefix: how their names begin.
+        path: the folder.
+    """
+
+    def __init__(self, save: bool, name_prefix: str, path: str) -> None:
+        self.save = save
+        self.name_prefix = name_prefix
+        self.path = environment.save_path(path)
+        if not save:
+            return
+        if not os.access(self.path, os.W_OK):
+            raise OSError(
+                f"Directory {self.path} is not writable. Please set the ORTMODULE_SAVE_ONNX_PATH environment variable "
+                "to a writable path."
+            )
+        if not isinstance(name_prefix, str):
+            raise TypeError(f"Expected name prefix of type str, got {type(name_prefix)}.")
+        if not name_prefix:
+            raise ValueError("onnx_prefix must be provided when save_onnx is set.")
+
+
+class LoggingOptions:
+    """How much is logged.
+
+    Attributes:
+        log_level: the level; the environment's goes before the program's.
+    """
+
+    def __init__(self, log_level: LogLevel) -> None:
+        if not isinstance(log_level, LogLevel):
+            raise TypeError(f"Expected log_level of type LogLevel, got {type(log_level)}.")
+        self.log_level = environment.log_level(log_level)
+
+
+class DebugOptions:
+    """Options to look into an ORTModule.
+
+    Args:
+        log_level: how much is logged; ORTMODULE_LOG_LEVEL goes before it.
+        save_onnx: save the ONNX models of every compile, as docs/migrating_from_ortmodule.md describes.
+        onnx_prefix: how the names of the saved files begin.
+        save_path: the folder of the saved files, by default the working directory; ORTMODULE_SAVE_ONNX_PATH goes
+            before it.
+        config: accepted, as ORTModule did, and without effect.
+
+    Raises:
+        OSError: the folder cannot be written, with save_onnx.
+        TypeError: log_level is no LogLevel, or onnx_prefix no text, with save_onnx.
+        ValueError: onnx_prefix is empty, with save_onnx.
+        InvalidVariableError: ORTMODULE_LOG_LEVEL is no level.
+    """
+
+    def __init__(
+        self,
+        log_level: LogLevel = LogLevel.WARNING,
+        save_onnx: bool = False,
+        onnx_prefix: str = "",
+        save_path: str = "",
+        config: Any = None,
+    ) -> None:
+        self.log_level = log_level
+        self.save_onnx = save_onnx
+        self.onnx_prefix = onnx_prefix
+        self.config = config
+        self._save_onnx_models = SaveOnnxOptions(save_onnx, onnx_prefix, save_path)
+        self._logging = LoggingOptions(log_level)
+
+    @property
+    def save_onnx_models(self) -> SaveOnnxOptions:
+        """Which ONNX models are saved."""
+        return self._save_onnx_models
+
+    @property
+    def logging(self) -> LoggingOptions:
+        """How much is logged."""
+        return self._logging

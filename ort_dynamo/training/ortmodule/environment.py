@@ -1,0 +1,260 @@
+"""Reads ORTModule's environment variables: all of them, and nowhere else.
+
+Each has a meaning here or is answered by one line of the log that says why not; docs/migrating_from_ortmodule.md has
+the table. As in ORTModule, a variable goes before what the program says, and is read when an ORTModule is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntFlag
+from functools import reduce
+from operator import or_
+from typing import Any, TypeVar
+
+from ort_dynamo.errors import InvalidVariableError
+from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
+from ort_dynamo.options.spelling import nearest
+from ort_dynamo.target import OPSET
+from ort_dynamo.training.ortmodule.fallback import DEFAULT_POLICY, _FallbackPolicy
+from ort_dynamo.training.ortmodule.logger import LogLevel
+
+__all__ = [
+    "WITHOUT_EFFECT",
+    "Settings",
+    "_SkipCheck",
+    "json_path",
+    "log_level",
+    "parse_flags",
+    "read_settings",
+    "save_path",
+]
+
+
+class _SkipCheck(IntFlag):
+    """What ORTModule left out in later steps; Dynamo's guards take its place. The name is ORTModule's."""
+
+    SKIP_CHECK_DISABLED = 1
+    SKIP_CHECK_DEVICE = 2
+    SKIP_CHECK_BUILD_GRADIENT = 4
+    SKIP_CHECK_EXECUTION_AGENT = 8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an ORTModule is compiled and run by.
+
+    Attributes:
+        onnx_opset_version: of the files that DebugOptions.save_onnx asks for; what runs has its own.
+        conv_algo_search: how cuDNN's algorithms are chosen, on CUDA.
+        propagate_cast_ops_strategy, propagate_cast_ops_level, propagate_cast_ops_allow: as torch.compile's options.
+        memory_optimization_level: 0 goes by memory_optimizer_config, 1 and 2 compute the insides of layers again.
+        memory_optimizer_config: a JSON file with a list of plans, or plans joined by commas.
+        print_memory_stat_by_step: whether memory and time are printed at each phase of a step.
+        fallback_policy: when the model runs in PyTorch.
+        fallback_retry: whether a model that was sent back to PyTorch is tried again at each call.
+        skip_check: kept, and without effect.
+        enable_tuning, max_tuning_duration_ms: of CUDA's provider.
+    """
+
+    onnx_opset_version: int = OPSET
+    conv_algo_search: str = "HEURISTIC"
+    propagate_cast_ops_strategy: PropagateCastOpsStrategy = PropagateCastOpsStrategy.FLOOD_FILL
+    propagate_cast_ops_level: int = 1
+    propagate_cast_ops_allow: tuple[str, ...] = ()
+    memory_optimization_level: int = 0
+    memory_optimizer_config: str = ""
+    print_memory_stat_by_step: bool = False
+    fallback_policy: _FallbackPolicy = DEFAULT_POLICY
+    fallback_retry: bool = False
+    skip_check: _SkipCheck = (
+        _SkipCheck.SKIP_CHECK_DEVICE | _SkipCheck.SKIP_CHECK_BUILD_GRADIENT | _SkipCheck.SKIP_CHECK_EXECUTION_AGENT
+    )
+    enable_tuning: bool = False
+    max_tuning_duration_ms: int = 0
+
+    def options(self) -> dict[str, Any]:
+        """The options of torch.compile(backend="ort_train") that these are, but for the provider's."""
+        options: dict[str, Any] = {
+            "fallback": "eager" if self.fallback_policy.takes_eager_nodes else "error",
+            "propagate_cast_ops_strategy": self.propagate_cast_ops_strategy,
+            "propagate_cast_ops_level": self.propagate_cast_ops_level,
+            "propagate_cast_ops_allow": self.propagate_cast_ops_allow,
+        }
+        if self.memory_optimization_level > 0:
+            options["transformer_layer_recompute"] = True
+        elif self.memory_optimizer_config:
+            options["recompute_plan"] = self.memory_optimizer_config
+        return options
+
+    def provider_options(self) -> dict[str, str]:
+        """The options of CUDA's provider that ORTModule set."""
+        options = {
+            "cudnn_conv_algo_search": self.conv_algo_search,
+            "cudnn_conv_use_max_workspace": "1",
+            "cudnn_conv1d_pad_to_nc1d": "1",
+        }
+        if self.enable_tuning:
+            options |= {"tunable_op_enable": "1", "tunable_op_tuning_enable": "1"}
+            if self.max_tuning_duration_ms > 0:
+                options["tunable_op_max_tuning_duration_ms"] = str(self.max_tuning_duration_ms)
+        return options
+
+
+_COMPUTE = "the compute optimizer (moving Gathers up, leaving padding out) is not offered"
+_TRITON = "no Triton kernels are made here; torch.compile(backend='inductor') makes them"
+_ATTENTION = "attention is what torch chooses: torch.nn.attention.sdpa_kernel says which"
+_EXTENSIONS = "there are no C++ extensions to build or find"
+
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "ORTMODULE_ENABLE_COMPUTE_OPTIMIZER": _COMPUTE,
+    "ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER": _COMPUTE,
+    "ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER": _COMPUTE,
+    "ORTMODULE_PRINT_INPUT_DENSITY": _COMPUTE,
+    "ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT": "torch.utils.checkpoint is traced, and what it asks for is computed again",
+    "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": "an autograd.Function is traced, always",
+    "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT": "no gradient waits for the end of the backward: each island frees its own",
+    "ORTMODULE_ENABLE_ZERO_STAGE3": "DeepSpeed's stage 3 is not supported; torch's FSDP shards parameters",
+    "ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT": "nothing runs to export a model, so nothing is copied for it",
+    "ORTMODULE_USE_TRITON": _TRITON,
+    "ORTMODULE_TRITON_CONFIG_FILE": _TRITON,
+    "ORTMODULE_TRITON_DEBUG": _TRITON,
+    "ORTMODULE_USE_FLASH_ATTENTION": _ATTENTION,
+    "ORTMODULE_USE_EFFICIENT_ATTENTION": _ATTENTION,
+    "ORTMODULE_ATEN_SDPA_FALLBACK": _ATTENTION,
+    "ORTMODULE_TUNING_RESULTS_PATH": "results of tuning are not kept; a process tunes again",
+    "ORTMODULE_CACHE_DIR": "compiled graphs are kept in memory, for this process",
+    "ORTMODULE_SKIPCHECK_POLICY": "Dynamo's guards check what has changed, and cannot be left out",
+    "ORTMODULE_EXTERNAL_TORCH_CPP_EXTENSION_DIR": _EXTENSIONS,
+    "ORTMODULE_EXTERNAL_TORCH_CUDA_EXTENSION_DIR": _EXTENSIONS,
+}
+"""Variable -> why it has none here."""
+
+_READ = frozenset(
+    {
+        "ORTMODULE_CONV_ALGO_SEARCH",
+        "ORTMODULE_ENABLE_TUNING",
+        "ORTMODULE_FALLBACK_POLICY",
+        "ORTMODULE_FALLBACK_RETRY",
+        "ORTMODULE_JSON_CONFIG_PATH",
+        "ORTMODULE_LOG_LEVEL",
+        "ORTMODULE_MAX_TUNING_DURATION_MS",
+        "ORTMODULE_MEMORY_OPT_CONFIG",
+        "ORTMODULE_MEMORY_OPT_LEVEL",
+        "ORTMODULE_ONNX_OPSET_VERSION",
+        "ORTMODULE_PRINT_MEMORY_STATS",
+        "ORTMODULE_SAVE_ONNX_PATH",
+    }
+)
+_NUMBERS_WITHOUT_EFFECT = frozenset(
+    name
+    for name in WITHOUT_EFFECT
+    if name.startswith(("ORTMODULE_ENABLE", "ORTMODULE_PRINT", "ORTMODULE_ALLOW", "ORTMODULE_DEEPCOPY"))
+)
+
+_said: set[str] = set()
+_Flag = TypeVar("_Flag", bound=IntFlag)
+
+
+def read_settings(default: Settings, logger: logging.Logger) -> Settings:
+    """What the environment makes of `default`; a variable without effect is answered once in the log.
+
+    Raises:
+        InvalidVariableError: a value that its variable cannot take.
+    """
+    changed: dict[str, Any] = {}
+    for field, name in (
+        ("onnx_opset_version", "ORTMODULE_ONNX_OPSET_VERSION"),
+        ("memory_optimization_level", "ORTMODULE_MEMORY_OPT_LEVEL"),
+        ("max_tuning_duration_ms", "ORTMODULE_MAX_TUNING_DURATION_MS"),
+    ):
+        if name in os.environ:
+            changed[field] = _integer(name)
+    for field, name in (
+        ("print_memory_stat_by_step", "ORTMODULE_PRINT_MEMORY_STATS"),
+        ("enable_tuning", "ORTMODULE_ENABLE_TUNING"),
+    ):
+        if name in os.environ:
+            changed[field] = _integer(name) == 1
+    if changed.get("memory_optimization_level", 0) not in (0, 1, 2):
+        raise _invalid("ORTMODULE_MEMORY_OPT_LEVEL", "0, 1 or 2")
+    if "ORTMODULE_MEMORY_OPT_CONFIG" in os.environ:
+        changed["memory_optimizer_config"] = os.environ["ORTMODULE_MEMORY_OPT_CONFIG"]
+    if "ORTMODULE_CONV_ALGO_SEARCH" in os.environ:
+        changed["conv_algo_search"] = _conv_algo_search(logger)
+    if "ORTMODULE_FALLBACK_POLICY" in os.environ:
+        changed["fallback_policy"] = _flags("ORTMODULE_FALLBACK_POLICY", _FallbackPolicy)
+    if "ORTMODULE_FALLBACK_RETRY" in os.environ:
+        changed["fallback_retry"] = os.environ["ORTMODULE_FALLBACK_RETRY"].lower() in ("true", "1", "yes")
+    if "ORTMODULE_SKIPCHECK_POLICY" in os.environ:
+        changed["skip_check"] = _flags("ORTMODULE_SKIPCHECK_POLICY", _SkipCheck)
+    _answer_others(logger)
+    return dataclasses.replace(default, **changed)
+
+
+def log_level(given: LogLevel) -> LogLevel:
+    """ORTMODULE_LOG_LEVEL, or `given` where it is not set; raises InvalidVariableError."""
+    name = os.environ.get("ORTMODULE_LOG_LEVEL")
+    if name is None:
+        return given
+    if name not in LogLevel.__members__:
+        raise _invalid("ORTMODULE_LOG_LEVEL", "one of " + ", ".join(LogLevel.__members__))
+    return LogLevel[name]
+
+
+def save_path(given: str) -> str:
+    """ORTMODULE_SAVE_ONNX_PATH, or `given`, or the working directory."""
+    return os.environ.get("ORTMODULE_SAVE_ONNX_PATH", given or os.getcwd())
+
+
+def json_path(given: str | None) -> str | None:
+    """ORTMODULE_JSON_CONFIG_PATH, or `given`."""
+    return os.environ.get("ORTMODULE_JSON_CONFIG_PATH", given)
+
+
+def parse_flags(names: list[str], kind: type[_Flag]) -> _Flag:
+    """Join members of a flag by their names; raises KeyError with the name that it has not."""
+    return reduce(or_, (kind[name] for name in names))
+
+
+def _flags(name: str, kind: type[_Flag]) -> _Flag:
+    try:
+        return parse_flags([one.strip() for one in os.environ[name].split("|")], kind)
+    except KeyError as error:
+        expected = f"names joined by '|' of {', '.join(kind.__members__)}"
+        raise _invalid(name, expected + nearest(str(error.args[0]), kind.__members__)) from None
+
+
+def _integer(name: str) -> int:
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        raise _invalid(name, "an integer") from None
+
+
+def _invalid(name: str, expected: str) -> InvalidVariableError:
+    return InvalidVariableError(name=name, value=os.environ[name], expected=expected)
+
+
+def _conv_algo_search(logger: logging.Logger) -> str:
+    given = os.environ["ORTMODULE_CONV_ALGO_SEARCH"]
+    if given in ("HEURISTIC", "EXHAUSTIVE"):
+        return given
+    logger.warning("Invalid value of env CONV_ALGO_SEARCH. Must be HEURISTIC or EXHAUSTIVE.")
+    return "HEURISTIC"
+
+
+def _answer_others(logger: logging.Logger) -> None:
+    """Say once of each variable that is set without effect why; of one that ORTModule never had, what was meant."""
+    for name in sorted(name for name in os.environ if name.startswith("ORTMODULE_")):
+        if name in _NUMBERS_WITHOUT_EFFECT:
+            _integer(name)
+        if name not in _READ and name not in _said:
+            _said.add(name)
+            reason = WITHOUT_EFFECT.get(name)
+            unknown = f"ORTModule has no such variable{nearest(name, {*_READ, *WITHOUT_EFFECT})}"
+            logger.warning("%s has no effect: %s.", name, reason or unknown)

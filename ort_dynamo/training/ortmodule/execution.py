@@ -1,0 +1,284 @@
+"""Runs a wrapped module: a compiled region for training, and one for inference."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from ort_dynamo.backend import compile_recorded, ort_train
+from ort_dynamo.errors import (
+    InvalidOptionError,
+    NotCompiledError,
+    ProviderNotAvailableError,
+    RuntimeNotInstalledError,
+    SeveralRuntimesError,
+)
+from ort_dynamo.options.groups import parse_options
+from ort_dynamo.report.record import CompileRecord
+from ort_dynamo.report.summary import FunctionNote, given_up, in_a_line
+from ort_dynamo.runtime.boxed import RunWatch
+from ort_dynamo.torch_internals.dynamo import compile_region, raised_by_backend, tracing_lstms
+from ort_dynamo.torch_internals.frames import frames
+from ort_dynamo.training.ortmodule.custom_gradients import custom_gradients
+from ort_dynamo.training.ortmodule.data_types import check_devices, check_inputs, check_outputs, module_device
+from ort_dynamo.training.ortmodule.debug_options import DebugOptions
+from ort_dynamo.training.ortmodule.environment import Settings
+from ort_dynamo.training.ortmodule.fallback import (
+    FallbackManager,
+    ORTModuleFallbackException,
+    ORTModuleInitException,
+    ORTModuleIOError,
+    ORTModuleONNXModelException,
+    ORTModuleTorchModelException,
+    wrap_exception,
+)
+from ort_dynamo.training.ortmodule.feature_log import FirstRun, log_first_run
+from ort_dynamo.training.ortmodule.graph_optimizer_registry import graph_optimizers
+from ort_dynamo.training.ortmodule.saved_models import SavedModels
+from ort_dynamo.training.ortmodule.step_report import StepReport
+
+__all__ = ["ExecutionManager"]
+
+_RECOMPILE_LIMIT = 64
+"""Graphs of one module and mode: far more than sizes of one, dtypes and changes of requires_grad make on purpose."""
+
+
+class _Thread(threading.local):
+    """What runs in this thread.
+
+    Attributes:
+        running: whose call it is; the backend says it what was compiled.
+    """
+
+    running: ExecutionManager | None = None
+
+
+_thread = _Thread()
+
+
+@dataclass(frozen=True)
+class _Backend:
+    """The backend of all ORTModules that are compiled alike.
+
+    Dynamo keeps every backend that it has seen, so this holds no module.
+
+    Attributes:
+        settings: what to compile by.
+        module_name: the class of the wrapped module, for which graph optimizers are registered.
+        folder: where models are saved, or None.
+    """
+
+    settings: Settings
+    module_name: str
+    folder: str | None
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
+        device = "cuda" if "cuda" in devices else "cpu"
+        options = parse_options(
+            None,
+            {
+                **self.settings.options(),
+                "extra_passes": graph_optimizers(self.module_name, device),
+                "provider_options": self.settings.provider_options() if device == "cuda" else {},
+                "save_onnx": self.folder,
+            },
+        )
+        with custom_gradients():
+            compiled, record = compile_recorded(gm, example_inputs, options)
+        if _thread.running is not None:
+            _thread.running.note(record)
+        return compiled
+
+    def reset(self) -> None:
+        """Forget what was compiled, as torch._dynamo.reset() asks for."""
+        ort_train.reset()  # type: ignore[attr-defined]
+
+
+_backend = cache(_Backend)
+
+
+class ExecutionManager:
+    """Compiles and runs a module in one mode, training or inference.
+
+    The first call is compiled for its sizes. All after it find that graph, or are compiled for any size, once: sizes of
+    0 and 1 alone have graphs of their own, as everywhere in torch.compile.
+
+    Args:
+        module: the user's module.
+        is_training: the mode.
+        debug_options: what to log and save.
+        settings: what to compile by.
+        fallback_manager: decides about what cannot run; both modes of a module share one.
+        logger: ORTModule's.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        is_training: bool,
+        debug_options: DebugOptions,
+        settings: Settings,
+        fallback_manager: FallbackManager,
+        logger: logging.Logger,
+    ) -> None:
+        self._module = module
+        self._mode = "training" if is_training else "inference"
+        self._debug_options = debug_options
+        self._runtime_options = settings
+        self._fallback_manager = fallback_manager
+        self._logger = logger
+        self._records: list[CompileRecord] = []
+        self._report = StepReport(module, logger) if settings.print_memory_stat_by_step else None
+        save = debug_options.save_onnx_models
+        self._saved = SavedModels(save, self._mode, settings.onnx_opset_version, logger) if save.save else None
+        backend = _backend(settings, type(module).__name__, self._saved.folder if self._saved else None)
+        entry = _entry(module)
+        self._for_first_sizes = _region(entry, backend, module, dynamic=False)
+        self._for_all_sizes = _region(entry, backend, module, dynamic=True)
+        self._has_run = False
+
+    @property
+    def _device(self) -> torch.device | None:
+        return module_device(self._module)
+
+    def note(self, record: CompileRecord) -> None:
+        """Take note of what was compiled in the running call."""
+        self._records.append(record)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module.
+
+        Raises:
+            ORTModuleFallbackException: one of its kinds, where it cannot run and no policy sends it back to PyTorch.
+        """
+        if self._fallback_manager.is_pending():
+            return self._fallback_manager.fallback(*inputs, **kwargs)
+        before, _thread.running = _thread.running, self
+        try:
+            check_inputs(inputs, kwargs)
+            if self._report is not None:
+                self._report.before_forward()
+            outputs = self._for_all_sizes(*inputs, **kwargs) if self._has_run else self._first(inputs, kwargs)
+            if self._records:
+                self._look_at_compiled(outputs)
+        except Exception as error:
+            known = self._in_family(error, inputs, kwargs)
+            if known is None:
+                raise
+            self._fallback_manager.handle_exception(known)
+            return self._fallback_manager.fallback(*inputs, **kwargs)
+        finally:
+            _thread.running = before
+        if self._report is not None:
+            self._report.after_forward(outputs)
+        return outputs
+
+    def _first(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run for the first time, and say what was made of the module."""
+        before, begin, clock = _Drawn(self._module), time.time(), time.perf_counter()
+        with RunWatch() as watch:
+            outputs = self._for_first_sizes(*inputs, **kwargs)
+        seconds = time.perf_counter() - clock
+        try:
+            check_outputs(outputs)
+        except ORTModuleIOError:
+            before.put_back()  # PyTorch runs the module again
+            raise
+        seen = frames(begin)
+        left_out = tuple(given_up(seen))
+        if left_out and not watch.ran and not self._runtime_options.fallback_policy.takes_eager_nodes:
+            reasons = "".join(f"\n  {note}" for note in left_out)
+            error = NotCompiledError(name=type(self._module).__name__, reasons=reasons)
+            before.put_back()
+            raise wrap_exception(ORTModuleTorchModelException, error)
+        breaks = (FunctionNote(one.function, one.where, in_a_line(why)) for one in seen for why in one.breaks)
+        pieces = tuple(dict.fromkeys((*breaks, *left_out)))
+        for piece in pieces:
+            self._logger.warning("%s runs in pieces: %s", type(self._module).__name__, piece)
+        run = FirstRun(self._mode, tuple(self._records), seconds, pieces)
+        log_first_run(self._logger, self._debug_options.logging.log_level, self._runtime_options, run)
+        self._has_run = True
+        return outputs
+
+    def _look_at_compiled(self, outputs: Any) -> None:
+        records, self._records = self._records, []
+        check_outputs(outputs)
+        for record in records if self._saved is not None else ():
+            self._saved.write(record)
+
+    def _in_family(
+        self, error: Exception, inputs: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> ORTModuleFallbackException | None:
+        """The exception of ORTModule's family that `error` is, or None: then it is the program's."""
+        self._records.clear()
+        if isinstance(error, ORTModuleFallbackException):
+            return error
+        raised = raised_by_backend(error)
+        if isinstance(raised, InvalidOptionError):
+            raise raised from error
+        if isinstance(raised, (RuntimeNotInstalledError, SeveralRuntimesError, ProviderNotAvailableError)):
+            return wrap_exception(ORTModuleInitException, raised)
+        if isinstance(raised, Exception):
+            message = f"There was an error while exporting the PyTorch model to ONNX: \n\n{raised}"
+            made = wrap_exception(ORTModuleONNXModelException, RuntimeError(message))
+            made.__cause__ = raised
+            return made
+        if isinstance(error, RuntimeError):
+            try:
+                check_devices(self._module, inputs, kwargs)
+            except ORTModuleFallbackException as known:
+                known.__cause__ = error
+                return known
+        return None
+
+
+def _entry(module: nn.Module) -> Callable[..., Any]:
+    """A function that calls `module`, whose code no other has: Dynamo keeps what it compiles with the code."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace(co_name=type(module).__name__)
+    return call
+
+
+def _region(
+    entry: Callable[..., Any], backend: Callable[..., Any], module: nn.Module, *, dynamic: bool
+) -> Callable[..., Any]:
+    compiled = compile_region(entry, backend, dynamic=dynamic, recompile_limit=_RECOMPILE_LIMIT)
+    if not any(isinstance(child, nn.RNNBase) for child in module.modules()):
+        return compiled
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        with tracing_lstms():
+            return compiled(*args, **kwargs)
+
+    return traced
+
+
+class _Drawn:
+    """What a call changes beside its results, as it was: random generators and buffers."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def put_back(self) -> None:
+        """Put it back."""
+        with torch.no_grad():
+            for buffer, copy in self._buffers:
+                buffer.copy_(copy)
+        torch.set_rng_state(self._cpu)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)

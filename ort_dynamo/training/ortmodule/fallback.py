@@ -1,0 +1,165 @@
+"""What ORTModule does about what it cannot run: its exceptions, and the policies that send a model back to PyTorch.
+
+ORTModule knew two states: all of a model in ONNX Runtime, or all of it in PyTorch. Here an operator that ONNX Runtime
+cannot take runs in eager, alone. A policy still decides whether that may be; docs/migrating_from_ortmodule.md has the
+table.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable
+from enum import IntFlag
+from typing import Any
+
+__all__ = [
+    "DEFAULT_POLICY",
+    "FallbackManager",
+    "ORTModuleDeviceException",
+    "ORTModuleFallbackException",
+    "ORTModuleIOError",
+    "ORTModuleInitException",
+    "ORTModuleONNXModelException",
+    "ORTModuleTorchModelException",
+    "_FallbackPolicy",
+    "wrap_exception",
+]
+
+
+class ORTModuleFallbackException(Exception):  # noqa: N818  # ORTModule's name
+    """Base of all that a fallback policy can answer."""
+
+
+class ORTModuleInitException(ORTModuleFallbackException):
+    """ONNX Runtime is not installed, or not usable."""
+
+
+class ORTModuleDeviceException(ORTModuleFallbackException):
+    """Parameters or inputs are on more than one device."""
+
+
+class ORTModuleIOError(ORTModuleFallbackException):
+    """An input or a result is of a type that ORTModule does not take."""
+
+
+class ORTModuleTorchModelException(ORTModuleFallbackException):
+    """The module is none that ORTModule can wrap, or is asked for what a wrapped one cannot do."""
+
+
+class ORTModuleONNXModelException(ORTModuleFallbackException):
+    """The model, or a node of it, cannot become an ONNX model that ONNX Runtime runs."""
+
+
+class _FallbackPolicy(IntFlag):
+    """When a model runs in PyTorch; flags are joined by `|`. The name is ORTModule's."""
+
+    FALLBACK_DISABLE = 1
+    FALLBACK_FORCE_TORCH_FORWARD = 2
+    FALLBACK_FORCE_TORCH_BACKWARD = 4
+    FALLBACK_UNSUPPORTED_DEVICE = 8
+    FALLBACK_UNSUPPORTED_DATA = 16
+    FALLBACK_UNSUPPORTED_TORCH_MODEL = 32
+    FALLBACK_UNSUPPORTED_ONNX_MODEL = 64
+    FALLBACK_BAD_INITIALIZATION = 128
+
+    def is_set(self, policy: _FallbackPolicy) -> bool:
+        """Whether `policy` is among these; FALLBACK_DISABLE puts out all others."""
+        return not self.is_disabled() and policy in self
+
+    def is_disabled(self) -> bool:
+        """Whether FALLBACK_DISABLE is among these."""
+        return _FallbackPolicy.FALLBACK_DISABLE in self
+
+    def answers(self, exception: ORTModuleFallbackException) -> bool:
+        """Whether one of these sends a model back to PyTorch because of `exception`."""
+        return any(self.is_set(policy) for policy in _ANSWERED_BY.get(type(exception), _FORCED))
+
+    @property
+    def takes_eager_nodes(self) -> bool:
+        """Whether a node that ONNX Runtime cannot take may run in eager."""
+        return self.answers(ORTModuleONNXModelException())
+
+
+_FORCED = (_FallbackPolicy.FALLBACK_FORCE_TORCH_FORWARD, _FallbackPolicy.FALLBACK_FORCE_TORCH_BACKWARD)
+
+_ANSWERED_BY: dict[type[ORTModuleFallbackException], tuple[_FallbackPolicy, ...]] = {
+    ORTModuleDeviceException: (*_FORCED, _FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE),
+    ORTModuleIOError: (*_FORCED, _FallbackPolicy.FALLBACK_UNSUPPORTED_DATA),
+    ORTModuleTorchModelException: (
+        *_FORCED,
+        _FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL,
+        _FallbackPolicy.FALLBACK_BAD_INITIALIZATION,
+    ),
+    ORTModuleONNXModelException: (*_FORCED, _FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL),
+    ORTModuleInitException: (_FallbackPolicy.FALLBACK_BAD_INITIALIZATION,),
+}
+
+DEFAULT_POLICY = (
+    _FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE
+    | _FallbackPolicy.FALLBACK_UNSUPPORTED_DATA
+    | _FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL
+    | _FallbackPolicy.FALLBACK_UNSUPPORTED_ONNX_MODEL
+)
+
+
+def wrap_exception(
+    new_exception: type[ORTModuleFallbackException], raised_exception: Exception
+) -> ORTModuleFallbackException:
+    """Make an exception of the family whose message and cause are another one's."""
+    made = new_exception(raised_exception)
+    made.__cause__ = raised_exception
+    return made
+
+
+class FallbackManager:
+    """Decides what becomes of an exception, and runs a model in PyTorch that was sent back there.
+
+    Args:
+        module: the user's module.
+        policy: which exceptions send it back.
+        retry: whether the next call tries ONNX Runtime again; otherwise the model stays in PyTorch.
+    """
+
+    def __init__(self, module: Callable[..., Any], policy: _FallbackPolicy, retry: bool) -> None:
+        self.policy = policy
+        self.retry = retry
+        self._module = module
+        self._exception: ORTModuleFallbackException | None = None
+        self._said = False
+        self._for_good = False
+
+    def handle_exception(self, exception: ORTModuleFallbackException, *, for_good: bool = False) -> None:
+        """Have the next `fallback` run the model in PyTorch, or raise `exception` where no policy answers it.
+
+        Args:
+            exception: why it cannot run in ONNX Runtime.
+            for_good: no retry will help, as it is a property of the module.
+        """
+        if not self.policy.answers(exception):
+            raise exception
+        self._exception = exception
+        self._for_good = for_good
+
+    def is_pending(self) -> bool:
+        """Whether the model was sent back to PyTorch."""
+        return self._exception is not None
+
+    def note(self) -> None:
+        """Say why the model runs in PyTorch: once, or with `retry` once for each call that does."""
+        assert self._exception is not None
+        if not self._said:
+            self._said = True
+            text = "".join(traceback.format_exception(self._exception))
+            warnings.warn(
+                f"Fallback to PyTorch due to exception {type(self._exception)} was triggered. See details below:\n\n{text}",
+                UserWarning,
+                stacklevel=2,
+            )
+        if self.retry and not self._for_good:
+            self._said, self._exception = False, None
+
+    def fallback(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the model in PyTorch, and give what it returns."""
+        self.note()
+        return self._module(*inputs, **kwargs)

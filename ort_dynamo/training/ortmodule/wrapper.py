@@ -1,0 +1,348 @@
+"""ORTModule: a module that runs another one in ONNX Runtime and is otherwise like it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import Tensor, nn
+
+from ort_dynamo.errors import RuntimeNotInstalledError, SeveralRuntimesError
+from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.training.ortmodule.data_types import module_device
+from ort_dynamo.training.ortmodule.debug_options import DebugOptions
+from ort_dynamo.training.ortmodule.environment import Settings, read_settings
+from ort_dynamo.training.ortmodule.execution import ExecutionManager
+from ort_dynamo.training.ortmodule.fallback import (
+    FallbackManager,
+    ORTModuleFallbackException,
+    ORTModuleInitException,
+    ORTModuleTorchModelException,
+    wrap_exception,
+)
+from ort_dynamo.training.ortmodule.logger import configure_logger
+
+__all__ = ["ORTModule", "TorchModule"]
+
+_NO_DATA_PARALLEL = (
+    "ORTModule is not compatible with torch.nn.DataParallel. "
+    "Please use torch.nn.parallel.DistributedDataParallel instead."
+)
+
+
+class TorchModule:
+    """Runs a user's module in the mode that it is in.
+
+    Args:
+        module: the user's module.
+        debug_options: what to log and save.
+        settings: what to compile by.
+
+    Raises:
+        ORTModuleFallbackException: one of its kinds, where it cannot run and no policy sends it back to PyTorch.
+    """
+
+    def __init__(self, module: nn.Module, debug_options: DebugOptions, settings: Settings) -> None:
+        self._original_module = module
+        self._fallback_manager = FallbackManager(module, settings.fallback_policy, settings.fallback_retry)
+        try:
+            _check_module(module)
+        except ORTModuleFallbackException as exception:
+            self._fallback_manager.handle_exception(exception, for_good=True)
+        self.configure(debug_options, settings)
+
+    def configure(self, debug_options: DebugOptions, settings: Settings) -> None:
+        """Compile by these from now on."""
+        self.debug_options = debug_options
+        self.settings = settings
+        self._fallback_manager.policy = settings.fallback_policy
+        self._fallback_manager.retry = settings.fallback_retry
+        logger = configure_logger(debug_options.logging.log_level)
+        self._managers = {
+            is_training: ExecutionManager(
+                self._original_module, is_training, debug_options, settings, self._fallback_manager, logger
+            )
+            for is_training in (True, False)
+        }
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module in its mode."""
+        return self._managers[self.is_training()].forward(*inputs, **kwargs)
+
+    def is_training(self) -> bool:
+        """Whether the module is in training mode and gradients are recorded."""
+        return self._original_module.training and torch.is_grad_enabled()
+
+    def _execution_manager(self, is_training: bool) -> ExecutionManager:
+        return self._managers[is_training]
+
+
+def _check_module(module: nn.Module) -> None:
+    if isinstance(module, nn.DataParallel):
+        raise wrap_exception(ORTModuleTorchModelException, TypeError(_NO_DATA_PARALLEL))
+    try:
+        installed_runtime()
+    except (RuntimeNotInstalledError, SeveralRuntimesError) as error:
+        raise wrap_exception(ORTModuleInitException, error) from error
+    module_device(module)
+
+
+class ORTModule(nn.Module):
+    """Wraps a module so that its forward and backward run in ONNX Runtime.
+
+    It behaves as the module does: parameters, buffers, children, attributes, methods, hooks and `state_dict` are the
+    module's own. An operator that ONNX Runtime cannot take runs in eager, as the fallback policy allows.
+
+    Args:
+        module: the module to run. Other wrappers (DistributedDataParallel) go around the ORTModule.
+        debug_options: what to log and save.
+
+    Raises:
+        ORTModuleFallbackException: one of its kinds, where the module cannot run and no fallback policy sends it back
+            to PyTorch (ORTMODULE_FALLBACK_POLICY; docs/migrating_from_ortmodule.md).
+        InvalidVariableError: an environment variable has a value that it cannot take.
+    """
+
+    def __init__(self, module: nn.Module, debug_options: DebugOptions | None = None) -> None:
+        from ort_dynamo.training import ortmodule  # its constants may be changed by the program
+
+        if not isinstance(module, nn.Module):
+            message = f"ORTModule only supports torch.nn.Module as input. {type(module)} is not supported."
+            raise wrap_exception(ORTModuleTorchModelException, TypeError(message))
+        super().__init__()
+        options = debug_options or DebugOptions()
+        default = Settings(
+            onnx_opset_version=ortmodule.ONNX_OPSET_VERSION,
+            fallback_policy=ortmodule.ORTMODULE_FALLBACK_POLICY,
+            fallback_retry=ortmodule.ORTMODULE_FALLBACK_RETRY,
+        )
+        settings = read_settings(default, configure_logger(options.logging.log_level))
+        self.__dict__["_torch_module"] = TorchModule(module, options, settings)
+        self._become(module)
+
+    def _become(self, module: nn.Module) -> None:
+        """Take the module's signature, mode and containers; warn of names that both have."""
+        own = self.__dict__
+        for name in _CONTAINERS:
+            own.pop(name, None)  # found in the module from now on, as is every name that is not here
+        own["training"] = module.training
+        own["forward"] = _forward_of(own["_torch_module"], module)
+        own["_user_methods"] = frozenset(_user_methods(module))
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module's forward in ONNX Runtime.
+
+        The first call in each mode compiles, and takes longer. Each object has a function of its own in the place of
+        this one, which has the signature of the module's.
+
+        Args:
+            inputs: positional arguments of the module's forward.
+            kwargs: its keyword arguments.
+
+        Returns:
+            What the module returns: tensors, and sequences and mappings of them, as its own types.
+        """
+        return self._torch_module.forward(*inputs, **kwargs)
+
+    @property
+    def module(self) -> nn.Module:
+        """The wrapped module."""
+        return self.__dict__["_torch_module"]._original_module  # type: ignore[no-any-return]
+
+    def _is_training(self) -> bool:
+        return self._torch_module.is_training()  # type: ignore[no-any-return]
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        raise wrap_exception(ORTModuleTorchModelException, NotImplementedError(_NO_DATA_PARALLEL))
+
+    def add_module(self, name: str, module: nn.Module | None) -> NoReturn:
+        """Raise ORTModuleTorchModelException: modules are added to the wrapped module, before it is wrapped."""
+        raise wrap_exception(
+            ORTModuleTorchModelException, NotImplementedError("ORTModule does not support adding modules to it.")
+        )
+
+    def register_module(self, name: str, module: nn.Module | None) -> NoReturn:
+        """Raise ORTModuleTorchModelException, as `add_module` does."""
+        self.add_module(name, module)
+
+    # -- what nn.Module does, done by the module ------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.module._apply(fn, recurse)
+        return self
+
+    def apply(self, fn: Callable[[nn.Module], object]) -> Self:
+        """Apply a function to the wrapped module and all in it."""
+        self.module.apply(fn)  # type: ignore[arg-type]
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the wrapped module; each mode has graphs of its own, which are kept."""
+        self.__dict__["training"] = mode
+        self.module.train(mode)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The wrapped module's state_dict, with its keys."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a state_dict into the wrapped module."""
+        return self.module.load_state_dict(state_dict, strict, assign)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.module._load_from_state_dict(*args, **kwargs)
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Add a buffer to the wrapped module."""
+        self.module.register_buffer(name, tensor, persistent)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Add a parameter to the wrapped module."""
+        self.module.register_parameter(name, param)
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """The wrapped module's parameter of a name."""
+        return self.module.get_parameter(target)
+
+    def get_buffer(self, target: str) -> Tensor:
+        """The wrapped module's buffer of a name."""
+        return self.module.get_buffer(target)
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """The wrapped module's parameters."""
+        return self.module.parameters(recurse)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """The wrapped module's parameters with their names."""
+        return self.module.named_parameters(*args, **kwargs)
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """The wrapped module's buffers."""
+        return self.module.buffers(recurse)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        """The wrapped module's buffers with their names."""
+        return self.module.named_buffers(*args, **kwargs)
+
+    def children(self) -> Iterator[nn.Module]:
+        """The wrapped module's children."""
+        return self.module.children()
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """The wrapped module's children with their names."""
+        return self.module.named_children()
+
+    def modules(self) -> Iterator[nn.Module]:
+        """The wrapped module and all in it."""
+        return self.module.modules()
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        """The wrapped module and all in it, with their names."""
+        return self.module.named_modules(*args, **kwargs)
+
+    # -- attributes -----------------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        if "_torch_module" not in self.__dict__:  # an object that is being made or unpickled
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        module = self.module
+        if name in self.__dict__.get("_user_methods", ()) and name not in module.__dict__:
+            # A method of the user's that calls self(...) has to come by here.
+            return types.MethodType(inspect.getattr_static(type(module), name), self)
+        return getattr(module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        if name in own or "_user_methods" not in own or name in own["_user_methods"] or name in _OWN:
+            own[name] = value
+        else:
+            setattr(self.module, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__:
+            del self.__dict__[name]
+        else:
+            delattr(self.module, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        torch_module = self.__dict__["_torch_module"]
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_torch_module", "forward")}
+        return {
+            "state": state,
+            "made_of": (torch_module._original_module, torch_module.debug_options, torch_module.settings),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state["state"])
+        module, debug_options, settings = state["made_of"]
+        self.__dict__["_torch_module"] = TorchModule(module, debug_options, settings)
+        self.__dict__["forward"] = _forward_of(self.__dict__["_torch_module"], module)
+
+
+_CONTAINERS = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+_OWN = frozenset({"_compiled_call_impl"})
+
+
+def _forward_of(torch_module: TorchModule, module: nn.Module) -> Callable[..., Any]:
+    """A function with the signature of the module's forward. It does not hold the ORTModule, which would hold it."""
+
+    @functools.wraps(module.forward)
+    def forward(*inputs: Any, **kwargs: Any) -> Any:
+        return torch_module.forward(*inputs, **kwargs)
+
+    return forward
+
+
+def _user_methods(module: nn.Module) -> Iterator[str]:
+    """Names of methods that the user's class adds, to be bound to the ORTModule; warns of names that both have.
+
+    A method that calls `super()` stays the module's: it would not find its class in an ORTModule.
+    """
+    theirs = {name for name in dir(type(module)) if not name.startswith("__") and name != "forward"}
+    for name in sorted(theirs | (module.__dict__.keys() - vars(nn.Module()).keys())):
+        in_torch = inspect.getattr_static(nn.Module, name, None)
+        found = inspect.getattr_static(module, name)
+        collides = inspect.getattr_static(ORTModule, name, None) is not None or name in _OWN_ATTRIBUTES
+        if isinstance(found, types.FunctionType) and found is not in_torch and name not in _FLUENT:
+            if collides:
+                _warn_of_collision(name, "method may not be called upon invocation through ORTModule.")
+            elif "__class__" not in found.__code__.co_freevars:
+                yield name
+        elif in_torch is None and collides:
+            advice = "attribute may not be returned when trying to retrieve the attribute through ORTModule."
+            _warn_of_collision(name, advice)
+
+
+_OWN_ATTRIBUTES = frozenset({"_torch_module", "_user_methods"})
+
+
+def _warn_of_collision(name: str, advice: str) -> None:
+    message = f"User Module's attribute name {name} collides with ORTModule's attribute name. User Module's {advice}"
+    warnings.warn(message, UserWarning, stacklevel=5)
+
+
+_FLUENT = (
+    *("bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "ipu", "mtia", "requires_grad_", "share_memory"),
+    *("to", "to_empty", "type", "xpu", "zero_grad"),
+)
+"""Methods of nn.Module that give the module itself, or nothing: the wrapped module's are called, as it may have its own."""
+
+
+def _delegated(name: str) -> Callable[..., Any]:
+    @functools.wraps(getattr(nn.Module, name))
+    def method(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
+        result = getattr(self.module, name)(*args, **kwargs)
+        self.__dict__["training"] = self.module.training
+        return self if result is self.module else result
+
+    return method
+
+
+for _name in _FLUENT:
+    setattr(ORTModule, _name, _delegated(_name))

@@ -1,0 +1,1 @@
+"""What ORTModule called experimental."""

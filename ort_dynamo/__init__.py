@@ -18,16 +18,22 @@ if TYPE_CHECKING:
     from ort_dynamo.planning import MemoryPlan, memory_plan
     from ort_dynamo.report.require import require_compiled
     from ort_dynamo.report.summary import Summary, summary
+    from ort_dynamo.training import optim
+    from ort_dynamo.training.ortmodule import DebugOptions, LogLevel, ORTModule
 
     __version__: str
 
 __all__ = [
+    "DebugOptions",
+    "LogLevel",
     "LoweringContext",
     "MemoryPlan",
+    "ORTModule",
     "PropagateCastOpsStrategy",
     "Summary",
     "__version__",
     "memory_plan",
+    "optim",
     "register_lowering",
     "register_pass",
     "require_compiled",
@@ -35,11 +41,15 @@ __all__ = [
 ]
 
 _HOME = {
+    "DebugOptions": "ort_dynamo.training.ortmodule",
+    "LogLevel": "ort_dynamo.training.ortmodule",
     "LoweringContext": "ort_dynamo.lowering.context",
     "MemoryPlan": "ort_dynamo.planning",
+    "ORTModule": "ort_dynamo.training.ortmodule",
     "PropagateCastOpsStrategy": "ort_dynamo.options.cast_strategy",
     "Summary": "ort_dynamo.report.summary",
     "memory_plan": "ort_dynamo.planning",
+    "optim": "ort_dynamo.training",
     "register_lowering": "ort_dynamo.lowering.registry",
     "register_pass": "ort_dynamo.passes.outside",
     "require_compiled": "ort_dynamo.report.require",

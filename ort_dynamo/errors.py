@@ -8,6 +8,7 @@ __all__ = [
     "DuplicateLoweringError",
     "ExecutionError",
     "FallbackRefusedError",
+    "GradientGraphError",
     "IndexOutOfBoundsError",
     "IntegerDivisionByZeroError",
     "InvalidOptionError",
@@ -148,6 +149,12 @@ class FallbackRefusedError(OrtDynamoError):
         "fallback='error': {count} node(s) of the {role} graph cannot run in ONNX Runtime:\n{nodes}\n"
         "Set options={{'fallback': 'eager'}} (the default) to run these nodes, alone, in eager."
     )
+
+
+class GradientGraphError(OrtDynamoError):
+    """A model cannot be exported with its gradients as one ONNX model."""
+
+    message = "The gradients of this model cannot be exported as one ONNX model: {reason}"
 
 
 class PassBrokeGraphError(OrtDynamoError):

@@ -88,9 +88,10 @@ def outside_functions(extra: Sequence[Pass] = ()) -> dict[str, Callable[..., Any
 
 
 def _function_fields(pass_: ir.passes.InPlacePass) -> Iterator[tuple[str, FunctionType]]:
-    for field in dataclasses.fields(pass_) if dataclasses.is_dataclass(pass_) else ():
-        if isinstance(function := getattr(pass_, field.name), FunctionType):
-            yield field.name, function
+    names: list[str] = [field.name for field in dataclasses.fields(pass_)] if dataclasses.is_dataclass(pass_) else []
+    for name in names:
+        if isinstance(function := getattr(pass_, name), FunctionType):
+            yield name, function
 
 
 def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:

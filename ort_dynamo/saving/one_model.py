@@ -134,8 +134,8 @@ class _Join:
 
     def _constant(self, content: np.ndarray[Any, Any] | ir.TensorProtocol, called: str) -> ir.Value:
         tensor = ir.tensor(content)
-        typed = {"type": ir.TensorType(tensor.dtype), "shape": ir.Shape(tensor.shape)}
-        value = ir.Value(name=self._names.fresh(called), const_value=tensor, **typed)
+        type_, shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.numpy().shape)
+        value = ir.Value(name=self._names.fresh(called), const_value=tensor, type=type_, shape=shape)
         self._graph.register_initializer(value)
         return value
 

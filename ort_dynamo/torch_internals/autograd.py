@@ -12,4 +12,4 @@ __all__ = ["after_backward"]
 def after_backward(function: Callable[[], None]) -> None:
     """Have a function called where the running backward ends; to be called inside one, in a hook."""
     # What DDP and FSDP use; torch has no public name for it.
-    Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]
+    Variable._execution_engine.queue_callback(function)

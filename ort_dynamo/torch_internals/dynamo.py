@@ -16,7 +16,15 @@ from torch.fx import Node
 
 from ort_dynamo.torch_internals.lookup import private
 
-__all__ = ["aot_autograd", "compile_region", "counters", "is_random_number", "raised_by_backend", "tracing_lstms"]
+__all__ = [
+    "aot_autograd",
+    "compile_region",
+    "counters",
+    "is_random_number",
+    "may_be_dynamic",
+    "raised_by_backend",
+    "tracing_lstms",
+]
 
 counters: defaultdict[str, Counter[str]] = private("torch._dynamo.utils:counters", defaultdict(Counter))
 """Dynamo's counters, by topic. Without them, counters of our own: `torch._dynamo.utils.counters` shows nothing then."""
@@ -53,11 +61,9 @@ def compile_region(
         recompile_limit: how many graphs of one function are kept before it runs in eager; torch up to 2.12 has only
             torch._dynamo.config.recompile_limit, for all.
     """
-    entry = _optimize or torch.compile
+    entry: Callable[..., Any] = _optimize or torch.compile
     known = inspect.signature(torch.compile).parameters
     limits = {"recompile_limit": recompile_limit} if "recompile_limit" in known else {}
-    if entry is torch.compile:
-        return torch.compile(function, backend=backend, dynamic=dynamic, **limits)  # type: ignore[call-overload,no-any-return]
     compiled: Callable[..., Any] = entry(backend=backend, dynamic=dynamic, **limits)(function)
     return compiled
 
@@ -71,3 +77,11 @@ def raised_by_backend(error: BaseException) -> BaseException | None:
     """What a backend raised, of the error that Dynamo makes of it; None for errors of anybody else."""
     inner: BaseException | None = getattr(error, "inner_exception", None) or error.__cause__
     return inner if isinstance(error, _backend_failed) else None
+
+
+_maybe_mark_dynamic = private("torch._dynamo:maybe_mark_dynamic", lambda tensor, axis: None)
+
+
+def may_be_dynamic(tensor: torch.Tensor, axis: int) -> None:
+    """Have Dynamo take a size of a tensor for a symbol, unless the program needs the number; without it, a number."""
+    _maybe_mark_dynamic(tensor, axis)

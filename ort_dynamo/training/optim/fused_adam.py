@@ -66,7 +66,7 @@ class FusedAdam(torch.optim.Optimizer):
         super().zero_grad(set_to_none=self._set_grad_none or set_to_none)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters.
 
         Args:
@@ -103,14 +103,14 @@ class FusedAdam(torch.optim.Optimizer):
 
     def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         lr, decay, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]
-        gradients = [p.grad for p in parameters]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         means = [self.state[p]["exp_avg"] for p in parameters]
         squares = [self.state[p]["exp_avg_sq"] for p in parameters]
         corrected = group["bias_correction"]
         bias1 = 1 - beta1 ** group["step"] if corrected else 1.0
         bias2 = 1 - beta2 ** group["step"] if corrected else 1.0
         if self._mode is AdamWMode.ADAM_L2_REGULARIZATION and decay:
-            gradients = torch._foreach_add(gradients, parameters, alpha=decay)
+            gradients = list(torch._foreach_add(gradients, parameters, alpha=decay))
         if self._mode is AdamWMode.ADAMW_TORCH and decay:
             torch._foreach_mul_(parameters, 1 - lr * decay)
         torch._foreach_lerp_(means, gradients, 1 - beta1)

@@ -43,7 +43,7 @@ def _run(*args: Any) -> NoReturn:
     )
 
 
-@torch.library.register_fake("ort_dynamo_training::custom_gradient", lib=_LIBRARY)
+@torch.library.register_fake("ort_dynamo_training::custom_gradient", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _fake(
     gradients: list[torch.Tensor], inputs: list[torch.Tensor], outputs: list[torch.Tensor], definition: str
 ) -> list[torch.Tensor]:

@@ -82,7 +82,7 @@ class Settings:
         options: dict[str, Any] = {
             "fallback": "eager" if self.fallback_policy.takes_eager_nodes else "error",
             "propagate_cast_ops_strategy": self.propagate_cast_ops_strategy,
-            "propagate_cast_ops_level": self.propagate_cast_ops_level,
+            "propagate_cast_ops_level": min(self.propagate_cast_ops_level, 2),  # as ONNX Runtime takes higher ones
             "propagate_cast_ops_allow": self.propagate_cast_ops_allow,
         }
         if self.memory_optimization_level > 0:
@@ -117,7 +117,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "ORTMODULE_PRINT_INPUT_DENSITY": _COMPUTE,
     "ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT": "torch.utils.checkpoint is traced, and what it asks for is computed again",
     "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": "an autograd.Function is traced, always",
-    "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT": "no gradient waits for the end of the backward: each island frees its own",
+    "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT": "no gradient waits in ONNX Runtime for the end of the backward",
     "ORTMODULE_ENABLE_ZERO_STAGE3": "DeepSpeed's stage 3 is not supported; torch's FSDP shards parameters",
     "ORTMODULE_DEEPCOPY_BEFORE_MODEL_EXPORT": "nothing runs to export a model, so nothing is copied for it",
     "ORTMODULE_USE_TRITON": _TRITON,

@@ -196,7 +196,8 @@ class ExecutionManager:
             raise
         seen = frames(begin)
         left_out = tuple(given_up(seen))
-        if left_out and not watch.ran and not self._runtime_options.fallback_policy.takes_eager_nodes:
+        nothing_ran = not watch.ran and next(self._module.parameters(), None) is not None
+        if left_out and nothing_ran and not self._runtime_options.fallback_policy.takes_eager_nodes:
             reasons = "".join(f"\n  {note}" for note in left_out)
             error = NotCompiledError(name=type(self._module).__name__, reasons=reasons)
             before.put_back()
@@ -213,8 +214,9 @@ class ExecutionManager:
     def _look_at_compiled(self, outputs: Any) -> None:
         records, self._records = self._records, []
         check_outputs(outputs)
-        for record in records if self._saved is not None else ():
-            self._saved.write(record)
+        if self._saved is not None:
+            for record in records:
+                self._saved.write(record)
 
     def _in_family(
         self, error: Exception, inputs: Sequence[Any], kwargs: Mapping[str, Any]

@@ -152,7 +152,8 @@ class FallbackManager:
             self._said = True
             text = "".join(traceback.format_exception(self._exception))
             warnings.warn(
-                f"Fallback to PyTorch due to exception {type(self._exception)} was triggered. See details below:\n\n{text}",
+                f"Fallback to PyTorch due to exception {type(self._exception)} was triggered. "
+                f"See details below:\n\n{text}",
                 UserWarning,
                 stacklevel=2,
             )

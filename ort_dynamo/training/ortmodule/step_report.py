@@ -25,7 +25,7 @@ _MIB = 2**20
 class StepReport:
     """Reports the steps of one module: the first ten, and then those whose number is a power of two.
 
-    A line has the memory of the CUDA device if the module is on one, as its caching allocator counts it, and that of the
+    A line has the memory of the CUDA device if the module is on one, as torch's allocator counts it, and that of the
     process otherwise; and the milliseconds since the line before, up to which the device has done its work. In several
     processes rank 0 reports.
 
@@ -51,7 +51,7 @@ class StepReport:
         if first is None:
             self._step += 1
         else:
-            first.register_hook(self._in_backward)
+            first.register_hook(self._in_backward)  # type: ignore[no-untyped-call]
 
     def _in_backward(self, _: torch.Tensor) -> None:
         self._line("pre_backward")
@@ -62,7 +62,7 @@ class StepReport:
         self._step += 1
 
     def _line(self, phase: str) -> None:
-        rank, world_size = rank_and_world_size()
+        rank, _ = rank_and_world_size()
         if rank or (self._step >= 10 and self._step & (self._step - 1)):
             return
         device = next((p.device for p in self._module.parameters()), torch.device("cpu"))

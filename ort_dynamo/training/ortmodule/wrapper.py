@@ -152,10 +152,10 @@ class ORTModule(nn.Module):
     @property
     def module(self) -> nn.Module:
         """The wrapped module."""
-        return self.__dict__["_torch_module"]._original_module  # type: ignore[no-any-return]
+        return self.__dict__["_torch_module"]._original_module
 
     def _is_training(self) -> bool:
-        return self._torch_module.is_training()  # type: ignore[no-any-return]
+        return self._torch_module.is_training()
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         raise wrap_exception(ORTModuleTorchModelException, NotImplementedError(_NO_DATA_PARALLEL))
@@ -173,7 +173,7 @@ class ORTModule(nn.Module):
     # -- what nn.Module does, done by the module ------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self.module._apply(fn, recurse)
+        self.module._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def apply(self, fn: Callable[[nn.Module], object]) -> Self:
@@ -187,7 +187,7 @@ class ORTModule(nn.Module):
         self.module.train(mode)
         return self
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's state_dict, with its keys."""
         return self.module.state_dict(*args, **kwargs)
 
@@ -238,9 +238,9 @@ class ORTModule(nn.Module):
         """The wrapped module's children with their names."""
         return self.module.named_children()
 
-    def modules(self) -> Iterator[nn.Module]:
+    def modules(self, *args: Any, **kwargs: Any) -> Iterator[nn.Module]:
         """The wrapped module and all in it."""
-        return self.module.modules()
+        return self.module.modules(*args, **kwargs)
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
         """The wrapped module and all in it, with their names."""
@@ -331,7 +331,7 @@ _FLUENT = (
     *("bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "ipu", "mtia", "requires_grad_", "share_memory"),
     *("to", "to_empty", "type", "xpu", "zero_grad"),
 )
-"""Methods of nn.Module that give the module itself, or nothing: the wrapped module's are called, as it may have its own."""
+"""Methods of nn.Module that give the module itself, or nothing; the wrapped module may have its own."""
 
 
 def _delegated(name: str) -> Callable[..., Any]:

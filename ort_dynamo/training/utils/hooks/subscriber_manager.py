@@ -58,7 +58,7 @@ class SubscriberManager:
         inner = module.module if isinstance(module, ORTModule) else module
         self._handles = list(self._register(inner))
         # On the ORTModule itself it runs after the compiled region, and on a plain module it must not be traced.
-        self._handles.append(module.register_forward_hook(torch.compiler.disable(self._end_of_forward)))
+        self._handles.append(module.register_forward_hook(_untraced(self._end_of_forward)))
 
     def find(self, kind: type[_Subscriber]) -> _Subscriber | None:
         """The first subscriber of a class, or None."""
@@ -84,8 +84,8 @@ class SubscriberManager:
             states.module_index_to_depth[index] = depth
             if others:
                 before, after = _calls(others, self._states)
-                yield module.register_forward_pre_hook(torch.compiler.disable(before), with_kwargs=True)
-                yield module.register_forward_hook(torch.compiler.disable(after))
+                yield module.register_forward_pre_hook(_untraced(before), with_kwargs=True)
+                yield module.register_forward_hook(_untraced(after))
             if statistics:
                 name = f"{type(module).__name__}_{index}"
                 yield module.register_forward_hook(_observing(statistics, name, depth))
@@ -97,6 +97,11 @@ class SubscriberManager:
                 args, outputs = one.post_forward_outmost_module_apply_impl(states, module, args, outputs)
         states.global_states.execution_step += 1
         return outputs
+
+
+def _untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that Dynamo leaves alone: the graph ends before it, and another begins after it."""
+    return torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
 
 
 def _by_depth(module: nn.Module, depth: int, seen: set[nn.Module]) -> Iterator[tuple[int, nn.Module]]:

@@ -12,7 +12,7 @@ from typing import Any
 from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.training.ortmodule.debug_options import DebugOptions
-from ort_dynamo.training.ortmodule.environment import Settings, _SkipCheck, json_path, parse_flags
+from ort_dynamo.training.ortmodule.environment import _SkipCheck, json_path, parse_flags
 from ort_dynamo.training.ortmodule.fallback import _FallbackPolicy
 from ort_dynamo.training.ortmodule.logger import LogLevel
 from ort_dynamo.training.ortmodule.wrapper import ORTModule

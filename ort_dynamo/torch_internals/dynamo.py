@@ -6,6 +6,7 @@ import inspect
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import CodeType
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ __all__ = [
     "aot_autograd",
     "compile_region",
     "counters",
+    "forget_compiled",
     "is_random_number",
     "may_be_dynamic",
+    "most_graphs",
     "raised_by_backend",
     "tracing_lstms",
 ]
@@ -41,6 +44,7 @@ def is_random_number(placeholder: Node) -> bool:
     return isinstance(getattr(placeholder, "_dynamo_source", None), _random_value_source)
 
 
+_takes_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
 _optimize = private("torch._dynamo:optimize")
 _config = private("torch._dynamo.config")
 _backend_failed = private("torch._dynamo.exc:BackendCompilerFailed", ())
@@ -58,14 +62,29 @@ def compile_region(
         function: what to compile.
         backend: the backend, as a function.
         dynamic: whether all sizes of inputs are symbols, or none.
-        recompile_limit: how many graphs of one function are kept before it runs in eager; torch up to 2.12 has only
-            torch._dynamo.config.recompile_limit, for all.
+        recompile_limit: how many graphs of one function are kept before it runs in eager, if `most_graphs` gave it.
     """
     entry: Callable[..., Any] = _optimize or torch.compile
-    known = inspect.signature(torch.compile).parameters
-    limits = {"recompile_limit": recompile_limit} if "recompile_limit" in known else {}
+    limits = {"recompile_limit": recompile_limit} if _takes_limit else {}
     compiled: Callable[..., Any] = entry(backend=backend, dynamic=dynamic, **limits)(function)
     return compiled
+
+
+def most_graphs(wanted: int) -> int:
+    """How many graphs of one function Dynamo keeps if it is asked for `wanted`: torch up to 2.12 cannot be asked."""
+    return wanted if _takes_limit else int(getattr(_config, "recompile_limit", 8))
+
+
+_reset_code = private("torch._C._dynamo.eval_frame:reset_code", lambda code: None)
+
+
+def forget_compiled(code: CodeType) -> None:
+    """Have Dynamo forget what it compiled of a code object, which nobody will call any more.
+
+    What it compiles holds the code objects that it has traced, so one with a short life is never freed otherwise.
+    Without torch's function they stay until torch._dynamo.reset().
+    """
+    _reset_code(code)
 
 
 def tracing_lstms() -> AbstractContextManager[Any]:

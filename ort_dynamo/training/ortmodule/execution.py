@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from types import FunctionType
+from typing import Any, ClassVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -26,7 +29,13 @@ from ort_dynamo.options.groups import parse_options
 from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.report.summary import FunctionNote, given_up, in_a_line
 from ort_dynamo.runtime.boxed import RunWatch
-from ort_dynamo.torch_internals.dynamo import compile_region, raised_by_backend, tracing_lstms
+from ort_dynamo.torch_internals.dynamo import (
+    compile_region,
+    forget_compiled,
+    most_graphs,
+    raised_by_backend,
+    tracing_lstms,
+)
 from ort_dynamo.torch_internals.frames import frames
 from ort_dynamo.training.ortmodule.custom_gradients import custom_gradients
 from ort_dynamo.training.ortmodule.data_types import check_devices, check_inputs, check_outputs, module_device
@@ -48,8 +57,8 @@ from ort_dynamo.training.ortmodule.step_report import StepReport
 
 __all__ = ["ExecutionManager"]
 
-_RECOMPILE_LIMIT = 64
-"""Graphs of one module and mode: far more than sizes of one, dtypes and changes of requires_grad make on purpose."""
+_MOST_GRAPHS = most_graphs(64)
+"""Graphs of one function that Dynamo keeps: far more than sizes of one, dtypes and changes of requires_grad make."""
 
 
 class _Thread(threading.local):
@@ -142,7 +151,8 @@ class ExecutionManager:
         save = debug_options.save_onnx_models
         self._saved = SavedModels(save, self._mode, settings.onnx_opset_version, logger) if save.save else None
         backend = _backend(settings, type(module).__name__, self._saved.folder if self._saved else None)
-        entry = _entry(module)
+        self._code = _Code.of(type(module), self._mode)
+        entry = _entry(module, self._code)
         self._for_first_sizes = _region(entry, backend, module, dynamic=False)
         self._for_all_sizes = _region(entry, backend, module, dynamic=True)
         self._has_run = False
@@ -154,6 +164,7 @@ class ExecutionManager:
     def note(self, record: CompileRecord) -> None:
         """Take note of what was compiled in the running call."""
         self._records.append(record)
+        self._code.graphs += 1
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module.
@@ -244,20 +255,52 @@ class ExecutionManager:
         return None
 
 
-def _entry(module: nn.Module) -> Callable[..., Any]:
-    """A function that calls `module`, whose code no other has: Dynamo keeps what it compiles with the code."""
+class _Code:
+    """The code of functions that call modules of one class, in one mode.
 
+    Dynamo keeps what it compiles with the code. So a second module of the class, with the same structure, finds what
+    was compiled of the first, as with torch.compile. Where it has become much, the next module gets new code, so that
+    none comes to Dynamo's limit.
+
+    Attributes:
+        code: the code object.
+        graphs: how many graphs were compiled of it.
+    """
+
+    _newest: ClassVar[WeakKeyDictionary[type, dict[str, _Code]]] = WeakKeyDictionary()
+
+    def __init__(self, name: str) -> None:
+        self.code = _calls_module(None).__code__.replace(co_name=name)
+        self.graphs = 0
+        # Dynamo's graphs hold the code that they were traced from: without this they hold one another for ever.
+        weakref.finalize(self, forget_compiled, self.code).atexit = False
+
+    @classmethod
+    def of(cls, kind: type, mode: str) -> _Code:
+        """The code for another module of a class."""
+        newest = cls._newest.setdefault(kind, {})
+        if mode not in newest or newest[mode].graphs > _MOST_GRAPHS // 4:
+            newest[mode] = cls(kind.__name__)
+        return newest[mode]
+
+
+def _calls_module(module: Any) -> FunctionType:
     def call(*args: Any, **kwargs: Any) -> Any:
         return module(*args, **kwargs)
 
-    call.__code__ = call.__code__.replace(co_name=type(module).__name__)
+    return cast(FunctionType, call)
+
+
+def _entry(module: nn.Module, code: _Code) -> Callable[..., Any]:
+    call = _calls_module(module)
+    call.__code__ = code.code
     return call
 
 
 def _region(
     entry: Callable[..., Any], backend: Callable[..., Any], module: nn.Module, *, dynamic: bool
 ) -> Callable[..., Any]:
-    compiled = compile_region(entry, backend, dynamic=dynamic, recompile_limit=_RECOMPILE_LIMIT)
+    compiled = compile_region(entry, backend, dynamic=dynamic, recompile_limit=_MOST_GRAPHS)
     if not any(isinstance(child, nn.RNNBase) for child in module.modules()):
         return compiled
 

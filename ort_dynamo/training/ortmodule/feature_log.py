@@ -62,6 +62,9 @@ def _rows(settings: Settings, run: FirstRun) -> list[tuple[str, str, str]]:
     graphs = [graph for record in run.records for graph in record.graphs]
     eager = sum(len(graph.eager) for graph in graphs)
     native = sum(graph.native.total() for graph in graphs)
+    nodes = f"{native} nodes run in ONNX Runtime, {eager} in eager, one by one"
+    if not graphs:
+        nodes = "Graphs that were compiled before, of a module like this one, serve again"
     policy = settings.fallback_policy
     level = settings.memory_optimization_level
     plan = settings.memory_optimizer_config
@@ -71,7 +74,7 @@ def _rows(settings: Settings, run: FirstRun) -> list[tuple[str, str, str]]:
         else "Enable with env ORTMODULE_MEMORY_OPT_LEVEL=1/2 or ORTMODULE_MEMORY_OPT_CONFIG=<config.json>"
     )
     return [
-        ("ATen Executor", "ON", f"{native} nodes run in ONNX Runtime, {eager} in eager, one by one"),
+        ("ATen Executor", "ON", nodes),
         (
             "Auto Fallback",
             _on(policy is not _FallbackPolicy.FALLBACK_DISABLE),

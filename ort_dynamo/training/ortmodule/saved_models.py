@@ -10,6 +10,8 @@ of their own, and a file joins what belongs together:
 | optimized_pre_grad | the forward, after ONNX Runtime's optimizers |
 | optimized | forward and backward, after our passes: what sessions are opened with |
 | execution_model | forward and backward, after ONNX Runtime's optimizers: what runs |
+
+Of inference all hold the forward.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class SavedModels:
         number = self._numbers.setdefault(function, len(self._numbers))
         mode = f"{number}_{self._mode}" if number else self._mode
         for name, (stage, backward) in FILES.items():
-            model = join_models(record.saved, stage, backward=backward)
+            model = join_models(record.saved, stage, backward=backward and self._mode == "training")
             path = Path(self._options.path, f"{self._options.name_prefix}_{name}_{mode}.onnx")
             write_model(self._at_opset(model, path), path)
 

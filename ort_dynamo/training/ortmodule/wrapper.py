@@ -309,7 +309,10 @@ def _user_methods(module: nn.Module) -> Iterator[str]:
         in_torch = inspect.getattr_static(nn.Module, name, None)
         found = inspect.getattr_static(module, name)
         collides = inspect.getattr_static(ORTModule, name, None) is not None or name in _OWN_ATTRIBUTES
-        if isinstance(found, types.FunctionType) and found is not in_torch and name not in _FLUENT:
+        if isinstance(found, types.FunctionType):
+            of_torch = found is in_torch or found.__module__.partition(".")[0] == "torch"
+            if of_torch or name in (*_FLUENT, "train"):
+                continue
             if collides:
                 _warn_of_collision(name, "method may not be called upon invocation through ORTModule.")
             elif "__class__" not in found.__code__.co_freevars:
@@ -328,10 +331,10 @@ def _warn_of_collision(name: str, advice: str) -> None:
 
 
 _FLUENT = (
-    *("bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "ipu", "mtia", "requires_grad_", "share_memory"),
-    *("to", "to_empty", "type", "xpu", "zero_grad"),
+    *("bfloat16", "cpu", "cuda", "double", "eval", "extra_repr", "float", "get_extra_state", "half", "ipu", "mtia"),
+    *("requires_grad_", "set_extra_state", "share_memory", "to", "to_empty", "type", "xpu", "zero_grad"),
 )
-"""Methods of nn.Module that give the module itself, or nothing; the wrapped module may have its own."""
+"""Methods of nn.Module of which a class may have its own: the wrapped module's are called."""
 
 
 def _delegated(name: str) -> Callable[..., Any]:

@@ -1,0 +1,126 @@
+"""The models of one compile join into one, which computes what they compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ort_dynamo.saving.one_model import join_models
+
+
+class Viewing(nn.Module):
+    """Gives views of its results and of its inputs, and saves some for the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = self.norm(self.fc(x))
+        split = self.out(hidden.view(-1, 2, 4))
+        return split.transpose(1, 2), x.t(), hidden.unsqueeze(1).expand(-1, 3, -1), split[:, 0].reshape(-1)
+
+
+def compile_and_save(model: nn.Module, folder: Path, *args: Tensor, dynamic: bool = False) -> tuple[Path, list[Tensor]]:
+    compiled = torch.compile(model, backend="ort_train", options={"save_onnx": str(folder)}, dynamic=dynamic)
+    outputs = list(compiled(*args))
+    sum(output.sum() for output in outputs if output.requires_grad).backward()  # type: ignore[union-attr]
+    (path,) = folder.glob("*.json")
+    return path, outputs
+
+
+@pytest.mark.parametrize("stage", ["lowered", "rewritten", "optimized"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_one_model_computes_results_updates_and_gradients(stage: str, dynamic: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Viewing()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.randn(5, 6)
+    path, outputs = compile_and_save(model, tmp_path, x, dynamic=dynamic)
+    joined = ir.to_proto(join_models(path, stage))
+    onnx.checker.check_model(joined)
+    assert not [node for node in joined.graph.node if node.domain == "org.pytorch.aten"]
+    session = onnxruntime.InferenceSession(joined.SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds: dict[str, Any] = {name: value.numpy() for name, value in before.items()} | {"x": x.numpy()}
+    feeds |= {f"output_{i}.grad": np.ones(o.shape, np.float32) for i, o in enumerate(outputs) if o.requires_grad}
+    wanted = {one.name: one for one in session.get_inputs()}
+    feeds |= {name: np.asarray(x.shape[int(name[-1])]) for name in wanted if ".size." in name}
+    found = dict(zip([one.name for one in session.get_outputs()], session.run(None, _only(feeds, wanted)), strict=True))
+    for index, output in enumerate(outputs):
+        np.testing.assert_allclose(found[f"output_{index}"], output.detach().numpy(), rtol=1e-4, atol=1e-5)
+    for name, buffer in model.named_buffers():
+        np.testing.assert_allclose(found[f"{name}.updated"], buffer.numpy(), rtol=1e-4, atol=1e-5)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        np.testing.assert_allclose(found[f"{name}.grad"], parameter.grad.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def _only(feeds: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    assert wanted.keys() <= feeds.keys(), wanted.keys() - feeds.keys()
+    return {name: feeds[name] for name in wanted}
+
+
+def test_the_forward_alone_has_no_saved_tensors(tmp_path: Path) -> None:
+    path, outputs = compile_and_save(Viewing(), tmp_path, torch.randn(5, 6))
+    joined = ir.to_proto(join_models(path, "rewritten", backward=False))
+    onnx.checker.check_model(joined)
+    buffers = [f"norm.{name}.updated" for name in ("running_mean", "running_var", "num_batches_tracked")]
+    expected = {*buffers, *(f"output_{index}" for index in range(len(outputs)))}
+    assert {value.name for value in joined.graph.output} == expected
+    assert "output_0.grad" not in {value.name for value in joined.graph.input}
+    for value in joined.graph.output:
+        assert value.type.tensor_type.HasField("shape")
+
+
+def test_what_torch_runs_stays_visible(tmp_path: Path) -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Any:
+            return (torch.fft.fft(self.fc(x)).real * 2,)
+
+    path, _ = compile_and_save(Complex(), tmp_path, torch.randn(5, 6))
+    joined = ir.to_proto(join_models(path, "rewritten"))
+    onnx.checker.check_model(joined)
+    called = {
+        a.s.decode() for n in joined.graph.node if n.op_type == "ATen" for a in n.attribute if a.name == "operator"
+    }
+    assert "_fft_r2c" in called
+
+
+def test_two_islands_that_share_a_model_keep_their_names(tmp_path: Path) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Any:
+            half = torch.fft.fft(self.first(x)).real
+            return (torch.fft.fft(self.second(half)).real,)
+
+    path, _ = compile_and_save(Twice(), tmp_path, torch.randn(4, 4))
+    joined = ir.to_proto(join_models(path, "rewritten"))
+    onnx.checker.check_model(joined)
+    made = [name for node in joined.graph.node for name in node.output if name]
+    assert len(made) == len(set(made))
+    assert {"first.weight", "second.weight"} <= {value.name for value in joined.graph.input}
+
+
+def test_a_missing_model_is_an_error(tmp_path: Path) -> None:
+    path, _ = compile_and_save(Viewing(), tmp_path, torch.randn(5, 6))
+    for model in tmp_path.glob("*.onnx"):
+        model.unlink()
+    with pytest.raises(FileNotFoundError):
+        join_models(path, "rewritten")

@@ -1,0 +1,29 @@
+"""Each test starts with no variable of ORTModule's set, and with nothing said."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from ort_dynamo.training.ortmodule import custom_gradients, environment, graph_optimizer_registry
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("ORTMODULE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(environment, "_said", set())
+    monkeypatch.setattr(graph_optimizer_registry, "_REGISTERED", [])
+    monkeypatch.setattr(custom_gradients, "_DEFINED", {})
+
+
+@pytest.fixture(autouse=True)
+def same_logger() -> Iterator[None]:
+    logger = logging.getLogger("orttraining")
+    level, disabled = logger.level, logger.disabled
+    yield
+    logger.setLevel(level)
+    logger.disabled = disabled

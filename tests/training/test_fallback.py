@@ -1,0 +1,220 @@
+"""Section 1.6 of ORTModule's reference: what each policy does on a backend that falls back operator by operator."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from small_models import Dense, compiles
+from test_inputs_and_outputs import OfPoint, Point, ToPoint
+from torch import Tensor, nn
+
+import ort_dynamo
+from ort_dynamo import ORTModule
+from ort_dynamo.errors import RuntimeNotInstalledError
+from ort_dynamo.training import ortmodule
+from ort_dynamo.training.ortmodule import (
+    ORTModuleDeviceException,
+    ORTModuleFallbackException,
+    ORTModuleInitException,
+    ORTModuleIOError,
+    ORTModuleONNXModelException,
+    ORTModuleTorchModelException,
+    wrapper,
+)
+from ort_dynamo.training.ortmodule._fallback import _FallbackPolicy, wrap_exception
+
+
+class Complex(Dense):
+    """Has an operator that ONNX Runtime cannot take."""
+
+    def forward(self, input1: Tensor) -> Tensor:
+        return super().forward(input1) + torch.fft.fft(input1).real.sum()
+
+
+def test_the_family_and_the_policies_have_their_names_and_numbers() -> None:
+    assert [(policy.name, policy.value) for policy in _FallbackPolicy] == [
+        ("FALLBACK_DISABLE", 1),
+        ("FALLBACK_FORCE_TORCH_FORWARD", 2),
+        ("FALLBACK_FORCE_TORCH_BACKWARD", 4),
+        ("FALLBACK_UNSUPPORTED_DEVICE", 8),
+        ("FALLBACK_UNSUPPORTED_DATA", 16),
+        ("FALLBACK_UNSUPPORTED_TORCH_MODEL", 32),
+        ("FALLBACK_UNSUPPORTED_ONNX_MODEL", 64),
+        ("FALLBACK_BAD_INITIALIZATION", 128),
+    ]
+    assert ortmodule.ORTMODULE_FALLBACK_POLICY.value == 8 | 16 | 32 | 64
+    for kind in (ORTModuleDeviceException, ORTModuleIOError, ORTModuleInitException, ORTModuleTorchModelException):
+        assert issubclass(kind, ORTModuleFallbackException)
+    cause = ValueError("what happened")
+    wrapped = wrap_exception(ORTModuleIOError, cause)
+    assert str(wrapped) == "what happened"
+    assert wrapped.__cause__ is cause
+
+
+@pytest.mark.parametrize(("policy", "retry"), list(itertools.product(["16", "FORCE"], [False, True])))
+def test_data_of_another_type_runs_in_pytorch(policy: str, retry: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "FALLBACK_UNSUPPORTED_DATA" if policy == "16" else "FALLBACK_FORCE_TORCH_FORWARD"
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", name)
+    monkeypatch.setenv("ORTMODULE_FALLBACK_RETRY", str(retry))
+    x = torch.randn(3)
+    ort_model = ORTModule(OfPoint())
+    said = 0
+    for _ in range(3):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert torch.equal(ort_model(Point(x, x)), x * x)
+        texts = [str(one.message) for one in caught]
+        assert all("Fallback to PyTorch due to exception" in text and "ORTModuleIOError" in text for text in texts)
+        said += len(texts)
+    assert said == (3 if retry else 1)
+
+
+def test_a_result_of_another_type_is_pytorchs_with_pytorchs_side_effects() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x: Tensor) -> Any:
+            return Point(self.norm(x), torch.nn.functional.dropout(x))
+
+    model = Counting()
+    ort_model = ORTModule(copy.deepcopy(model))
+    x = torch.randn(3, 4)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = ort_model(x)
+        torch.manual_seed(seed)
+        expected = model(x)
+        assert torch.equal(found.x, expected.x)
+        assert torch.equal(found.y, expected.y)
+    assert ort_model.norm.num_batches_tracked == 2
+    torch.testing.assert_close(ort_model.norm.running_mean, model.norm.running_mean, rtol=0, atol=0)
+
+
+def test_without_a_matching_policy_the_exception_is_raised_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DEVICE|FALLBACK_UNSUPPORTED_ONNX_MODEL")
+    ort_model = ORTModule(ToPoint())
+    for _ in range(2):
+        with pytest.raises(ORTModuleIOError, match="output type"):
+            ort_model(torch.randn(3))
+
+
+def test_by_default_an_operator_runs_in_eager_alone() -> None:
+    ort_model = ORTModule(Complex())
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(ort_model(x), ort_model.module(x))
+    seen = ort_dynamo.summary()
+    assert seen.eager_nodes > 0
+    assert seen.native.total() > 0
+
+
+@pytest.mark.parametrize("policy", ["FALLBACK_DISABLE", "FALLBACK_UNSUPPORTED_DATA"])
+def test_without_the_policy_an_operator_is_refused(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", policy)
+    ort_model = ORTModule(Complex())
+    with pytest.raises(
+        ORTModuleONNXModelException, match="There was an error while exporting the PyTorch model to ONNX"
+    ):
+        ort_model(torch.randn(3, 8))
+    assert ort_dynamo.summary().eager_nodes == 0 or not compiles()
+
+
+def test_disabled_a_module_that_dynamo_leaves_to_eager_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Untraced(Dense):
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def forward(self, input1: Tensor) -> Tensor:
+            return super().forward(input1)
+
+    x = torch.randn(3, 8)
+    torch.testing.assert_close((allowed := ORTModule(Untraced()))(x), allowed.module(x))
+    torch._dynamo.reset()
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    with pytest.raises(ORTModuleTorchModelException, match="Untraced runs in eager"):
+        ORTModule(Untraced())(x)
+
+
+def test_an_error_of_the_programs_own_is_its_own() -> None:
+    class Failing(Dense):
+        def forward(self, input1: Tensor) -> Tensor:
+            if input1.shape[0] == 5:
+                raise ValueError("five rows")
+            return super().forward(input1)
+
+    ort_model = ORTModule(Failing())
+    with pytest.raises(Exception, match="fake tensor|mat1 and mat2"):
+        ort_model(torch.randn(3, 7))
+    with pytest.raises(ValueError, match="five rows"):
+        ort_model(torch.randn(5, 8))
+    assert ort_model(torch.randn(3, 8)).shape == (3, 4)
+
+
+def test_tensors_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    ort_model = ORTModule(Dense())
+    ort_model(torch.randn(3, 8))
+    message = "Input argument to forward found on device meta, but expected it to be on module device cpu."
+    for _ in range(2):
+        with pytest.raises(ORTModuleDeviceException) as raised:
+            ort_model(torch.randn(3, 8, device="meta"))
+        assert str(raised.value) == message
+    assert ort_model(torch.randn(3, 8)).shape == (3, 4)
+
+
+def test_a_module_on_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Dense()
+    model.fc2.to("meta")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ORTModule(model)  # by default it runs in PyTorch, which is said at the first call
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA")
+    with pytest.raises(ORTModuleDeviceException) as raised:
+        ORTModule(model)
+    assert str(raised.value) == "ORTModule supports a single device per model"
+
+
+@pytest.mark.parametrize("retry", ["0", "1"])
+def test_a_data_parallel_module(retry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.DataParallel(Dense())
+    monkeypatch.setenv("ORTMODULE_FALLBACK_RETRY", retry)
+    ort_model = ORTModule(model)
+    x = torch.randn(3, 8)
+    with pytest.warns(UserWarning, match="not compatible with torch.nn.DataParallel"):
+        assert torch.equal(ort_model(x), model(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no retry will help
+        assert torch.equal(ort_model(x), model(x))
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
+    with pytest.raises(ORTModuleTorchModelException, match="ORTModule is not compatible with torch.nn.DataParallel"):
+        ORTModule(model)
+
+
+def test_without_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_installed() -> None:
+        raise RuntimeNotInstalledError
+
+    monkeypatch.setattr(wrapper, "installed_runtime", nothing_installed)
+    with pytest.raises(ORTModuleInitException, match="found none"):
+        ORTModule(Dense())
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_BAD_INITIALIZATION")
+    x = torch.randn(3, 8)
+    ort_model = ORTModule(Dense())
+    with pytest.warns(UserWarning, match="ORTModuleInitException"):
+        assert torch.equal(ort_model(x), ort_model.module(x))
+
+
+def test_constants_of_the_package_are_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ortmodule, "ORTMODULE_FALLBACK_POLICY", _FallbackPolicy.FALLBACK_DISABLE)
+    monkeypatch.setattr(ortmodule, "ORTMODULE_FALLBACK_RETRY", True)
+    with pytest.raises(ORTModuleIOError):
+        ORTModule(OfPoint())(Point(torch.ones(1), torch.ones(1)))
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_DATA")
+    with pytest.warns(UserWarning, match="Fallback to PyTorch"):
+        ORTModule(OfPoint())(Point(torch.ones(1), torch.ones(1)))

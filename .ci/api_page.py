@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Iterator
+from inspect import ismodule
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ COUNTERS = """\
 | `"ort_train_eager"` | an overload and a reason | its nodes in eager for that reason |
 """
 
+TRAINING = {
+    "ortmodule": "ORTModule, DebugOptions and LogLevel are here, too ([migrating](migrating_from_ortmodule.md)).",
+    "ortmodule.experimental.json_config": "Configuration by a file.",
+    "experimental": "The export of gradients.",
+    "optim": "Optimizers; `ort_dynamo.optim` is the same.",
+    "utils.hooks": "Hooks that look at activations.",
+    "utils.data": "Samplers.",
+}
+"""Module below ort_dynamo.training -> what is said of it."""
+
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Yields")
 
 
@@ -49,9 +60,14 @@ def main() -> None:
 def make_page() -> str:
     """Make the page's text."""
     package = importlib.import_module("ort_dynamo")
-    names = [name for name in package.__all__ if not name.startswith("_")]
+    names = [name for name in package.__all__ if not name.startswith("_") and not ismodule(getattr(package, name))]
     parts = [OPENING, "## ort_dynamo\n\n`ort_dynamo.__version__` is the version, as text.\n\n"]
     parts += [entry(f"ort_dynamo.{name}", getattr(package, name)) for name in names]
+    for path, opening in TRAINING.items():
+        module = importlib.import_module(f"ort_dynamo.training.{path}")
+        public = [name for name in module.__all__ if callable(getattr(module, name)) and name not in names]
+        parts.append(f"## ort_dynamo.training.{path}\n\n{opening}\n\n")
+        parts += [entry(f"ort_dynamo.training.{path}.{name}", getattr(module, name)) for name in public]
     parts.append("## ort_dynamo.passes.fx\n\nPasses on FX graphs, each in a module of its name.\n\n")
     parts += [entry(f"{kind.__module__}.{kind.__name__}", kind) for kind in fx_passes()]
     onnx = importlib.import_module("ort_dynamo.passes.onnx")

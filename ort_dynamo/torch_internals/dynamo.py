@@ -10,6 +10,7 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch import nn
 
 # torch's guide to custom backends tells to import it so; without it there is no backend.
 from torch._dynamo.backends.common import aot_autograd
@@ -18,6 +19,7 @@ from torch.fx import Node
 from ort_dynamo.torch_internals.lookup import private
 
 __all__ = [
+    "CompiledModule",
     "aot_autograd",
     "compile_region",
     "counters",
@@ -74,6 +76,10 @@ def most_graphs(wanted: int) -> int:
     """How many graphs of one function Dynamo keeps if it is asked for `wanted`: torch up to 2.12 cannot be asked."""
     return wanted if _takes_limit else int(getattr(_config, "recompile_limit", 8))
 
+
+CompiledModule: type[Any] = private("torch._dynamo:OptimizedModule", nn.Module)
+"""The class of what torch.compile(module) gives, by which others know a module that is compiled: accelerate unwraps it
+to save what is inside. Without torch's class it is nn.Module, and nobody knows."""
 
 _reset_code = private("torch._C._dynamo.eval_frame:reset_code", lambda code: None)
 

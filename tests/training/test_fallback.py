@@ -149,7 +149,7 @@ def test_an_error_of_the_programs_own_is_its_own() -> None:
             return super().forward(input1)
 
     ort_model = ORTModule(Failing())
-    with pytest.raises(Exception, match="fake tensor|mat1 and mat2"):
+    with pytest.raises(Exception, match=r"fake tensor|mat1 and mat2"):
         ort_model(torch.randn(3, 7))
     with pytest.raises(ValueError, match="five rows"):
         ort_model(torch.randn(5, 8))
@@ -192,7 +192,7 @@ def test_a_data_parallel_module(retry: str, monkeypatch: pytest.MonkeyPatch) -> 
         warnings.simplefilter("error")  # no retry will help
         assert torch.equal(ort_model(x), model(x))
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
-    with pytest.raises(ORTModuleTorchModelException, match="ORTModule is not compatible with torch.nn.DataParallel"):
+    with pytest.raises(ORTModuleTorchModelException, match=r"ORTModule is not compatible with torch.nn.DataParallel"):
         ORTModule(model)
 
 

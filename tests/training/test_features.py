@@ -120,9 +120,9 @@ def test_a_gradient_can_be_defined_by_nodes(named: tuple[str, ...]) -> None:
 def test_gradients_that_cannot_be_defined_are_refused() -> None:
     with pytest.raises(ValueError, match="no operator of torch is ONNX::NoSuch"):
         register_gradient("", "NoSuch")
-    with pytest.raises(ValueError, match="no operator of torch is com.microsoft::Gelu"):
+    with pytest.raises(ValueError, match=r"no operator of torch is com.microsoft::Gelu"):
         register_gradient("com.microsoft", "Gelu")
-    with pytest.raises(ValueError, match="define it by torch.library"):
+    with pytest.raises(ValueError, match=r"define it by torch.library"):
         register_gradient("", "Sin")(lambda: [(("ATen", "org.pytorch.aten"), ["GO(0)"], ["GI(0)"])])
 
 
@@ -207,16 +207,16 @@ def test_errors_of_statistics(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="already exists, overriding it"):
         StatisticsSubscriber(str(tmp_path), override_output_dir=True)
     manager = SubscriberManager()
-    with pytest.raises(RuntimeError, match="No subscribers are registered."):
+    with pytest.raises(RuntimeError, match=r"No subscribers are registered."):
         manager.subscribe(Dense(), [])
-    with pytest.raises(ValueError, match="module must be a torch.nn.Module instance"):
+    with pytest.raises(ValueError, match=r"module must be a torch.nn.Module instance"):
         manager.subscribe(torch.relu, [SubscriberBase(None, None)])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="subscriber must be a SubscriberBase instance"):
         manager.subscribe(Dense(), ["nobody"])  # type: ignore[list-item]
     with pytest.raises(RuntimeError, match="is not registered"):
         manager.get_subscriber(StatisticsSubscriber)
     GlobalSubscriberManager.subscribe(Dense(), [SubscriberBase(None, None)])
-    with pytest.raises(RuntimeError, match="StatisticsSubscriber is not registered, cannot inspect activation."):
+    with pytest.raises(RuntimeError, match=r"StatisticsSubscriber is not registered, cannot inspect activation."):
         inspect_activation("x", torch.ones(1))
 
 
@@ -320,7 +320,7 @@ def test_a_bad_json_file_is_an_error(content: Any, error: type[Exception], messa
 
 
 def test_json_without_a_path_is_an_error() -> None:
-    with pytest.raises(ValueError, match="^Path to json is not provided.Provide the path through function call or"):
+    with pytest.raises(ValueError, match=r"^Path to json is not provided.Provide the path through function call or"):
         load_from_json(ORTModule(Dense()))
 
 
@@ -434,7 +434,7 @@ def test_sampler_errors() -> None:
             LoadBalancingDistributedSampler([1], complexity_fn=int, world_size=3, **options)
     with pytest.raises(ValueError, match="Invalid random level 2"):
         LoadBalancingDistributedSampler([1], complexity_fn=int, world_size=1, rank=0, random_level=2)
-    with pytest.raises(ValueError, match="sampler should be of LoadBalancingDistributedSampler type."):
+    with pytest.raises(ValueError, match=r"sampler should be of LoadBalancingDistributedSampler type."):
         LoadBalancingDistributedBatchSampler([1], batch_fn=list)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="drop_last of sampler should be False"):
         LoadBalancingDistributedBatchSampler(samplers(drop_last=True)[0], batch_fn=list)

@@ -66,7 +66,7 @@ def test_numbers_that_change_compile_a_few_times_only() -> None:
     assert compiles() == before
 
 
-Pair = namedtuple("Pair", ["first", "second"])  # noqa: PYI024
+Pair = namedtuple("Pair", ["first", "second"])
 
 
 class Nested(nn.Module):
@@ -161,11 +161,11 @@ class ToPoint(nn.Module):
 def test_other_types_are_refused_with_the_type(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", policy)
     x = torch.randn(3)
-    with pytest.raises(ORTModuleIOError, match="ORTModule does not support the following model data type .*Point"):
+    with pytest.raises(ORTModuleIOError, match=r"ORTModule does not support the following model data type .*Point"):
         ORTModule(OfPoint())(Point(x, x))
-    with pytest.raises(ORTModuleIOError, match="ORTModule does not support the following model data type .*Point"):
+    with pytest.raises(ORTModuleIOError, match=r"ORTModule does not support the following model data type .*Point"):
         ORTModule(Nested())({"x": [Point(x, x)], "rest": None})
-    with pytest.raises(ORTModuleIOError, match="ORTModule does not support the following model output type .*Point"):
+    with pytest.raises(ORTModuleIOError, match=r"ORTModule does not support the following model output type .*Point"):
         ORTModule(ToPoint())(x)
 
 

@@ -83,7 +83,7 @@ def test_what_it_does_not_take() -> None:
         FusedAdam([sparse]).step()
     wide = torch.randn(3, dtype=torch.float64, requires_grad=True)
     wide.grad = torch.ones_like(wide)
-    with pytest.raises(RuntimeError, match="FusedAdam only support fp16 and fp32."):
+    with pytest.raises(RuntimeError, match=r"FusedAdam only support fp16 and fp32."):
         FusedAdam([wide]).step()
 
 

@@ -41,7 +41,7 @@ def test_state_parameters_buffers_and_modules_are_the_modules_own() -> None:
     model = Normed()
     ort_model = ORTModule(model)
     assert list(ort_model.state_dict()) == list(model.state_dict())
-    assert list(ort_model.state_dict(prefix="a."))[0] == "a.fc1.weight"
+    assert next(iter(ort_model.state_dict(prefix="a."))) == "a.fc1.weight"
     for method in ("named_parameters", "named_buffers", "named_children", "named_modules"):
         mine, theirs = list(getattr(ort_model, method)()), list(getattr(model, method)())
         assert [name for name, _ in mine] == [name for name, _ in theirs]
@@ -80,7 +80,7 @@ def test_a_state_goes_in_and_out_also_as_a_part_of_another_module() -> None:
 
 @pytest.mark.parametrize("method", ["add_module", "register_module"])
 def test_modules_cannot_be_added(method: str) -> None:
-    with pytest.raises(ORTModuleTorchModelException, match="ORTModule does not support adding modules to it."):
+    with pytest.raises(ORTModuleTorchModelException, match=r"ORTModule does not support adding modules to it."):
         getattr(ORTModule(Dense()), method)("more", nn.Linear(1, 1))
 
 
@@ -89,7 +89,7 @@ def test_apply_and_the_methods_that_change_dtype_and_device_reach_the_module() -
     ort_model = ORTModule(model)
     seen: list[nn.Module] = []
     assert ort_model.apply(seen.append) is ort_model
-    assert seen == list(model.modules())[1:] + [model]
+    assert seen == [*list(model.modules())[1:], model]
     assert ort_model.double() is ort_model
     assert_steps_like_eager(ort_model, copy.deepcopy(model), torch.randn(3, 8, dtype=torch.float64))
     assert ort_model.to(torch.float32) is ort_model
@@ -186,7 +186,7 @@ def test_names_that_both_have_are_warned_about() -> None:
         def load_state_dict(self) -> None:  # type: ignore[override]
             pass
 
-    with pytest.warns(UserWarning) as said:
+    with pytest.warns(UserWarning, match="collides") as said:
         ORTModule(Colliding())
     assert [str(one.message) for one in said] == [
         "User Module's attribute name _torch_module collides with ORTModule's attribute name. User Module's attribute "
@@ -252,7 +252,7 @@ def test_data_parallel_is_refused() -> None:
 
 @pytest.mark.parametrize("given", [None, torch.relu, 5])
 def test_what_is_no_module_is_refused(given: Any) -> None:
-    with pytest.raises(ORTModuleTorchModelException, match="ORTModule only supports torch.nn.Module as input"):
+    with pytest.raises(ORTModuleTorchModelException, match=r"ORTModule only supports torch.nn.Module as input"):
         ORTModule(given)
 
 
@@ -277,6 +277,21 @@ def test_a_second_module_of_a_class_compiles_nothing() -> None:
     before = compiles()
     torch.testing.assert_close(second(x), second.module(x))
     assert compiles() == before
+
+
+def test_libraries_take_it_for_a_compiled_module() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    ort_model = ORTModule(Dense())
+    assert isinstance(ort_model, torch._dynamo.OptimizedModule)
+    accelerator = accelerate.Accelerator(cpu=True)
+    assert accelerator.unwrap_model(ort_model) is ort_model
+    assert accelerator.unwrap_model(ort_model, keep_torch_compile=False) is ort_model.module
+    with pytest.raises(ORTModuleTorchModelException, match="wraps one module for good"):
+        ort_model._orig_mod = Dense()
+    ort_model.training = False
+    assert not ort_model.module.training
+    assert ort_model
+    assert {"fc1", "state_dict", "module"} <= set(dir(ort_model))
 
 
 def test_the_package_offers_the_names_lazily() -> None:

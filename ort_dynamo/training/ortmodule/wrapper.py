@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
 import types
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from ort_dynamo.errors import RuntimeNotInstalledError, SeveralRuntimesError
 from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.torch_internals.dynamo import CompiledModule
 from ort_dynamo.training.ortmodule.data_types import module_device
 from ort_dynamo.training.ortmodule.debug_options import DebugOptions
 from ort_dynamo.training.ortmodule.environment import Settings, read_settings
@@ -92,11 +94,13 @@ def _check_module(module: nn.Module) -> None:
     module_device(module)
 
 
-class ORTModule(nn.Module):
+class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when this is imported
     """Wraps a module so that its forward and backward run in ONNX Runtime.
 
     It behaves as the module does: parameters, buffers, children, attributes, methods, hooks and `state_dict` are the
-    module's own. An operator that ONNX Runtime cannot take runs in eager, as the fallback policy allows.
+    module's own. It is an instance of the class that torch.compile(module) gives, so that libraries which save a
+    compiled module save the one inside. An operator that ONNX Runtime cannot take runs in eager, if the fallback policy
+    allows it.
 
     Args:
         module: the module to run. Other wrappers (DistributedDataParallel) go around the ORTModule.
@@ -114,7 +118,7 @@ class ORTModule(nn.Module):
         if not isinstance(module, nn.Module):
             message = f"ORTModule only supports torch.nn.Module as input. {type(module)} is not supported."
             raise wrap_exception(ORTModuleTorchModelException, TypeError(message))
-        super().__init__()
+        nn.Module.__init__(self)
         options = debug_options or DebugOptions()
         default = Settings(
             onnx_opset_version=ortmodule.ONNX_OPSET_VERSION,
@@ -130,7 +134,6 @@ class ORTModule(nn.Module):
         own = self.__dict__
         for name in _CONTAINERS:
             own.pop(name, None)  # found in the module from now on, as is every name that is not here
-        own["training"] = module.training
         own["forward"] = _forward_of(own["_torch_module"], module)
         own["_user_methods"] = frozenset(_user_methods(module))
 
@@ -153,6 +156,28 @@ class ORTModule(nn.Module):
     def module(self) -> nn.Module:
         """The wrapped module."""
         return self.__dict__["_torch_module"]._original_module
+
+    # The class above has one that warns, at each call, of hooks that an ORTModule may have.
+    __call__ = nn.Module.__call__
+
+    @property
+    def training(self) -> bool:
+        """The mode of the wrapped module."""
+        return self.module.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        if "_torch_module" in self.__dict__:  # nn.Module sets it before there is a module
+            self.module.training = mode
+
+    @property
+    def _orig_mod(self) -> nn.Module:
+        return self.module
+
+    @_orig_mod.setter
+    def _orig_mod(self, module: nn.Module) -> None:
+        if module is not self.module:
+            raise wrap_exception(ORTModuleTorchModelException, ValueError("an ORTModule wraps one module for good"))
 
     def _is_training(self) -> bool:
         return self._torch_module.is_training()
@@ -183,7 +208,6 @@ class ORTModule(nn.Module):
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of the wrapped module; each mode has graphs of its own, which are kept."""
-        self.__dict__["training"] = mode
         self.module.train(mode)
         return self
 
@@ -259,7 +283,9 @@ class ORTModule(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = self.__dict__
-        if name in own or "_user_methods" not in own or name in own["_user_methods"] or name in _OWN:
+        if name in _PROPERTIES:
+            object.__setattr__(self, name, value)
+        elif name in own or "_user_methods" not in own or name in own["_user_methods"] or name in _OWN:
             own[name] = value
         else:
             setattr(self.module, name, value)
@@ -269,6 +295,15 @@ class ORTModule(nn.Module):
             del self.__dict__[name]
         else:
             delattr(self.module, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self.module)})
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __reduce__(self) -> Any:
+        return (copyreg.__newobj__, (type(self),), self.__getstate__())  # type: ignore[attr-defined]
 
     def __getstate__(self) -> dict[str, Any]:
         torch_module = self.__dict__["_torch_module"]
@@ -287,6 +322,7 @@ class ORTModule(nn.Module):
 
 _CONTAINERS = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 _OWN = frozenset({"_compiled_call_impl"})
+_PROPERTIES = frozenset({"training", "_orig_mod"})
 
 
 def _forward_of(torch_module: TorchModule, module: nn.Module) -> Callable[..., Any]:
@@ -341,7 +377,6 @@ def _delegated(name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(nn.Module, name))
     def method(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
         result = getattr(self.module, name)(*args, **kwargs)
-        self.__dict__["training"] = self.module.training
         return self if result is self.module else result
 
     return method

@@ -84,6 +84,12 @@ def test_they_are_read_in_one_place() -> None:
         assert found == (file.name == "environment.py"), file
 
 
+def test_a_bad_plan_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTMODULE_MEMORY_OPT_CONFIG", "nothing.json")
+    with pytest.raises(ValueError, match="recompute_plan"):
+        ORTModule(Dense())
+
+
 @pytest.mark.parametrize("name", VARIABLES)
 def test_a_variable_can_be_set(name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv(f"ORTMODULE_{name}", GOOD.get(name, "1"))

@@ -21,7 +21,7 @@ from ort_dynamo.lowering.registry import register_lowering
 from ort_dynamo.torch_internals.dispatcher import AUTOGRAD_KEYS, forget_dispatch, python_kernels, without_python_kernels
 from ort_dynamo.torch_internals.operators import OpOverload, is_absent, namespace
 
-__all__ = ["custom_gradients", "register_gradient"]
+__all__ = ["custom_gradients", "register_gradient", "registered_gradients"]
 
 GradientNode = tuple[Any, ...]
 """(operator or (operator, domain), inputs, outputs) or the same with attributes."""
@@ -64,10 +64,11 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _DEFINED: dict[OpOverload, tuple[GradientNode, ...]] = {}
+_registrations: list[OpOverload] = []
 
 
 def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[_F], _F]:
-    """Define the gradient of an operator by ONNX nodes, for all that ORTModules compile from then on.
+    """Define the gradient of an operator by ONNX nodes, for ORTModules made from then on.
 
     Args:
         domain: "org.pytorch.aten" with the name "ATen" for an operator of torch, or "" for one of ONNX.
@@ -96,9 +97,15 @@ def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[_F]
         if overload not in _DEFINED:
             _install(overload)
         _DEFINED[overload] = nodes
+        _registrations.append(overload)
         return function
 
     return register
+
+
+def registered_gradients() -> int:
+    """How many were registered, an operator's second one included."""
+    return len(_registrations)
 
 
 def _find(domain: str, name: str, attributes: Sequence[str]) -> OpOverload:

@@ -37,7 +37,7 @@ from ort_dynamo.torch_internals.dynamo import (
     tracing_lstms,
 )
 from ort_dynamo.torch_internals.frames import frames
-from ort_dynamo.training.ortmodule.custom_gradients import custom_gradients
+from ort_dynamo.training.ortmodule.custom_gradients import custom_gradients, registered_gradients
 from ort_dynamo.training.ortmodule.data_types import check_devices, check_inputs, check_outputs, module_device
 from ort_dynamo.training.ortmodule.debug_options import DebugOptions
 from ort_dynamo.training.ortmodule.environment import Settings
@@ -51,7 +51,7 @@ from ort_dynamo.training.ortmodule.fallback import (
     wrap_exception,
 )
 from ort_dynamo.training.ortmodule.feature_log import FirstRun, log_first_run
-from ort_dynamo.training.ortmodule.graph_optimizer_registry import graph_optimizers
+from ort_dynamo.training.ortmodule.graph_optimizer_registry import graph_optimizers, registered_optimizers
 from ort_dynamo.training.ortmodule.saved_models import SavedModels
 from ort_dynamo.training.ortmodule.step_report import StepReport
 
@@ -84,11 +84,14 @@ class _Backend:
         settings: what to compile by.
         module_name: the class of the wrapped module, for which graph optimizers are registered.
         folder: where models are saved, or None.
+        registered: how many graph optimizers and gradients were registered: what was compiled without the newest is not
+            found any more.
     """
 
     settings: Settings
     module_name: str
     folder: str | None
+    registered: tuple[int, int]
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
@@ -150,7 +153,9 @@ class ExecutionManager:
         self._report = StepReport(module, logger) if settings.print_memory_stat_by_step else None
         save = debug_options.save_onnx_models
         self._saved = SavedModels(save, self._mode, settings.onnx_opset_version, logger) if save.save else None
-        backend = _backend(settings, type(module).__name__, self._saved.folder if self._saved else None)
+        folder = self._saved.folder if self._saved else None
+        registered = registered_optimizers(), registered_gradients()
+        backend = _backend(settings, type(module).__name__, folder, registered)
         self._code = _Code.of(type(module), self._mode)
         entry = _entry(module, self._code)
         self._for_first_sizes = _region(entry, backend, module, dynamic=False)

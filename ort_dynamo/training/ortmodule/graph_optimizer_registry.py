@@ -9,7 +9,7 @@ from typing import TypeVar
 import onnx
 import onnx_ir as ir
 
-__all__ = ["GraphOptimizer", "graph_optimizers", "register_graph_optimizer"]
+__all__ = ["GraphOptimizer", "graph_optimizers", "register_graph_optimizer", "registered_optimizers"]
 
 GraphFunction = Callable[[onnx.GraphProto], object]
 _F = TypeVar("_F", bound=GraphFunction)
@@ -57,7 +57,7 @@ def register_graph_optimizer(
 ) -> Callable[[_F], _F]:
     """Register a function that changes the ONNX graph of each forward, backward or inference that ORTModule compiles.
 
-    It runs after our own passes and before ONNX Runtime's optimizers, on graphs compiled from then on. What it does is
+    It runs after our own passes and before ONNX Runtime's optimizers, for ORTModules made from then on. What it does is
     part of the graph key.
 
     Args:
@@ -85,3 +85,8 @@ def graph_optimizers(module_name: str, device: str) -> tuple[GraphOptimizer, ...
         for one in sorted(_REGISTERED, key=lambda one: -one.priority)
         if {"all", module_name} & set(one.target_modules) and {"all", device} & set(one.devices)
     )
+
+
+def registered_optimizers() -> int:
+    """How many were registered."""
+    return len(_REGISTERED)

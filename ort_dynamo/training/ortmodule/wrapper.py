@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ort_dynamo.errors import RuntimeNotInstalledError, SeveralRuntimesError
+from ort_dynamo.options.groups import parse_options
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.torch_internals.dynamo import CompiledModule
 from ort_dynamo.training.ortmodule.data_types import module_device
@@ -59,7 +60,8 @@ class TorchModule:
         self.configure(debug_options, settings)
 
     def configure(self, debug_options: DebugOptions, settings: Settings) -> None:
-        """Compile by these from now on."""
+        """Compile by these from now on; raises InvalidOptionError where they make no options."""
+        parse_options(None, settings.options())
         self.debug_options = debug_options
         self.settings = settings
         self._fallback_manager.policy = settings.fallback_policy
@@ -110,6 +112,7 @@ class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when th
         ORTModuleFallbackException: one of its kinds, where the module cannot run and no fallback policy sends it back
             to PyTorch (ORTMODULE_FALLBACK_POLICY; docs/migrating_from_ortmodule.md).
         InvalidVariableError: an environment variable has a value that it cannot take.
+        InvalidOptionError: ORTMODULE_MEMORY_OPT_CONFIG holds no plans.
     """
 
     def __init__(self, module: nn.Module, debug_options: DebugOptions | None = None) -> None:
@@ -321,7 +324,9 @@ class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when th
 
 
 _CONTAINERS = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
-_OWN = frozenset({"_compiled_call_impl"})
+_OWN = frozenset({"_compiled_call_impl", "_original_forward"})
+"""What torch and accelerate note on a module that they change, and take for its own."""
+
 _PROPERTIES = frozenset({"training", "_orig_mod"})
 
 

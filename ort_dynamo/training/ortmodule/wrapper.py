@@ -133,7 +133,7 @@ class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when th
         self._become(module)
 
     def _become(self, module: nn.Module) -> None:
-        """Take the module's signature, mode and containers; warn of names that both have."""
+        """Take the module's signature and its containers; warn of names that both have."""
         own = self.__dict__
         for name in _CONTAINERS:
             own.pop(name, None)  # found in the module from now on, as is every name that is not here

@@ -322,7 +322,8 @@ class _Drawn:
     def __init__(self, module: nn.Module) -> None:
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
         self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
+        self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
 
     def put_back(self) -> None:
         """Put it back."""
@@ -330,5 +331,5 @@ class _Drawn:
             for buffer, copy in self._buffers:
                 buffer.copy_(copy)
         torch.set_rng_state(self._cpu)
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
+        for device, state in self._cuda.items():
+            torch.cuda.set_rng_state(state, device)

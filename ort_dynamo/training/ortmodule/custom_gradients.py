@@ -17,7 +17,7 @@ import torch
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext
-from ort_dynamo.lowering.registry import register_lowering
+from ort_dynamo.lowering.registry import named_lowering
 from ort_dynamo.torch_internals.dispatcher import AUTOGRAD_KEYS, forget_dispatch, python_kernels, without_python_kernels
 from ort_dynamo.torch_internals.operators import OpOverload, is_absent, namespace
 
@@ -177,7 +177,7 @@ class _Defined(torch.autograd.Function):
         return (None, None, None, *(by_index.get(index) for index in range(ctx.count)))
 
 
-@register_lowering(namespace("ort_dynamo_training").custom_gradient.default)
+@named_lowering("ort_dynamo_training.custom_gradient.default")
 def _lower(
     ctx: LoweringContext, gradients: list[ir.Value], inputs: list[ir.Value], outputs: list[ir.Value], definition: str
 ) -> tuple[ir.Value, ...]:

@@ -14,6 +14,7 @@ from small_models import Dense, Normed
 from torch import Tensor
 
 from ort_dynamo import DebugOptions, LogLevel, ORTModule
+from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.training.ortmodule.saved_models import FILES
 
 NAMES = ("torch_exported", "post_processed", "optimized_pre_grad", "optimized", "execution_model")
@@ -83,15 +84,11 @@ def test_a_first_run_logs_the_features(caplog: pytest.LogCaptureFixture) -> None
         "Total ORT initialization overhead is ",
         "graph building takes ",
         "session creation takes ",
-        f"Versions: {_package()} - ",
+        f"Versions: {installed_runtime().package} - {installed_runtime().version}, ONNX - ",
     ):
         assert line in text
     ort_model.eval()(torch.randn(3, 8))
     assert "for [inference] mode" in caplog.text
-
-
-def _package() -> str:
-    return "onnxruntime-training" if "training" in onnxruntime.get_build_info() else "onnxruntime"
 
 
 def save(tmp_path: Path, model: torch.nn.Module, *args: Tensor, train: bool = True) -> dict[str, onnx.ModelProto]:

@@ -44,19 +44,22 @@ def function_name() -> str | None:
 
 def keywords_name() -> str | None:
     """The name of the traced function's parameter that takes all other keywords, `**kwargs`; None where it has none."""
-    code = getattr(_current(), "f_code", None)
-    if code is None or not code.co_flags & inspect.CO_VARKEYWORDS:
-        return None
-    positional = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
-    return str(code.co_varnames[positional])
+    return _collecting_parameter(inspect.CO_VARKEYWORDS)
 
 
 def positionals_name() -> str | None:
     """The name of the traced function's parameter that takes all other positionals, `*args`; None where it has none."""
+    return _collecting_parameter(inspect.CO_VARARGS)
+
+
+def _collecting_parameter(flag: int) -> str | None:
     code = getattr(_current(), "f_code", None)
-    if code is None or not code.co_flags & inspect.CO_VARARGS:
+    if code is None or not code.co_flags & flag:
         return None
-    return str(code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
+    index = code.co_argcount + code.co_kwonlyargcount
+    if flag == inspect.CO_VARKEYWORDS:  # CPython names *args before **kwargs
+        index += bool(code.co_flags & inspect.CO_VARARGS)
+    return str(code.co_varnames[index])
 
 
 def _current() -> Any:

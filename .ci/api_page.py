@@ -43,7 +43,8 @@ TRAINING = {
     "ortmodule": "ORTModule, DebugOptions and LogLevel are here, too ([migrating](migrating_from_ortmodule.md)).",
     "ortmodule.experimental.json_config": "Configuration by a file.",
     "experimental": "The export of gradients.",
-    "optim": "Optimizers; `ort_dynamo.optim` is the same.",
+    "optim": "Optimizers, and what an ORTTrainer has in their place; `ort_dynamo.optim` is the same.",
+    "amp": "Loss scalers; `ort_dynamo.amp` is the same.",
     "utils.hooks": "Hooks that look at activations.",
     "utils.data": "Samplers.",
 }

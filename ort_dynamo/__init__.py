@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from ort_dynamo.planning import MemoryPlan, memory_plan
     from ort_dynamo.report.require import require_compiled
     from ort_dynamo.report.summary import Summary, summary
-    from ort_dynamo.training import optim
+    from ort_dynamo.training import amp, optim
     from ort_dynamo.training.ortmodule import DebugOptions, LogLevel, ORTModule
+    from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
+    from ort_dynamo.training.train_step_info import TrainStepInfo
 
     __version__: str
 
@@ -29,9 +31,12 @@ __all__ = [
     "LoweringContext",
     "MemoryPlan",
     "ORTModule",
+    "ORTTrainerOptions",
     "PropagateCastOpsStrategy",
     "Summary",
+    "TrainStepInfo",
     "__version__",
+    "amp",
     "memory_plan",
     "optim",
     "register_lowering",
@@ -46,8 +51,11 @@ _HOME = {
     "LoweringContext": "ort_dynamo.lowering.context",
     "MemoryPlan": "ort_dynamo.planning",
     "ORTModule": "ort_dynamo.training.ortmodule",
+    "ORTTrainerOptions": "ort_dynamo.training.orttrainer_options",
     "PropagateCastOpsStrategy": "ort_dynamo.options.cast_strategy",
     "Summary": "ort_dynamo.report.summary",
+    "TrainStepInfo": "ort_dynamo.training.train_step_info",
+    "amp": "ort_dynamo.training",
     "memory_plan": "ort_dynamo.planning",
     "optim": "ort_dynamo.training",
     "register_lowering": "ort_dynamo.lowering.registry",

@@ -1,12 +1,23 @@
-"""ORTModule and what goes with it: the interface of onnxruntime.training, on this backend."""
+"""ORTModule, what an ORTTrainer is configured by, and what goes with them: the interface of onnxruntime.training."""
 
 from __future__ import annotations
 
 from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
-from ort_dynamo.training import optim
+from ort_dynamo.training import amp, model_desc_validation, optim
 from ort_dynamo.training.ortmodule import ORTModule
+from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
+from ort_dynamo.training.train_step_info import TrainStepInfo
 
-__all__ = ["ORTModule", "PropagateCastOpsStrategy", "is_ortmodule_available", "optim"]
+__all__ = [
+    "ORTModule",
+    "ORTTrainerOptions",
+    "PropagateCastOpsStrategy",
+    "TrainStepInfo",
+    "amp",
+    "is_ortmodule_available",
+    "model_desc_validation",
+    "optim",
+]
 
 
 def is_ortmodule_available() -> bool:

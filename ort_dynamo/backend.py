@@ -6,8 +6,10 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
+from torch import nn
 from torch.fx import GraphModule
 
 from ort_dynamo.capture.trace import trace
@@ -23,7 +25,7 @@ from ort_dynamo.saving.compile import SavedCompile
 from ort_dynamo.torch_internals.frames import current_compile_id
 from ort_dynamo.torch_internals.versions import say_if_untested
 
-__all__ = ["compile_recorded", "ort_train"]
+__all__ = ["compile_recorded", "compile_step", "ort_train"]
 
 restore_torch()  # before Dynamo traces the first model: the program may have imported onnxruntime itself
 print_at_exit()
@@ -86,6 +88,48 @@ def compile_recorded(
     return compiled, record
 
 
+def compile_step(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    around: Callable[[GraphModule], nn.Module],
+    more_inputs: Sequence[torch.Tensor],
+    options: Options,
+) -> tuple[Callable[..., Any], CompileRecord]:
+    """Compile what is around a Dynamo graph, such as a whole training step, as one graph without gradients of its own.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: its inputs, real or fake; none of them requires a gradient.
+        around: makes the module that calls the graph. It may compute gradients inside.
+        more_inputs: inputs that this has after those of the graph.
+        options: all options; nothing is saved.
+
+    Raises:
+        What `ort_train` does.
+    """
+    say_if_untested()
+    installed_runtime()
+    begin, keep = time.perf_counter(), RECORDS.begin()
+    graphs: list[GraphRecord] = []
+    compiled = trace(
+        gm,
+        example_inputs,
+        forward=_no_gradients,
+        backward=_no_gradients,
+        inference=partial(_compile_inference, options=options, graphs=graphs, saved=None, role="training"),
+        partition=_no_gradients,
+        around=around,
+        more_inputs=more_inputs,
+    )
+    record = CompileRecord(None, tuple(graphs), time.perf_counter() - begin, current_compile_id())
+    keep(record)
+    return compiled, record
+
+
+def _no_gradients(*_: Any, **__: Any) -> NoReturn:
+    raise AssertionError("a whole step has no gradients outside it: an input requires one")
+
+
 def _reset() -> None:
     """Forget what was compiled, what was learned of it and what was said."""
     CACHE.clear()
@@ -103,7 +147,12 @@ def _compile(
 
 
 def _compile_inference(
-    gm: GraphModule, seen: slice, options: Options, graphs: list[GraphRecord], saved: SavedCompile | None
+    gm: GraphModule,
+    seen: slice,
+    options: Options,
+    graphs: list[GraphRecord],
+    saved: SavedCompile | None,
+    role: str = "inference",
 ) -> Callable[[list[Any]], Any]:
     passes = mark(gm, options.passes, check=options.dump.verify)
     if saved is not None:
@@ -112,4 +161,4 @@ def _compile_inference(
     def record(graph: GraphRecord) -> None:
         graphs.append(dataclasses.replace(graph, passes=passes + graph.passes))
 
-    return compile_graph(gm, "inference", options, seen, record)
+    return compile_graph(gm, role, options, seen, record)

@@ -57,7 +57,7 @@ def compile_graph(
 
     Args:
         gm: the graph, with fake values in meta["val"].
-        role: "forward", "backward" or "inference"; for messages and file names.
+        role: "forward", "backward", "inference" or "training" (a whole step); for messages and file names.
         options: all options.
         seen: which outputs the program gets to see.
         record: called with what the compile learned.
@@ -68,6 +68,8 @@ def compile_graph(
     begin = time.perf_counter()
     device = session_device(gm)
     target = find_target(device.type)
+    if not options.segment.contrib_ops:
+        target = dataclasses.replace(target, contrib_ops=False)
     segmented = segment(gm, partial(refusal, target=target), device)
     report(segmented, role)
     check_fallback(segmented, options.segment, role)
@@ -103,7 +105,8 @@ def build_spec(options: Options, target: Target, device: torch.device, role: str
         dump=options.dump,
         target=target,
         device=device,
-        in_order=role == "backward" and target.shares_an_arena,  # its order decides how much is alive at once
+        in_order=role in ("backward", "training")
+        and target.shares_an_arena,  # its order decides how much is alive at once
     )
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "RuntimeNotInstalledError",
     "SessionError",
     "SeveralRuntimesError",
+    "TrainingGraphError",
     "UnknownModeError",
     "UnknownOptionError",
     "UnsupportedNodeError",
@@ -155,6 +156,12 @@ class GradientGraphError(OrtDynamoError):
     """A model cannot be exported with its gradients as one ONNX model."""
 
     message = "The gradients of this model cannot be exported as one ONNX model: {reason}"
+
+
+class TrainingGraphError(OrtDynamoError):
+    """A model's training step cannot be one graph."""
+
+    message = "The training step of this model cannot be one graph: {reason}"
 
 
 class PassBrokeGraphError(OrtDynamoError):

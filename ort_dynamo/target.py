@@ -29,6 +29,7 @@ class Target:
         provider: "CPUExecutionProvider" or "CUDAExecutionProvider".
         device_type: the torch device type of its tensors, "cpu" or "cuda". What follows from it has a name below:
             nobody else compares it.
+        contrib_ops: whether operators outside ONNX (com.microsoft) may be used where they have kernels.
         gradient_kernels: whether the training build's gradient operators (com.microsoft) have kernels.
         kernels: which dtypes each operator's kernels take. Derived from the first three, so outside the repr
             that enters graph keys.
@@ -42,6 +43,7 @@ class Target:
     gradient_kernels: bool
     kernels: KernelTable = field(repr=False, compare=False)
     defects: frozenset[str] = field(repr=False, compare=False)
+    contrib_ops: bool = True
 
     def has_defect(self, name: str) -> bool:
         """Whether it does wrong what this row of `runtime/defects.py` says."""
@@ -49,14 +51,14 @@ class Target:
 
     def has_op(self, op_type: str, domain: str = "") -> bool:
         """Whether any kernel of this operator exists."""
-        return (domain, op_type) in self.kernels
+        return (self.contrib_ops or not domain) and (domain, op_type) in self.kernels
 
     def takes(self, op_type: str, domain: str, types: Mapping[str, ir.DataType]) -> bool:
         """Whether one kernel of the operator takes all of these type-variable bindings.
 
         Variables that a kernel does not constrain are free. An operator without any kernel takes nothing.
         """
-        return any(
+        return (self.contrib_ops or not domain) and any(
             all(dtype in kernel[variable] for variable, dtype in types.items() if variable in kernel)
             for kernel in self.kernels.get((domain, op_type), ())
         )

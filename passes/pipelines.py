@@ -22,6 +22,7 @@ from ort_dynamo.passes.fx.merge_statistics import MergeStatistics
 from ort_dynamo.passes.fx.own_results import OwnResults
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
+from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
 from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
@@ -76,6 +77,7 @@ def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) ->
         *([RecomputeAttentionDropout()] if options.attn_dropout_recompute else []),
         *([RecomputeGelu()] if options.gelu_recompute else []),
         *([RecomputeLayers(options.number_recompute_layers)] if options.transformer_layer_recompute else []),
+        *([RecomputeFromInputs()] if options.recompute_from_inputs else []),
         # Last: it spends what the others have left.
         *([RecomputeToBudget(options.budget())] if options.memory_budget is not None else []),
     )

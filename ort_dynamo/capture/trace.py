@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import nn
 from torch.fx import GraphModule
 
 from ort_dynamo.capture.decompositions.table import decompositions
@@ -33,6 +35,8 @@ def trace(
     backward: Compiler,
     inference: Compiler,
     partition: Partition,
+    around: Callable[[GraphModule], nn.Module] = lambda gm: gm,
+    more_inputs: Sequence[torch.Tensor] = (),
 ) -> Callable[..., Any]:
     """Trace a Dynamo graph with its gradient, have it partitioned, and have each graph compiled, the backward at once.
 
@@ -43,9 +47,11 @@ def trace(
         backward: compiles the backward graph; the program sees none of its outputs.
         inference: compiles the one graph where there are no gradients.
         partition: cuts the joint graph of forward and backward.
+        around: makes of the graph what is traced in its place; it calls the graph.
+        more_inputs: inputs that this has after those of the graph.
 
     Returns:
-        A callable with the signature of `gm`.
+        A callable with the signature of `gm`, or of what is around it.
     """
 
     def compile_forward(half: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -70,7 +76,7 @@ def trace(
             partition_fn=partition,
             decompositions=decompositions(),
             keep_inference_input_mutations=keeps_input_writes(gm),
-        )(gm, in_full_precision(gm, example_inputs))
+        )(around(gm), [*in_full_precision(gm, example_inputs), *more_inputs])
     return compiled
 
 

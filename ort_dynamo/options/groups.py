@@ -43,12 +43,15 @@ class SegmentOptions:
 
     Attributes:
         fallback: "eager" runs a node that ONNX Runtime cannot take in eager, alone; "error" raises instead.
+        contrib_ops: whether models may have operators that ONNX Runtime has beside the standard.
     """
 
     fallback: Literal["eager", "error"] = "eager"
+    contrib_ops: bool = True
 
     def __post_init__(self) -> None:
         _one_of("fallback", self.fallback, ("eager", "error"))
+        _is_bool("contrib_ops", self.contrib_ops)
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class RecomputeOptions:
         gelu_recompute: GELU outputs that a matrix product reads.
         transformer_layer_recompute: the inside of layers; what enters a layer is kept.
         number_recompute_layers: how many layers, from the first; 0 is all but the last.
+        recompute_from_inputs: what one pointwise operator makes of tensors that are kept anyway.
         memory_budget: keep at most this much for the backward: a fraction in [0, 1] of what is kept without
             recomputation, or bytes as text ("2GiB", "500MB"). None sets no limit.
         recompute_plan: clusters of operators to compute again, in the grammar of plan_grammar.py: text, a list of
@@ -108,12 +112,20 @@ class RecomputeOptions:
     gelu_recompute: bool = False
     transformer_layer_recompute: bool = False
     number_recompute_layers: int = 0
+    recompute_from_inputs: bool = False
     memory_budget: float | str | None = None
     recompute_plan: tuple[Plan, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recompute_plan", read_plans(self.recompute_plan))
-        for name in ("recompute_casts", "attn_dropout_recompute", "gelu_recompute", "transformer_layer_recompute"):
+        flags = (
+            "recompute_casts",
+            "attn_dropout_recompute",
+            "gelu_recompute",
+            "transformer_layer_recompute",
+            "recompute_from_inputs",
+        )
+        for name in flags:
             _is_bool(name, getattr(self, name))
         count = self.number_recompute_layers
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
@@ -148,11 +160,14 @@ class SessionOptions:
         graph_optimization: ONNX Runtime's own optimisation level.
         intra_op_num_threads: threads of a CPU session; None takes torch.get_num_threads() at the compile.
         provider_options: (name, value) pairs handed to the execution provider.
+        session_options: (attribute, value) pairs of onnxruntime.SessionOptions, set after all that is ours; a
+            SessionOptions stands for those of its attributes that differ from a new one's.
     """
 
     graph_optimization: GraphOptimization = "all"
     intra_op_num_threads: int | None = None
     provider_options: tuple[tuple[str, str], ...] = ()
+    session_options: tuple[tuple[str, str | int | bool], ...] = ()
 
     def __post_init__(self) -> None:
         _one_of("graph_optimization", self.graph_optimization, ("disable", "basic", "extended", "all"))
@@ -164,6 +179,13 @@ class SessionOptions:
             raise InvalidOptionError(name="provider_options", value=given, expected="a dict of str to str")
         items = given.items() if isinstance(given, Mapping) else given
         object.__setattr__(self, "provider_options", tuple(sorted((str(k), str(v)) for k, v in items)))
+        attributes = _plain_attributes(self.session_options)
+        # Those that are options of ours are decided once, in the place that other code reads.
+        if level := attributes.pop("graph_optimization_level", None):
+            object.__setattr__(self, "graph_optimization", _LEVELS.get(int(level), self.graph_optimization))
+        if threads := attributes.pop("intra_op_num_threads", None):
+            object.__setattr__(self, "intra_op_num_threads", int(threads))
+        object.__setattr__(self, "session_options", tuple(sorted(attributes.items())))
 
     def resolved(self) -> SessionSettings:
         """These options with what they leave to torch's present settings filled in; this is what keys hold."""
@@ -171,6 +193,7 @@ class SessionOptions:
             graph_optimization=self.graph_optimization,
             intra_op_num_threads=self.intra_op_num_threads or torch.get_num_threads(),
             provider_options=self.provider_options,
+            session_options=self.session_options,
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )
 
@@ -186,6 +209,7 @@ class SessionSettings:
     graph_optimization: GraphOptimization
     intra_op_num_threads: int
     provider_options: tuple[tuple[str, str], ...]
+    session_options: tuple[tuple[str, str | int | bool], ...]
     deterministic: bool
 
 
@@ -279,6 +303,28 @@ def _flattened(options: Mapping[str, Any]) -> dict[str, Any]:
             expected = f"{value!r}, as in {_CAST_CONFIG}, or to be given once"
             raise InvalidOptionError(name=_CAST_KEYS[key], value=flat[_CAST_KEYS[key]], expected=expected)
     return flat
+
+
+_LEVELS: Mapping[int, GraphOptimization] = {0: "disable", 1: "basic", 2: "extended", 3: "all", 99: "all"}
+"""onnxruntime.GraphOptimizationLevel, as numbers."""
+
+
+def _plain_attributes(given: Any) -> dict[str, str | int | bool]:
+    """Attributes of a SessionOptions that have a plain value other than a new one's; a dict of them as it is."""
+    if given is None:
+        return {}
+    if isinstance(given, (Mapping, tuple)):
+        pairs = dict(given)
+    elif type(given).__name__ != "SessionOptions":
+        raise InvalidOptionError(
+            name="session_options", value=given, expected="an onnxruntime.SessionOptions or a dict"
+        )
+    else:
+        fresh = type(given)()
+        names = [name for name in dir(given) if not name.startswith("_") and not callable(getattr(given, name))]
+        pairs = {name: getattr(given, name) for name in names if getattr(given, name) != getattr(fresh, name)}
+    # An enumeration is a number, by which it is set again.
+    return {str(name): value if isinstance(value, (str, int)) else int(value) for name, value in pairs.items()}
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

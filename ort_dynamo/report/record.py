@@ -37,10 +37,10 @@ class IslandRecord:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One forward, backward or inference graph.
+    """One forward, backward or inference graph, or a whole training step.
 
     Attributes:
-        role: "forward", "backward" or "inference".
+        role: "forward", "backward", "inference" or "training".
         native: overload, as text -> its nodes inside islands.
         by_design: overload, as text -> its nodes that torch runs by design: random draws and collectives.
         eager: the nodes that stay in eager because they must, with reasons and lines.

@@ -21,6 +21,7 @@ from ort_dynamo.torch_internals.lookup import private
 __all__ = [
     "CompiledModule",
     "aot_autograd",
+    "breaks_graph",
     "compile_region",
     "counters",
     "forget_compiled",
@@ -53,7 +54,12 @@ _backend_failed = private("torch._dynamo.exc:BackendCompilerFailed", ())
 
 
 def compile_region(
-    function: Callable[..., Any], backend: Callable[..., Any], *, dynamic: bool, recompile_limit: int
+    function: Callable[..., Any],
+    backend: Callable[..., Any],
+    *,
+    dynamic: bool | None,
+    recompile_limit: int,
+    whole: bool = False,
 ) -> Callable[..., Any]:
     """Compile a function as torch.compile does, so that two calls of this share what is compiled of the function.
 
@@ -63,13 +69,24 @@ def compile_region(
     Args:
         function: what to compile.
         backend: the backend, as a function.
-        dynamic: whether all sizes of inputs are symbols, or none.
+        dynamic: whether all sizes of inputs are symbols, or none; None: those that are marked, or have changed.
         recompile_limit: how many graphs of one function are kept before it runs in eager, if `most_graphs` gave it.
+        whole: whether a call that Dynamo cannot trace as one graph raises what `breaks_graph` knows.
     """
     entry: Callable[..., Any] = _optimize or torch.compile
-    limits = {"recompile_limit": recompile_limit} if _takes_limit else {}
-    compiled: Callable[..., Any] = entry(backend=backend, dynamic=dynamic, **limits)(function)
+    settings: dict[str, Any] = {"recompile_limit": recompile_limit} if _takes_limit else {}
+    if whole:
+        settings["nopython" if entry is _optimize else "fullgraph"] = True
+    compiled: Callable[..., Any] = entry(backend=backend, dynamic=dynamic, **settings)(function)
     return compiled
+
+
+_unsupported = private("torch._dynamo.exc:Unsupported", ())
+
+
+def breaks_graph(error: BaseException) -> bool:
+    """Whether Dynamo raised this because it cannot trace a function as one graph; without its class, never."""
+    return isinstance(error, _unsupported)
 
 
 def most_graphs(wanted: int) -> int:

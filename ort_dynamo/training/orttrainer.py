@@ -1,0 +1,374 @@
+"""ORTTrainer: trains a model from its description, with forward, loss, gradients and update in ONNX Runtime."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from ort_dynamo.training.checkpoint import load_state, save_state
+from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
+from ort_dynamo.training.optim.config import _OptimizerConfig
+from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
+from ort_dynamo.training.requirements import require
+from ort_dynamo.training.train_step_info import TrainStepInfo
+from ort_dynamo.training.trainer.combined import CombinedModel
+from ort_dynamo.training.trainer.running import RunningModel
+from ort_dynamo.training.trainer.settings import (
+    backend_options,
+    recomputes,
+    rules_of,
+    training_device,
+)
+from ort_dynamo.training.trainer.state_dicts import (
+    check_keys,
+    load_model,
+    load_optimizer,
+    model_section,
+    optimizer_section,
+)
+from ort_dynamo.training.trainer.training_state import TrainingState
+
+__all__ = ["ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"]
+
+
+class _NotYetWarning(RuntimeWarning, UserWarning):
+    """The document speaks of a RuntimeWarning, the code gave a UserWarning: this is both."""
+
+
+class ORTTrainer:
+    """Trains a model: one call of `train_step` computes the loss and its gradients and updates the weights.
+
+    A torch model is copied at the first step, so the one that is given stays as it is then; `state_dict` has the
+    weights that are trained.
+
+    Args:
+        model: a torch.nn.Module, or an ONNX ModelProto whose loss is one of its outputs.
+        model_desc: {"inputs": [(name, shape)], "outputs": [(name, shape, is_loss)]}. A shape is a list of ints and of
+            strings, which name sizes that may change from step to step. Inputs are called as the parameters of the
+            model's forward, followed by the label where there is a loss_fn. Outputs are in the model's order, the loss
+            first where there is a loss_fn. Exactly one of them is the loss.
+        optim_config: optim.SGDConfig, AdamConfig or LambConfig.
+        loss_fn: takes what the model returns, and the label; gives a scalar. None where the model gives the loss.
+        options: all else. None takes the defaults, and CUDA only where there is it.
+
+    Raises:
+        AssertionError: an argument is missing or of another type.
+        ValueError: "Invalid model_desc: ...", or `model` is neither module nor ONNX model.
+        OnnxModelError: the ONNX model is malformed, or has an operator that cannot be trained.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | onnx.ModelProto,
+        model_desc: dict[str, Any],
+        optim_config: _OptimizerConfig,
+        loss_fn: Callable[[Any, Any], Tensor] | None = None,
+        options: ORTTrainerOptions | None = None,
+    ) -> None:
+        require(model is not None, "'model' is required and must be either a 'torch.nn.Module' or ONNX model")
+        require(isinstance(model_desc, dict), "'model_desc' must be a 'dict'")
+        require(
+            isinstance(optim_config, _OptimizerConfig),
+            "'optim_config' is required and must be any of 'AdamConfig', 'LambConfig' or 'SGDConfig'",
+        )
+        is_loss = loss_fn is None or (callable(loss_fn) and len(signature(loss_fn).parameters) == 2)
+        require(is_loss, "'loss_fn' must be either 'None' or a callable with two parameters")
+        is_options = options is None or isinstance(options, ORTTrainerOptions)
+        require(is_options, "'options' must be either 'None' or 'ORTTrainerOptions'")
+        self._torch_model = self._onnx_model = None
+        if isinstance(model, nn.Module):
+            self._torch_model = model
+        elif isinstance(model, onnx.ModelProto):
+            require(loss_fn is None, "'loss_fn' must not be specified when 'model' is an ONNX model")
+            self._onnx_model = model
+        else:
+            raise ValueError("'model' must be either 'torch.nn.Module' or 'onnx.ModelProto'")
+        self.loss_fn = loss_fn
+        self.model_desc = _ORTTrainerModelDesc(model_desc)
+        losses = sum(one.is_loss for one in self.model_desc.outputs)
+        require(losses == 1, f"Only one loss output is supported ({losses} were specified)")
+        self.optim_config = optim_config
+        self._device = training_device(options)
+        self.options = ORTTrainerOptions() if options is None else options
+        self.options._settle()
+        self._train_step_info = TrainStepInfo(optim_config)
+        self._running: RunningModel | None = None
+        self._waiting: tuple[Mapping[str, Any], bool] | None = None
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the loss and its gradients, and update the weights or gather the gradients for a later update.
+
+        The first call compiles, and takes longer.
+
+        Args:
+            args: tensors, in the order of model_desc; or one list of them.
+            kwargs: tensors by their names in model_desc, after the positional ones.
+
+        Returns:
+            The outputs, in the order of model_desc or of the step info's `fetches`; a tensor where there is one.
+
+        Raises:
+            AssertionError: there are more or fewer inputs than model_desc has, or sizes of one name differ.
+            RuntimeError: `fetches` has an unknown name.
+            OrtDynamoError: the step cannot be compiled or run.
+        """
+        inputs = self._inputs(args, kwargs)
+        wanted = self._wanted()
+        running = self._run(inputs)
+        info, options = self._train_step_info, self.options
+        info.step += 1
+        updates = info.step % options.batch.gradient_accumulation_steps == 0
+        lr = self.optim_config.lr if options.lr_scheduler is None else options.lr_scheduler._step(info)[0]
+        scaler = options.mixed_precision.loss_scaler if options.mixed_precision.enabled else None
+        scale = 1.0 if scaler is None else scaler.loss_scale
+        outputs, all_finite = running.train(inputs, float(lr), float(scale), updates=updates)
+        if updates:
+            if scaler is not None:
+                info.all_finite = all_finite
+                scaler.update(info)
+            info.optimization_step += all_finite
+        return self._selected(outputs, wanted)
+
+    def eval_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model in evaluation mode, without gradients: dropout is off, and no buffer changes.
+
+        Arguments, results and errors are those of `train_step`.
+        """
+        inputs = self._inputs(args, kwargs)
+        wanted = self._wanted()
+        return self._selected(self._run(inputs).evaluate(inputs), wanted)
+
+    def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+        given = list(args[0]) if len(args) == 1 and isinstance(args[0], (list, tuple)) else list(args)
+        names = [one.name for one in self.model_desc.inputs]
+        unknown = sorted(kwargs.keys() - set(names))
+        require(not unknown, f"model_desc has no inputs {unknown}")
+        given += [kwargs[name] for name in names if name in kwargs]
+        require(len(given) == len(names), f"model_desc has {len(names)} inputs, and {len(given)} are given")
+        tensors = [self._tensor(value, name) for value, name in zip(given, names, strict=True)]
+        sizes: dict[str, int] = {}
+        for tensor, described in zip(tensors, self.model_desc.inputs, strict=True):
+            for axis, size in zip(described.shape, tensor.shape, strict=False):
+                if isinstance(axis, str):
+                    require(sizes.setdefault(axis, size) == size, f"Mismatch in dynamic shape {axis}")
+        return tensors
+
+    def _tensor(self, value: Any, name: str) -> Tensor:
+        require(isinstance(value, (Tensor, int, float)), f"the input '{name}' is {type(value).__name__}, not a tensor")
+        tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
+        return tensor.to(self._device)
+
+    def _wanted(self) -> list[int]:
+        names = [one.name for one in self.model_desc.outputs]
+        fetches = self._train_step_info.fetches or names
+        if not set(fetches) <= set(names):
+            raise RuntimeError("The specified fetches list contains invalid output names")
+        return [names.index(name) for name in fetches]
+
+    @staticmethod
+    def _selected(outputs: Sequence[Tensor], wanted: Sequence[int]) -> Any:
+        results = [outputs[index] for index in wanted]
+        return results[0] if len(results) == 1 else results
+
+    # -- what runs -----------------------------------------------------------------------------------------------------
+
+    def _run(self, inputs: Sequence[Tensor]) -> RunningModel:
+        """What runs; made at the first step."""
+        if self._running is None:
+            self._running = self._made(inputs)
+            if self._waiting is not None:
+                (state_dict, strict), self._waiting = self._waiting, None
+                self._load(state_dict, strict)
+        return self._running
+
+    def _made(self, inputs: Sequence[Tensor]) -> RunningModel:
+        options, description = self.options, self.model_desc
+        options._settle()
+        module = self._own_model().to(self._device)
+        parameters = dict(module.named_parameters())
+        every = {*dict(module.named_parameters(remove_duplicate=False)), *dict(module.named_buffers())}
+        frozen = options.utils.frozen_weights
+        if missing := [name for name in frozen if name not in every]:
+            raise RuntimeError(f"{missing} params from 'frozen_weights' not found in the ONNX model.")
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if name in frozen:
+                parameter.requires_grad_(False)
+        trained = {name: one for name, one in parameters.items() if one.requires_grad}
+        rules = rules_of(self.optim_config, list(trained), every)
+        gathers = options.batch.gradient_accumulation_steps
+        state = TrainingState(trained, rules, gathers=gathers > 1)
+        loss = description.loss_index
+        assert loss is not None
+        narrow = torch.float16 if options.mixed_precision.enabled else None
+        names = [one.name for one in description.inputs]
+        combined = CombinedModel(module, self.loss_fn, names, len(description.outputs), loss, narrow)
+        return RunningModel(
+            combined,
+            state,
+            description,
+            backend_options(options, self._device),
+            one_session=not recomputes(options),
+            deterministic=options.debug.deterministic_compute,
+            clips=options.utils.grad_norm_clip,
+            gathers=gathers,
+            scales=options.mixed_precision.enabled,
+        )
+
+    def _own_model(self) -> nn.Module:
+        """A module of the trainer's own: a copy of the program's."""
+        assert self._torch_model is not None
+        try:
+            return copy.deepcopy(self._torch_model)
+        except Exception as error:  # whatever the model's own members raise
+            message = (
+                "This model cannot be deep copied (or pickled), which is a required step for stateful models to be "
+                "properly exported to ONNX. Compute will continue, but unexpected results may occur! "
+                f"The model itself is trained, not a copy: {error}"
+            )
+            warnings.warn(message, stacklevel=5)
+            return self._torch_model
+
+    # -- states --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self, pytorch_format: bool = False) -> dict[str, Any]:
+        """Give weights, optimizer state and what else a trainer goes on with.
+
+        Args:
+            pytorch_format: give the weights and buffers alone, as tensors by their names.
+
+        Returns:
+            A dict of copies, in the schema that docs/migrating_from_orttrainer.md has. Before the first step it is what
+            `load_state_dict` was given, or empty.
+        """
+        if self._running is None:
+            message = (
+                "ONNX Runtime training session is not initialized yet. "
+                "Please run train_step or eval_step at least once before calling ORTTrainer.state_dict()."
+            )
+            warnings.warn(message, UserWarning, stacklevel=2)
+            return dict(self._waiting[0]) if self._waiting is not None else {}
+        state, module = self._running.state, self._running.combined.model
+        model = model_section(state, module)
+        if pytorch_format:
+            return {name: torch.from_numpy(array) for name, array in model["full_precision"].items()}
+        info, distributed = self._train_step_info, self.options.distributed
+        found: dict[str, Any] = {
+            "model": model,
+            "optimizer": optimizer_section(state),
+            "trainer_options": {
+                "mixed_precision": self.options.mixed_precision.enabled,
+                "zero_stage": distributed.deepspeed_zero_optimization.stage,
+                "world_rank": distributed.world_rank,
+                "world_size": distributed.world_size,
+                "optimizer_name": self.optim_config.name,
+                "data_parallel_size": distributed.data_parallel_size,
+                "horizontal_parallel_size": distributed.horizontal_parallel_size,
+            },
+            "train_step_info": {"optimization_step": info.optimization_step, "step": info.step},
+        }
+        scaler = self.options.mixed_precision.loss_scaler
+        if scaler is not None:
+            found["loss_scaler"] = {"loss_scale": scaler.loss_scale}
+            if hasattr(scaler, "_stable_steps_count"):
+                found["loss_scaler"]["stable_steps"] = scaler._stable_steps_count
+        if info.step % self.options.batch.gradient_accumulation_steps:
+            found["gathered_gradients"] = {
+                weight.name: weight.gathered.cpu().clone().numpy()
+                for weight in state.weights
+                if weight.gathered is not None
+            }
+        return found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Load what `state_dict` gave; before the first step, at that step.
+
+        Args:
+            state_dict: in the trainer's own schema. A section that is not there leaves what is.
+            strict: raise where names are missing or unknown; a whole section that is not there is only warned of.
+
+        Raises:
+            AssertionError: it is of another optimizer.
+            RuntimeError: names are missing or unknown, or an array has another shape.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise RuntimeError(f"state_dict is {type(state_dict).__name__}, where a dict is expected")
+        if self._running is None:
+            self._waiting = state_dict, strict
+        else:
+            self._load(state_dict, strict)
+
+    def _load(self, given: Mapping[str, Any], strict: bool) -> None:
+        running = self._running
+        assert running is not None
+        name = given.get("trainer_options", {}).get("optimizer_name", self.optim_config.name)
+        require(name == self.optim_config.name, f"Optimizer mismatch: expected {self.optim_config.name}, got {name}")
+        state, module = running.state, running.combined.model
+        if strict:
+            check_keys({"model": model_section(state, module), "optimizer": optimizer_section(state)}, given)
+        load_model(state, module, given, strict=strict)
+        load_optimizer(state, given)
+        running.regrouped()
+        steps = given.get("train_step_info", {})
+        self._train_step_info.optimization_step = int(
+            steps.get("optimization_step", self._train_step_info.optimization_step)
+        )
+        self._train_step_info.step = int(steps.get("step", self._train_step_info.step))
+        scaler, scaled = self.options.mixed_precision.loss_scaler, given.get("loss_scaler", {})
+        if scaler is not None and scaled:
+            scaler.loss_scale = float(scaled["loss_scale"])
+            if hasattr(scaler, "_stable_steps_count"):
+                scaler._stable_steps_count = int(scaled.get("stable_steps", 0))
+        state.forget_gathered()
+        for name, array in given.get("gathered_gradients", {}).items():
+            weight = state.by_name.get(name)
+            if weight is not None and weight.gathered is not None:
+                weight.gathered.copy_(torch.from_numpy(array))
+
+    def save_checkpoint(
+        self,
+        path: str | os.PathLike[str] | Any,
+        user_dict: Mapping[str, Any] = {},
+        include_optimizer_states: bool = True,
+    ) -> None:
+        """Save the trainer's state to a file, which is whole or not there.
+
+        Args:
+            path: a new file, or a file-like object.
+            user_dict: what `load_checkpoint` gives back: values that JSON has, arrays, and dicts and lists of them.
+            include_optimizer_states: whether the optimizer's state is saved, too.
+
+        Raises:
+            FileExistsError: there is a file.
+            TypeError: user_dict holds something else.
+        """
+        state = self.state_dict()
+        save_state(path, state, dict(user_dict), include_optimizer_states)
+
+    def load_checkpoint(self, *paths: str | os.PathLike[str], strict: bool = True, allow_pickle: bool = False) -> Any:
+        """Load what `save_checkpoint` saved; several files, of several processes, are put together.
+
+        Args:
+            paths: one file, or those of all processes.
+            strict: as for `load_state_dict`.
+            allow_pickle: unpickle the user_dict of a file that ORTTrainer of ONNX Runtime wrote. A pickle can run any
+                program: allow it for files that you trust.
+
+        Returns:
+            The user_dict.
+
+        Raises:
+            CheckpointFileError: a file is damaged or none of ours.
+        """
+        state_dict, user_dict = load_state(paths, allow_pickle=allow_pickle)
+        self.load_state_dict(state_dict, strict=strict)
+        return user_dict

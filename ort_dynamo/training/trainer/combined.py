@@ -1,0 +1,114 @@
+"""A model and its loss as one function of the inputs that model_desc names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ort_dynamo.errors import TrainingGraphError
+
+__all__ = ["CombinedModel", "flat_outputs"]
+
+
+class CombinedModel(nn.Module):
+    """Computes the loss of a model and its outputs.
+
+    Args:
+        model: the model.
+        loss_fn: takes what the model returns and the last input, and gives the loss; None: the model gives it.
+        inputs: the inputs' names, the label's the last where there is a loss_fn.
+        outputs: how many outputs there are, the loss among them.
+        loss: which of them is the loss.
+        narrow: the dtype that matrix products compute in (torch.autocast); None leaves each operator its own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[Any, Any], Tensor] | None,
+        inputs: Sequence[str],
+        outputs: int,
+        loss: int,
+        narrow: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+        self._outputs = outputs
+        self._loss = loss
+        self._narrow = narrow
+        of_model = list(inputs if loss_fn is None else inputs[:-1])
+        self._keywords = of_model if _takes(model, of_model) else None
+
+    def forward(self, *inputs: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Compute the loss, and the outputs in the order of model_desc: the loss among them, the others detached."""
+        of_model = inputs if self.loss_fn is None else inputs[:-1]
+        with self._computing(of_model):
+            if self._keywords is None:
+                found = self.model(*of_model)
+            else:
+                found = self.model(**dict(zip(self._keywords, of_model, strict=True)))
+        outputs = list(flat_outputs(found))
+        if self.loss_fn is None:
+            if len(outputs) < self._outputs:
+                message = f"the model returns {len(outputs)} tensors, and model_desc has {self._outputs} outputs"
+                raise TrainingGraphError(reason=message)
+            loss = outputs[self._loss]
+        else:
+            loss = self.loss_fn(_widened(found) if self._narrow is not None else found, inputs[-1])
+            outputs.insert(0, loss)
+        if self._narrow is not None and loss.dtype is not torch.float64:
+            loss = loss.float()
+        given = [self._given(one) for one in outputs[: self._outputs]]
+        given[self._loss] = loss.detach()
+        return loss, tuple(given)
+
+    def _computing(self, inputs: Sequence[Any]) -> Any:
+        if self._narrow is None:
+            return nullcontext()
+        device = next((one.device.type for one in inputs if isinstance(one, Tensor)), "cpu")
+        return torch.autocast(device, dtype=self._narrow)
+
+    def _given(self, output: Tensor) -> Tensor:
+        output = output.detach()
+        return output.to(self._narrow) if self._narrow is not None and output.dtype is torch.float32 else output
+
+
+def _takes(model: nn.Module, names: Sequence[str]) -> bool:
+    """Whether a module's forward has parameters of all these names."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    by_name = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    return by_name.issuperset(names)
+
+
+def flat_outputs(found: Any) -> Iterator[Tensor]:
+    """Yield the tensors of what a model returns: of sequences and mappings, in order; None is left out.
+
+    Raises:
+        TrainingGraphError: it holds something else.
+    """
+    if isinstance(found, Tensor):
+        yield found
+    elif isinstance(found, Mapping):
+        yield from flat_outputs(list(found.values()))
+    elif isinstance(found, (tuple, list)):
+        for one in found:
+            yield from flat_outputs(one)
+    elif found is not None:
+        raise TrainingGraphError(reason=f"the model returns {type(found).__name__}, where a tensor should be")
+
+
+def _widened(found: Any) -> Any:
+    """What a model returns, its narrow tensors as float32: losses are computed in that."""
+    if isinstance(found, Tensor):
+        return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
+    if isinstance(found, Mapping):
+        return {name: _widened(one) for name, one in found.items()}
+    if isinstance(found, (tuple, list)):
+        return type(found)(_widened(one) for one in found) if type(found) in (tuple, list) else found
+    return found

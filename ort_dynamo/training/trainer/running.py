@@ -1,0 +1,193 @@
+"""The part of a trainer that runs: a model on its device, with compiled steps."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from ort_dynamo.backend import compile_recorded
+from ort_dynamo.errors import TrainingGraphError
+from ort_dynamo.options.groups import Options
+from ort_dynamo.report.record import CompileRecord
+from ort_dynamo.torch_internals.dynamo import (
+    breaks_graph,
+    compile_region,
+    forget_compiled,
+    may_be_dynamic,
+    raised_by_backend,
+)
+from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
+from ort_dynamo.training.trainer.combined import CombinedModel
+from ort_dynamo.training.trainer.split_step import SplitStep
+from ort_dynamo.training.trainer.training_state import TrainingState
+from ort_dynamo.training.trainer.whole_step import MOST_GRAPHS, StepKind, WholeStep
+
+__all__ = ["PREFIX", "RunningModel"]
+
+PREFIX = "model."
+"""What names of a model's parameters begin with in the function of model and loss."""
+
+
+class RunningModel:
+    """A model with its loss, its training state and its compiled steps.
+
+    Args:
+        combined: model and loss, on their device.
+        state: what is trained of the model.
+        description: names the sizes that may change.
+        options: what to compile by.
+        one_session: whether a whole step is compiled as one graph, where the model can be.
+        deterministic: whether steps run under torch.use_deterministic_algorithms(True).
+        clips: whether gradients are clipped to the norm that the optimizer has.
+        gathers: over how many steps gradients are gathered.
+        scales: whether the loss is scaled.
+    """
+
+    def __init__(
+        self,
+        combined: CombinedModel,
+        state: TrainingState,
+        description: _ORTTrainerModelDesc,
+        options: Options,
+        *,
+        one_session: bool,
+        deterministic: bool,
+        clips: bool,
+        gathers: int,
+        scales: bool,
+    ) -> None:
+        self.combined = combined
+        self.state = state
+        self.options = options
+        self.device = next(iter(combined.parameters())).device
+        self._description = description
+        self._one_session = one_session
+        self._deterministic = deterministic
+        self._kinds = {
+            updates: StepKind(updates=updates, gathers=gathers, scales=scales, clips=clips) for updates in (True, False)
+        }
+        self._was_training = [module.training for module in combined.modules()] if combined.model.training else None
+        self._training: bool | None = None
+        self._split: SplitStep | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._whole = {
+            updates: WholeStep(self._entry("train"), PREFIX, self.state, self.options, kind)
+            for updates, kind in self._kinds.items()
+        }
+        self.records: list[CompileRecord] = []
+        self._evaluated = compile_region(
+            self._entry("evaluate"), self._compile, dynamic=None, recompile_limit=MOST_GRAPHS
+        )
+
+    @property
+    def in_one_session(self) -> bool:
+        """Whether whole steps are one graph."""
+        return self._one_session
+
+    def regrouped(self) -> None:
+        """Take note that the state's groups are others: steps are compiled anew."""
+        self._split = None
+        self._begin()
+
+    def train(self, inputs: Sequence[Tensor], lr: float, scale: float, *, updates: bool) -> tuple[list[Tensor], bool]:
+        """Run a training step; gives the outputs of model_desc, and whether all gradients were finite."""
+        self._set_mode(training=True)
+        self._mark(inputs)
+        with self._settings():
+            if self._one_session:
+                try:
+                    (_, outputs), all_finite = self._whole[updates](inputs, lr, scale)
+                except Exception as error:
+                    if not (breaks_graph(error) or isinstance(raised_by_backend(error), TrainingGraphError)):
+                        raise _inner(error) from error
+                    self._one_session = False
+                else:
+                    return list(outputs), all_finite
+            if self._split is None:
+                self._split = SplitStep(self._entry("train"), self.state, self.options)
+            try:
+                (_, outputs), all_finite = self._split(inputs, lr, scale, self._kinds[updates])
+            except Exception as error:
+                raise _inner(error) from error
+            return list(outputs), all_finite
+
+    def evaluate(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Run the model in evaluation mode; gives the outputs of model_desc."""
+        self._set_mode(training=False)
+        self._mark(inputs)
+        with self._settings(), torch.no_grad():
+            try:
+                _, outputs = self._evaluated(*inputs)
+            except Exception as error:
+                raise _inner(error) from error
+        return list(outputs)
+
+    def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled, record = compile_recorded(gm, example_inputs, self.options)
+        self.records.append(record)
+        return compiled
+
+    def _entry(self, name: str) -> Callable[..., Any]:
+        """A function with code of its own: what Dynamo compiles of it goes when this object does."""
+        combined = self.combined
+
+        def call(*inputs: Any) -> Any:
+            return combined(*inputs)
+
+        function = cast(FunctionType, call)
+        function.__code__ = function.__code__.replace(co_name=name)
+        weakref.finalize(self, forget_compiled, function.__code__).atexit = False
+        return function
+
+    def _set_mode(self, *, training: bool) -> None:
+        if self._training is training:
+            return
+        self._training = training
+        if not training:
+            self.combined.eval()
+        elif self._was_training is None:
+            self.combined.train()
+        else:
+            for module, mode in zip(self.combined.modules(), self._was_training, strict=True):
+                module.training = mode
+
+    def _mark(self, inputs: Sequence[Tensor]) -> None:
+        for tensor, described in zip(inputs, self._description.inputs, strict=False):
+            for axis, size in enumerate(described.shape[: tensor.dim()]):
+                if isinstance(size, str):
+                    may_be_dynamic(tensor, axis)
+
+    @contextlib.contextmanager
+    def _settings(self) -> Iterator[None]:
+        if not self._deterministic:
+            yield
+            return
+        before, warns = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before, warn_only=warns)
+
+
+def _inner(error: Exception) -> Exception:
+    """What the backend raised, where Dynamo has put it into an error of its own."""
+    raised = raised_by_backend(error)
+    return raised if isinstance(raised, Exception) else error
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Name -> parameter; one that has several names has the first."""
+    return dict(module.named_parameters())

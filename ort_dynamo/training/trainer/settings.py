@@ -1,0 +1,105 @@
+"""What an ORTTrainer compiles by, of its options and its optimizer's configuration."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ort_dynamo.options.groups import Options, parse_options
+from ort_dynamo.training.optim.config import AdamConfig, LambConfig, _OptimizerConfig
+from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
+from ort_dynamo.training.trainer.update_rules import AdamRule, LambRule, Rule, SGDRule
+
+__all__ = ["backend_options", "recomputes", "rules_of", "training_device"]
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+def training_device(options: ORTTrainerOptions | None) -> torch.device:
+    """The device to train on: device.id, or without any options CUDA where there is it.
+
+    Raises:
+        RuntimeError: torch knows no such device.
+    """
+    if options is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(options.device.id)
+
+
+def backend_options(options: ORTTrainerOptions, device: torch.device) -> Options:
+    """The options of torch.compile(backend="ort_train") that a trainer's options ask for.
+
+    Raises:
+        InvalidOptionError: one of them has a value that the backend cannot take.
+    """
+    transformer, casts = options.graph_transformer, options.graph_transformer.propagate_cast_ops_config
+    given: dict[str, Any] = {
+        "attn_dropout_recompute": transformer.attn_dropout_recompute,
+        "gelu_recompute": transformer.gelu_recompute,
+        "transformer_layer_recompute": transformer.transformer_layer_recompute,
+        "number_recompute_layers": transformer.number_recompute_layers,
+        "recompute_from_inputs": options.utils.memory_efficient_gradient,
+        "propagate_cast_ops_strategy": casts.strategy,
+        "propagate_cast_ops_level": casts.level,
+        "propagate_cast_ops_allow": tuple(casts.allow),
+        "allow_layer_norm_mod_precision": transformer.allow_layer_norm_mod_precision,
+        "fuse": options._internal_use.enable_internal_postprocess,
+        "contrib_ops": options._internal_use.enable_onnx_contrib_ops,
+        "provider_options": _provider_options(options, device),
+        "session_options": options.session_options,
+    }
+    return parse_options(None, given)
+
+
+def recomputes(options: ORTTrainerOptions) -> bool:
+    """Whether the backward is asked to compute anything again, which only a backward of its own does."""
+    transformer = options.graph_transformer
+    flags = (
+        transformer.attn_dropout_recompute,
+        transformer.gelu_recompute,
+        transformer.transformer_layer_recompute,
+        options.utils.memory_efficient_gradient,
+    )
+    return any(flags)
+
+
+def _provider_options(options: ORTTrainerOptions, device: torch.device) -> dict[str, str]:
+    """What provider_options says of the device's provider, and the memory limit where it has one."""
+    given = dict(options._validated_opts["provider_options"])
+    found: Mapping[str, Any] = given.get(_PROVIDERS.get(device.type, ""), {})
+    limit = {"gpu_mem_limit": options.device.mem_limit} if device.type == "cuda" and options.device.mem_limit else {}
+    return {name: str(value) for name, value in {**limit, **found}.items()}
+
+
+def rules_of(config: _OptimizerConfig, names: Sequence[str], known: Collection[str]) -> dict[str, Rule]:
+    """Name of a weight -> how it is updated.
+
+    Args:
+        config: the optimizer's.
+        names: the weights that are trained.
+        known: all that the model has; a group that names another is warned of.
+    """
+    by_name = {name: group for group in reversed(config.params) for name in group["params"]}
+    if unknown := sorted(set(by_name) - set(known)):
+        warnings.warn(f"The optimizer's groups name what the model does not have: {unknown}", stacklevel=4)
+    return {name: _rule(config, by_name.get(name, config.defaults)) for name in names}
+
+
+def _rule(config: _OptimizerConfig, values: Mapping[str, Any]) -> Rule:
+    if not isinstance(config, (AdamConfig, LambConfig)):
+        return SGDRule()
+    shared = {
+        "max_norm_clip": float(values["max_norm_clip"]),
+        "alpha": float(values["alpha"]),
+        "beta": float(values["beta"]),
+        "lambda_coef": float(values["lambda"]),
+        "epsilon": float(values["epsilon"]),
+        "do_bias_correction": bool(values["do_bias_correction"]),
+    }
+    if isinstance(config, LambConfig):
+        return LambRule(**shared, ratio_min=float(values["ratio_min"]), ratio_max=float(values["ratio_max"]))
+    after = values["weight_decay_mode"] == AdamConfig.DecayMode.AFTER_WEIGHT_UPDATE
+    return AdamRule(**shared, decay_after=after)

@@ -1,0 +1,174 @@
+"""A training step in two halves, forward and backward, that ONNX Runtime runs, and an update that torch's kernels do.
+
+Where weights are large, the update is a walk over memory: torch's fused kernel reads and writes each number once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from ort_dynamo.backend import compile_recorded
+from ort_dynamo.options.groups import Options
+from ort_dynamo.report.record import CompileRecord
+from ort_dynamo.torch_internals.dynamo import compile_region
+from ort_dynamo.torch_internals.optimizers import fused_adamw
+from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
+from ort_dynamo.training.trainer.update_rules import AdamRule, gradient_divisor, gradient_norm
+from ort_dynamo.training.trainer.whole_step import MOST_GRAPHS, StepKind
+
+__all__ = ["SplitStep", "update"]
+
+
+class SplitStep:
+    """Runs steps, each as a forward, a backward and an update.
+
+    Args:
+        called: gives the loss and the outputs of the model; the loss alone of them has a gradient.
+        state: what is trained; the steps change it.
+        options: what to compile by.
+    """
+
+    def __init__(self, called: Callable[..., Any], state: TrainingState, options: Options) -> None:
+        self._state = state
+        self._options = options
+        self._region = compile_region(called, self._compile, dynamic=None, recompile_limit=MOST_GRAPHS)
+        self.records: list[CompileRecord] = []
+
+    def __call__(self, inputs: Sequence[Any], lr: float, scale: float, kind: StepKind) -> tuple[Any, bool]:
+        """Run one step.
+
+        Args:
+            inputs: of the model.
+            lr: the learning rate.
+            scale: the loss scale.
+            kind: what the step does.
+
+        Returns:
+            What the model returns, the loss first, and whether all gradients were finite: if not, no weight changed.
+        """
+        with torch.enable_grad():
+            outputs = self._region(*inputs)
+        loss = outputs[0]
+        parameters = [weight.parameter for weight in self._state.weights]
+        found = torch.autograd.grad(loss, parameters, torch.full_like(loss, scale), allow_unused=True)
+        reached = [(w, g) for w, g in zip(self._state.weights, found, strict=True) if g is not None]
+        weights = [weight for weight, _ in reached]
+        gradients = [g.to(weight.master.dtype) for weight, g in reached]
+        outputs = (loss.detach(), *outputs[1:])
+        if kind.gathers > 1:
+            gathered = [weight.gathered for weight in weights if weight.gathered is not None]
+            torch._foreach_add_(gathered, gradients)
+            gradients = gathered
+        if not kind.updates:
+            return outputs, True
+        with torch.no_grad():
+            all_finite = update(self._state, weights, gradients, lr, scale, kind)
+            self._state.forget_gathered()
+        return outputs, all_finite
+
+    def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled, record = compile_recorded(gm, example_inputs, self._options)
+        self.records.append(record)
+        return compiled
+
+
+def update(
+    state: TrainingState,
+    weights: Sequence[TrainedWeight],
+    gradients: Sequence[Tensor],
+    lr: float,
+    scale: float,
+    kind: StepKind,
+) -> bool:
+    """Update weights in place, with torch's fused and foreach kernels.
+
+    Args:
+        state: what is trained.
+        weights: those that have a gradient.
+        gradients: theirs, scaled, summed over `kind.gathers` steps; they are overwritten.
+        lr: the learning rate.
+        scale: the loss scale.
+        kind: what the step does.
+
+    Returns:
+        Whether all gradients were finite, where they are scaled; if not, nothing has changed.
+    """
+    if kind.gathers > 1:
+        torch._foreach_div_(gradients, kind.gathers)
+    by_name = {weight.name: g for weight, g in zip(weights, gradients, strict=True)}
+    groups = state.groups_of(by_name)
+    scaled = torch.tensor(scale, dtype=torch.float64)
+    norm = None
+    if gradients and (kind.scales or (kind.clips and any(group.rule.max_norm_clip is not None for group in groups))):
+        norm = gradient_norm(gradients)
+        if kind.scales and not norm.isfinite():
+            return False
+    for group in groups:
+        divisor = None
+        if norm is not None:
+            divisor = gradient_divisor(norm, scaled.to(norm.device), group.rule.max_norm_clip if kind.clips else None)
+        _update_group(group, [by_name[weight.name] for weight in group.weights], lr, divisor)
+    for group in state.groups:
+        group.count += 1
+    state.round()
+    return True
+
+
+def _update_group(group: UpdateGroup, gradients: list[Tensor], lr: float, divisor: Tensor | None) -> None:
+    rule, masters = group.rule, [weight.master for weight in group.weights]
+    count = int(group.count) + 1
+    if isinstance(rule, AdamRule) and fused_adamw is not None and _fits_fused(rule, masters):
+        _fused(rule, group.weights, gradients, lr, count, divisor)
+        return
+    if divisor is not None:
+        torch._foreach_mul_(gradients, (1 / divisor).to(gradients[0].dtype))
+    columns = [[weight.moments[k] for weight in group.weights] for k in range(rule.moments)]
+    rate = torch.tensor(lr, dtype=torch.float64, device=masters[0].device)
+    updated = rule.update(masters, gradients, columns, group.count.to(masters[0].device) + 1, rate)
+    for kept, made in zip((masters, *columns), (updated.weights, *updated.moments), strict=True):
+        torch._foreach_copy_(kept, made)
+
+
+def _fits_fused(rule: AdamRule, masters: Sequence[Tensor]) -> bool:
+    # Without bias correction the kernel is given a count at which there is none, which needs these to be under 1.
+    bounded = rule.do_bias_correction or (rule.alpha < 1 and rule.beta < 1)
+    return bounded and all(master.is_floating_point() for master in masters)
+
+
+def _fused(
+    rule: AdamRule,
+    weights: Sequence[TrainedWeight],
+    gradients: list[Tensor],
+    lr: float,
+    count: int,
+    divisor: Tensor | None,
+) -> None:
+    """AdamW's kernel: decay before the update is its own; after the update it is a second walk over the weights."""
+    epsilon = rule.epsilon
+    if rule.decay_after and rule.do_bias_correction:
+        epsilon /= (1 - rule.beta**count) ** 0.5  # (√b/a)·m/(√v+ε) is (m/a) / (√(v/b) + ε/√b)
+    masters = [weight.master for weight in weights]
+    fused_adamw(
+        masters,
+        gradients,
+        [weight.moments[0] for weight in weights],
+        [weight.moments[1] for weight in weights],
+        count=float(count) if rule.do_bias_correction else _NO_CORRECTION,
+        lr=lr,
+        beta1=rule.alpha,
+        beta2=rule.beta,
+        weight_decay=0.0 if rule.decay_after else rule.lambda_coef,
+        eps=epsilon,
+        divisor=divisor,
+    )
+    if rule.decay_after and rule.lambda_coef:
+        torch._foreach_mul_(masters, 1 - lr * rule.lambda_coef)
+
+
+_NO_CORRECTION = 1e30
+"""A count of updates at which 1 - αᵗ is 1 for every α that float64 tells from 1."""

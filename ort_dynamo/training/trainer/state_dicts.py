@@ -1,0 +1,164 @@
+"""The state of a trainer as a dict of arrays, in ORTTrainer's schema, and back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
+from ort_dynamo.training.trainer.update_rules import LambRule
+
+__all__ = ["check_keys", "load_model", "load_optimizer", "model_section", "optimizer_section"]
+
+_FULL = "full_precision"
+_OLD_FULL = "fp32"
+"""What the first files called it."""
+
+_SHARED = "shared_optimizer_state"
+_MOMENTS = ("Moment_1", "Moment_2")
+
+_Section = dict[str, Any]
+
+
+def model_section(state: TrainingState, module: nn.Module) -> _Section:
+    """Give all weights and buffers in full precision, as arrays: what is trained, what is frozen, and buffers."""
+    masters = {weight.name: weight.master for weight in state.weights}
+    return {_FULL: {name: _array(masters.get(name, one)) for name, one in module.state_dict().items()}}
+
+
+def optimizer_section(state: TrainingState) -> _Section:
+    """Give moments and counts. A count begins at 1, as ONNX Runtime's does, and is one more after each update."""
+    found: _Section = {}
+    for group in state.groups:
+        if not group.rule.moments:
+            continue
+        count = np.array([int(group.count) + 1], dtype=np.int64)
+        for weight in group.weights:
+            found[weight.name] = {key: _array(one) for key, one in zip(_MOMENTS, weight.moments, strict=True)}
+            if isinstance(group.rule, LambRule):
+                found[_SHARED] = {"step": count}
+            else:
+                found[weight.name]["Update_Count"] = count
+    return found
+
+
+def check_keys(current: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Compare what a state_dict has with what it should have; a section that is not there is warned of.
+
+    Raises:
+        RuntimeError: "Missing keys: [...] in ..." or "Unexpected keys: [...] in ...".
+    """
+    for section in ("model", "optimizer"):
+        if section not in given:
+            warnings.warn(f"Missing key: {section} in state_dict", UserWarning, stacklevel=4)
+            continue
+        place = f"state_dict[{section}]"
+        own, other = current[section], _renamed(given[section])
+        _check_same(own, other, place)
+        for key in own:
+            _check_same(own[key], _mapping(other[key], f"{place}[{key}]"), f"{place}[{key}]")
+
+
+def _check_same(own: Iterable[str], other: Iterable[str], place: str) -> None:
+    own, other = list(own), list(other)
+    if missing := [key for key in own if key not in other]:
+        raise RuntimeError(f"Missing keys: {missing} in {place}")
+    if unexpected := [key for key in other if key not in own]:
+        raise RuntimeError(f"Unexpected keys: {unexpected} in {place}")
+
+
+def load_model(state: TrainingState, module: nn.Module, given: Mapping[str, Any], *, strict: bool) -> None:
+    """Load weights and buffers; what is not given stays.
+
+    Raises:
+        RuntimeError: "Unexpected key: k in state_dict[model][precision]", if strict; or an array has another shape.
+    """
+    masters = {weight.name: weight.master for weight in state.weights}
+    own = module.state_dict()
+    taken: list[tuple[Tensor, Tensor]] = []
+    for precision, section in _renamed(given.get("model", {})).items():
+        for name, value in _mapping(section, f"state_dict[model][{precision}]").items():
+            if name in own:
+                target = masters.get(name, own[name])
+                taken.append((target, _like(value, target, f"state_dict[model][{precision}][{name}]")))
+            elif strict:
+                raise RuntimeError(f"Unexpected key: {name} in state_dict[model][{precision}]")
+    with torch.no_grad():
+        for target, value in taken:
+            target.copy_(value)
+        state.round()
+
+
+def load_optimizer(state: TrainingState, given: Mapping[str, Any]) -> None:
+    """Load moments and counts; what is not given stays.
+
+    Raises:
+        RuntimeError: an array has another shape, or a count is below 1.
+    """
+    section: Mapping[str, Any] = given.get("optimizer", {})
+    shared = _mapping(section.get(_SHARED, {}), f"state_dict[optimizer][{_SHARED}]").get("step")
+    taken: list[tuple[Tensor, Tensor]] = []
+    counts: dict[str, int] = {}
+    for group in state.groups:
+        for weight in group.weights:
+            taken += _load_weight(group, weight, section.get(weight.name, {}), shared, counts)
+    with torch.no_grad():
+        for target, value in taken:
+            target.copy_(value)
+    if counts:
+        state.regroup(counts)
+
+
+def _load_weight(
+    group: UpdateGroup, weight: TrainedWeight, given: Any, shared: Any, counts: dict[str, int]
+) -> list[tuple[Tensor, Tensor]]:
+    place = f"state_dict[optimizer][{weight.name}]"
+    given = _mapping(given, place)
+    count = shared if isinstance(group.rule, LambRule) else given.get("Update_Count")
+    if count is not None and group.rule.moments:
+        counts[weight.name] = _count(count, place)
+    keys = zip(_MOMENTS, weight.moments, strict=False)
+    return [(moment, _like(given[key], moment, f"{place}[{key}]")) for key, moment in keys if key in given]
+
+
+def _count(value: Any, place: str) -> int:
+    array = np.asarray(value)
+    if array.size != 1 or not np.issubdtype(array.dtype, np.integer) or int(array.reshape(())) < 1:
+        raise RuntimeError(f"{place} has {value!r} for a count of updates, which is an integer from 1 up")
+    return int(array.reshape(())) - 1
+
+
+def _like(value: Any, target: Tensor, place: str) -> Tensor:
+    found = value.detach() if isinstance(value, Tensor) else _tensor(value, place)
+    if found.shape != target.shape:
+        raise RuntimeError(f"{place} has the shape {list(found.shape)}, where {list(target.shape)} is expected")
+    return found
+
+
+def _tensor(value: Any, place: str) -> Tensor:
+    try:
+        return torch.from_numpy(np.array(value))  # a copy, that may be written to
+    except TypeError as error:
+        raise RuntimeError(f"{place} is no array of numbers") from error
+
+
+def _mapping(section: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(section, Mapping):
+        raise RuntimeError(f"{place} is {type(section).__name__}, where a dict is expected")
+    return section
+
+
+def _renamed(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {_FULL if key == _OLD_FULL else key: value for key, value in section.items()}
+
+
+def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A copy as an array; bfloat16, which NumPy lacks, as float32, which holds all of its numbers."""
+    own = tensor.detach().cpu()
+    own = own.float() if own.dtype is torch.bfloat16 else own.clone()
+    return own.numpy()

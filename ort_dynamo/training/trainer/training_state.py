@@ -1,0 +1,121 @@
+"""What a training step reads and changes beside its inputs: weights, moments, counts and gathered gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ort_dynamo.training.trainer.update_rules import Rule
+
+__all__ = ["TrainedWeight", "TrainingState", "UpdateGroup"]
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+@dataclass(eq=False)
+class TrainedWeight:
+    """One parameter that is trained.
+
+    Attributes:
+        name: its name in the model's state_dict.
+        parameter: the model's own.
+        master: what is updated: a float32 copy of a float16 or bfloat16 parameter, otherwise its own memory.
+        moments: the optimizer's, as many as its rule has, each of the master's shape and dtype.
+        gathered: the sum of gradients since the last update, like the master; None where an update follows each step.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    master: Tensor
+    moments: list[Tensor]
+    gathered: Tensor | None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the parameter is a rounded copy of the master."""
+        return self.parameter.dtype in _NARROW
+
+
+@dataclass(eq=False)
+class UpdateGroup:
+    """Weights that are updated alike, and as often.
+
+    Attributes:
+        rule: how.
+        weights: which.
+        count: int64, 0-d, on the CPU: how many updates there were.
+    """
+
+    rule: Rule
+    weights: list[TrainedWeight]
+    count: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
+
+
+class TrainingState:
+    """All that is trained of a model.
+
+    Args:
+        parameters: name -> parameter, of those that are trained.
+        rules: name -> how it is updated.
+        gathers: whether gradients of several steps go into one update.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], rules: Mapping[str, Rule], *, gathers: bool) -> None:
+        self.weights = [_weight(name, one, rules[name], gathers) for name, one in parameters.items()]
+        self.by_name = {weight.name: weight for weight in self.weights}
+        grouped: dict[Rule, list[TrainedWeight]] = {}
+        for weight in self.weights:
+            grouped.setdefault(rules[weight.name], []).append(weight)
+        self.groups = [UpdateGroup(rule, weights) for rule, weights in grouped.items()]
+
+    @property
+    def elements(self) -> int:
+        """How many numbers are trained."""
+        return sum(weight.master.numel() for weight in self.weights)
+
+    def regroup(self, counts: Mapping[str, int]) -> None:
+        """Take other counts of updates, by name; weights that have different ones are in groups of their own then."""
+        grouped: dict[tuple[Rule, int], list[TrainedWeight]] = {}
+        for group in self.groups:
+            for weight in group.weights:
+                count = counts.get(weight.name, int(group.count))
+                grouped.setdefault((group.rule, count), []).append(weight)
+        self.groups = [
+            UpdateGroup(rule, weights, torch.tensor(count, dtype=torch.int64))
+            for (rule, count), weights in grouped.items()
+        ]
+
+    def groups_of(self, names: Container[str]) -> list[UpdateGroup]:
+        """The groups with those of their weights that are among the names; their counts are shared."""
+        found = [
+            UpdateGroup(group.rule, [weight for weight in group.weights if weight.name in names], group.count)
+            for group in self.groups
+        ]
+        return [group for group in found if group.weights]
+
+    @staticmethod
+    def tensors(weights: Sequence[TrainedWeight]) -> list[Tensor]:
+        """The tensors that an update replaces: master, then moments, of one weight after the other."""
+        return [one for weight in weights for one in (weight.master, *weight.moments)]
+
+    def forget_gathered(self) -> None:
+        """Begin to gather gradients anew."""
+        if gathered := [weight.gathered for weight in self.weights if weight.gathered is not None]:
+            torch._foreach_zero_(gathered)
+
+    def round(self) -> None:
+        """Round masters to the parameters that are narrower."""
+        for weight in self.weights:
+            if weight.is_narrow:
+                weight.parameter.detach().copy_(weight.master)
+
+
+def _weight(name: str, parameter: nn.Parameter, rule: Rule, gathers: bool) -> TrainedWeight:
+    own = parameter.detach()
+    master = own.float() if parameter.dtype in _NARROW else own
+    moments = [torch.zeros_like(master, memory_format=torch.contiguous_format) for _ in range(rule.moments)]
+    gathered = torch.zeros_like(master, memory_format=torch.contiguous_format) if gathers else None
+    return TrainedWeight(name, parameter, master, moments, gathered)

@@ -1,0 +1,247 @@
+"""A training step as one graph: forward, loss, gradients, clipping and the optimizer's update.
+
+ONNX Runtime then runs all of it in one session, with no Python between the gradients and the new weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from ort_dynamo.backend import compile_step
+from ort_dynamo.errors import TrainingGraphError
+from ort_dynamo.options.groups import Options
+from ort_dynamo.report.record import CompileRecord
+from ort_dynamo.saving.program import read_program
+from ort_dynamo.torch_internals.dynamo import compile_region, most_graphs
+from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
+from ort_dynamo.training.trainer.update_rules import gradient_divisor, gradient_norm
+
+__all__ = ["MOST_GRAPHS", "StepKind", "WholeStep", "WholeStepModule"]
+
+MOST_GRAPHS = most_graphs(64)
+"""Graphs that are kept of a trainer's step: far more than sizes of one, dtypes and modes make."""
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """What a step does beside forward and gradients.
+
+    Attributes:
+        updates: whether weights are updated; otherwise gradients are only gathered.
+        gathers: over how many steps gradients are gathered; 1 gathers none.
+        scales: whether the loss is scaled, and the update skipped where gradients are not finite.
+        clips: whether the norm of gradients is clipped where the optimizer's rule says to what.
+        keeps_if_not_finite: whether the graph itself skips such an update; otherwise who runs it does.
+    """
+
+    updates: bool = True
+    gathers: int = 1
+    scales: bool = False
+    clips: bool = True
+    keeps_if_not_finite: bool = False
+
+
+class WholeStepModule(nn.Module):
+    """Calls a forward graph, computes its gradients and updates weights, all as values: it changes no weight in place.
+
+    Its inputs are those of the graph; then `lr` and `scale` (float64, 0-d), the count of each group (int64, 0-d), and
+    for each weight: the master where the parameter is narrower, its moments if the step updates, and what is gathered
+    if it gathers. Its outputs are those of the graph; then, of a step that updates, `all_finite` (bool, 0-d), and for
+    each weight the new master and moments; of one that does not, for each weight what is gathered by now.
+
+    Args:
+        graph: the forward graph. One output requires a gradient: the loss.
+        groups: the weights, by how they are updated.
+        places: for each of them, in this order, the index of the graph's input that is its parameter.
+        kind: what the step does.
+    """
+
+    def __init__(
+        self, graph: GraphModule, groups: Sequence[UpdateGroup], places: Sequence[int], kind: StepKind
+    ) -> None:
+        super().__init__()
+        self.graph_module = graph
+        self._kind = kind
+        self._inputs = len(graph.graph.find_nodes(op="placeholder"))
+        self._places = tuple(places)
+        self._groups = [(group.rule, len(group.weights)) for group in groups]
+        self._narrow = [weight.is_narrow for group in groups for weight in group.weights]
+
+    def forward(self, *args: Any) -> list[Any]:
+        """Compute the step."""
+        inputs, rest = list(args[: self._inputs]), iter(args[self._inputs :])
+        lr, scale = next(rest), next(rest)
+        counts = [next(rest) for _ in self._groups]
+        rules = [rule for rule, size in self._groups for _ in range(size)]
+        masters, moments, gathered = [], [], []
+        for rule, place, is_narrow in zip(rules, self._places, self._narrow, strict=True):
+            masters.append(next(rest) if is_narrow else inputs[place])
+            moments.append([next(rest) for _ in range(rule.moments)] if self._kind.updates else [])
+            gathered.append(next(rest) if self._kind.gathers > 1 else None)
+        outputs, found = self._gradients(inputs, scale)
+        gradients = [
+            None if gradient is None else gradient.to(master.dtype)
+            for gradient, master in zip(found, masters, strict=True)
+        ]
+        sums = [_sum(before, gradient) for before, gradient in zip(gathered, gradients, strict=True)]
+        if not self._kind.updates:
+            return [*outputs, *sums]
+        return [*outputs, *self._update(masters, sums, moments, counts, lr, scale)]
+
+    def _gradients(self, inputs: list[Any], scale: Tensor) -> tuple[list[Any], Sequence[Tensor | None]]:
+        with torch.enable_grad():
+            leaves = [inputs[place].detach().requires_grad_() for place in self._places]
+            for place, leaf in zip(self._places, leaves, strict=True):
+                inputs[place] = leaf
+            outputs = self.graph_module(*inputs)
+            losses = [one for one in outputs if isinstance(one, Tensor) and one.requires_grad]
+            if len(losses) != 1:
+                raise TrainingGraphError(
+                    reason=f"{len(losses)} of its outputs have gradients, where the loss alone should"
+                )
+            seed = scale.to(losses[0].dtype) if self._kind.scales else torch.ones_like(losses[0])
+            found = torch.autograd.grad(losses[0], leaves, seed.expand_as(losses[0]), allow_unused=True)
+        return [one.detach() if isinstance(one, Tensor) else one for one in outputs], found
+
+    def _update(
+        self,
+        masters: Sequence[Tensor],
+        sums: Sequence[Tensor | None],
+        moments: Sequence[list[Tensor]],
+        counts: Sequence[Tensor],
+        lr: Tensor,
+        scale: Tensor,
+    ) -> list[Tensor]:
+        kind = self._kind
+        mean = [None if g is None else g * (1 / kind.gathers) if kind.gathers > 1 else g for g in sums]
+        all_finite = torch.ones((), dtype=torch.bool, device=masters[0].device)
+        norm = None
+        if kind.scales or (kind.clips and any(rule.max_norm_clip is not None for rule, _ in self._groups)):
+            norm = gradient_norm([g for g in mean if g is not None])
+            all_finite = norm.isfinite()
+        made: list[Tensor] = []
+        begin = 0
+        for (rule, size), count in zip(self._groups, counts, strict=True):
+            every = range(begin, begin + size)
+            begin += size
+            reached = [index for index in every if mean[index] is not None]
+            own: list[Any] = [mean[index] for index in reached]
+            if norm is not None:
+                factor = 1 / gradient_divisor(norm, scale, rule.max_norm_clip if kind.clips else None)
+                own = [g * factor.to(g.dtype) for g in own]
+            columns = [[moments[index][k] for index in reached] for k in range(rule.moments)]
+            updated = rule.update([masters[index] for index in reached], own, columns, count + 1, lr)
+            rows = dict(zip(reached, zip(updated.weights, *updated.moments, strict=True), strict=True))
+            for index in every:
+                before = (masters[index], *moments[index])
+                row = rows.get(index, before)  # what the loss does not depend on stays as it is
+                if kind.keeps_if_not_finite and kind.scales:
+                    row = tuple(torch.where(all_finite, a, b) for a, b in zip(row, before, strict=True))
+                made.extend(row)
+        return [all_finite, *made]
+
+
+def _sum(before: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    if before is None or gradient is None:
+        return gradient if before is None else before
+    return before + gradient
+
+
+class WholeStep:
+    """Runs steps of one kind, each as one compiled graph.
+
+    Args:
+        called: gives the loss and the outputs of the model; the loss alone of them has a gradient.
+        prefix: what names of parameters begin with in it, beside their names in the state.
+        state: what is trained; the steps change it.
+        options: what to compile by.
+        kind: what the steps do.
+    """
+
+    def __init__(
+        self, called: Callable[..., Any], prefix: str, state: TrainingState, options: Options, kind: StepKind
+    ) -> None:
+        self._state = state
+        self._prefix = prefix
+        self._options = options
+        self._kind = kind
+        self._region = compile_region(called, self._compile, dynamic=None, recompile_limit=MOST_GRAPHS, whole=True)
+        self._lr = torch.zeros((), dtype=torch.float64)
+        self._scale = torch.ones((), dtype=torch.float64)
+        self._pending: tuple[list[TrainedWeight], list[Tensor]] = ([], [])
+        self.records: list[CompileRecord] = []
+
+    def __call__(self, inputs: Sequence[Any], lr: float, scale: float) -> tuple[Any, bool]:
+        """Run one step.
+
+        Args:
+            inputs: of the model.
+            lr: the learning rate.
+            scale: the loss scale.
+
+        Returns:
+            What the model returns, and whether all gradients were finite: if not, no weight has changed.
+        """
+        self._lr.fill_(lr)
+        self._scale.fill_(scale)
+        outputs = self._region(*inputs)
+        weights, made = self._pending
+        self._pending = ([], [])
+        if not self._kind.updates:
+            torch._foreach_copy_([weight.gathered for weight in weights], made)
+            return outputs, True
+        all_finite = not self._kind.scales or bool(made[0])
+        if all_finite:
+            torch._foreach_copy_(self._state.tensors(weights), made[1:])
+            for group in self._state.groups:
+                group.count += 1
+            self._state.round()
+        self._state.forget_gathered()
+        return outputs, all_finite
+
+    def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        names = read_program(gm, example_inputs).inputs
+        places = {name.removeprefix(self._prefix): index for index, name in enumerate(names)}
+        groups = self._state.groups_of(places)
+        weights = [weight for group in groups for weight in group.weights]
+        if not weights:
+            raise TrainingGraphError(reason="it reads no weight that is trained")
+        trained = [places[weight.name] for weight in weights]
+        before = len(names)
+
+        def more_inputs() -> list[Tensor]:
+            made = [self._lr, self._scale, *(group.count for group in groups)]
+            for weight in weights:
+                made += [weight.master] * weight.is_narrow + weight.moments * self._kind.updates
+                if self._kind.gathers > 1 and weight.gathered is not None:
+                    made.append(weight.gathered)
+            return made
+
+        compiled, record = compile_step(
+            gm,
+            [one.detach() if isinstance(one, Tensor) and one.requires_grad else one for one in example_inputs],
+            lambda graph: WholeStepModule(graph, groups, trained, self._kind),
+            more_inputs(),
+            self._options,
+        )
+        self.records.append(record)
+        count = len(gm.graph.find_nodes(op="output")[0].args[0])
+        parameters = [(place, weight.parameter.detach()) for place, weight in zip(trained, weights, strict=True)]
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            given = list(inputs)
+            for place, parameter in parameters:
+                given[place] = parameter
+            with torch.no_grad():
+                results = compiled(*given, *more_inputs())
+            self._pending = weights, list(results[count:])
+            return tuple(results[:count])
+
+        assert before == len(example_inputs)
+        return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "CheckpointFileError",
     "DuplicateLoweringError",
     "ExecutionError",
     "FallbackRefusedError",
@@ -14,6 +15,7 @@ __all__ = [
     "InvalidOptionError",
     "InvalidVariableError",
     "LoweringError",
+    "MissingDependencyError",
     "MissingPackageError",
     "ModelFileError",
     "NotCompiledError",
@@ -64,6 +66,18 @@ class MissingPackageError(OrtDynamoError, ImportError):
     """A package of the extra `demo` is not installed."""
 
     message = "The demo needs {missing}. Install the extra: pip install 'ort-dynamo[demo]'."
+
+
+class MissingDependencyError(OrtDynamoError, ImportError):
+    """A package that a part of the project needs is not installed."""
+
+    message = "{what} needs {package}, which is not installed. Install it: pip install {package}."
+
+
+class CheckpointFileError(OrtDynamoError, ValueError):
+    """A checkpoint file is damaged, is something else, or has what a checkpoint must not have."""
+
+    message = "Cannot load the checkpoint {path}: {reason}."
 
 
 class ModelFileError(OrtDynamoError):

@@ -1,0 +1,154 @@
+"""Checkpoints of ORTTrainer: what its methods save and load, and what joins the files of several ranks."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ort_dynamo.errors import CheckpointFileError
+from ort_dynamo.training import _checkpoint_storage
+from ort_dynamo.training.checkpointing import user_values
+from ort_dynamo.training.checkpointing.aggregation import aggregate, needs_aggregation
+from ort_dynamo.training.checkpointing.experimental import (
+    experimental_load_checkpoint,
+    experimental_load_state_dict,
+    experimental_save_checkpoint,
+    experimental_state_dict,
+)
+from ort_dynamo.training.checkpointing.sealed_file import PathOrFile, describe
+from ort_dynamo.training.checkpointing.state_sections import check_sections
+
+__all__ = [
+    "aggregate_checkpoints",
+    "experimental_load_checkpoint",
+    "experimental_load_state_dict",
+    "experimental_save_checkpoint",
+    "experimental_state_dict",
+    "load_state",
+    "save_state",
+]
+
+
+def aggregate_checkpoints(paths: Sequence[PathOrFile], pytorch_format: bool = True) -> dict[str, Any]:
+    """Join the checkpoint files of all ranks of one run into one state.
+
+    Args:
+        paths: the files that `ORTTrainer.save_checkpoint` wrote on ranks 0 to n-1, in any order.
+        pytorch_format: True for the weights alone, as `torch.nn.Module.load_state_dict` takes them; False for a state
+            as `ORTTrainer.state_dict()` has it, of one trainer that is not distributed, with rank 0's `user_dict` (of
+            a file of onnxruntime.training's, the hexadecimal text of its pickle).
+
+    Returns:
+        {name: tensor} on the CPU, in full precision; or the nested dictionary of arrays.
+
+    Raises:
+        AssertionError: a rank is missing or of another run, or states that should be equal are not.
+        CheckpointFileError, OSError: a file cannot be read.
+    """
+    state = aggregate(paths)
+    if pytorch_format:
+        weights = state.get("model", {}).get("full_precision", {})
+        return {name: torch.tensor(value) for name, value in weights.items()}
+    if isinstance(state.get("user_dict"), Mapping):
+        state["user_dict"] = _decode_user_dict(state["user_dict"], paths)
+    return state
+
+
+def save_state(
+    path: PathOrFile, state_dict: Mapping[str, Any], user_dict: Mapping[Any, Any], include_optimizer_states: bool
+) -> None:
+    """Save a state as `ORTTrainer.state_dict()` has it, and a user's dictionary, as a new file.
+
+    Args:
+        path: where to, or an empty binary file object; the file is there whole or not at all.
+        state_dict: nested dictionaries of arrays, numbers and text; its `optimizer` may be left out.
+        user_dict: None, bool, int, float, str, bytes, NumPy arrays and scalars, tensors, in dicts, lists and tuples.
+        include_optimizer_states: False leaves the section `optimizer` out.
+
+    Raises:
+        FileExistsError: there is something at the path already.
+        OSError: the file cannot be written.
+        TypeError: a value cannot be stored; the message names it.
+    """
+    content = {key: value for key, value in state_dict.items() if include_optimizer_states or key != "optimizer"}
+    encoded = user_values.encode(user_dict)
+    if user_dict:
+        content["user_dict"] = encoded
+    _checkpoint_storage.save(content, path)
+
+
+def load_state(paths: Sequence[PathOrFile], allow_pickle: bool = False) -> tuple[dict[str, Any], dict[Any, Any]]:
+    """Load what `save_state` or onnxruntime.training saved: one file, or those of all ranks where states are split.
+
+    Args:
+        paths: the files, in any order.
+        allow_pickle: unpickle the user's dictionary of a file of onnxruntime.training's. It can run anything: only for
+            files whose source you trust.
+
+    Returns:
+        The state, as `ORTTrainer.state_dict()` has it, and the user's dictionary, {} if there is none.
+
+    Raises:
+        AssertionError: several files where one has all the states; or see `aggregate_checkpoints`.
+        CheckpointFileError: a file is damaged or no checkpoint, or `user_dict` is pickled and `allow_pickle` is False.
+        OSError: a file cannot be opened.
+    """
+    assert len(paths) > 0, "Expected number of files to load: at least 1, got 0"
+    options = _load_options(paths[0])
+    if options and needs_aggregation(options):
+        state = aggregate(paths)
+    else:
+        assert len(paths) == 1, f"Expected number of files to load: 1, got {len(paths)}"
+        state = check_sections(_checkpoint_storage.load(paths[0]), paths[0])
+    saved = state.pop("user_dict", None)
+    if saved is None:
+        return state, {}
+    if isinstance(saved, Mapping):
+        return state, _decode_user_dict(saved, paths)
+    return state, _unpickle_user_dict(saved, paths, allow_pickle)
+
+
+def _load_options(path: PathOrFile) -> dict[str, Any]:
+    """Load the trainer options, {} where a trainer was saved before its first step and had none."""
+    try:
+        loaded = {"trainer_options": _checkpoint_storage.load(path, key="trainer_options")}
+    except KeyError:
+        if not _checkpoint_storage.is_sealed(path):
+            reason = "it is HDF5, but has no trainer_options and so is no checkpoint of an ORTTrainer"
+            raise CheckpointFileError(path=describe(path), reason=reason) from None
+        return {}
+    options: dict[str, Any] = check_sections(loaded, path)["trainer_options"]
+    for key in ("zero_stage", "horizontal_parallel_size"):
+        if not isinstance(options.setdefault(key, 0 if key == "zero_stage" else 1), int):
+            raise CheckpointFileError(path=describe(path), reason=f"its trainer option {key!r} is no integer")
+    return options
+
+
+def _decode_user_dict(encoded: Mapping[str, Any], paths: Sequence[PathOrFile]) -> dict[Any, Any]:
+    try:
+        decoded: dict[Any, Any] = user_values.decode(encoded)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise CheckpointFileError(path=_names(paths), reason=f"its user_dict cannot be decoded: {error!r}") from error
+    return decoded
+
+
+def _unpickle_user_dict(pickled: Any, paths: Sequence[PathOrFile], allowed: bool) -> Any:
+    if not allowed:
+        reason = (
+            "its user_dict is a pickle, as onnxruntime.training saved it, and to load a pickle can run anything. "
+            "If you trust the file's source, load it with load_checkpoint(..., allow_pickle=True)"
+        )
+        raise CheckpointFileError(path=_names(paths), reason=reason)
+    try:
+        content = bytes.fromhex(pickled)
+    except (TypeError, ValueError) as error:
+        reason = f"its user_dict is not the hexadecimal text of a pickle: {error}"
+        raise CheckpointFileError(path=_names(paths), reason=reason) from error
+    return pickle.loads(content)
+
+
+def _names(paths: Sequence[PathOrFile]) -> str:
+    return ", ".join(describe(path) for path in paths)

@@ -1,0 +1,29 @@
+"""Writes a dictionary's key as the name of an HDF5 link and back: HDF5 has no name "", ".", "a/b" or with a NUL."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote_to_bytes
+
+__all__ = ["key_of", "name_of"]
+
+_UNFIT = re.compile("[%/\0\ud800-\udfff]")
+
+
+def name_of(key: str) -> str:
+    """Write a key as a name: as it is where HDF5 can have it so, otherwise with "%" and two hexadecimal digits."""
+    if key == "":
+        return "%"
+    if key == ".":
+        return "%2E"
+    return _UNFIT.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass")), key)
+
+
+def key_of(name: str) -> str:
+    """Read the key that `name_of` wrote; raises ValueError for a name that it writes for no key."""
+    key = (
+        "" if name == "%" else unquote_to_bytes(name.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
+    )
+    if name_of(key) != name:
+        raise ValueError(f"{name!r} is the name of no key")
+    return key

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import cerberus
 import torch
 
+from ort_dynamo.training.document_errors import DocumentErrors, unsorted_keys
 from ort_dynamo.training.requirements import require
 
 __all__ = [
@@ -89,7 +90,9 @@ class _ORTTrainerModelDesc:
     def __init__(self, model_desc: Mapping[str, Any]) -> None:
         if not isinstance(model_desc, Mapping):
             raise ValueError(f"Invalid model_desc: '{model_desc}' is not a document, must be a dict")
-        validator = cerberus.Validator(_schema())
+        if odd := unsorted_keys(model_desc):
+            raise ValueError(f"Invalid model_desc: {odd}")
+        validator = cerberus.Validator(_schema(), error_handler=DocumentErrors)
         if not validator.validate(dict(model_desc)):
             raise ValueError(f"Invalid model_desc: {validator.errors}")
         self.inputs: list[InputDescription | InputDescriptionTyped] = [

@@ -10,6 +10,7 @@ import cerberus
 from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
 from ort_dynamo.runtime import importing
 from ort_dynamo.training.amp.loss_scaler import LossScaler
+from ort_dynamo.training.document_errors import DocumentErrors, unsorted_keys
 from ort_dynamo.training.optim.lr_scheduler import _LRScheduler
 
 __all__ = ["FREE", "SPELLINGS", "checked", "copied"]
@@ -162,9 +163,10 @@ def checked(options: object) -> dict[str, Any]:
     if not isinstance(options, Mapping):
         raise ValueError(f"Invalid options: '{options}' is not a document, must be a dict")
     values = copied(options)
+    _check_keys(values)
     for old, new in SPELLINGS.items():
         _respell(values, old, new)
-    validator = _OptionValidator(_SCHEMA)
+    validator = _OptionValidator(_SCHEMA, error_handler=DocumentErrors)
     found: dict[str, Any] | None = validator.validated(values)
     if found is None:
         raise ValueError(f"Invalid options: {validator.errors}")
@@ -178,6 +180,24 @@ def copied(value: Any) -> Any:
     return [copied(inner) for inner in value] if isinstance(value, list) else value
 
 
+def _check_keys(values: dict[Any, Any], path: tuple[Any, ...] = ()) -> None:
+    """Refuse what cerberus would fail at, in levels that are checked."""
+    if path[:1] == ("provider_options",):
+        return
+    if odd := unsorted_keys(values):
+        raise ValueError(f"Invalid options: {_nested(path, odd)}")
+    for key, value in values.items():
+        if isinstance(value, dict):
+            _check_keys(value, (*path, key))
+
+
+def _nested(path: tuple[Any, ...], errors: Any) -> Any:
+    """Give the errors of a level the form that they have within the whole."""
+    for key in reversed(path):
+        errors = {key: [errors]}
+    return errors
+
+
 def _respell(values: dict[str, Any], old: _Path, new: _Path) -> None:
     """Move an option from its place in the documents to that in the code."""
     source = _at(values, old[:-1])
@@ -186,10 +206,8 @@ def _respell(values: dict[str, Any], old: _Path, new: _Path) -> None:
     target = _at(values, new[:-1])
     assert target is not None, "the target is the source, or around it"
     if new[-1] in target:
-        error: Any = [f"is another name of {'.'.join(new)!r}, which is given, too"]
-        for key in reversed(old):
-            error = {key: error} if key == old[-1] else {key: [error]}
-        raise ValueError(f"Invalid options: {error}")
+        error = {old[-1]: [f"is another name of {'.'.join(new)!r}, which is given, too"]}
+        raise ValueError(f"Invalid options: {_nested(old[:-1], error)}")
     target[new[-1]] = source.pop(old[-1])
 
 

@@ -165,9 +165,8 @@ class _Parts:
 
 
 def _part_of(shape: tuple[int, ...], axis: int, parts: int, what: str) -> tuple[int, ...]:
-    assert shape != () and shape[axis] % parts == 0, (
-        f"Shape {shape} of {what} cannot be split in {parts} along axis {axis}"
-    )
+    fits = len(shape) > 0 and shape[axis] % parts == 0
+    assert fits, f"Shape {shape} of {what} cannot be split in {parts} along axis {axis}"
     part = list(shape)
     part[axis] //= parts
     return tuple(part)

@@ -64,8 +64,8 @@ def experimental_save_checkpoint(
 ) -> None:
     """Save a trainer's states and what comes with them into a folder, by torch.save.
 
-    The file is "PREFIX.ort.pt"; with ZeRO, each rank's is "PREFIX.ZeRO.RANK.LAST_RANK.ort.pt". It is replaced, whole, if
-    it is there.
+    The file is "PREFIX.ort.pt"; with ZeRO, each rank's is "PREFIX.ZeRO.RANK.LAST_RANK.ort.pt". A file that is there is
+    replaced, whole.
 
     Args:
         ort_trainer: an ORTTrainer.
@@ -167,7 +167,8 @@ def _load_all(folder: Path, prefix: str, count: int) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for loaded in ranks:
         content.update(loaded)
-    return {**content, "model": join([loaded["model"] for loaded in ranks], content.pop("partition_info", {}))}
+    content["model"] = join([loaded["model"] for loaded in ranks], content.pop("partition_info", {}))
+    return content
 
 
 def _save(content: Mapping[str, Any], path: Path) -> None:
@@ -201,4 +202,6 @@ def _load(path: Path) -> dict[str, Any]:
     model = loaded.get("model") if isinstance(loaded, dict) else None
     if not isinstance(model, dict) or not all(isinstance(value, torch.Tensor) for value in model.values()):
         raise CheckpointFileError(path=str(path), reason="it has no 'model' of tensors")
+    if not isinstance(loaded.get("partition_info", {}), dict):
+        raise CheckpointFileError(path=str(path), reason="its 'partition_info' is no dictionary")
     return loaded

@@ -1,4 +1,4 @@
-"""Seals a file with its length and hash, publishes it whole or not at all, and checks the seal before anything reads it.
+"""Seals a file with its length and hash, publishes it whole or not at all, and checks the seal before it is read.
 
 The seal fills the first 512 bytes, which HDF5 calls the user block and leaves to its users: a program that reads HDF5
 finds the content behind it. It is checked before the HDF5 library, which is C and trusts what it reads, sees one byte.

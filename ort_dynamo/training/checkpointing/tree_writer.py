@@ -1,8 +1,8 @@
 """Writes a dictionary as HDF5: a dictionary is a group, any other value a contiguous dataset.
 
-Older versions read what is written here as they read their own. What they would not tell apart has an attribute "kind":
-"int", "float" and "bool" are Python's, "array" is an array without dimensions, "str" and "bytes" are stored as uint8, and
-the name of an element type that HDF5 lacks marks its bytes, along a last axis.
+onnxruntime.training reads what is written here as it reads its own. What it would not tell apart has an attribute
+"kind": "int", "float" and "bool" are Python's, "array" is an array without dimensions, "str" and "bytes" are stored as
+uint8, and the name of an element type that HDF5 lacks marks its bytes, along a last axis.
 """
 
 from __future__ import annotations

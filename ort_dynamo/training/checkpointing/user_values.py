@@ -1,7 +1,7 @@
 """Turns a user's dictionary into JSON and arrays and back: to load it runs nothing, unlike unpickling.
 
-JSON has null, true, false, text, lists, finite floats and integers of 64 bits as they are. Anything else is an object of
-one member, whose name says what it is:
+JSON has null, true, false, text, lists, finite floats and integers of 64 bits as they are. Anything else is an object
+of one member, whose name says what it is:
 
 | member | value |
 |---|---|

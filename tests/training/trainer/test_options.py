@@ -1,0 +1,470 @@
+"""Sections 2.1 and 2.2 of ORTTrainer's reference: ORTTrainerOptions."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ort_dynamo import ORTTrainerOptions, PropagateCastOpsStrategy, TrainStepInfo, amp, optim
+from ort_dynamo.training import ORTTrainerOptions as SameOptions
+
+CASTS = "graph_transformer.propagate_cast_ops_config"
+PIPELINE = "distributed.pipeline_parallel"
+SCHEDULER = optim.LinearWarmupLRScheduler(10)
+SCALER = amp.DynamicLossScaler()
+SESSION_OPTIONS = onnxruntime.SessionOptions()
+TYPES = {"boolean": (1, "True", 0.0), "integer": (True, 1.0, "1"), "string": (1, b"a", ["a"]), "list": ("a", b"a", 1)}
+
+
+def of_type(kind: str, *more: Any) -> list[tuple[Any, Any]]:
+    return [(value, f"must be of {kind} type") for value in (*TYPES[kind], *more)]
+
+
+def flag(default: bool) -> tuple[Any, list[Any], list[tuple[Any, Any]]]:
+    return default, [True, False], of_type("boolean")
+
+
+def integer(default: int, low: int, high: int | None = None) -> tuple[Any, list[Any], list[tuple[Any, Any]]]:
+    bad = [*of_type("integer"), (low - 1, f"min value is {low}")]
+    good = [low, low + 1, 2**40] if high is None else list(range(low, high + 1))
+    return default, good, bad if high is None else [*bad, (high + 1, f"max value is {high}")]
+
+
+def text(default: str) -> tuple[Any, list[Any], list[tuple[Any, Any]]]:
+    return default, ["", "a path"], of_type("string")
+
+
+def texts() -> tuple[Any, list[Any], list[tuple[Any, Any]]]:
+    wrong = [(["a", 1], [{1: ["must be of string type"]}])]
+    return [], [[], ["a"], ["b", "a"]], [*of_type("list"), *wrong]
+
+
+def instance(kind: str, good: Any) -> tuple[Any, list[Any], list[tuple[Any, Any]]]:
+    return None, [None, good], [(value, f"must be of {kind} type") for value in (1, "a", object, {})]
+
+
+DICTS = [(1, "must be of dict type"), ([], "must be of dict type")]
+STRATEGIES = [(value, "must be of propagate_cast_ops_strategy type") for value in (2, "FLOOD_FILL")]
+OPTIONS: dict[str, tuple[Any, list[Any], list[tuple[Any, Any]]]] = {
+    "batch.gradient_accumulation_steps": integer(1, 1),
+    "device.id": ("cuda", ["cpu", "cuda:1"], of_type("string")),
+    "device.mem_limit": integer(0, 0),
+    "distributed.world_rank": integer(0, 0),
+    "distributed.world_size": integer(1, 1),
+    "distributed.local_rank": integer(0, 0),
+    "distributed.horizontal_parallel_size": (1, [1], integer(1, 1)[2]),
+    f"{PIPELINE}.pipeline_parallel_size": integer(1, 1),
+    f"{PIPELINE}.num_pipeline_micro_batches": integer(1, 1),
+    f"{PIPELINE}.pipeline_cut_info_string": text(""),
+    f"{PIPELINE}.sliced_schema": (
+        *({}, [{}, {"any": [1, 2]}]),
+        [*DICTS, ({"a": [True]}, [{"a": [{0: ["must be of integer type"]}]}])],
+    ),
+    f"{PIPELINE}.sliced_axes": (
+        *({}, [{}, {"any": 0}]),
+        [*DICTS, ({"a": "b"}, [{"a": ["must be of integer type"]}]), ({1: 1}, [{1: ["must be of string type"]}])],
+    ),
+    f"{PIPELINE}.sliced_tensor_names": texts(),
+    "distributed.allreduce_post_accumulation": flag(False),
+    "distributed.deepspeed_zero_optimization.stage": integer(0, 0, 1),
+    "distributed.enable_adasum": flag(False),
+    "lr_scheduler": instance("lr_scheduler", SCHEDULER),
+    "graph_transformer.attn_dropout_recompute": flag(False),
+    "graph_transformer.gelu_recompute": flag(False),
+    "graph_transformer.transformer_layer_recompute": flag(False),
+    "graph_transformer.number_recompute_layers": integer(0, 0),
+    "graph_transformer.allow_layer_norm_mod_precision": flag(False),
+    f"{CASTS}.strategy": (PropagateCastOpsStrategy.FLOOD_FILL, list(PropagateCastOpsStrategy), STRATEGIES),
+    f"{CASTS}.level": integer(1, -1, 2),
+    f"{CASTS}.allow": texts(),
+    "utils.frozen_weights": texts(),
+    "utils.grad_norm_clip": flag(True),
+    "utils.memory_efficient_gradient": flag(False),
+    "utils.run_symbolic_shape_infer": flag(False),
+    "debug.deterministic_compute": flag(False),
+    "debug.check_model_export": flag(False),
+    "debug.graph_save_paths.model_after_graph_transforms_path": text(""),
+    "debug.graph_save_paths.model_with_gradient_graph_path": text(""),
+    "debug.graph_save_paths.model_with_training_graph_path": text(""),
+    "debug.graph_save_paths.model_with_training_graph_after_optimization_path": text(""),
+    "_internal_use.enable_internal_postprocess": flag(True),
+    "_internal_use.extra_postprocess": (None, [None, len], [(1, "Must be callable or None")]),
+    "_internal_use.onnx_opset_version": integer(14, 12, 14),
+    "_internal_use.enable_onnx_contrib_ops": flag(True),
+    "provider_options": ({}, [{}, {"EP": {"any": 1}, "x": 2}], DICTS),
+    "session_options": instance("session_options", SESSION_OPTIONS),
+}
+"""Every option but two, with its default, values that it takes, and values that it refuses with cerberus's errors."""
+DOCUMENTED = {
+    f"{CASTS}.strategy": f"{CASTS}.propagate_cast_ops_strategy",
+    f"{CASTS}.level": f"{CASTS}.propagate_cast_ops_level",
+    f"{CASTS}.allow": f"{CASTS}.propagate_cast_ops_allow",
+    "graph_transformer.allow_layer_norm_mod_precision": f"{CASTS}.allow_layer_norm_mod_precision",
+}
+
+
+def put(tree: dict[str, Any], path: str, value: Any, around: Any = lambda level: level) -> None:
+    """Put a value into nested dicts; `around` makes what holds an inner dict."""
+    *levels, last = path.split(".")
+    for key in levels:
+        inner = tree.setdefault(key, around({}))
+        tree = inner[0] if isinstance(inner, list) else inner
+    tree[last] = value
+
+
+def defaults() -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, (default, _, _) in OPTIONS.items():
+        put(tree, path, copy.copy(default))
+    tree["mixed_precision"] = {"enabled": False, "loss_scaler": None}
+    tree["distributed"]["data_parallel_size"] = 1
+    return tree
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    put(tree, path, value)
+    return tree
+
+
+def refused(options: Any) -> Any:
+    """The errors for options that are not taken, as data."""
+    with pytest.raises(ValueError) as caught:
+        ORTTrainerOptions(options)
+    prefix, text = "Invalid options: ", str(caught.value)
+    assert text.startswith(prefix)
+    return ast.literal_eval(text.removeprefix(prefix))
+
+
+def read(options: Any, path: str) -> Any:
+    for name in path.split("."):
+        options = getattr(options, name)
+    return getattr(options, "_validated_opts", options)
+
+
+LEVELS: dict[str, Any] = {
+    "batch": {},
+    "device": {},
+    "distributed": {},
+    "mixed_precision": {},
+    "utils": {},
+    "_internal_use": {},
+}
+
+
+@pytest.mark.parametrize("given_options", [{}, LEVELS, {"distributed": {"pipeline_parallel": {}}, "debug": None}])
+def test_defaults_are_those_of_the_documents(given_options: dict[str, Any]) -> None:
+    assert ORTTrainerOptions(given_options)._validated_opts == defaults()
+    assert ORTTrainerOptions()._validated_opts == defaults()
+    assert SameOptions is ORTTrainerOptions
+
+
+def test_a_refusal_has_its_old_text() -> None:
+    with pytest.raises(ValueError) as caught:
+        ORTTrainerOptions({"mixed_precision": {"enabled": 1}})
+    assert str(caught.value) == "Invalid options: {'mixed_precision': [{'enabled': ['must be of boolean type']}]}"
+
+
+@pytest.mark.parametrize("path", OPTIONS)
+def test_an_option_has_its_default_its_values_and_its_errors(path: str) -> None:
+    default, good, bad = OPTIONS[path]
+    assert read(ORTTrainerOptions(), path) == default
+    for value in good:
+        options = ORTTrainerOptions(nested(path, value))
+        assert read(options, path) == value
+        expected = defaults()
+        put(expected, path, value)
+        expected["distributed"]["data_parallel_size"] = expected["distributed"]["world_size"]
+        assert options._validated_opts == expected
+    for value, error in bad:
+        errors: dict[str, Any] = {}
+        put(errors, path, [error] if isinstance(error, str) else error, around=lambda level: [level])
+        assert refused(nested(path, value)) == errors
+
+
+@pytest.mark.parametrize("path", DOCUMENTED)
+def test_an_option_is_taken_as_the_documents_spell_it(path: str) -> None:
+    _, good, bad = OPTIONS[path]
+    for value in good:
+        options = ORTTrainerOptions(nested(DOCUMENTED[path], value))
+        assert options._validated_opts == ORTTrainerOptions(nested(path, value))._validated_opts
+        assert read(options, path) == read(options, DOCUMENTED[path]) == value
+    assert refused(nested(DOCUMENTED[path], bad[0][0])) == refused(nested(path, bad[0][0]))
+    both = nested(path, good[0])
+    put(both, DOCUMENTED[path], good[0])
+    errors: dict[str, Any] = {}
+    put(errors, DOCUMENTED[path], [f"is another name of {path!r}, which is given, too"], around=lambda level: [level])
+    assert refused(both) == errors
+    options = ORTTrainerOptions()
+    config = options.graph_transformer.propagate_cast_ops_config
+    setattr(config, DOCUMENTED[path].split(".")[-1], good[-1])
+    assert read(options, path) == good[-1]
+
+
+def test_an_unknown_key_is_refused_at_every_level() -> None:
+    unknown = ["unknown field"]
+    assert refused({"bach": {}, 1: 2}) == {"bach": unknown, 1: unknown}
+    levels = {path.rpartition(".")[0] for path in OPTIONS if "." in path}
+    assert len(levels) == 11
+    assert refused({"utils": {None: 1, "x": 2}}) == {"utils": [{None: unknown}]}
+    assert refused({f"{PIPELINE}": {}, (): 1}) == {(): unknown}
+    for level in levels:
+        errors: dict[str, Any] = {}
+        put(errors, f"{level}.x", unknown, around=lambda level: [level])
+        assert refused(nested(f"{level}.x", 1)) == errors
+    assert refused({"utils": {"invertible_layer_norm_gradient": True}})
+
+
+@pytest.mark.parametrize("options", [None, 5, "a", ["batch"], [("batch", {})]])
+def test_options_are_a_dict(options: Any) -> None:
+    with pytest.raises(ValueError) as caught:
+        ORTTrainerOptions(options)
+    assert str(caught.value) == f"Invalid options: '{options}' is not a document, must be a dict"
+
+
+def test_mixed_precision_has_a_loss_scaler_and_nothing_else_has() -> None:
+    own = ORTTrainerOptions({"mixed_precision": {"enabled": True, "loss_scaler": SCALER}})
+    assert own.mixed_precision.loss_scaler is SCALER
+    filled = ORTTrainerOptions({"mixed_precision": {"enabled": True}})
+    assert isinstance(filled.mixed_precision.loss_scaler, amp.DynamicLossScaler)
+    assert filled.mixed_precision.loss_scaler.loss_scale == 2.0**16
+    with pytest.raises(ValueError) as caught:
+        ORTTrainerOptions({"mixed_precision": {"loss_scaler": SCALER}})
+    assert str(caught.value) == "Loss Scaler cannot be specified when Mixed Precision is not enabled"
+    assert refused({"mixed_precision": {"enabled": True, "loss_scaler": 1.0}}) == {
+        "mixed_precision": [{"loss_scaler": ["must be of loss_scaler type"]}]
+    }
+
+
+def test_a_loss_scaler_and_mixed_precision_may_be_assigned_in_any_order() -> None:
+    options = ORTTrainerOptions()
+    options.mixed_precision.loss_scaler = SCALER
+    with pytest.raises(ValueError, match="Loss Scaler cannot be specified"):
+        options._settle()
+    options.mixed_precision.enabled = True
+    options._settle()
+    assert options.mixed_precision.loss_scaler is SCALER
+    filled = ORTTrainerOptions({"mixed_precision": {"enabled": True}})
+    filled.mixed_precision.enabled = False
+    filled._settle()
+    assert filled._validated_opts == defaults()
+
+
+def test_the_size_of_data_parallelism_is_computed() -> None:
+    options = ORTTrainerOptions(
+        {"distributed": {"world_size": 9, "horizontal_parallel_size": 2, "data_parallel_size": 3}}
+    )
+    assert options.distributed.data_parallel_size == 4
+    options.distributed.world_size = 2
+    options._settle()
+    assert options.distributed.data_parallel_size == 1
+    assert refused({"distributed": {"horizontal_parallel_size": 2}}) == {
+        "distributed": [{"horizontal_parallel_size": ["must not exceed world_size"]}]
+    }
+    assert refused({"distributed": {"data_parallel_size": 0}}) == {
+        "distributed": [{"data_parallel_size": ["min value is 1"]}]
+    }
+
+
+@pytest.mark.parametrize("path", OPTIONS)
+def test_what_is_assigned_is_checked(path: str) -> None:
+    _, good, bad = OPTIONS[path]
+    options = ORTTrainerOptions()
+    level = options
+    for name in path.split(".")[:-1]:
+        level = getattr(level, name)
+    last = path.split(".")[-1]
+    for value in good:
+        setattr(level, last, value)
+        assert read(options, path) == value
+    for value, _ in bad:
+        with pytest.raises(ValueError) as caught:
+            setattr(level, last, value)
+        assert ast.literal_eval(str(caught.value).removeprefix("Invalid options: ")) == refused(nested(path, value))
+        assert read(options, path) == good[-1]
+
+
+def test_an_attribute_that_is_no_option_is_refused_with_the_nearest() -> None:
+    options = ORTTrainerOptions()
+    options.utils.run_symbolic_shape_infer = True
+    message = (
+        r"ORTTrainerOptions has no option 'utils.run_symbolic_infer' \(did you mean 'run_symbolic_shape_infer'\?\)$"
+    )
+    with pytest.raises(AttributeError, match=message):
+        options.utils.run_symbolic_infer = True
+    with pytest.raises(AttributeError, match=r"no option 'utls' \(did you mean 'utils'\?\)$"):
+        options.utls = {}
+    with pytest.raises(AttributeError, match=r"no option 'batch.steps'$"):
+        _ = options.batch.steps
+    assert not hasattr(options, "zero")
+    with pytest.raises(AttributeError):
+        del options.batch
+    assert "batch" in dir(options)
+    assert "mem_limit" in dir(options.device)
+
+
+def test_a_level_may_be_assigned_as_a_dict() -> None:
+    options = ORTTrainerOptions({"utils": {"frozen_weights": ["a"]}})
+    utils = options.utils
+    options.utils = {"grad_norm_clip": False}
+    assert utils.frozen_weights == []
+    assert options.utils.grad_norm_clip is utils.grad_norm_clip is False
+    documented = {"propagate_cast_ops_level": 0, "allow_layer_norm_mod_precision": True}
+    options.graph_transformer.propagate_cast_ops_config = documented
+    assert options.graph_transformer.allow_layer_norm_mod_precision is True
+    assert options.graph_transformer.propagate_cast_ops_config.level == 0
+    assert len(documented) == 2
+
+
+def test_options_of_providers_are_free() -> None:
+    options = ORTTrainerOptions({"provider_options": {"CUDAExecutionProvider": {"device_id": "0"}}})
+    assert options.provider_options.CUDAExecutionProvider.device_id == "0"
+    options.provider_options.CUDAExecutionProvider.gpu_mem_limit = 5
+    options.provider_options.Other = {"a": {"b": 1}}
+    assert options.provider_options._validated_opts == {
+        "CUDAExecutionProvider": {"device_id": "0", "gpu_mem_limit": 5},
+        "Other": {"a": {"b": 1}},
+    }
+    options.distributed.pipeline_parallel.sliced_axes.x = 1
+    with pytest.raises(ValueError, match="must be of integer type"):
+        options.distributed.pipeline_parallel.sliced_axes.y = "1"
+    assert options.distributed.pipeline_parallel.sliced_axes._validated_opts == {"x": 1}
+
+
+def test_options_share_no_container_with_one_another_or_the_program() -> None:
+    mine: dict[str, Any] = {"utils": {"frozen_weights": ["a"]}, "provider_options": {"EP": {"x": [1]}}}
+    before = copy.deepcopy(mine)
+    first, second = ORTTrainerOptions(mine), ORTTrainerOptions(mine)
+    first.utils.frozen_weights.append("b")
+    first.provider_options.EP.x.append(2)
+    first.graph_transformer.propagate_cast_ops_config.allow.append("Add")
+    assert mine == before
+    assert second.utils.frozen_weights == ["a"]
+    assert ORTTrainerOptions()._validated_opts == defaults()
+    kept = first.utils.frozen_weights
+    first.batch.gradient_accumulation_steps = 3
+    assert first.utils.frozen_weights is kept
+
+
+def test_options_are_copied_and_pickled() -> None:
+    options = ORTTrainerOptions({"mixed_precision": {"enabled": True}, "batch": {"gradient_accumulation_steps": 4}})
+    for other in (copy.deepcopy(options), pickle.loads(pickle.dumps(options))):
+        assert other.batch.gradient_accumulation_steps == 4
+        other.mixed_precision.enabled = False
+        other._settle()
+        assert other.mixed_precision.loss_scaler is None
+    assert options.mixed_precision.enabled is True
+    assert copy.copy(options.batch).gradient_accumulation_steps == 4
+    assert eval(repr(ORTTrainerOptions().device)) == {"id": "cuda", "mem_limit": 0}
+    assert repr(ORTTrainerOptions().device) in repr(ORTTrainerOptions())
+
+
+def test_without_validation_options_are_taken_as_they_are() -> None:
+    options = ORTTrainerOptions({"a": {"b": 1}}, _validate=False)
+    assert options.a.b == 1
+    assert options._validated_opts == {"a": {"b": 1}}
+
+
+def test_the_documents_example_runs() -> None:
+    opts = ORTTrainerOptions(
+        {
+            "batch": {"gradient_accumulation_steps": 128},
+            "device": {"id": "cuda:0", "mem_limit": 2 * 1024 * 1024 * 1024},
+            "lr_scheduler": optim.lr_scheduler.LinearWarmupLRScheduler(total_steps=100),
+            "mixed_precision": {"enabled": True, "loss_scaler": amp.LossScaler(loss_scale=float(1 << 16))},
+        }
+    )
+    assert opts.mixed_precision.enabled is True
+    assert opts.lr_scheduler.get_lr(TrainStepInfo(optim.AdamConfig())) == [0.0]
+
+
+def test_options_need_no_onnxruntime_until_they_hold_its_objects() -> None:
+    program = (
+        "import sys; from ort_dynamo import ORTTrainerOptions as O; O({}); assert 'onnxruntime' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def fuzzed(data: st.DataObject) -> None:
+    """Options drawn good, bad, misspelt or as the documents have them: what comes out is what the table says."""
+    given_options: dict[str, Any] = {}
+    errors: dict[str, Any] = {}
+    expected = defaults()
+    for path in data.draw(st.lists(st.sampled_from(sorted(OPTIONS)), unique=True, max_size=12)):
+        _, good, bad = OPTIONS[path]
+        fate = data.draw(st.sampled_from(["good", "good", "documented", "bad", "misspelt"]))
+        if fate == "misspelt":
+            put(given_options, f"{path}_", data.draw(st.sampled_from([*good, None])))
+            put(errors, f"{path}_", ["unknown field"], around=lambda level: [level])
+        elif fate == "bad":
+            value, error = data.draw(st.sampled_from(bad))
+            put(given_options, path, value)
+            put(errors, path, [error] if isinstance(error, str) else error, around=lambda level: [level])
+        else:
+            value = data.draw(st.sampled_from(good))
+            put(given_options, DOCUMENTED.get(path, path) if fate == "documented" else path, value)
+            put(expected, path, value)
+    if errors:
+        assert refused(given_options) == errors
+    else:
+        expected["distributed"]["data_parallel_size"] = expected["distributed"]["world_size"]
+        assert ORTTrainerOptions(given_options)._validated_opts == expected
+
+
+WORDS = sorted({word for path in (*OPTIONS, *DOCUMENTED.values()) for word in path.split(".")})
+LEAVES = st.sampled_from([None, True, 0, 1, -1, 1.5, "cuda", b"", (), len, SCALER, SCHEDULER, SESSION_OPTIONS])
+KEYS = [0, 1, None, 1.5, (), b"a", PropagateCastOpsStrategy.NONE]
+JUNK = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=2) | st.sampled_from(KEYS), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+def fuzzed_with_junk(options: Any) -> None:
+    """Whatever is given is refused in the documented way, or gives a full set of options that is taken again."""
+    try:
+        found = ORTTrainerOptions(options)
+    except ValueError as error:
+        assert str(error).startswith(("Invalid options: ", "Loss Scaler cannot be specified"))  # noqa: PT017
+        return
+    assert found._validated_opts.keys() == defaults().keys()
+    assert ORTTrainerOptions(found._validated_opts)._validated_opts == found._validated_opts
+
+
+@settings(max_examples=200, derandomize=True, database=None, deadline=None)
+@given(st.data())
+def test_options_are_what_the_table_says(data: st.DataObject) -> None:
+    fuzzed(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=5000, derandomize=True, database=None, deadline=None)
+@given(st.data())
+def test_many_options_are_what_the_table_says(data: st.DataObject) -> None:
+    fuzzed(data)
+
+
+@settings(max_examples=200, derandomize=True, database=None, deadline=None)
+@given(JUNK)
+def test_junk_is_refused_or_taken(options: Any) -> None:
+    fuzzed_with_junk(options)
+
+
+@pytest.mark.slow
+@settings(max_examples=5000, derandomize=True, database=None, deadline=None)
+@given(JUNK)
+def test_much_junk_is_refused_or_taken(options: Any) -> None:
+    fuzzed_with_junk(options)

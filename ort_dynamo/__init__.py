@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ort_dynamo.report.summary import Summary, summary
     from ort_dynamo.training import amp, optim
     from ort_dynamo.training.ortmodule import DebugOptions, LogLevel, ORTModule
+    from ort_dynamo.training.orttrainer import ORTTrainer
     from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
     from ort_dynamo.training.train_step_info import TrainStepInfo
 
@@ -31,6 +32,7 @@ __all__ = [
     "LoweringContext",
     "MemoryPlan",
     "ORTModule",
+    "ORTTrainer",
     "ORTTrainerOptions",
     "PropagateCastOpsStrategy",
     "Summary",
@@ -51,6 +53,7 @@ _HOME = {
     "LoweringContext": "ort_dynamo.lowering.context",
     "MemoryPlan": "ort_dynamo.planning",
     "ORTModule": "ort_dynamo.training.ortmodule",
+    "ORTTrainer": "ort_dynamo.training.orttrainer",
     "ORTTrainerOptions": "ort_dynamo.training.orttrainer_options",
     "PropagateCastOpsStrategy": "ort_dynamo.options.cast_strategy",
     "Summary": "ort_dynamo.report.summary",

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from ort_dynamo.capture.trace import trace
+from ort_dynamo.capture.trace import trace, without_gradients
 from ort_dynamo.compiler import CACHE, compile_graph
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.partition.cut import PartitionRecord, mark, partitioner
@@ -99,7 +99,7 @@ def compile_step(
 
     Args:
         gm: Dynamo's graph.
-        example_inputs: its inputs, real or fake; none of them requires a gradient.
+        example_inputs: its inputs, real or fake; one that requires a gradient is taken for a parameter without.
         around: makes the module that calls the graph. It may compute gradients inside.
         more_inputs: inputs that this has after those of the graph.
         options: all options; nothing is saved.
@@ -113,7 +113,7 @@ def compile_step(
     graphs: list[GraphRecord] = []
     compiled = trace(
         gm,
-        example_inputs,
+        without_gradients(example_inputs),
         forward=_no_gradients,
         backward=_no_gradients,
         inference=partial(_compile_inference, options=options, graphs=graphs, saved=None, role="training"),

@@ -30,6 +30,8 @@ class Target:
         device_type: the torch device type of its tensors, "cpu" or "cuda". What follows from it has a name below:
             nobody else compares it.
         contrib_ops: whether operators outside ONNX (com.microsoft) may be used where they have kernels.
+        stands_alone: whether a model is a file, with no torch around: it draws its random numbers itself, and leaves
+            out what is there to raise torch's errors.
         gradient_kernels: whether the training build's gradient operators (com.microsoft) have kernels.
         kernels: which dtypes each operator's kernels take. Derived from the first three, so outside the repr
             that enters graph keys.
@@ -44,6 +46,7 @@ class Target:
     kernels: KernelTable = field(repr=False, compare=False)
     defects: frozenset[str] = field(repr=False, compare=False)
     contrib_ops: bool = True
+    stands_alone: bool = False
 
     def has_defect(self, name: str) -> bool:
         """Whether it does wrong what this row of `runtime/defects.py` says."""

@@ -53,9 +53,15 @@ __all__ = [
 ]
 
 
-def fx_passes(options: PassOptions) -> tuple[PassBase, ...]:
-    """Give the passes on a joint graph before it is cut, or on an inference graph."""
-    ours = (RemoveClones(), DropRunningStatistics(), KeepStatisticsWide(), HoistRandom())
+def fx_passes(options: PassOptions, *, draws: bool = False) -> tuple[PassBase, ...]:
+    """Give the passes on a joint graph before it is cut, or on an inference graph.
+
+    Args:
+        options: whose extra passes run, too.
+        draws: whether random numbers stay where they are drawn, for a model that draws them itself.
+    """
+    drawn = () if draws else (HoistRandom(),)
+    ours = (RemoveClones(), DropRunningStatistics(), KeepStatisticsWide(), *drawn)
     return (*outside_fx_passes(first=True), *ours, *outside_fx_passes(options.extra_passes, first=False))
 
 

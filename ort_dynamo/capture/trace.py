@@ -17,8 +17,9 @@ from ort_dynamo.capture.recurrent_layers import take_lstms_apart
 from ort_dynamo.capture.whole_resizes import whole_resizes
 from ort_dynamo.torch_internals.aot import backward_at_once, metadata
 from ort_dynamo.torch_internals.dynamo import aot_autograd
+from ort_dynamo.torch_internals.fakes import of_fixed_sizes
 
-__all__ = ["Compiler", "Partition", "trace"]
+__all__ = ["Compiler", "Partition", "trace", "without_gradients"]
 
 Compiler = Callable[[GraphModule, slice], Callable[..., Any]]
 """(a functional ATen graph, which of its outputs the program sees) -> what runs it."""
@@ -67,6 +68,7 @@ def trace(
         return inference(whole, _seen())
 
     take_lstms_apart(gm)
+    traced: Any = around(gm)  # AOTAutograd calls it, and asks nothing else of it
     # The backward is compiled together with the forward, so nothing can fail first at .backward().
     with backward_at_once(), whole_resizes():
         compiled: Callable[..., Any] = aot_autograd(
@@ -76,8 +78,16 @@ def trace(
             partition_fn=partition,
             decompositions=decompositions(),
             keep_inference_input_mutations=keeps_input_writes(gm),
-        )(around(gm), [*in_full_precision(gm, example_inputs), *more_inputs])
+        )(traced, [*in_full_precision(gm, example_inputs), *map(of_fixed_sizes, more_inputs)])
     return compiled
+
+
+def without_gradients(example_inputs: Sequence[Any]) -> list[Any]:
+    """Give the inputs of a Dynamo graph with those that require a gradient, which are parameters, as constants."""
+    return [
+        of_fixed_sizes(one.detach()) if isinstance(one, torch.Tensor) and one.requires_grad else one
+        for one in example_inputs
+    ]
 
 
 def _seen() -> slice:

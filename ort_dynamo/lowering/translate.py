@@ -17,6 +17,7 @@ from ort_dynamo.errors import LoweringError, UnsupportedNodeError
 from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.builder import LoweringBuilder, MixedTypesError
 from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.lowering.draws import DRAWS
 from ort_dynamo.lowering.registry import find_lowering
 from ort_dynamo.lowering.symbols import Symbols, known_dims, symbols_of
 from ort_dynamo.source_line import user_line
@@ -83,7 +84,9 @@ def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> 
         walk.add_input(node, spec)
     for node in gm.graph.nodes:
         try:
-            if node.op == "call_function":
+            if node.op == "call_function" and isinstance(node.meta.get("val"), (int, torch.SymInt)):
+                walk.add_number(node)  # in a whole graph; an island gets its sizes
+            elif node.op == "call_function":
                 walk.add_node(node)
             elif node.op == "get_attr":
                 walk.add_subgraph(node)
@@ -187,6 +190,12 @@ class _Walk:
     def add_subgraph(self, node: Node) -> None:
         self._values[node] = node.meta["val"]
 
+    def add_number(self, node: Node) -> None:
+        """Add arithmetic on sizes: its value is found again where it is read."""
+        number = node.meta["val"]
+        self._symbols.value(expression(number))  # refuses what depends on data
+        self._values[node] = number
+
     def add_node(self, node: Node) -> None:
         if node.target is COND:
             self._add_cond(node)
@@ -202,7 +211,7 @@ class _Walk:
             raise UnsupportedNodeError(f"{node.target} is not an ATen operator")
         context = LoweringContext(self._builder, self._symbols, self._fakes, node)
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._values.__getitem__)
-        function = find_lowering(node.target)
+        function = (DRAWS.get(node.target) if self._builder.target.stands_alone else None) or find_lowering(node.target)
         self._builder.origin, self._builder.reads_rounded = f"{node.name}: {node.target}", False
         result = torchlib.call(context, args, kwargs) if function is None else function(context, *args, **kwargs)
         self._settle(node, result)
@@ -290,10 +299,8 @@ class _Walk:
             if not isinstance(attribute, GraphModule):
                 raise UnsupportedNodeError("a constant tensor")
         elif node.op == "call_function":
-            number = node.meta.get("val")
-            if isinstance(number, (int, torch.SymInt)):
-                self._symbols.value(expression(number))  # refuses what depends on data
-                self._values[node] = number
+            if isinstance(node.meta.get("val"), (int, torch.SymInt)):
+                self.add_number(node)
                 return
             if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
                 raise UnsupportedNodeError("a random draw")

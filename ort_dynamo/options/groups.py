@@ -183,8 +183,8 @@ class SessionOptions:
         # Those that are options of ours are decided once, in the place that other code reads.
         if level := attributes.pop("graph_optimization_level", None):
             object.__setattr__(self, "graph_optimization", _LEVELS.get(int(level), self.graph_optimization))
-        if threads := attributes.pop("intra_op_num_threads", None):
-            object.__setattr__(self, "intra_op_num_threads", int(threads))
+        if count := attributes.pop("intra_op_num_threads", None):
+            object.__setattr__(self, "intra_op_num_threads", int(count))
         object.__setattr__(self, "session_options", tuple(sorted(attributes.items())))
 
     def resolved(self) -> SessionSettings:

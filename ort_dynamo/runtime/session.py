@@ -114,9 +114,9 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
         for name, value in waiting_threads().items():
             settings.add_session_config_entry(f"session.{name}", value)
     settings.use_deterministic_compute = options.deterministic
-    for name, value in options.session_options:
-        if not hasattr(settings, name):
+    for attribute, given in options.session_options:
+        if not hasattr(settings, attribute):
             expected = "attributes of this ONNX Runtime's SessionOptions"
-            raise InvalidOptionError(name="session_options", value=name, expected=expected)
-        setattr(settings, name, type(getattr(settings, name))(value))  # an enumeration is given as its number
+            raise InvalidOptionError(name="session_options", value=attribute, expected=expected)
+        setattr(settings, attribute, type(getattr(settings, attribute))(given))  # an enumeration is given as its number
     return settings

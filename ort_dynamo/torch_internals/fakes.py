@@ -10,7 +10,24 @@ import torch
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 
-__all__ = ["FAKE_TENSOR_LOG", "FakeTensor", "FakeTensorMode", "detect_fake_mode", "storage_identity"]
+from ort_dynamo.torch_internals.lookup import private
+
+__all__ = ["FAKE_TENSOR_LOG", "FakeTensor", "FakeTensorMode", "detect_fake_mode", "of_fixed_sizes", "storage_identity"]
+
+_tracing_context = private("torch._guards:TracingContext")
+
+
+def of_fixed_sizes(tensor: torch.Tensor) -> torch.Tensor:
+    """The fake tensor of one that Dynamo has not seen, in the trace that is at work: all its sizes are numbers.
+
+    AOTAutograd would take them for symbols. Outside of a trace, and where torch does not tell of it, the tensor itself.
+    """
+    context = None if _tracing_context is None else _tracing_context.try_get()
+    mode = None if context is None else context.fake_mode
+    if mode is None or isinstance(tensor, FakeTensor):
+        return tensor
+    return mode.from_tensor(tensor, static_shapes=True)
+
 
 FAKE_TENSOR_LOG = "torch._subclasses.fake_tensor"
 """The logger on which torch reports calls that do not fit. Under another name, reports are only not silenced."""

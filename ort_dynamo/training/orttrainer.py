@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from ort_dynamo.runtime.model_file import run_model
+from ort_dynamo.saving.files import write_model
 from ort_dynamo.training.checkpoint import load_state, save_state
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.optim.config import _OptimizerConfig
@@ -20,6 +26,7 @@ from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require
 from ort_dynamo.training.train_step_info import TrainStepInfo
 from ort_dynamo.training.trainer.combined import CombinedModel
+from ort_dynamo.training.trainer.files import StepFiles
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.settings import (
     backend_options,
@@ -28,6 +35,7 @@ from ort_dynamo.training.trainer.settings import (
     training_device,
 )
 from ort_dynamo.training.trainer.state_dicts import (
+    TrainedWeights,
     check_keys,
     load_model,
     load_optimizer,
@@ -83,12 +91,13 @@ class ORTTrainer:
         require(is_loss, "'loss_fn' must be either 'None' or a callable with two parameters")
         is_options = options is None or isinstance(options, ORTTrainerOptions)
         require(is_options, "'options' must be either 'None' or 'ORTTrainerOptions'")
-        self._torch_model = self._onnx_model = None
+        self._torch_model: nn.Module | None = None
+        self._given_onnx: onnx.ModelProto | None = None
         if isinstance(model, nn.Module):
             self._torch_model = model
         elif isinstance(model, onnx.ModelProto):
             require(loss_fn is None, "'loss_fn' must not be specified when 'model' is an ONNX model")
-            self._onnx_model = model
+            self._given_onnx = model
         else:
             raise ValueError("'model' must be either 'torch.nn.Module' or 'onnx.ModelProto'")
         self.loss_fn = loss_fn
@@ -102,6 +111,8 @@ class ORTTrainer:
         self._train_step_info = TrainStepInfo(optim_config)
         self._running: RunningModel | None = None
         self._waiting: tuple[Mapping[str, Any], bool] | None = None
+        self._example: list[Tensor] = []
+        self._is_fresh = True
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -129,6 +140,8 @@ class ORTTrainer:
         info.step += 1
         updates = info.step % options.batch.gradient_accumulation_steps == 0
         lr = self.optim_config.lr if options.lr_scheduler is None else options.lr_scheduler._step(info)[0]
+        if self._is_fresh:
+            self._before_first_step(running, inputs, float(lr))
         scaler = options.mixed_precision.loss_scaler if options.mixed_precision.enabled else None
         scale = 1.0 if scaler is None else scaler.loss_scale
         outputs, all_finite = running.train(inputs, float(lr), float(scale), updates=updates)
@@ -180,18 +193,32 @@ class ORTTrainer:
         results = [outputs[index] for index in wanted]
         return results[0] if len(results) == 1 else results
 
+    @property
+    def _training_session(self) -> TrainedWeights | None:
+        """What programs asked the first trainer's session for; None before the first step."""
+        return None if self._running is None else TrainedWeights(self._running.state)
+
+    @property
+    def _onnx_model(self) -> onnx.ModelProto | None:
+        """The ONNX model that was given; of a torch model, the one that `save_as_onnx` would write."""
+        if self._given_onnx is not None or self._running is None:
+            return self._given_onnx
+        return self._current_model()
+
     # -- what runs -----------------------------------------------------------------------------------------------------
 
     def _run(self, inputs: Sequence[Tensor]) -> RunningModel:
         """What runs; made at the first step."""
         if self._running is None:
-            self._running = self._made(inputs)
+            self._running = self._made()
+            self._example = list(inputs)
+            self._note_dtypes(inputs)
             if self._waiting is not None:
                 (state_dict, strict), self._waiting = self._waiting, None
                 self._load(state_dict, strict)
         return self._running
 
-    def _made(self, inputs: Sequence[Tensor]) -> RunningModel:
+    def _made(self) -> RunningModel:
         options, description = self.options, self.model_desc
         options._settle()
         module = self._own_model().to(self._device)
@@ -237,6 +264,83 @@ class ORTTrainer:
             )
             warnings.warn(message, stacklevel=5)
             return self._torch_model
+
+    def _note_dtypes(self, inputs: Sequence[Tensor]) -> None:
+        for index, tensor in enumerate(inputs):
+            self.model_desc.add_type_to_input_description(index, tensor.dtype)
+
+    def _before_first_step(self, running: RunningModel, inputs: Sequence[Tensor], lr: float) -> None:
+        """Do what debug options ask for, once."""
+        if self.options.debug.check_model_export:
+            self._check_export(running, inputs)
+        self._files(running).write_for_debugging(self.options, inputs, lr)
+        self._is_fresh = False
+
+    def _check_export(self, running: RunningModel, inputs: Sequence[Tensor]) -> None:
+        """Compare the model's own outputs, without dropout, with those of its ONNX model."""
+        expected = running.evaluate_in_torch(inputs)
+        model = ir.to_proto(self._files(running).forward(inputs)).SerializeToString()
+        given = {one.name: tensor.cpu().numpy() for one, tensor in zip(self.model_desc.inputs, inputs, strict=True)}
+        for own, found, described in zip(expected, run_model(model, given), self.model_desc.outputs, strict=True):
+            np.testing.assert_allclose(
+                own.float().cpu().numpy() if own.is_floating_point() else own.cpu().numpy(),
+                found.astype(np.float32) if own.is_floating_point() else found,
+                rtol=1e-2,
+                atol=1e-6,
+                err_msg=f"Mismatch between outputs of PyTorch model and exported ONNX model, at {described.name}. "
+                "Note that different backends may exhibit small computational differences. "
+                "If this is within acceptable margin, or if there is random generator in the model causing inevitable "
+                "mismatch, you can proceed training by setting the flag debug.check_model_export to False.",
+            )
+
+    # -- files ---------------------------------------------------------------------------------------------------------
+
+    def _files(self, running: RunningModel) -> StepFiles:
+        internal = self.options._internal_use
+        return StepFiles(
+            running.combined,
+            running.state,
+            self.model_desc,
+            dataclasses.replace(running.kind, stands_alone=True),
+            running.options.passes,
+            contrib_ops=internal.enable_onnx_contrib_ops,
+            optimizer=self.optim_config.name,
+            opset=internal.onnx_opset_version,
+            infer_shapes=self.options.utils.run_symbolic_shape_infer,
+        )
+
+    def save_as_onnx(self, path: str | os.PathLike[str]) -> None:
+        """Write the model and its loss with the weights as they are, for inference, to an ONNX file.
+
+        Any InferenceSession runs it. Its inputs and outputs are those of model_desc. A trainer that was given an ONNX
+        model writes that one, with the weights as they are. Before the first step this warns, and writes nothing.
+
+        Args:
+            path: the file, in a folder that exists; one that is there is replaced.
+
+        Raises:
+            ValueError: path is no path of a file in a folder that exists.
+            TrainingGraphError: an operator has no form in ONNX.
+        """
+        if self._running is None:
+            message = (
+                "Training session is not initialized yet. 'train_step' or 'eval_step' methods must be executed at "
+                "least once before calling 'save_as_onnx()'."
+            )
+            warnings.warn(message, _NotYetWarning, stacklevel=2)
+            return
+        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+            raise ValueError("'path' must be a valid path string")
+        target = Path(path)
+        if not target.name or not target.parent.is_dir() or target.is_dir():
+            raise ValueError(f"'path' is not valid or does not exist: {path}")
+        write_model(ir.from_proto(self._current_model()), target)
+
+    def _current_model(self) -> onnx.ModelProto:
+        """The forward with the weights as they are."""
+        running = self._running
+        assert running is not None
+        return ir.to_proto(self._files(running).forward(self._example))
 
     # -- states --------------------------------------------------------------------------------------------------------
 

@@ -31,12 +31,15 @@ def ordinals(ctx: LoweringContext, mask: ir.Value) -> ir.Value:
 def from_start(ctx: LoweringContext, index: ir.Value) -> ir.Value:
     """Make negative positions out of bounds, where torch's operator rejects them and ONNX's counts from the end.
 
-    Without its sign bit, which valid positions do not have, a negative number lies beyond any size.
+    Without its sign bit, which valid positions do not have, a negative number lies beyond any size. In a file they
+    count from the end.
 
     Args:
         ctx: the node's.
         index: int32 or int64, of any shape.
     """
+    if ctx.target.stands_alone:
+        return index
     greatest = (1 << 31 if index.dtype == ir.DataType.INT32 else 1 << 63) - 1
     return ctx.op.BitwiseAnd(index, greatest)
 

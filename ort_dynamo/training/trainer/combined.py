@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from ort_dynamo.errors import TrainingGraphError
 
-__all__ = ["CombinedModel", "flat_outputs"]
+__all__ = ["PREFIX", "CombinedModel", "flat_outputs"]
+
+PREFIX = "model."
+"""What the names of the parameters of a model begin with in CombinedModel."""
 
 
 class CombinedModel(nn.Module):

@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule
 
 from ort_dynamo.backend import compile_recorded
@@ -24,15 +24,12 @@ from ort_dynamo.torch_internals.dynamo import (
     raised_by_backend,
 )
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
-from ort_dynamo.training.trainer.combined import CombinedModel
+from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
 from ort_dynamo.training.trainer.split_step import SplitStep
 from ort_dynamo.training.trainer.training_state import TrainingState
 from ort_dynamo.training.trainer.whole_step import MOST_GRAPHS, StepKind, WholeStep
 
-__all__ = ["PREFIX", "RunningModel"]
-
-PREFIX = "model."
-"""What names of a model's parameters begin with in the function of model and loss."""
+__all__ = ["RunningModel"]
 
 
 class RunningModel:
@@ -92,6 +89,18 @@ class RunningModel:
     def in_one_session(self) -> bool:
         """Whether whole steps are one graph."""
         return self._one_session
+
+    @property
+    def kind(self) -> StepKind:
+        """What a step does that updates the weights."""
+        return self._kinds[True]
+
+    def evaluate_in_torch(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Run the model in evaluation mode as torch does without a compiler."""
+        self._set_mode(training=False)
+        with torch.no_grad():
+            _, outputs = self.combined(*inputs)
+        return list(outputs)
 
     def regrouped(self) -> None:
         """Take note that the state's groups are others: steps are compiled anew."""
@@ -186,8 +195,3 @@ def _inner(error: Exception) -> Exception:
     """What the backend raised, where Dynamo has put it into an error of its own."""
     raised = raised_by_backend(error)
     return raised if isinstance(raised, Exception) else error
-
-
-def parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Name -> parameter; one that has several names has the first."""
-    return dict(module.named_parameters())

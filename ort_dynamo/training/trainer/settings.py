@@ -91,7 +91,7 @@ def rules_of(config: _OptimizerConfig, names: Sequence[str], known: Collection[s
 def _rule(config: _OptimizerConfig, values: Mapping[str, Any]) -> Rule:
     if not isinstance(config, (AdamConfig, LambConfig)):
         return SGDRule()
-    shared = {
+    shared: dict[str, Any] = {
         "max_norm_clip": float(values["max_norm_clip"]),
         "alpha": float(values["alpha"]),
         "beta": float(values["beta"]),

@@ -80,7 +80,7 @@ class SplitStep:
 def update(
     state: TrainingState,
     weights: Sequence[TrainedWeight],
-    gradients: Sequence[Tensor],
+    gradients: list[Tensor],
     lr: float,
     scale: float,
     kind: StepKind,
@@ -123,7 +123,7 @@ def _update_group(group: UpdateGroup, gradients: list[Tensor], lr: float, diviso
     rule, masters = group.rule, [weight.master for weight in group.weights]
     count = int(group.count) + 1
     if isinstance(rule, AdamRule) and fused_adamw is not None and _fits_fused(rule, masters):
-        _fused(rule, group.weights, gradients, lr, count, divisor)
+        _fused(fused_adamw, rule, group.weights, gradients, lr, count, divisor)
         return
     if divisor is not None:
         torch._foreach_mul_(gradients, (1 / divisor).to(gradients[0].dtype))
@@ -141,6 +141,7 @@ def _fits_fused(rule: AdamRule, masters: Sequence[Tensor]) -> bool:
 
 
 def _fused(
+    kernel: Callable[..., None],
     rule: AdamRule,
     weights: Sequence[TrainedWeight],
     gradients: list[Tensor],
@@ -153,7 +154,7 @@ def _fused(
     if rule.decay_after and rule.do_bias_correction:
         epsilon /= (1 - rule.beta**count) ** 0.5  # (√b/a)·m/(√v+ε) is (m/a) / (√(v/b) + ε/√b)
     masters = [weight.master for weight in weights]
-    fused_adamw(
+    kernel(
         masters,
         gradients,
         [weight.moments[0] for weight in weights],
@@ -171,4 +172,4 @@ def _fused(
 
 
 _NO_CORRECTION = 1e30
-"""A count of updates at which 1 - αᵗ is 1 for every α that float64 tells from 1."""
+"""A count of updates at which 1 - alpha**count is 1 for every alpha that float64 tells from 1."""

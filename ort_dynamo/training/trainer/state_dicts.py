@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
 from ort_dynamo.training.trainer.update_rules import LambRule
 
-__all__ = ["check_keys", "load_model", "load_optimizer", "model_section", "optimizer_section"]
+__all__ = ["TrainedWeights", "check_keys", "load_model", "load_optimizer", "model_section", "optimizer_section"]
 
 _FULL = "full_precision"
 _OLD_FULL = "fp32"
@@ -23,6 +23,29 @@ _SHARED = "shared_optimizer_state"
 _MOMENTS = ("Moment_1", "Moment_2")
 
 _Section = dict[str, Any]
+
+
+class TrainedWeights:
+    """What the first ORTTrainer's session was asked for.
+
+    Args:
+        state: what is trained.
+    """
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+
+    def get_state(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Give what is trained, and moments, as arrays by name; frozen weights are not among them."""
+        found = {weight.name: _array(weight.master) for weight in self._state.weights}
+        for weight in self._state.weights:
+            names = (f"{key}_{weight.name}" for key in _MOMENTS)
+            found.update({name: _array(one) for name, one in zip(names, weight.moments, strict=False)})
+        return found
+
+    def get_optimizer_state(self) -> dict[str, Any]:
+        """Give moments and counts, as a state_dict has them."""
+        return optimizer_section(self._state)
 
 
 def model_section(state: TrainingState, module: nn.Module) -> _Section:

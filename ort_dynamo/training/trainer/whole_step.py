@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Interpreter
+from torch.fx.traceback import preserve_node_meta
 
 from ort_dynamo.backend import compile_step
 from ort_dynamo.errors import TrainingGraphError
@@ -37,14 +38,14 @@ class StepKind:
         gathers: over how many steps gradients are gathered; 1 gathers none.
         scales: whether the loss is scaled, and the update skipped where gradients are not finite.
         clips: whether the norm of gradients is clipped where the optimizer's rule says to what.
-        keeps_if_not_finite: whether the graph itself skips such an update; otherwise who runs it does.
+        stands_alone: whether the graph does what otherwise its runner does: it skips such an update, and counts.
     """
 
     updates: bool = True
     gathers: int = 1
     scales: bool = False
     clips: bool = True
-    keeps_if_not_finite: bool = False
+    stands_alone: bool = False
 
 
 class WholeStepModule(nn.Module):
@@ -53,7 +54,8 @@ class WholeStepModule(nn.Module):
     Its inputs are those of the graph; then `lr` and `scale` (float64, 0-d), the count of each group (int64, 0-d), and
     for each weight: the master where the parameter is narrower, its moments if the step updates, and what is gathered
     if it gathers. Its outputs are those of the graph; then, of a step that updates, `all_finite` (bool, 0-d), and for
-    each weight the new master and moments; of one that does not, for each weight what is gathered by now.
+    each weight the new master and moments, and the counts if it stands alone; of one that does not update, for each
+    weight what is gathered by now.
 
     Args:
         graph: the forward graph. One output requires a gradient: the loss.
@@ -89,17 +91,25 @@ class WholeStepModule(nn.Module):
             None if gradient is None else gradient.to(master.dtype)
             for gradient, master in zip(found, masters, strict=True)
         ]
-        sums = [_sum(before, gradient) for before, gradient in zip(gathered, gradients, strict=True)]
+        sums = [
+            gradient if before is None or gradient is None else before + gradient
+            for before, gradient in zip(gathered, gradients, strict=True)
+        ]
         if not self._kind.updates:
-            return [*outputs, *sums]
-        return [*outputs, *self._update(masters, sums, moments, counts, lr, scale)]
+            kept = zip(sums, gathered, strict=True)
+            return [*outputs, *(before if total is None else total for total, before in kept)]
+        made = self._update(masters, sums, moments, counts, lr, scale)
+        if self._kind.stands_alone:
+            made += [count + 1 for count in counts]
+        return [*outputs, *made]
 
     def _gradients(self, inputs: list[Any], scale: Tensor) -> tuple[list[Any], Sequence[Tensor | None]]:
         with torch.enable_grad():
             leaves = [inputs[place].detach().requires_grad_() for place in self._places]
             for place, leaf in zip(self._places, leaves, strict=True):
                 inputs[place] = leaf
-            outputs = self.graph_module(*inputs)
+            with preserve_node_meta():  # what is traced of a node keeps its module and the user's line
+                outputs = Interpreter(self.graph_module).run(*inputs)
             losses = [one for one in outputs if isinstance(one, Tensor) and one.requires_grad]
             if len(losses) != 1:
                 raise TrainingGraphError(
@@ -141,16 +151,10 @@ class WholeStepModule(nn.Module):
             for index in every:
                 before = (masters[index], *moments[index])
                 row = rows.get(index, before)  # what the loss does not depend on stays as it is
-                if kind.keeps_if_not_finite and kind.scales:
+                if kind.stands_alone and kind.scales:
                     row = tuple(torch.where(all_finite, a, b) for a, b in zip(row, before, strict=True))
                 made.extend(row)
         return [all_finite, *made]
-
-
-def _sum(before: Tensor | None, gradient: Tensor | None) -> Tensor | None:
-    if before is None or gradient is None:
-        return gradient if before is None else before
-    return before + gradient
 
 
 class WholeStep:
@@ -194,7 +198,7 @@ class WholeStep:
         weights, made = self._pending
         self._pending = ([], [])
         if not self._kind.updates:
-            torch._foreach_copy_([weight.gathered for weight in weights], made)
+            torch._foreach_copy_([one.gathered for one in weights if one.gathered is not None], made)
             return outputs, True
         all_finite = not self._kind.scales or bool(made[0])
         if all_finite:
@@ -225,7 +229,7 @@ class WholeStep:
 
         compiled, record = compile_step(
             gm,
-            [one.detach() if isinstance(one, Tensor) and one.requires_grad else one for one in example_inputs],
+            example_inputs,
             lambda graph: WholeStepModule(graph, groups, trained, self._kind),
             more_inputs(),
             self._options,

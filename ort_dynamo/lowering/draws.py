@@ -1,0 +1,86 @@
+"""Random draws as ONNX operators, for models that are files: what runs here leaves them to torch.
+
+Each node has a seed of its own, made of its name: equal draws are not one draw, and a model draws the same in every new
+session. The numbers are not torch's.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.dtypes import onnx_dtype
+from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.lowering.registry import Lowering
+from ort_dynamo.torch_internals.operators import OpOverload, aten
+
+__all__ = ["DRAWS"]
+
+
+def _seed(ctx: LoweringContext) -> int:
+    return zlib.crc32(ctx.node.name.encode()) & 0xFFFFFF  # a float holds it, too
+
+
+def _native_dropout(ctx: LoweringContext, input: ir.Value, p: float, train: bool | None) -> Any:  # noqa: A002
+    """native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)"""
+    ratio = ctx.constant(float(p), torch.float32)
+    mode = ctx.constant(train is not False, torch.bool)
+    return ctx.op.Dropout(input, ratio, mode, seed=_seed(ctx), _outputs=2)
+
+
+def _uniform(ctx: LoweringContext, low: float = 0.0, high: float = 1.0) -> ir.Value:
+    like = ctx.op.Expand(ctx.constant(0.0, torch.float32), ctx.shape(ctx.out.shape))
+    drawn = ctx.op.RandomUniformLike(
+        like, low=float(low), high=float(high), seed=float(_seed(ctx)), dtype=ir.DataType.FLOAT
+    )
+    return ctx.op.Cast(drawn, to=onnx_dtype(ctx.out.dtype))
+
+
+def _normal(ctx: LoweringContext, mean: float = 0.0, std: float = 1.0) -> ir.Value:
+    like = ctx.op.Expand(ctx.constant(0.0, torch.float32), ctx.shape(ctx.out.shape))
+    drawn = ctx.op.RandomNormalLike(
+        like, mean=float(mean), scale=float(std), seed=float(_seed(ctx)), dtype=ir.DataType.FLOAT
+    )
+    return ctx.op.Cast(drawn, to=onnx_dtype(ctx.out.dtype))
+
+
+def _rand(ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
+    """rand(SymInt[] size, ...) -> Tensor, and rand_like"""
+    return _uniform(ctx)
+
+
+def _randn(ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
+    """randn(SymInt[] size, ...) -> Tensor, and randn_like"""
+    return _normal(ctx)
+
+
+def _uniform_between(ctx: LoweringContext, self: ir.Value, low: float = 0.0, high: float = 1.0, **_: Any) -> ir.Value:
+    """uniform(Tensor self, float from=0, float to=1, *, Generator? generator=None) -> Tensor"""
+    return _uniform(ctx, low, high)
+
+
+def _bernoulli(ctx: LoweringContext, self: ir.Value, p: float = 0.5, **_: Any) -> ir.Value:
+    """bernoulli.p(Tensor self, float p, *, Generator? generator=None) -> Tensor"""
+    drawn = ctx.op.Less(_uniform_float(ctx), ctx.constant(float(p), torch.float32))
+    return ctx.op.Cast(drawn, to=onnx_dtype(ctx.out.dtype))
+
+
+def _uniform_float(ctx: LoweringContext) -> ir.Value:
+    like = ctx.op.Expand(ctx.constant(0.0, torch.float32), ctx.shape(ctx.out.shape))
+    return ctx.op.RandomUniformLike(like, low=0.0, high=1.0, seed=float(_seed(ctx)), dtype=ir.DataType.FLOAT)
+
+
+DRAWS: Mapping[OpOverload, Lowering] = {
+    aten.native_dropout.default: _native_dropout,
+    aten.rand.default: _rand,
+    aten.rand_like.default: _rand,
+    aten.randn.default: _randn,
+    aten.randn_like.default: _randn,
+    aten.uniform.default: _uniform_between,
+    aten.bernoulli.p: _bernoulli,
+}
+"""Overload -> its lowering where the target draws."""

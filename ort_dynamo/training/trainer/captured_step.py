@@ -1,0 +1,266 @@
+"""Captures a step as one FX graph, for files, with the names of what goes in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from ort_dynamo.capture.trace import trace, without_gradients
+from ort_dynamo.errors import OrtDynamoError, TrainingGraphError
+from ort_dynamo.saving.program import Program, read_program
+from ort_dynamo.torch_internals.dynamo import (
+    breaks_graph,
+    compile_region,
+    may_be_dynamic,
+    most_graphs,
+    raised_by_backend,
+)
+from ort_dynamo.torch_internals.program import spell_outputs
+from ort_dynamo.torch_internals.symbols import optimization_hint
+from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
+from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
+from ort_dynamo.training.trainer.update_rules import LambRule
+from ort_dynamo.training.trainer.whole_step import StepKind, WholeStepModule
+
+__all__ = ["LEARNING_RATE", "LOSS_SCALE", "CapturedStep", "capture", "state_names"]
+
+LEARNING_RATE = "learning_rate"
+LOSS_SCALE = "loss_scale"
+_MOMENTS = ("Moment_1", "Moment_2")
+_INPUTS = "inputs"
+"""What the captured function calls its parameter `*inputs`."""
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A step as one functional graph.
+
+    Attributes:
+        graph: it.
+        program: what its inputs are called.
+        outputs: for each output of the graph, what it is called: of model_desc, by its name; "<weight>.updated" and the
+            like; "<buffer>.updated"; "<weight>.grad"; or None if nobody asks for it.
+        repeated: names of model_desc that are outputs of the graph under another name, or inputs.
+        state: what the inputs beside those of the model begin with, by their names.
+    """
+
+    graph: GraphModule
+    program: Program
+    outputs: tuple[str | None, ...]
+    repeated: dict[str, str]
+    state: dict[str, Tensor]
+
+
+def state_names(group: UpdateGroup, index: int, weight: TrainedWeight, kind: StepKind) -> list[tuple[str, Tensor]]:
+    """What a weight has in a step beside its parameter, in the order of WholeStepModule's inputs."""
+    found: list[tuple[str, Tensor]] = []
+    if weight.is_narrow:
+        found.append((f"{weight.name}.full_precision", weight.master))
+    if kind.updates:
+        found += [(f"{weight.name}.{name}", one) for name, one in zip(_MOMENTS, weight.moments, strict=False)]
+    if kind.gathers > 1 and weight.gathered is not None:
+        found.append((f"{weight.name}.gathered_gradient", weight.gathered))
+    return found
+
+
+def count_name(group: UpdateGroup, index: int) -> str:
+    """What a group's count of updates is called: as in a state_dict, numbered after the first."""
+    name = "step" if isinstance(group.rule, LambRule) else "Update_Count"
+    return f"{name}_{index}" if index else name
+
+
+def capture(
+    called: Callable[..., Any],
+    prefix: str,
+    inputs: Sequence[Tensor],
+    description: _ORTTrainerModelDesc,
+    state: TrainingState,
+    kind: StepKind | None,
+    lr: float,
+) -> CapturedStep:
+    """Capture a step of a model, or its forward.
+
+    Args:
+        called: gives the loss and the outputs of the model; the loss alone of them has a gradient.
+        prefix: what names of parameters begin with in it, beside their names in the state.
+        inputs: of the model.
+        description: what they and the outputs are called, and which sizes may change.
+        state: what is trained.
+        kind: what the step does; None: its forward alone, without gradients.
+        lr: the learning rate that the file begins with.
+
+    Raises:
+        TrainingGraphError: the model cannot be traced as one graph, or an output is no tensor of it.
+    """
+    seen = _Capture(prefix, description, state, kind, lr)
+    given = [_marked(tensor, one.shape) for tensor, one in zip(inputs, description.inputs, strict=True)]
+    region = compile_region(called, seen, dynamic=None, recompile_limit=most_graphs(64), whole=True)
+    try:
+        with torch.set_grad_enabled(kind is not None):
+            _, outputs = region(*given)
+    except OrtDynamoError:
+        raise
+    except Exception as error:
+        raised = raised_by_backend(error)
+        if isinstance(raised, OrtDynamoError):
+            raise raised from error
+        if breaks_graph(error):
+            raise TrainingGraphError(reason=f"torch cannot trace it as one graph: {error}") from error
+        raise
+    return seen.captured(outputs, given)
+
+
+def _marked(tensor: Tensor, shape: Sequence[int | str]) -> Tensor:
+    """A copy whose named sizes are symbols; torch takes a size of one for a constant, so that is doubled."""
+    copy = tensor.detach().clone()
+    for axis, size in enumerate(shape[: tensor.dim()]):
+        if isinstance(size, str):
+            copy = torch.cat([copy, copy], axis) if copy.shape[axis] == 1 else copy
+            may_be_dynamic(copy, axis)
+    return copy
+
+
+class _Capture:
+    """A backend that traces a step, keeps the graph, and gives placeholders for results."""
+
+    def __init__(
+        self,
+        prefix: str,
+        description: _ORTTrainerModelDesc,
+        state: TrainingState,
+        kind: StepKind | None,
+        lr: float,
+    ) -> None:
+        self._prefix = prefix
+        self._description = description
+        self._state = state
+        self._kind = kind
+        self._lr = lr
+        self._graph: GraphModule | None = None
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        program = read_program(gm, example_inputs)
+        names = [self._name(name) for name in program.inputs]
+        groups = self._state.groups_of(names) if self._kind is not None else []
+        weights = [weight for group in groups for weight in group.weights]
+        extra = self._extra(groups)
+        self._state_inputs = dict(extra)
+        self._called = [*names, *self._state_inputs]
+        self._program = Program(program.name, tuple(self._called), program.compile_id)
+        self._results = self._result_names(groups)
+        self._examples = dict(zip(names, example_inputs, strict=True))
+        places = [names.index(weight.name) for weight in weights]
+        trace(
+            gm,
+            without_gradients(example_inputs),
+            forward=_unexpected,
+            backward=_unexpected,
+            inference=self._keep,
+            partition=_unexpected,
+            around=partial(self._around, groups=groups, places=places),
+            more_inputs=[one for _, one in extra],
+        )
+        (output,) = gm.graph.find_nodes(op="output")
+        self._given = [_stand_in(node) for node in output.args[0]]
+        return lambda *_: tuple(self._given)
+
+    def _name(self, name: str) -> str:
+        """What an input of Dynamo's graph is called: a parameter as in the model, the model's input as described."""
+        ahead, _, rest = name.partition(".")
+        place, _, ending = rest.partition(".")
+        if ahead != _INPUTS or not place.isdecimal():
+            return name.removeprefix(self._prefix)
+        described = self._description.inputs[int(place)].name
+        return f"{described}.{ending}" if ending else described
+
+    def _around(self, gm: GraphModule, groups: Sequence[UpdateGroup], places: Sequence[int]) -> Any:
+        if self._kind is None:
+            return gm
+        return WholeStepModule(gm, groups, places, self._kind)
+
+    def _extra(self, groups: Sequence[UpdateGroup]) -> list[tuple[str, Tensor]]:
+        if self._kind is None:
+            return []
+        scalars = [
+            (LEARNING_RATE, torch.tensor(self._lr, dtype=torch.float64)),
+            (LOSS_SCALE, torch.ones((), dtype=torch.float64)),
+        ]
+        counts = [(count_name(group, index), group.count) for index, group in enumerate(groups)]
+        own = [
+            pair
+            for index, group in enumerate(groups)
+            for weight in group.weights
+            for pair in state_names(group, index, weight, self._kind)
+        ]
+        return [*scalars, *counts, *own]
+
+    def _result_names(self, groups: Sequence[UpdateGroup]) -> list[str]:
+        """Names of what WholeStepModule gives after the outputs of the graph."""
+        kind = self._kind
+        if kind is None:
+            return []
+        weights = [weight for group in groups for weight in group.weights]
+        if not kind.updates:
+            return [f"{weight.name}.grad" for weight in weights]
+        made = ["all_finite"]
+        for weight in weights:
+            own = f"{weight.name}.full_precision" if weight.is_narrow else weight.name
+            made += [f"{own}.updated"]
+            made += [f"{weight.name}.{name}.updated" for name, _ in zip(_MOMENTS, weight.moments, strict=False)]
+        counts = [f"{count_name(group, index)}.updated" for index, group in enumerate(groups)]
+        return made + counts * kind.stands_alone
+
+    def _keep(self, gm: GraphModule, _: slice) -> Callable[..., Any]:
+        self._graph = gm
+        return gm.forward
+
+    def captured(self, outputs: Sequence[Any], given: Sequence[Tensor]) -> CapturedStep:
+        """What was captured, where the call gave `outputs` for the model's inputs `given`."""
+        graph = self._graph
+        if graph is None:
+            raise TrainingGraphError(reason="it computes nothing")
+        (output,) = graph.graph.find_nodes(op="output")
+        spelled = spell_outputs(output, self._called)
+        at = {id(one): f"output_{index}" for index, one in enumerate(self._given)}
+        at |= {id(one): described.name for one, described in zip(given, self._description.inputs, strict=True)}
+        names: dict[str, str] = {f"output_{len(self._given) + i}": one for i, one in enumerate(self._results)}
+        repeated: dict[str, str] = {}
+        for described, one in zip(self._description.outputs, outputs, strict=True):
+            source = at.get(id(one))
+            if source is None:
+                raise TrainingGraphError(reason=f"the output {described.name!r} is no tensor that it computes")
+            if source in names or not source.startswith("output_"):
+                repeated[described.name] = names.get(source, source)
+            else:
+                names[source] = described.name
+        found = tuple(one if one is not None and one.endswith(".updated") else names.get(one or "") for one in spelled)
+        state = {**self._own_tensors(), **self._state_inputs}
+        return CapturedStep(graph, self._program, found, repeated, state)
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers: inputs of Dynamo's graph that are none of the model's."""
+        of_model = {described.name for described in self._description.inputs}
+        return {
+            name: one.detach()
+            for name, one in self._examples.items()
+            if isinstance(one, Tensor) and name not in of_model
+        }
+
+
+def _unexpected(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a whole step has no gradients outside it")
+
+
+def _stand_in(node: Any) -> Any:
+    if not isinstance(node, Node):
+        return node
+    value = node.meta["example_value"]
+    if not isinstance(value, Tensor):
+        return optimization_hint(value)
+    return torch.empty([optimization_hint(size) for size in value.shape], dtype=value.dtype, device=value.device)

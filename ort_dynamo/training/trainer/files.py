@@ -1,0 +1,137 @@
+"""The ONNX files of a trainer: its forward, its forward with gradients, and its whole step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+from torch import Tensor
+
+from ort_dynamo.options.groups import PassOptions
+from ort_dynamo.runtime.model_file import optimized_model
+from ort_dynamo.saving.files import write_bytes, write_model
+from ort_dynamo.saving.whole_graph import at_opset
+from ort_dynamo.target import OPSET
+from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
+from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
+from ort_dynamo.training.trainer.captured_step import capture
+from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
+from ort_dynamo.training.trainer.step_files import step_model
+from ort_dynamo.training.trainer.training_state import TrainingState
+from ort_dynamo.training.trainer.whole_step import StepKind
+
+__all__ = ["StepFiles"]
+
+_log = logging.getLogger("orttraining")
+
+
+class StepFiles:
+    """Makes the models of a trainer's steps, as they are now.
+
+    Args:
+        combined: model and loss.
+        state: what is trained.
+        description: names of inputs, outputs and sizes.
+        kind: what a step does that updates the weights.
+        passes: by which passes run.
+        contrib_ops: whether models may have operators that are ONNX Runtime's own.
+        optimizer: what the nodes of the update are called by.
+        opset: version of ONNX's operators, as far as onnx can convert to it.
+        infer_shapes: whether every value in a file has its shape; otherwise inputs and outputs alone.
+    """
+
+    def __init__(
+        self,
+        combined: CombinedModel,
+        state: TrainingState,
+        description: _ORTTrainerModelDesc,
+        kind: StepKind,
+        passes: PassOptions,
+        *,
+        contrib_ops: bool = False,
+        optimizer: str = "Optimizer",
+        opset: int = OPSET,
+        infer_shapes: bool = True,
+    ) -> None:
+        self._combined = combined
+        self._state = state
+        self._description = description
+        self._kind = kind
+        self._passes = passes
+        self._contrib_ops = contrib_ops
+        self._optimizer = optimizer
+        self._opset = opset
+        self._infer_shapes = infer_shapes
+
+    def forward(self, inputs: Sequence[Tensor], *, training: bool = False) -> ir.Model:
+        """The forward and the loss, with the weights as constants.
+
+        Args:
+            inputs: of the model.
+            training: in training mode: dropout draws, and running statistics are outputs.
+        """
+        return self._model(inputs, None, training=training, may_be_fed=False, lr=0.0)
+
+    def with_gradients(self, inputs: Sequence[Tensor]) -> ir.Model:
+        """The forward in training mode and the gradients, with the weights as constants."""
+        return self._model(inputs, StepKind(updates=False), training=True, may_be_fed=False, lr=0.0)
+
+    def step(self, inputs: Sequence[Tensor], lr: float) -> ir.Model:
+        """The whole step, with weights, optimizer state and learning rate as inputs that have values."""
+        return self._model(inputs, self._kind, training=True, may_be_fed=True, lr=lr)
+
+    def write_for_debugging(self, options: ORTTrainerOptions, inputs: Sequence[Tensor], lr: float) -> None:
+        """Write the files that debug.graph_save_paths asks for; raises OSError."""
+        paths = options.debug.graph_save_paths
+        self._write(paths.model_after_graph_transforms_path, lambda: self.forward(inputs, training=True))
+        self._write(paths.model_with_gradient_graph_path, lambda: self.with_gradients(inputs))
+        self._write(paths.model_with_training_graph_path, lambda: self.step(inputs, lr))
+        if optimized := paths.model_with_training_graph_after_optimization_path:
+            model = optimized_model(ir.to_proto(self.step(inputs, lr)).SerializeToString())
+            write_bytes(model, Path(optimized))
+
+    @staticmethod
+    def _write(path: str, model: Callable[[], ir.Model]) -> None:
+        if path:
+            write_model(model(), Path(path))
+
+    def _model(
+        self, inputs: Sequence[Tensor], kind: StepKind | None, *, training: bool, may_be_fed: bool, lr: float
+    ) -> ir.Model:
+        combined = self._combined
+        modes = [module.training for module in combined.modules()]
+        if not training:
+            combined.eval()
+
+        def call(*inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+            return combined(*inputs)
+
+        try:
+            captured = capture(call, PREFIX, inputs, self._description, self._state, kind, lr)
+        finally:
+            for module, mode in zip(combined.modules(), modes, strict=True):
+                module.training = mode
+        model = step_model(
+            captured,
+            self._description,
+            self._passes,
+            contrib_ops=self._contrib_ops,
+            may_be_fed=may_be_fed,
+            optimizer=self._optimizer,
+        )
+        return self._finished(model)
+
+    def _finished(self, model: ir.Model) -> ir.Model:
+        if not self._infer_shapes:
+            kept = {*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()}
+            for node in model.graph.all_nodes():
+                for value in node.outputs:
+                    if value not in kept:
+                        value.shape = value.type = None
+        try:
+            return at_opset(model, self._opset)
+        except RuntimeError as error:
+            _log.warning("The model has opset %d: %s", OPSET, error)
+            return model

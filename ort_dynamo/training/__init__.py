@@ -1,19 +1,22 @@
-"""ORTModule, what an ORTTrainer is configured by, and what goes with them: the interface of onnxruntime.training."""
+"""ORTModule, ORTTrainer and what goes with them: the interface of onnxruntime.training."""
 
 from __future__ import annotations
 
 from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
-from ort_dynamo.training import amp, model_desc_validation, optim
+from ort_dynamo.training import amp, checkpoint, model_desc_validation, optim
 from ort_dynamo.training.ortmodule import ORTModule
+from ort_dynamo.training.orttrainer import ORTTrainer
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.train_step_info import TrainStepInfo
 
 __all__ = [
     "ORTModule",
+    "ORTTrainer",
     "ORTTrainerOptions",
     "PropagateCastOpsStrategy",
     "TrainStepInfo",
     "amp",
+    "checkpoint",
     "is_ortmodule_available",
     "model_desc_validation",
     "optim",

@@ -48,6 +48,7 @@ class CapturedStep:
             like; "<buffer>.updated"; "<weight>.grad"; or None if nobody asks for it.
         repeated: names of model_desc that are outputs of the graph under another name, or inputs.
         state: what the inputs beside those of the model begin with, by their names.
+        inputs: of the model, as they were given.
     """
 
     graph: GraphModule
@@ -55,6 +56,7 @@ class CapturedStep:
     outputs: tuple[str | None, ...]
     repeated: dict[str, str]
     state: dict[str, Tensor]
+    inputs: tuple[Tensor, ...]
 
 
 def state_names(group: UpdateGroup, index: int, weight: TrainedWeight, kind: StepKind) -> list[tuple[str, Tensor]]:
@@ -241,7 +243,7 @@ class _Capture:
                 names[source] = described.name
         found = tuple(one if one is not None and one.endswith(".updated") else names.get(one or "") for one in spelled)
         state = {**self._own_tensors(), **self._state_inputs}
-        return CapturedStep(graph, self._program, found, repeated, state)
+        return CapturedStep(graph, self._program, found, repeated, state, tuple(given))
 
     def _own_tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers: inputs of Dynamo's graph that are none of the model's."""

@@ -59,7 +59,7 @@ def step_model(
     given = dict(zip(outputs, tuple(graph.outputs), strict=True))
     _set_names(graph, values, given)
     symbols = _symbols(description, values)
-    _set_inputs(graph, values, step.state, description, may_be_fed)
+    _set_inputs(graph, values, step.state, description, step.inputs, may_be_fed)
     _set_outputs(graph, values, given, step.repeated, description)
     _call_symbols(graph, symbols)
     return model
@@ -144,29 +144,32 @@ def _set_inputs(
     values: Mapping[str, ir.Value],
     state: Mapping[str, Tensor],
     description: _ORTTrainerModelDesc,
+    examples: Sequence[Tensor],
     may_be_fed: bool,
 ) -> None:
     of_model = [described.name for described in description.inputs]
+    sources = {name: values[name] for name in of_model if name in values}
     graph.inputs.clear()
-    for described in description.inputs:
-        value = values.get(described.name)
-        graph.inputs.append(ir.Value(name=described.name) if value is None else value)
+    for described, example in zip(description.inputs, examples, strict=True):
+        graph.inputs.append(sources.get(described.name) or _unread(described.name, described.shape, example))
     for name, value in values.items():
         if name in of_model or (name in state and not value.uses() and not value.is_graph_output()):
             continue
         if name not in state:
-            if value.uses() and not size_from_shape(
-                graph, value, {one: values[one] for one in of_model if one in values}
-            ):
+            if value.uses() and not size_from_shape(graph, value, sources):
                 raise TrainingGraphError(reason=f"nothing gives {name}")
             continue
         value.const_value = _tensor(state[name], name)
         graph.register_initializer(value)
         if may_be_fed:
             graph.inputs.append(value)
-    for value in graph.inputs:
-        if value.type is None:  # the graph does not read it
-            value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), None
+
+
+def _unread(name: str, shape: Sequence[int | str], example: Tensor) -> ir.Value:
+    """An input that the graph does not read: programs give it all the same."""
+    sizes = [size if isinstance(size, str) else own for size, own in zip(shape, example.shape, strict=False)]
+    sizes += example.shape[len(sizes) :]
+    return ir.Value(name=name, type=ir.TensorType(onnx_dtype(example.dtype)), shape=ir.Shape(sizes))
 
 
 def _set_outputs(

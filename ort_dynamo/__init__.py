@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ort_dynamo.training.orttrainer import ORTTrainer
     from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
     from ort_dynamo.training.train_step_info import TrainStepInfo
+    from ort_dynamo.training.training_graph import export_training_graph
 
     __version__: str
 
@@ -39,6 +40,7 @@ __all__ = [
     "TrainStepInfo",
     "__version__",
     "amp",
+    "export_training_graph",
     "memory_plan",
     "optim",
     "register_lowering",
@@ -59,6 +61,7 @@ _HOME = {
     "Summary": "ort_dynamo.report.summary",
     "TrainStepInfo": "ort_dynamo.training.train_step_info",
     "amp": "ort_dynamo.training",
+    "export_training_graph": "ort_dynamo.training.training_graph",
     "memory_plan": "ort_dynamo.planning",
     "optim": "ort_dynamo.training",
     "register_lowering": "ort_dynamo.lowering.registry",

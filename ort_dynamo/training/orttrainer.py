@@ -30,7 +30,7 @@ from ort_dynamo.training.trainer.files import StepFiles
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.settings import (
     backend_options,
-    recomputes,
+    fits_one_session,
     rules_of,
     training_device,
 )
@@ -244,7 +244,7 @@ class ORTTrainer:
             state,
             description,
             backend_options(options, self._device),
-            one_session=not recomputes(options),
+            one_session=fits_one_session(options, self.optim_config.name, state.elements, self._device),
             deterministic=options.debug.deterministic_compute,
             clips=options.utils.grad_norm_clip,
             gathers=gathers,

@@ -13,7 +13,7 @@ from ort_dynamo.training.optim.config import AdamConfig, LambConfig, _OptimizerC
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.trainer.update_rules import AdamRule, LambRule, Rule, SGDRule
 
-__all__ = ["backend_options", "recomputes", "rules_of", "training_device"]
+__all__ = ["backend_options", "fits_one_session", "rules_of", "training_device"]
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
@@ -54,7 +54,31 @@ def backend_options(options: ORTTrainerOptions, device: torch.device) -> Options
     return parse_options(None, given)
 
 
-def recomputes(options: ORTTrainerOptions) -> bool:
+_MOST_ELEMENTS = {"AdamOptimizer": 1 << 18, "LambOptimizer": None, "SGDOptimizer": 1 << 23}
+"""Optimizer -> how many numbers are trained at most in one session on the CPU; None: there is no limit.
+
+One session took 0.8 to 0.95 of the time of two halves and torch's update where a step takes some milliseconds, for all
+three: there is no Python between. Where weights are large the update is a walk over memory: torch's fused AdamW makes
+one, ONNX operators fifteen (one session took 0.95 at 130 thousand numbers, 1.07 at 540 thousand, 1.26 at 4 million).
+SGD's two walks are at par (0.98 to 1.02), and in one session new weights are beside the old ones. torch has no fused
+LAMB (0.68 to 0.86). Small GPT-like models, interleaved, one thread, AVX-512; bench/bench_trainer_step.py measures it.
+"""
+
+
+def fits_one_session(options: ORTTrainerOptions, optimizer: str, elements: int, device: torch.device) -> bool:
+    """Decide whether a whole step is compiled as one graph.
+
+    Args:
+        options: those that recompute need a backward of its own.
+        optimizer: the name in its configuration.
+        elements: how many numbers are trained.
+        device: on CUDA, where nothing was measured, torch's kernels update.
+    """
+    most = _MOST_ELEMENTS[optimizer]
+    return device.type == "cpu" and not _recomputes(options) and (most is None or elements <= most)
+
+
+def _recomputes(options: ORTTrainerOptions) -> bool:
     """Whether the backward is asked to compute anything again, which only a backward of its own does."""
     transformer = options.graph_transformer
     flags = (

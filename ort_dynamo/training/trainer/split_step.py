@@ -127,11 +127,13 @@ def _update_group(group: UpdateGroup, gradients: list[Tensor], lr: float, diviso
         return
     if divisor is not None:
         torch._foreach_mul_(gradients, (1 / divisor).to(gradients[0].dtype))
-    columns = [[weight.moments[k] for weight in group.weights] for k in range(rule.moments)]
     rate = torch.tensor(lr, dtype=torch.float64, device=masters[0].device)
-    updated = rule.update(masters, gradients, columns, group.count.to(masters[0].device) + 1, rate)
-    for kept, made in zip((masters, *columns), (updated.weights, *updated.moments), strict=True):
-        torch._foreach_copy_(kept, made)
+    updates = group.count.to(masters[0].device) + 1
+    for weight, gradient in zip(group.weights, gradients, strict=True):  # alone: what it computes is freed at once
+        updated = rule.update([weight.master], [gradient], [[moment] for moment in weight.moments], updates, rate)
+        weight.master.copy_(updated.weights[0])
+        for moment, (made,) in zip(weight.moments, updated.moments, strict=True):
+            moment.copy_(made)
 
 
 def _fits_fused(rule: AdamRule, masters: Sequence[Tensor]) -> bool:

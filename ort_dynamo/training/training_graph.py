@@ -1,0 +1,103 @@
+"""Exports a training step as one ONNX model: forward, loss, gradients, clipping and the optimizer's update."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+import onnx_ir as ir
+from torch import Tensor, nn
+
+from ort_dynamo.errors import TrainingGraphError
+from ort_dynamo.options.groups import PassOptions
+from ort_dynamo.saving.files import write_model
+from ort_dynamo.saving.whole_graph import at_opset
+from ort_dynamo.target import OPSET
+from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
+from ort_dynamo.training.optim.config import _OptimizerConfig
+from ort_dynamo.training.trainer.combined import CombinedModel
+from ort_dynamo.training.trainer.files import StepFiles
+from ort_dynamo.training.trainer.settings import rules_of
+from ort_dynamo.training.trainer.training_state import TrainingState
+from ort_dynamo.training.trainer.whole_step import StepKind
+
+__all__ = ["export_training_graph"]
+
+
+def export_training_graph(
+    model: nn.Module,
+    model_desc: Mapping[str, Any],
+    optim_config: _OptimizerConfig,
+    inputs: Sequence[Tensor],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    loss_fn: Callable[[Any, Any], Tensor] | None = None,
+    part: Literal["forward", "gradients", "step"] = "step",
+    gradient_accumulation_steps: int = 1,
+    clip_gradient_norm: bool = True,
+    loss_scaling: bool = False,
+    contrib_ops: bool = False,
+    opset_version: int = OPSET,
+) -> onnx.ModelProto:
+    """Make an ONNX model of a training step, which any InferenceSession runs.
+
+    Its inputs are those of model_desc; then, each with the value that it has now, so that it need not be given:
+    parameters and buffers by their names in `state_dict()`, `learning_rate` and `loss_scale` (float64, scalars),
+    `Update_Count` or, for LAMB, `step` (int64, scalar), and for each weight "<name>.Moment_1", "<name>.Moment_2" and,
+    with accumulation, "<name>.gathered_gradient". Its outputs are those of model_desc; then "<input>.updated" of all
+    that the step changes, and `all_finite` (bool, scalar). To train, feed these back. Dropout draws inside the model,
+    other numbers than torch's.
+
+    Args:
+        model: on the CPU, in the mode that is to be exported; it is not changed.
+        model_desc: names and shapes of inputs and outputs, as for ORTTrainer; one output is the loss.
+        optim_config: optim.SGDConfig, AdamConfig or LambConfig.
+        inputs: a batch; only shapes and dtypes matter. Sizes that model_desc names may be others when it runs.
+        path: where to write the model, with its tensors beside it if they are over 2 GiB. None writes nothing.
+        loss_fn: takes what the model returns, and the last input; gives a scalar. None where the model gives the loss.
+        part: "forward" for the model and its loss, "gradients" for these with "<weight>.grad", with the weights as
+            constants; "step" for all.
+        gradient_accumulation_steps: the model is of the step that updates: it adds its gradients to what was gathered,
+            and divides by this.
+        clip_gradient_norm: whether Adam and LAMB clip the norm of all gradients to their `max_norm_clip`.
+        loss_scaling: whether gradients are scaled by `loss_scale`, and an update is skipped where they are not finite.
+        contrib_ops: whether the model may have operators that only ONNX Runtime has.
+        opset_version: version of ONNX's operators, as far as onnx can convert to it.
+
+    Raises:
+        ValueError: "Invalid model_desc: ...".
+        TrainingGraphError: torch cannot trace the model as one graph, or an operator has no form in ONNX, or onnx
+            cannot convert to the opset.
+        OSError: the file cannot be written.
+    """
+    description = _ORTTrainerModelDesc(model_desc)
+    if description.loss_index is None:
+        raise TrainingGraphError(reason="no output of model_desc is the loss")
+    if len(inputs) != len(description.inputs):
+        raise TrainingGraphError(reason=f"{len(inputs)} inputs are given, and model_desc has {len(description.inputs)}")
+    names = [one.name for one in description.inputs]
+    combined = CombinedModel(model, loss_fn, names, len(description.outputs), description.loss_index, None)
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    every = {*dict(model.named_parameters(remove_duplicate=False)), *dict(model.named_buffers())}
+    gathers = gradient_accumulation_steps
+    state = TrainingState(trained, rules_of(optim_config, list(trained), every), gathers=gathers > 1)
+    kind = StepKind(gathers=gathers, scales=loss_scaling, clips=clip_gradient_norm, stands_alone=True)
+    combined.training = model.training
+    files = StepFiles(
+        combined, state, description, kind, PassOptions(), contrib_ops=contrib_ops, optimizer=optim_config.name
+    )
+    made = {
+        "forward": lambda: files.forward(inputs, training=model.training),
+        "gradients": lambda: files.with_gradients(inputs),
+        "step": lambda: files.step(inputs, optim_config.lr),
+    }[part]()
+    try:
+        made = at_opset(made, opset_version)
+    except RuntimeError as error:
+        raise TrainingGraphError(reason=str(error)) from error
+    if path is not None:
+        write_model(made, Path(path))
+    return ir.to_proto(made)

@@ -24,6 +24,7 @@ __all__ = [
     "ProviderNotAvailableError",
     "RuntimeNotInstalledError",
     "SessionError",
+    "SeveralProcessesError",
     "SeveralRuntimesError",
     "TrainingGraphError",
     "UnknownModeError",
@@ -170,6 +171,15 @@ class GradientGraphError(OrtDynamoError):
     """A model cannot be exported with its gradients as one ONNX model."""
 
     message = "The gradients of this model cannot be exported as one ONNX model: {reason}"
+
+
+class SeveralProcessesError(OrtDynamoError, NotImplementedError):
+    """Options of an ORTTrainer ask for several processes, which it does not train in yet."""
+
+    message = (
+        "ORTTrainer trains in one process, and its options ask for several: distributed.{name} is {value}. Wrap the "
+        "module that torch.compile(model, backend='ort_train') runs in torch.distributed's DistributedDataParallel."
+    )
 
 
 class TrainingGraphError(OrtDynamoError):

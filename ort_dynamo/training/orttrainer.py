@@ -30,6 +30,7 @@ from ort_dynamo.training.trainer.files import StepFiles
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.settings import (
     backend_options,
+    check_one_process,
     fits_one_session,
     rules_of,
     training_device,
@@ -221,6 +222,7 @@ class ORTTrainer:
     def _made(self) -> RunningModel:
         options, description = self.options, self.model_desc
         options._settle()
+        check_one_process(options)
         module = self._own_model().to(self._device)
         parameters = dict(module.named_parameters())
         every = {*dict(module.named_parameters(remove_duplicate=False)), *dict(module.named_buffers())}

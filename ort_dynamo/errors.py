@@ -17,6 +17,7 @@ __all__ = [
     "MissingPackageError",
     "ModelFileError",
     "NotCompiledError",
+    "OnnxModelError",
     "OrtDynamoError",
     "PassBrokeGraphError",
     "ProviderNotAvailableError",
@@ -155,6 +156,15 @@ class GradientGraphError(OrtDynamoError):
     """A model cannot be exported with its gradients as one ONNX model."""
 
     message = "The gradients of this model cannot be exported as one ONNX model: {reason}"
+
+
+class OnnxModelError(OrtDynamoError, ValueError):
+    """A model in ONNX that cannot be trained: the file is not valid, or a node is not supported.
+
+    Its facts are the `reason` and, where it is about a node, `node`, `op_type`, `domain` and `opset`.
+    """
+
+    message = "This ONNX model cannot be trained: {reason}"
 
 
 class PassBrokeGraphError(OrtDynamoError):

@@ -125,7 +125,7 @@ class Builder:
         domain = domain_of(node.domain)
         key = function_key(node)
         if key in self.functions:
-            return self._call(program, self.functions[key], inputs, attributes)
+            return self._call(program, self.functions[key], inputs, attributes, node.output)
         if domain == "" and node.op_type == "Constant":
             return [self._constant_node(node, scope, attributes)]
         if domain == "" and node.op_type == "Identity" and inputs:
@@ -139,7 +139,7 @@ class Builder:
         body = None if version is None else schema_function(node, domain, version, scope)
         if body is None:
             raise self.refusal(node, scope, "the operator is not supported")
-        return self._call(program, body[0], inputs, body[1])
+        return self._call(program, body[0], inputs, body[1], node.output)
 
     def _call(
         self,
@@ -147,8 +147,9 @@ class Builder:
         function: FunctionProto,
         inputs: Sequence[Known],
         attributes: Mapping[str, AttributeProto],
+        outputs: Sequence[str],
     ) -> list[Known]:
-        """Write the nodes of a function where it is called."""
+        """Write the nodes of a function where it is called; what nobody reads may have no value in it."""
         given = {attribute.name: attribute for attribute in function.attribute_proto}
         given.update(attributes)
         scope = Scope(None, read_opsets(function.opset_import, f"the function {function.name!r}"), given)
@@ -159,7 +160,8 @@ class Builder:
         for index, name in enumerate(function.input):
             scope.define(name, inputs[index] if index < len(inputs) else None)
         self.add_nodes(program, function.node, scope)
-        return [scope.find(name) for name in function.output]
+        wanted = [name if at < len(outputs) and outputs[at] else "" for at, name in enumerate(function.output)]
+        return [scope.find(name) for name in wanted]
 
     def _constant_node(self, node: NodeProto, scope: Scope, attributes: Mapping[str, AttributeProto]) -> Known:
         if len(attributes) != 1:
@@ -211,9 +213,7 @@ class Builder:
         if "training" in found.given:
             kwargs["training"] = program.held("training")
         result = program.call(found.function, args, kwargs)
-        values = [
-            one for one, kind in zip(args, self._kinds(found, len(args)), strict=True) if kind is InputKind.VALUE
-        ]
+        values = [one for one, kind in zip(args, self._kinds(found, len(args)), strict=True) if kind is InputKind.VALUE]
         maybe = node.op_type in _SOURCES or all(isinstance(one, Host) or one in program.maybe_host for one in values)
         results = [program.call(operator.getitem, (result, at)) for at in range(outputs)] if found.several else [result]
         if found.host and maybe:
@@ -224,9 +224,7 @@ class Builder:
         more = [] if found.variadic is None else [found.variadic] * (count - len(found.inputs))
         return [*found.inputs, *more][:count]
 
-    def _arguments(
-        self, program: Program, found: Operator, inputs: list[Known], refuse: Any
-    ) -> list[Any]:
+    def _arguments(self, program: Program, found: Operator, inputs: list[Known], refuse: Any) -> list[Any]:
         given = list(inputs)
         while len(given) > found.required and given[-1] is None:
             given.pop()
@@ -277,14 +275,14 @@ class Builder:
 
     def refusal(self, node: NodeProto, scope: Scope, reason: str) -> OnnxModelError:
         """An error about a node."""
-        domain = domain_of(node.domain)
+        domain, version = domain_of(node.domain), scope.opsets.get(domain_of(node.domain))
         name = node.name or next((output for output in node.output if output), "")
         return OnnxModelError(
-            reason=f"node {name!r}, {domain or 'ai.onnx'}::{node.op_type} of opset {scope.opsets.get(domain)}: {reason}",
+            reason=f"node {name!r}, {domain or 'ai.onnx'}::{node.op_type} of opset {version}: {reason}",
             node=name,
             op_type=node.op_type,
             domain=domain,
-            opset=scope.opsets.get(domain),
+            opset=version,
         )
 
 
@@ -300,7 +298,7 @@ def schema_function(
     Those of some operators depend on the types of the inputs, which are known in the outermost graph.
     """
     try:
-        schema = onnx.defs.get_schema(node.op_type, version, domain)
+        schema: Any = onnx.defs.get_schema(node.op_type, version, domain)
     except onnx.defs.SchemaError:
         return None
     versions = [one for one in schema.function_opset_versions if one <= version]
@@ -312,9 +310,7 @@ def schema_function(
         if not versions or any(one is None and name for one, name in zip(types, node.input, strict=True)):
             return None
         kinds = [(one or TypeProto()).SerializeToString() for one in types]
-        text = schema.get_context_dependent_function_with_opset_version(
-            max(versions), node.SerializeToString(), kinds
-        )
+        text = schema.get_context_dependent_function_with_opset_version(max(versions), node.SerializeToString(), kinds)
     function = FunctionProto.FromString(text)
     if not function.node:
         return None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
-from onnx import AttributeProto, GraphProto, NodeProto
+from onnx import AttributeProto, GraphProto, NodeProto, ValueInfoProto
 from torch import fx
 
 from ort_dynamo.training.onnx_module.build import Builder
@@ -95,9 +95,7 @@ def _loop(
     if trips is None and (condition is None or isinstance(condition, Host)) and _goes_on(body):
         raise builder.refusal(node, scope, "it has no end")
     state = [builder.argument(program, one, InputKind.VALUE) for one in inputs[2:]]
-    empty = [
-        _type_of(builder, node, scope, output) for output in body.output[1 + carried :]
-    ]
+    empty = [_type_of(output) for output in body.output[1 + carried :]]
     inner, outside = _program(builder, program, scope, body, True)
     result = program.call_module(
         LoopNode(inner, carried, empty),
@@ -115,9 +113,10 @@ def _goes_on(body: GraphProto) -> bool:
     return body.output[0].name in names
 
 
-def _type_of(builder: Builder, node: NodeProto, scope: Scope, output: Any) -> tuple[torch.dtype, tuple[int, ...]]:
+def _type_of(output: ValueInfoProto) -> tuple[torch.dtype, tuple[int, ...]] | None:
+    """The dtype and shape that a body claims for an output; None if it claims none."""
     if not output.type.HasField("tensor_type"):
-        raise builder.refusal(node, scope, f"the output {output.name!r} of its body is no tensor")
+        return None
     kind = output.type.tensor_type
     shape = tuple(max(dim.dim_value, 0) for dim in kind.shape.dim)
     return element_type(kind.elem_type, f"the output {output.name!r}"), shape

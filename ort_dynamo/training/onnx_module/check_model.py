@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto
 
 from ort_dynamo.errors import OnnxModelError
 from ort_dynamo.training.onnx_module.registry import MICROSOFT
@@ -64,8 +64,11 @@ def read_opsets(imports: Iterable[onnx.OperatorSetIdProto], what: str) -> dict[s
     return found
 
 
-def check_model(model: ModelProto) -> None:
+def check_model(model: ModelProto) -> dict[str, TypeProto]:
     """Check sizes, depths and functions here, and the rest by onnx, whose errors are chained.
+
+    Returns:
+        The types of the outermost graph's values, as far as onnx finds them out.
 
     Raises:
         OnnxModelError: says what is wrong.
@@ -82,11 +85,12 @@ def check_model(model: ModelProto) -> None:
         for output in light.graph.output:  # its sizes may be claimed wrongly, as those of other values
             if output.type.HasField("tensor_type"):
                 output.type.tensor_type.ClearField("shape")
-        onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=True)
+        typed = onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise OnnxModelError(reason=f"it is not valid: {error}") from error
     except (RuntimeError, ValueError, TypeError, IndexError) as error:  # what onnx lets through of C++ and protobuf
         raise OnnxModelError(reason=f"it cannot be checked: {error}") from error
+    return {one.name: one.type for one in (*typed.graph.input, *typed.graph.value_info)}
 
 
 class _Counter:
@@ -179,5 +183,3 @@ def _rename(nodes: Iterable[NodeProto], opset: int, depth: int) -> bool:
         for graph in subgraphs(node):
             found = _rename(graph.node, opset, depth + 1) or found
     return found
-
-

@@ -7,7 +7,7 @@ does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from ort_dynamo.training.onnx_module.host_values import Host, Value, as_tensor, flag, integer
 
 __all__ = ["IfNode", "LoopNode", "ScanNode"]
+
+_Like: TypeAlias = tuple[torch.dtype, tuple[int, ...]] | None
 
 
 class IfNode(nn.Module):
@@ -46,10 +48,11 @@ class LoopNode(nn.Module):
         body: called with the model, the number of the iteration, the condition, the carried values and what it reads
             from outside; returns the condition, the carried values, and values to be stacked.
         carried: how many values are carried.
-        empty: dtype and shape of each stacked value, for no iterations at all; unknown sizes are 0.
+        empty: dtype and shape of each stacked value, for no iterations at all; None where they are not known, and 0
+            for unknown sizes.
     """
 
-    def __init__(self, body: nn.Module, carried: int, empty: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> None:
+    def __init__(self, body: nn.Module, carried: int, empty: Sequence[_Like]) -> None:
         super().__init__()
         self.body = body
         self.carried = carried
@@ -78,14 +81,14 @@ class LoopNode(nn.Module):
             for row, value in zip(rows, outputs[1 + self.carried :], strict=True):
                 row.append(as_tensor(value, device))
             count += 1
-        return (*current, *(_stack(row, 0, like, device) for row, like in zip(rows, self.empty, strict=True)))
+        return (*current, *(_stack(row, like, device) for row, like in zip(rows, self.empty, strict=True)))
 
 
-def _stack(
-    row: list[Tensor], axis: int, like: tuple[torch.dtype, tuple[int, ...]], device: torch.device | None
-) -> Tensor:
+def _stack(row: list[Tensor], like: _Like, device: torch.device | None) -> Tensor:
     if row:
-        return torch.stack(row, axis)
+        return torch.stack(row)
+    if like is None:
+        raise ValueError("a Loop stacks values of no known type, and ran no iteration")
     dtype, shape = like
     return torch.empty((0, *shape), dtype=dtype, device=device)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import torch
@@ -199,4 +199,3 @@ HOST_RULES: dict[str, Callable[..., Any]] = {
     "Not": operator.not_,
 }
 """ONNX's pointwise operators, of numbers; Div is that of integers."""
-

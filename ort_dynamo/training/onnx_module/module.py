@@ -22,7 +22,7 @@ _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """Under which torch's exporter writes what an initializer was: PARAMETER, BUFFER or CONSTANT_TENSOR."""
 
 
-_OWN_NAMES = frozenset({CONSTANTS, "_model", "_program", "input_names", "onnx_names", "output_names"})
+_OWN_NAMES = frozenset({CONSTANTS, "_model", "_program", "_types", "input_names", "onnx_names", "output_names"})
 
 
 class OnnxModule(nn.Module):
@@ -55,13 +55,11 @@ class OnnxModule(nn.Module):
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
 
-    def __init__(
-        self, model: ModelProto, frozen: Collection[str] = (), *, base_dir: str | Path | None = None
-    ) -> None:
+    def __init__(self, model: ModelProto, frozen: Collection[str] = (), *, base_dir: str | Path | None = None) -> None:
         super().__init__()
         if not isinstance(model, ModelProto):
             raise TypeError(f"expected an onnx.ModelProto, not {type(model).__name__}")
-        check_model(model)
+        self._types = check_model(model)
         stored = _initializers(model, None if base_dir is None else Path(base_dir))
         builder = self._build(model, stored)
         constants = Holder()
@@ -84,9 +82,8 @@ class OnnxModule(nn.Module):
             stored[name].key = key
         functions = {(domain_of(one.domain), one.name, one.overload): one for one in model.functions}
         builder = Builder(functions, stored)
-        types = {one.name: one.type for one in (*model.graph.input, *model.graph.value_info)}
         opsets = read_opsets(model.opset_import, "the model")
-        self._program = builder.build(model.graph, self.input_names, opsets, types)
+        self._program = builder.build(model.graph, self.input_names, opsets, self._types)
         return builder
 
     def _hold(self, stored: Mapping[str, Stored], frozen: Collection[str]) -> None:
@@ -112,7 +109,7 @@ class OnnxModule(nn.Module):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         model = to_model_proto(self)
         training = self.training
         self._build(model, _initializers(model, None))
@@ -168,10 +165,7 @@ def _kind_of(name: str, one: Stored) -> str:
 
 def _initializers(model: ModelProto, base_dir: Path | None) -> dict[str, Stored]:
     kinds = {
-        one.name: entry.value
-        for one in model.graph.value_info
-        for entry in one.metadata_props
-        if entry.key == _KIND
+        one.name: entry.value for one in model.graph.value_info for entry in one.metadata_props if entry.key == _KIND
     }
     found: dict[str, Stored] = {}
     for tensor in model.graph.initializer:

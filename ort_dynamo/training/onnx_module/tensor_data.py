@@ -18,16 +18,11 @@ from ort_dynamo.errors import OnnxModelError
 __all__ = ["element_type", "read_tensor", "write_tensor"]
 
 _TORCH: dict[int, torch.dtype] = {int(onnx_type): dtype for dtype, onnx_type in TORCH_TO_ONNX.items()}
-_TORCH.update(
-    {TensorProto.UINT16: torch.uint16, TensorProto.UINT32: torch.uint32, TensorProto.UINT64: torch.uint64}
-)
 
 _FIELDS: dict[torch.dtype, tuple[str, Any, torch.dtype]] = {
     torch.float32: ("float_data", np.float32, torch.float32),
     torch.float64: ("double_data", np.float64, torch.float64),
     torch.int64: ("int64_data", np.int64, torch.int64),
-    torch.uint32: ("uint64_data", np.uint64, torch.uint64),
-    torch.uint64: ("uint64_data", np.uint64, torch.uint64),
 }
 """The field of each dtype's elements, where they are not in raw_data, as what numpy reads it, and torch."""
 
@@ -36,7 +31,7 @@ _BITS = {torch.float16, torch.bfloat16}
 
 
 def element_type(number: int, what: str) -> torch.dtype:
-    """The dtype of an ONNX element type; OnnxModelError for strings, complex numbers and types below 8 bits."""
+    """The dtype of an ONNX element type; OnnxModelError for what torch has no arithmetic for."""
     if number not in _TORCH:
         names = {value: name for name, value in TensorProto.DataType.items()}
         raise OnnxModelError(reason=f"{what} has the element type {names.get(number, number)}, which cannot be trained")
@@ -112,7 +107,9 @@ def _read_file(proto: TensorProto, length: int, base_dir: Path | None, what: str
         raise OnnxModelError(reason=f"{what} has its data in {location!r}, which is no file in {folder}")
     offset, said = (_whole(entries.get(key), what, key) for key in ("offset", "length"))
     if said is not None and said != length:
-        raise OnnxModelError(reason=f"{what} has {said} bytes in {location!r}; its dimensions and its type need {length}")
+        raise OnnxModelError(
+            reason=f"{what} has {said} bytes in {location!r}; its dimensions and its type need {length}"
+        )
     start = offset or 0
     if start + length > path.stat().st_size:
         raise OnnxModelError(reason=f"{what} needs {length} bytes at {start} in {location!r}, which is shorter")
@@ -146,7 +143,5 @@ def write_tensor(proto: TensorProto, values: Tensor) -> None:
         return
     flat = found.reshape(-1)
     numbers = flat.view(torch.int16).numpy().view(np.uint16) if dtype in _BITS else flat.to(held).numpy()
-    proto.ClearField(name)  # type: ignore[arg-type]
+    proto.ClearField(name)
     getattr(proto, name).extend(numbers.astype(kind).tolist())
-
-

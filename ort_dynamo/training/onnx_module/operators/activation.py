@@ -119,13 +119,13 @@ def quick_gelu(x: Tensor, *, alpha: float = 1.702) -> Tensor:
 
 
 @onnx_operator("Clip", 6)
-def clip_by_attributes(x: Tensor, *, min: float = -math.inf, max: float = math.inf) -> Tensor:  # noqa: A002
+def clip_by_attributes(x: Tensor, *, min: float = -math.inf, max: float = math.inf) -> Tensor:
     """Within two numbers."""
     return torch.clamp(x, min, max)
 
 
 @onnx_operator("Clip", 11)
-def clip(x: Tensor, min: Setting | None = None, max: Setting | None = None) -> Tensor:  # noqa: A002
+def clip(x: Tensor, min: Setting | None = None, max: Setting | None = None) -> Tensor:
     """Within two scalars, each of which may be absent."""
     if min is None and max is None:
         return x

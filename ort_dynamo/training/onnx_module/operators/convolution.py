@@ -118,7 +118,9 @@ def transposed_convolution(
     # The output padding is room that the kernels do not reach; what is cut off is counted from the outer edges.
     found = transpose(x, w, None, strides, 0, 0, group, dilations)
     edges = [
-        width for head, tail, more in zip(before[::-1], after[::-1], extra[::-1], strict=True) for width in (-head, more - tail)
+        width
+        for head, tail, more in zip(before[::-1], after[::-1], extra[::-1], strict=True)
+        for width in (-head, more - tail)
     ]
     found = F.pad(found, edges)
     return found if b is None else found + torch.reshape(b, (-1, *[1] * rank))

@@ -70,7 +70,12 @@ def largest(x: Tensor, k: Setting, *, axis: int = -1) -> tuple[Tensor, Tensor]:
 
 @onnx_operator("TopK", 11)
 def top(
-    x: Tensor, k: Setting, *, axis: int = -1, largest: int = 1, sorted: int = 1  # noqa: A002
+    x: Tensor,
+    k: Setting,
+    *,
+    axis: int = -1,
+    largest: int = 1,
+    sorted: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """The k largest or smallest along an axis and their places; the first of equals comes first."""
     return _top(x, integer(k), axis, bool(largest))

@@ -29,7 +29,5 @@ def gather_nd(x: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
         shape = [1] * (indices.dim() - 1)
         shape[axis] = -1
         common.append(torch.reshape(torch.arange(x.shape[axis], device=x.device), shape))
-    own = [
-        from_start(part, x.shape[batch_dims + position]) for position, part in enumerate(torch.unbind(indices, -1))
-    ]
+    own = [from_start(part, x.shape[batch_dims + position]) for position, part in enumerate(torch.unbind(indices, -1))]
     return x[(*common, *own)]

@@ -21,7 +21,12 @@ _NO_CLASS = -100
 
 @onnx_operator("NegativeLogLikelihoodLoss")
 def nll_loss(
-    x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int | None = None, reduction: _Reduction = "mean"
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: _Reduction = "mean",
 ) -> Tensor:
     """Minus the log-probability (N, C, …) of the target class (N, …), weighted by class."""
     ignored = _NO_CLASS if ignore_index is None else ignore_index
@@ -39,7 +44,9 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """The same of scores that are no log-probabilities yet, and these."""
     log_probabilities = torch.log_softmax(scores, 1)
-    return nll_loss(log_probabilities, labels, weights, ignore_index=ignore_index, reduction=reduction), log_probabilities
+    return nll_loss(
+        log_probabilities, labels, weights, ignore_index=ignore_index, reduction=reduction
+    ), log_probabilities
 
 
 @onnx_operator("SoftmaxCrossEntropyLossInternal", 1, MICROSOFT)

@@ -25,8 +25,8 @@ def gemm(
     *,
     alpha: float = 1.0,
     beta: float = 1.0,
-    transA: int = 0,  # noqa: N803
-    transB: int = 0,  # noqa: N803
+    transA: int = 0,
+    transB: int = 0,
 ) -> Tensor:
     """alpha·A·B + beta·C, with A and B transposed first if asked, and C broadcast."""
     left = torch.t(a) if transA else a
@@ -60,10 +60,10 @@ def fused_matmul(
     b: Tensor,
     *,
     alpha: float = 1.0,
-    transA: int = 0,  # noqa: N803
-    transB: int = 0,  # noqa: N803
-    transBatchA: int = 0,  # noqa: N803
-    transBatchB: int = 0,  # noqa: N803
+    transA: int = 0,
+    transB: int = 0,
+    transBatchA: int = 0,
+    transBatchB: int = 0,
 ) -> Tensor:
     """alpha·A·B, each transposed first if asked."""
     found = torch.matmul(_transposed(a, transA, transBatchA), _transposed(b, transB, transBatchB))
@@ -72,7 +72,12 @@ def fused_matmul(
 
 @onnx_operator("TransposeMatMul", 1, MICROSOFT)
 def transpose_matmul(
-    a: Tensor, b: Tensor, *, alpha: float = 1.0, transA: int = 0, transB: int = 0  # noqa: N803
+    a: Tensor,
+    b: Tensor,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
 ) -> Tensor:
     """The name that FusedMatMul had."""
     return fused_matmul(a, b, alpha=alpha, transA=transA, transB=transB)

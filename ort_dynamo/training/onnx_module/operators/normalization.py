@@ -199,9 +199,7 @@ def skip_simplified_layer_norm(
 
 
 @onnx_operator("LRN")
-def local_response_norm(
-    x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
-) -> Tensor:
+def local_response_norm(x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Tensor:
     """x / (bias + alpha / size · sum of squares of `size` neighbouring channels) ** beta."""
     square = torch.unsqueeze(torch.reshape(x * x, (x.shape[0], x.shape[1], -1)), 1)
     before = (size - 1) // 2

@@ -75,10 +75,11 @@ def _register_host_unary(name: str, function: Callable[[Tensor], Tensor]) -> Non
 
 def _register_binary(name: str, function: Callable[[Any, Any], Tensor]) -> None:
     rule, dtype = HOST_RULES[name], torch.bool if name in _BOOL else None
+    of_floats = operator.truediv if name == "Div" else rule
 
     def apply(a: Value, b: Value) -> Value:
         if isinstance(a, Host) and isinstance(b, Host):
-            return map_host(operator.truediv if name == "Div" and a.dtype.is_floating_point else rule, a, b, dtype=dtype)
+            return map_host(of_floats if a.dtype.is_floating_point else rule, a, b, dtype=dtype)
         return function(*operands(a, b))
 
     apply.__name__ = apply.__qualname__ = f"onnx_{name}"
@@ -140,9 +141,10 @@ def power(x: Value, y: Value) -> Value:
     """The power has the base's dtype."""
     if isinstance(x, Host) and isinstance(y, Host):
         return map_host(_host_power, x, y)
-    base = as_tensor(x, y.device) if isinstance(y, Tensor) else x
-    exponent = y.values[0] if isinstance(y, Host) and y.scalar else as_tensor(y, base.device)  # type: ignore[union-attr]
-    return torch.pow(base, exponent).to(base.dtype)  # type: ignore[arg-type, union-attr]
+    if isinstance(x, Tensor) and isinstance(y, Host) and y.scalar:
+        return torch.pow(x, y.values[0]).to(x.dtype)
+    base, exponent = _all_tensors((x, y))
+    return torch.pow(base, exponent).to(base.dtype)
 
 
 def _host_power(a: Any, b: Any) -> Any:
@@ -156,8 +158,7 @@ def modulo(a: Value, b: Value, *, fmod: int = 0) -> Value:
     """With the sign of the dividend if `fmod`, else of the divisor."""
     if isinstance(a, Host) and isinstance(b, Host):
         return map_host(math.fmod if fmod else lambda x, y: x % y, a, b)
-    device = (b if isinstance(a, Host) else a).device  # type: ignore[union-attr]
-    return (torch.fmod if fmod else torch.remainder)(as_tensor(a, device), as_tensor(b, device))
+    return (torch.fmod if fmod else torch.remainder)(*_all_tensors((a, b)))
 
 
 @onnx_operator("BitShift")
@@ -225,7 +226,8 @@ def where(condition: Value, x: Value, y: Value) -> Value:
     values = (condition, x, y)
     if all(isinstance(value, Host) for value in values):
         return map_host(HOST_RULES["Where"], condition, x, y, dtype=x.dtype)  # type: ignore[arg-type]
-    return torch.where(*_all_tensors(values))
+    chosen, first, second = _all_tensors(values)
+    return torch.where(chosen, first, second)
 
 
 @onnx_operator("IsInf")

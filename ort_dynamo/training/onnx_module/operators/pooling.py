@@ -133,7 +133,7 @@ def average_pool(
     before, after = pads_of(auto_pad, pads, x.shape[2:], kernel_shape, strides, dilations)
     room = _missing(x, kernel_shape, strides, dilations, before, after, bool(ceil_mode))
     if not ceil_mode and not any(before) and not any(after) and all(step == 1 for step in dilations):
-        return (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1](x, kernel_shape, strides)  # type: ignore[operator, no-any-return]
+        return (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1](x, kernel_shape, strides)
     ones = torch.ones_like(x[:1, :1])
     counted = F.pad(ones, _flat(before, after), value=1.0 if count_include_pad else 0.0)
     rest = [more - tail for more, tail in zip(room, after, strict=True)]

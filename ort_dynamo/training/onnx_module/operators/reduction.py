@@ -97,9 +97,7 @@ def _register(name: str, function: Callable[[Tensor, list[int], bool], Tensor]) 
     def by_attribute(x: Value, *, axes: list[int] | None = None, keepdims: int = 1) -> Value:
         return reduced(x, axes, bool(keepdims))
 
-    def by_input(
-        x: Value, axes: Setting | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
-    ) -> Value:
+    def by_input(x: Value, axes: Setting | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Value:
         wanted = None if axes is None else integers(axes)
         if not wanted and noop_with_empty_axes:
             return function(as_tensor(x), [], True)

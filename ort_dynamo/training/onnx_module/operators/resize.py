@@ -14,9 +14,7 @@ from ort_dynamo.training.onnx_module.registry import onnx_operator
 __all__: list[str] = []
 
 _Mode: TypeAlias = Literal["nearest", "linear", "cubic"]
-_Places: TypeAlias = Literal[
-    "half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "align_corners", "asymmetric"
-]
+_Places: TypeAlias = Literal["half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "align_corners", "asymmetric"]
 _Nearest: TypeAlias = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 
 
@@ -95,9 +93,7 @@ def _resize(
 ) -> Tensor:
     axes = list(range(x.dim())) if axes is None else axes
     if scales is not None:
-        targets = [
-            (math.floor(x.shape[axis] * scale), scale) for axis, scale in zip(axes, scales, strict=True)
-        ]
+        targets = [(math.floor(x.shape[axis] * scale), scale) for axis, scale in zip(axes, scales, strict=True)]
     elif sizes is not None:
         targets = [(size, size / x.shape[axis]) for axis, size in zip(axes, sizes, strict=True)]
     else:

@@ -151,9 +151,7 @@ def _split(x: Value, axis: int, parts: list[int] | None, outputs: int) -> tuple[
 
 
 @onnx_operator("Split")
-def split_by_attribute(
-    x: Value, *, axis: int = 0, split: list[int] | None = None, outputs: int
-) -> tuple[Value, ...]:
+def split_by_attribute(x: Value, *, axis: int = 0, split: list[int] | None = None, outputs: int) -> tuple[Value, ...]:
     """Into parts of given lengths, or equal ones."""
     return _split(x, axis, split, outputs)
 
@@ -214,11 +212,10 @@ def slice_by_inputs(
 
 
 @onnx_operator("ConstantOfShape")
-def constant_of_shape(
-    shape: Setting, *, value: Host = Host((0.0,), True, torch.float32), device: torch.device | None
-) -> Value:
+def constant_of_shape(shape: Setting, *, value: Host | None = None, device: torch.device | None) -> Value:
     """One number everywhere; a Host where its length is that of a shape."""
     sizes = integers(shape)
+    value = value or Host((0.0,), True, torch.float32)
     (fill,) = value.values
     if isinstance(shape, Host) and shape.fixed and len(sizes) == 1 and 0 <= sizes[0] <= HOST_LIMIT:
         return Host((fill,) * sizes[0], False, value.dtype, True)

@@ -6,8 +6,8 @@ What computes with known numbers only is computed here; what else there is becom
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import onnx
 import torch
@@ -15,18 +15,16 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TypeProto
 from torch import Tensor, fx
 
 from ort_dynamo.errors import OnnxModelError
-from ort_dynamo.training.onnx_module import operators
 from ort_dynamo.training.onnx_module.attributes import bind_attributes, own_attributes
 from ort_dynamo.training.onnx_module.check_model import FunctionKey, domain_of, function_key, read_opsets
 from ort_dynamo.training.onnx_module.host_values import Host, as_tensor, device_of
+from ort_dynamo.training.onnx_module.operators import pointwise  # and registers all
 from ort_dynamo.training.onnx_module.program import Known, Program, Scope, Stored
 from ort_dynamo.training.onnx_module.registry import InputKind, Operator, find_operator
 from ort_dynamo.training.onnx_module.size_limits import check_sizes
 from ort_dynamo.training.onnx_module.tensor_data import read_tensor
 
 __all__ = ["CONSTANTS", "Builder"]
-
-_ = operators  # importing them registers them
 
 CONSTANTS = "onnx_constants"
 """The part of the module that holds tensors of no state dict."""
@@ -196,14 +194,19 @@ class Builder:
             return self.refusal(node, scope, reason)
 
         kwargs = bind_attributes(attributes, found.attributes, found.needed, refuse)
-        args = self._arguments(program, found, inputs, refuse)
+        given, kinds = self._check_inputs(found, inputs, refuse)
+        known = [one.as_host(False) if isinstance(one, Stored) else one for one in given]
+        if found.function.__module__ == pointwise.__name__ and not found.host and _all_hosts(known):
+            # Left to run, Dynamo would take a scalar of the file for an input that may change.
+            return self._compute(found, [as_tensor(one) for one in known], kwargs, refuse)
+        args = [self.argument(program, one, kind) for one, kind in zip(given, kinds, strict=True)]
         if "outputs" in found.given:
             kwargs["outputs"] = outputs
         try:
             check_sizes(node.op_type, args, kwargs)
         except ValueError as error:
             raise refuse(str(error)) from error
-        if found.host and not found.given - {"outputs"} and all(isinstance(one, Host | None) for one in args):
+        if found.host and not found.given - {"outputs"} and _all_hosts([one for one in args if one is not None]):
             return self._compute(found, args, kwargs, refuse)
         statistics = [one for one, kind in zip(inputs, found.inputs, strict=False) if kind is InputKind.STATISTIC]
         if "in_place" in found.given:
@@ -213,29 +216,29 @@ class Builder:
         if "training" in found.given:
             kwargs["training"] = program.held("training")
         result = program.call(found.function, args, kwargs)
-        values = [one for one, kind in zip(args, self._kinds(found, len(args)), strict=True) if kind is InputKind.VALUE]
+        values = [one for one, kind in zip(args, kinds, strict=True) if kind is InputKind.VALUE]
         maybe = node.op_type in _SOURCES or all(isinstance(one, Host) or one in program.maybe_host for one in values)
         results = [program.call(operator.getitem, (result, at)) for at in range(outputs)] if found.several else [result]
         if found.host and maybe:
             program.maybe_host.update(results)
         return results
 
-    def _kinds(self, found: Operator, count: int) -> list[InputKind]:
-        more = [] if found.variadic is None else [found.variadic] * (count - len(found.inputs))
-        return [*found.inputs, *more][:count]
-
-    def _arguments(self, program: Program, found: Operator, inputs: list[Known], refuse: Any) -> list[Any]:
+    def _check_inputs(
+        self, found: Operator, inputs: Sequence[Known], refuse: Callable[[str], OnnxModelError]
+    ) -> tuple[list[Known], list[InputKind]]:
+        """The inputs that are there, and what the operator takes for each."""
         given = list(inputs)
         while len(given) > found.required and given[-1] is None:
             given.pop()
-        kinds = self._kinds(found, len(given))
+        more = [] if found.variadic is None else [found.variadic] * (len(given) - len(found.inputs))
+        kinds = [*found.inputs, *more][: len(given)]
         if len(given) > len(kinds):
             raise refuse(f"it has {len(given)} inputs; there are at most {len(found.inputs)}")
         if len(given) < found.required or any(one is None for one in given[: found.required]):
             raise refuse(f"it has {len(given)} inputs; at least {found.required} have to be there")
         if found.variadic is not None and any(one is None for one in given[len(found.inputs) :]):
             raise refuse("one of its inputs is left out")
-        return [self.argument(program, one, kind) for one, kind in zip(given, kinds, strict=True)]
+        return given, kinds
 
     def argument(self, program: Program, value: Known, kind: InputKind) -> Any:
         """A value in the form that an operator takes."""
@@ -264,7 +267,9 @@ class Builder:
         node = program.local(value)
         return program.call(as_tensor, (node, program.local(self.device))) if node in program.maybe_host else node
 
-    def _compute(self, found: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], refuse: Any) -> list[Known]:
+    def _compute(
+        self, found: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], refuse: Callable[[str], OnnxModelError]
+    ) -> list[Known]:
         """The result of known numbers."""
         try:
             result = found.function(*args, **kwargs)
@@ -284,6 +289,10 @@ class Builder:
             domain=domain,
             opset=version,
         )
+
+
+def _all_hosts(values: Sequence[Any]) -> TypeGuard[Sequence[Host]]:
+    return all(isinstance(value, Host) for value in values)
 
 
 def _no_device() -> None:

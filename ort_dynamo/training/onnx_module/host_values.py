@@ -68,9 +68,12 @@ Statistic: TypeAlias = Annotated[Tensor, "statistic"]
 
 def as_tensor(value: Value, device: torch.device | None = None) -> Tensor:
     """The tensor of a value, on `device` if it is a Host."""
-    if isinstance(value, Host):
-        return torch.tensor(value.values[0] if value.scalar else value.values, dtype=value.dtype, device=device)
-    return value
+    if not isinstance(value, Host):
+        return value
+    elements = value.values[0] if value.scalar else value.values
+    if all(isinstance(element, int) for element in value.values):  # as it is: see cast_number
+        return torch.tensor(elements, dtype=torch.int64, device=device).to(value.dtype)
+    return torch.tensor(elements, dtype=value.dtype, device=device)
 
 
 def device_of(tensor: Tensor) -> torch.device:

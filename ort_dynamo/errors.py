@@ -19,6 +19,7 @@ __all__ = [
     "MissingPackageError",
     "ModelFileError",
     "NotCompiledError",
+    "OnnxModelError",
     "OrtDynamoError",
     "PassBrokeGraphError",
     "ProviderNotAvailableError",
@@ -186,6 +187,15 @@ class TrainingGraphError(OrtDynamoError):
     """A model's training step cannot be one graph."""
 
     message = "The training step of this model cannot be one graph: {reason}"
+
+
+class OnnxModelError(OrtDynamoError, ValueError):
+    """A model in ONNX that cannot be trained: the file is not valid, or a node is not supported.
+
+    Its facts are the `reason` and, where it is about a node, `node`, `op_type`, `domain` and `opset`.
+    """
+
+    message = "This ONNX model cannot be trained: {reason}"
 
 
 class PassBrokeGraphError(OrtDynamoError):

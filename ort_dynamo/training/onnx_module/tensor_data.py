@@ -1,0 +1,147 @@
+"""Reading and writing the elements of a TensorProto, which is believed only as far as its data goes."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from onnx import TensorProto
+from torch import Tensor
+
+from ort_dynamo.dtypes import TORCH_TO_ONNX
+from ort_dynamo.errors import OnnxModelError
+
+__all__ = ["element_type", "read_tensor", "write_tensor"]
+
+_TORCH: dict[int, torch.dtype] = {int(onnx_type): dtype for dtype, onnx_type in TORCH_TO_ONNX.items()}
+
+_FIELDS: dict[torch.dtype, tuple[str, Any, torch.dtype]] = {
+    torch.float32: ("float_data", np.float32, torch.float32),
+    torch.float64: ("double_data", np.float64, torch.float64),
+    torch.int64: ("int64_data", np.int64, torch.int64),
+}
+"""The field of each dtype's elements, where they are not in raw_data, as what numpy reads it, and torch."""
+
+_BITS = {torch.float16, torch.bfloat16}
+"""Kept in int32_data as the bits of 16."""
+
+
+def element_type(number: int, what: str) -> torch.dtype:
+    """The dtype of an ONNX element type; OnnxModelError for what torch has no arithmetic for."""
+    if number not in _TORCH:
+        names = {value: name for name, value in TensorProto.DataType.items()}
+        raise OnnxModelError(reason=f"{what} has the element type {names.get(number, number)}, which cannot be trained")
+    return _TORCH[number]
+
+
+def read_tensor(proto: TensorProto, base_dir: Path | None = None) -> Tensor:
+    """A tensor of its own memory, on the CPU.
+
+    Args:
+        proto: with data, or a place in a file.
+        base_dir: where such files may be; none are read without.
+
+    Raises:
+        OnnxModelError: the element type is not supported, the data does not fit the dimensions, or the file is not
+            inside the folder, or too short.
+    """
+    what = f"the tensor {proto.name!r}"
+    dtype = element_type(proto.data_type, what)
+    if any(size < 0 for size in proto.dims):
+        raise OnnxModelError(reason=f"{what} has negative dimensions: {list(proto.dims)}")
+    if proto.HasField("segment"):
+        raise OnnxModelError(reason=f"{what} is a segment of one, which is not supported")
+    count = math.prod(proto.dims)
+    if proto.data_location == TensorProto.EXTERNAL:
+        data = _read_file(proto, count * dtype.itemsize, base_dir, what)
+        return _of_bytes(data, dtype, proto, count, what)
+    if proto.HasField("raw_data"):
+        return _of_bytes(proto.raw_data, dtype, proto, count, what)
+    name, kind, held = _FIELDS.get(dtype, ("int32_data", np.int32, torch.int32))
+    field = getattr(proto, name)
+    if len(field) != count:
+        raise OnnxModelError(reason=f"{what} has {len(field)} elements in {name}; its dimensions say {count}")
+    values = torch.from_numpy(np.array(field, dtype=kind))
+    if dtype in _BITS:
+        values = torch.from_numpy(np.array(field, dtype=np.int32).astype(np.uint16).view(np.int16)).view(dtype)
+    return _shaped(values.to(dtype) if held != dtype and dtype not in _BITS else values, proto, what)
+
+
+def _of_bytes(data: bytes, dtype: torch.dtype, proto: TensorProto, count: int, what: str) -> Tensor:
+    if len(data) != count * dtype.itemsize:
+        raise OnnxModelError(
+            reason=f"{what} has {len(data)} bytes of data; its dimensions {list(proto.dims)} and its type need "
+            f"{count * dtype.itemsize}"
+        )
+    if not data:
+        return _shaped(torch.empty(0, dtype=dtype), proto, what)
+    if dtype == torch.bool:
+        return _shaped(torch.frombuffer(bytearray(data), dtype=torch.uint8) != 0, proto, what)
+    return _shaped(torch.frombuffer(bytearray(data), dtype=dtype), proto, what)
+
+
+def _shaped(values: Tensor, proto: TensorProto, what: str) -> Tensor:
+    try:
+        return values.reshape(tuple(proto.dims))
+    except (RuntimeError, OverflowError) as error:
+        raise OnnxModelError(reason=f"{what} cannot have the dimensions {list(proto.dims)}: {error}") from error
+
+
+def _read_file(proto: TensorProto, length: int, base_dir: Path | None, what: str) -> bytes:
+    entries = {entry.key: entry.value for entry in proto.external_data}
+    location = entries.get("location", "")
+    if base_dir is None:
+        raise OnnxModelError(
+            reason=f"{what} has its data in the file {location!r}: give base_dir, the folder of the model, or load it "
+            "with onnx.load, which reads such files"
+        )
+    if not location or os.path.isabs(location) or ".." in Path(location).parts or "\0" in location:
+        raise OnnxModelError(reason=f"{what} has its data in {location!r}, which is no name of a file in its folder")
+    folder = base_dir.resolve()
+    path = (folder / location).resolve()
+    if not path.is_relative_to(folder) or not path.is_file():
+        raise OnnxModelError(reason=f"{what} has its data in {location!r}, which is no file in {folder}")
+    offset, said = (_whole(entries.get(key), what, key) for key in ("offset", "length"))
+    if said is not None and said != length:
+        raise OnnxModelError(
+            reason=f"{what} has {said} bytes in {location!r}; its dimensions and its type need {length}"
+        )
+    start = offset or 0
+    if start + length > path.stat().st_size:
+        raise OnnxModelError(reason=f"{what} needs {length} bytes at {start} in {location!r}, which is shorter")
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(length)
+
+
+def _whole(text: str | None, what: str, key: str) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or len(text) > 18:
+        raise OnnxModelError(reason=f"{what} has the {key} {text!r} in a file")
+    return int(text)
+
+
+def write_tensor(proto: TensorProto, values: Tensor) -> None:
+    """Put elements into the field that holds them now; into raw_data, if they are in a file.
+
+    Args:
+        proto: of the same dimensions; changed.
+        values: cast to the proto's element type.
+    """
+    dtype = _TORCH[proto.data_type]
+    found = values.detach().to(device="cpu", dtype=dtype).contiguous()
+    name, kind, held = _FIELDS.get(dtype, ("int32_data", np.int32, torch.int32))
+    if proto.data_location == TensorProto.EXTERNAL or proto.HasField("raw_data"):
+        proto.ClearField("external_data")
+        proto.ClearField("data_location")
+        proto.raw_data = found.reshape(-1).view(torch.uint8).numpy().tobytes() if found.numel() else b""
+        return
+    flat = found.reshape(-1)
+    numbers = flat.view(torch.int16).numpy().view(np.uint16) if dtype in _BITS else flat.to(held).numpy()
+    proto.ClearField(name)
+    getattr(proto, name).extend(numbers.astype(kind).tolist())

@@ -45,6 +45,7 @@ TRAINING = {
     "experimental": "The export of gradients.",
     "optim": "Optimizers, and what an ORTTrainer has in their place; `ort_dynamo.optim` is the same.",
     "amp": "Loss scalers; `ort_dynamo.amp` is the same.",
+    "ort_trainer": "The first ORTTrainer, that of onnxruntime.capi.ort_trainer; its descriptions are above.",
     "utils.hooks": "Hooks that look at activations.",
     "utils.data": "Samplers.",
 }
@@ -66,7 +67,8 @@ def make_page() -> str:
     parts += [entry(f"ort_dynamo.{name}", getattr(package, name)) for name in names]
     for path, opening in TRAINING.items():
         module = importlib.import_module(f"ort_dynamo.training.{path}")
-        public = [name for name in module.__all__ if callable(getattr(module, name)) and name not in names]
+        told = [getattr(package, name) for name in names]
+        public = [n for n in module.__all__ if callable(getattr(module, n)) and getattr(module, n) not in told]
         parts.append(f"## ort_dynamo.training.{path}\n\n{opening}\n\n")
         parts += [entry(f"ort_dynamo.training.{path}.{name}", getattr(module, name)) for name in public]
     parts.append("## ort_dynamo.passes.fx\n\nPasses on FX graphs, each in a module of its name.\n\n")

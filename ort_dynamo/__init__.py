@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ort_dynamo.report.require import require_compiled
     from ort_dynamo.report.summary import Summary, summary
     from ort_dynamo.training import amp, optim
+    from ort_dynamo.training.legacy_descriptions import IODescription, ModelDescription
     from ort_dynamo.training.ortmodule import DebugOptions, LogLevel, ORTModule
     from ort_dynamo.training.orttrainer import ORTTrainer
     from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DebugOptions",
+    "IODescription",
     "LogLevel",
     "LoweringContext",
     "MemoryPlan",
+    "ModelDescription",
     "ORTModule",
     "ORTTrainer",
     "ORTTrainerOptions",
@@ -51,9 +54,11 @@ __all__ = [
 
 _HOME = {
     "DebugOptions": "ort_dynamo.training.ortmodule",
+    "IODescription": "ort_dynamo.training.legacy_descriptions",
     "LogLevel": "ort_dynamo.training.ortmodule",
     "LoweringContext": "ort_dynamo.lowering.context",
     "MemoryPlan": "ort_dynamo.planning",
+    "ModelDescription": "ort_dynamo.training.legacy_descriptions",
     "ORTModule": "ort_dynamo.training.ortmodule",
     "ORTTrainer": "ort_dynamo.training.orttrainer",
     "ORTTrainerOptions": "ort_dynamo.training.orttrainer_options",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
 from ort_dynamo.training import amp, checkpoint, model_desc_validation, optim
+from ort_dynamo.training.legacy_descriptions import IODescription, ModelDescription
 from ort_dynamo.training.ortmodule import ORTModule
 from ort_dynamo.training.orttrainer import ORTTrainer
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.train_step_info import TrainStepInfo
 
 __all__ = [
+    "IODescription",
+    "ModelDescription",
     "ORTModule",
     "ORTTrainer",
     "ORTTrainerOptions",

@@ -105,6 +105,8 @@ class ORTTrainer:
         self.model_desc = _ORTTrainerModelDesc(model_desc)
         losses = sum(one.is_loss for one in self.model_desc.outputs)
         require(losses == 1, f"Only one loss output is supported ({losses} were specified)")
+        is_first = loss_fn is None or self.model_desc.loss_index == 0
+        require(is_first, "the loss that 'loss_fn' computes must be the first of the outputs in 'model_desc'")
         self.optim_config = optim_config
         self._device = training_device(options)
         self.options = ORTTrainerOptions() if options is None else options
@@ -156,22 +158,31 @@ class ORTTrainer:
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model in evaluation mode, without gradients: dropout is off, and no buffer changes.
 
-        Arguments, results and errors are those of `train_step`.
+        Arguments, results and errors are those of `train_step`. Where the step info's `fetches` leave out the loss of a
+        loss_fn, the label may be left out, too.
         """
-        inputs = self._inputs(args, kwargs)
         wanted = self._wanted()
-        return self._selected(self._run(inputs).evaluate(inputs), wanted)
+        predicts = self.loss_fn is not None and self.model_desc.loss_index not in wanted
+        inputs = self._inputs(args, kwargs, may_lack_label=predicts)
+        running = self._run(inputs)
+        if len(inputs) < len(self.model_desc.inputs):
+            return self._selected(running.predict(inputs), [index - 1 for index in wanted])
+        return self._selected(running.evaluate(inputs), wanted)
 
-    def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    def _inputs(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, may_lack_label: bool = False
+    ) -> list[Tensor]:
         given = list(args[0]) if len(args) == 1 and isinstance(args[0], (list, tuple)) else list(args)
         names = [one.name for one in self.model_desc.inputs]
         unknown = sorted(kwargs.keys() - set(names))
         require(not unknown, f"model_desc has no inputs {unknown}")
         given += [kwargs[name] for name in names if name in kwargs]
+        if may_lack_label and len(given) == len(names) - 1 and names[-1] not in kwargs:
+            names = names[:-1]
         require(len(given) == len(names), f"model_desc has {len(names)} inputs, and {len(given)} are given")
         tensors = [self._tensor(value, name) for value, name in zip(given, names, strict=True)]
         sizes: dict[str, int] = {}
-        for tensor, described in zip(tensors, self.model_desc.inputs, strict=True):
+        for tensor, described in zip(tensors, self.model_desc.inputs, strict=False):
             for axis, size in zip(described.shape, tensor.shape, strict=False):
                 if isinstance(axis, str):
                     require(sizes.setdefault(axis, size) == size, f"Mismatch in dynamic shape {axis}")
@@ -202,7 +213,7 @@ class ORTTrainer:
     @property
     def _onnx_model(self) -> onnx.ModelProto | None:
         """The ONNX model that was given; of a torch model, the one that `save_as_onnx` would write."""
-        if self._given_onnx is not None or self._running is None:
+        if self._given_onnx is not None or not self._example:
             return self._given_onnx
         return self._current_model()
 
@@ -212,11 +223,12 @@ class ORTTrainer:
         """What runs; made at the first step."""
         if self._running is None:
             self._running = self._made()
-            self._example = list(inputs)
-            self._note_dtypes(inputs)
             if self._waiting is not None:
                 (state_dict, strict), self._waiting = self._waiting, None
                 self._load(state_dict, strict)
+        if not self._example and len(inputs) == len(self.model_desc.inputs):
+            self._example = list(inputs)
+            self._note_dtypes(inputs)
         return self._running
 
     def _made(self) -> RunningModel:
@@ -324,7 +336,7 @@ class ORTTrainer:
             ValueError: path is no path of a file in a folder that exists.
             TrainingGraphError: an operator has no form in ONNX.
         """
-        if self._running is None:
+        if not self._example:
             message = (
                 "Training session is not initialized yet. 'train_step' or 'eval_step' methods must be executed at "
                 "least once before calling 'save_as_onnx()'."

@@ -21,6 +21,8 @@ __all__ = [
     "experimental_load_state_dict",
     "experimental_save_checkpoint",
     "experimental_state_dict",
+    "load_from_folder",
+    "save_into_folder",
 ]
 
 
@@ -80,6 +82,17 @@ def experimental_save_checkpoint(
         TypeError: `checkpoint_state_dict` has what torch.load does not load without running code.
     """
     _deprecate("experimental_save_checkpoint", "save_checkpoint")
+    save_into_folder(ort_trainer, checkpoint_dir, checkpoint_prefix, checkpoint_state_dict, include_optimizer_state)
+
+
+def save_into_folder(
+    ort_trainer: Any,
+    checkpoint_dir: str | os.PathLike[str],
+    checkpoint_prefix: str,
+    checkpoint_state_dict: Mapping[str, Any] | None,
+    include_optimizer_state: bool,
+) -> None:
+    """Save as `experimental_save_checkpoint` does, without its warning."""
     assert os.path.exists(checkpoint_dir), f"checkpoint_dir ({checkpoint_dir}) directory doesn't exist"
     state = ort_trainer.state_dict()
     content = {**(checkpoint_state_dict or {}), "model": flatten(state, include_optimizer_state)}
@@ -91,7 +104,7 @@ def experimental_save_checkpoint(
         checkpoint_prefix, options.deepspeed_zero_optimization.stage, options.world_rank, options.world_size
     )
     if path.exists():
-        warnings.warn(f"{path} already exists, overwriting.", stacklevel=2)
+        warnings.warn(f"{path} already exists, overwriting.", stacklevel=3)
     _save(content, path)
 
 
@@ -117,6 +130,13 @@ def experimental_load_checkpoint(
         CheckpointFileError: a file is damaged, or holds what cannot be loaded without running code.
     """
     _deprecate("experimental_load_checkpoint", "load_checkpoint")
+    return load_from_folder(ort_trainer, checkpoint_dir, checkpoint_prefix, strict)
+
+
+def load_from_folder(
+    ort_trainer: Any, checkpoint_dir: str | os.PathLike[str], checkpoint_prefix: str, strict: bool
+) -> dict[str, Any]:
+    """Load as `experimental_load_checkpoint` does, without its warning."""
     found = _list_files(Path(checkpoint_dir), checkpoint_prefix)
     options = ort_trainer.options.distributed
     split = len(found) > 1
@@ -124,7 +144,7 @@ def experimental_load_checkpoint(
         warnings.warn(
             f"Found more than one file with prefix {checkpoint_prefix} in directory {checkpoint_dir}."
             " Attempting to load ZeRO checkpoint.",
-            stacklevel=2,
+            stacklevel=3,
         )
     if split and not options.deepspeed_zero_optimization.stage:
         loaded = _load_all(Path(checkpoint_dir), checkpoint_prefix, len(found))

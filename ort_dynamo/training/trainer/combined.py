@@ -52,10 +52,7 @@ class CombinedModel(nn.Module):
         """Compute the loss, and the outputs in the order of model_desc: the loss among them, the others detached."""
         of_model = inputs if self.loss_fn is None else inputs[:-1]
         with self._computing(of_model):
-            if self._keywords is None:
-                found = self.model(*of_model)
-            else:
-                found = self.model(**dict(zip(self._keywords, of_model, strict=True)))
+            found = self._call(of_model)
         outputs = list(flat_outputs(found))
         if self.loss_fn is None:
             if len(outputs) < self._outputs:
@@ -70,6 +67,17 @@ class CombinedModel(nn.Module):
         given = [self._given(one) for one in outputs[: self._outputs]]
         given[self._loss] = loss.detach()
         return loss, tuple(given)
+
+    def predict(self, *inputs: Any) -> list[Tensor]:
+        """Compute the outputs of model_desc but the loss, which a loss_fn would compute, without the label."""
+        with self._computing(inputs):
+            found = self._call(inputs)
+        return [self._given(one) for one in list(flat_outputs(found))[: self._outputs - 1]]
+
+    def _call(self, inputs: Sequence[Any]) -> Any:
+        if self._keywords is None:
+            return self.model(*inputs)
+        return self.model(**dict(zip(self._keywords, inputs, strict=True)))
 
     def _computing(self, inputs: Sequence[Any]) -> Any:
         if self._narrow is None:

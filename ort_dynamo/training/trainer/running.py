@@ -81,9 +81,8 @@ class RunningModel:
             for updates, kind in self._kinds.items()
         }
         self.records: list[CompileRecord] = []
-        self._evaluated = compile_region(
-            self._entry("evaluate"), self._compile, dynamic=None, recompile_limit=MOST_GRAPHS
-        )
+        self._evaluated = self._region(self._entry("evaluate"))
+        self._predicted = self._region(self._entry("predict", predicts=True))
 
     @property
     def in_one_session(self) -> bool:
@@ -131,26 +130,36 @@ class RunningModel:
 
     def evaluate(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run the model in evaluation mode; gives the outputs of model_desc."""
+        _, outputs = self._run_evaluating(self._evaluated, inputs)
+        return list(outputs)
+
+    def predict(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Run the model in evaluation mode without the label; gives the outputs of model_desc but the loss."""
+        return list(self._run_evaluating(self._predicted, inputs))
+
+    def _run_evaluating(self, region: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
         self._set_mode(training=False)
         self._mark(inputs)
         with self._settings(), torch.no_grad():
             try:
-                _, outputs = self._evaluated(*inputs)
+                return region(*inputs)
             except Exception as error:
                 raise _inner(error) from error
-        return list(outputs)
+
+    def _region(self, called: Callable[..., Any]) -> Callable[..., Any]:
+        return compile_region(called, self._compile, dynamic=None, recompile_limit=MOST_GRAPHS)
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled, record = compile_recorded(gm, example_inputs, self.options)
         self.records.append(record)
         return compiled
 
-    def _entry(self, name: str) -> Callable[..., Any]:
+    def _entry(self, name: str, *, predicts: bool = False) -> Callable[..., Any]:
         """A function with code of its own: what Dynamo compiles of it goes when this object does."""
         combined = self.combined
 
         def call(*inputs: Any) -> Any:
-            return combined(*inputs)
+            return combined.predict(*inputs) if predicts else combined(*inputs)
 
         function = cast(FunctionType, call)
         function.__code__ = function.__code__.replace(co_name=name)

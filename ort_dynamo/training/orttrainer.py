@@ -245,14 +245,16 @@ class ORTTrainer:
             if name in frozen:
                 parameter.requires_grad_(False)
         trained = {name: one for name, one in parameters.items() if one.requires_grad}
-        rules = rules_of(self.optim_config, list(trained), every)
+        names = {one: name for name, one in parameters.items()}
+        tied = {name: names[one] for name, one in module.named_parameters(remove_duplicate=False) if names[one] != name}
+        rules = rules_of(self.optim_config, list(trained), every, tied)
         gathers = options.batch.gradient_accumulation_steps
-        state = TrainingState(trained, rules, gathers=gathers > 1)
+        state = TrainingState(trained, rules, gathers=gathers > 1, tied=tied)
         loss = description.loss_index
         assert loss is not None
         narrow = torch.float16 if options.mixed_precision.enabled else None
-        names = [one.name for one in description.inputs]
-        combined = CombinedModel(module, self.loss_fn, names, len(description.outputs), loss, narrow)
+        inputs = [one.name for one in description.inputs]
+        combined = CombinedModel(module, self.loss_fn, inputs, len(description.outputs), loss, narrow)
         return RunningModel(
             combined,
             state,

@@ -177,7 +177,7 @@ class _Capture:
         ahead, _, rest = name.partition(".")
         place, _, ending = rest.partition(".")
         if ahead != _INPUTS or not place.isdecimal():
-            return name.removeprefix(self._prefix)
+            return self._state.name_of(name.removeprefix(self._prefix))
         described = self._description.inputs[int(place)].name
         return f"{described}.{ending}" if ending else described
 

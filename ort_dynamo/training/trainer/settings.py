@@ -112,16 +112,20 @@ def _provider_options(options: ORTTrainerOptions, device: torch.device) -> dict[
     return {name: str(value) for name, value in {**limit, **found}.items()}
 
 
-def rules_of(config: _OptimizerConfig, names: Sequence[str], known: Collection[str]) -> dict[str, Rule]:
+def rules_of(
+    config: _OptimizerConfig, names: Sequence[str], known: Collection[str], tied: Mapping[str, str] = {}
+) -> dict[str, Rule]:
     """Name of a weight -> how it is updated.
 
     Args:
         config: the optimizer's.
         names: the weights that are trained.
         known: all that the model has; a group that names another is warned of.
+        tied: another name of a weight -> its name; a group may have either.
     """
-    by_name = {name: group for group in reversed(config.params) for name in group["params"]}
-    if unknown := sorted(set(by_name) - set(known)):
+    given = {name: group for group in reversed(config.params) for name in group["params"]}
+    by_name = {tied.get(name, name): group for name, group in given.items()}
+    if unknown := sorted(set(given) - set(known)):
         warnings.warn(f"The optimizer's groups name what the model does not have: {unknown}", stacklevel=4)
     return {name: _rule(config, by_name.get(name, config.defaults)) for name in names}
 

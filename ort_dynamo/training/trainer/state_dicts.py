@@ -50,8 +50,7 @@ class TrainedWeights:
 
 def model_section(state: TrainingState, module: nn.Module) -> _Section:
     """Give all weights and buffers in full precision, as arrays: what is trained, what is frozen, and buffers."""
-    masters = {weight.name: weight.master for weight in state.weights}
-    return {_FULL: {name: _array(masters.get(name, one)) for name, one in module.state_dict().items()}}
+    return {_FULL: {name: _array(_full(state, name, one)) for name, one in module.state_dict().items()}}
 
 
 def optimizer_section(state: TrainingState) -> _Section:
@@ -101,13 +100,12 @@ def load_model(state: TrainingState, module: nn.Module, given: Mapping[str, Any]
     Raises:
         RuntimeError: "Unexpected key: k in state_dict[model][precision]", if strict; or an array has another shape.
     """
-    masters = {weight.name: weight.master for weight in state.weights}
     own = module.state_dict()
     taken: list[tuple[Tensor, Tensor]] = []
     for precision, section in _renamed(given.get("model", {})).items():
         for name, value in _mapping(section, f"state_dict[model][{precision}]").items():
             if name in own:
-                target = masters.get(name, own[name])
+                target = _full(state, name, own[name])
                 taken.append((target, _like(value, target, f"state_dict[model][{precision}][{name}]")))
             elif strict:
                 raise RuntimeError(f"Unexpected key: {name} in state_dict[model][{precision}]")
@@ -174,6 +172,12 @@ def _mapping(section: Any, place: str) -> Mapping[str, Any]:
     if not isinstance(section, Mapping):
         raise RuntimeError(f"{place} is {type(section).__name__}, where a dict is expected")
     return section
+
+
+def _full(state: TrainingState, name: str, own: Tensor) -> Tensor:
+    """What is updated of an entry of the model's state_dict, or the entry where it is not trained."""
+    master = state.master_of(name)
+    return own if master is None else master
 
 
 def _renamed(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,9 +61,18 @@ class TrainingState:
         parameters: name -> parameter, of those that are trained.
         rules: name -> how it is updated.
         gathers: whether gradients of several steps go into one update.
+        tied: another name of one of the parameters -> its name.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], rules: Mapping[str, Rule], *, gathers: bool) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        rules: Mapping[str, Rule],
+        *,
+        gathers: bool,
+        tied: Mapping[str, str] = {},
+    ) -> None:
+        self._tied = dict(tied)
         self.weights = [_weight(name, one, rules[name], gathers) for name, one in parameters.items()]
         self.by_name = {weight.name: weight for weight in self.weights}
         grouped: dict[Rule, list[TrainedWeight]] = {}
@@ -75,6 +84,15 @@ class TrainingState:
     def elements(self) -> int:
         """How many numbers are trained."""
         return sum(weight.master.numel() for weight in self.weights)
+
+    def name_of(self, name: str) -> str:
+        """The name of a parameter here, of whichever name the model has for it; other names are left alone."""
+        return self._tied.get(name, name)
+
+    def master_of(self, name: str) -> Tensor | None:
+        """What is updated of the parameter of any of the model's names; None if it is not trained."""
+        weight = self.by_name.get(self.name_of(name))
+        return None if weight is None else weight.master
 
     def regroup(self, counts: Mapping[str, int]) -> None:
         """Take other counts of updates, by name; weights that have different ones are in groups of their own then."""

@@ -211,7 +211,7 @@ class WholeStep:
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         names = read_program(gm, example_inputs).inputs
-        places = {name.removeprefix(self._prefix): index for index, name in enumerate(names)}
+        places = {self._state.name_of(name.removeprefix(self._prefix)): index for index, name in enumerate(names)}
         groups = self._state.groups_of(places)
         weights = [weight for group in groups for weight in group.weights]
         if not weights:

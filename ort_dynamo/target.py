@@ -72,9 +72,9 @@ class Target:
     def sums_in_order(self) -> bool:
         """Whether its sums add one number after another, and so lose digits where they are long.
 
-        The CPU's do; CUDA's add in a tree.
+        The CPU's do; CUDA's add in a tree. A file does not know where it runs.
         """
-        return self.device_type == "cpu"
+        return self.device_type == "cpu" and not self.stands_alone
 
     @property
     def prefers_dense_products(self) -> bool:

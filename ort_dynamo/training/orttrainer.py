@@ -21,20 +21,17 @@ from ort_dynamo.runtime.model_file import run_model
 from ort_dynamo.saving.files import write_model
 from ort_dynamo.training.checkpoint import load_state, save_state
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
+from ort_dynamo.training.onnx_module import OnnxModule
 from ort_dynamo.training.optim.config import _OptimizerConfig
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require
 from ort_dynamo.training.train_step_info import TrainStepInfo
+from ort_dynamo.training.trainer.building import running_model
 from ort_dynamo.training.trainer.combined import CombinedModel
 from ort_dynamo.training.trainer.files import StepFiles
+from ort_dynamo.training.trainer.onnx_combined import OnnxCombined, postprocessed
 from ort_dynamo.training.trainer.running import RunningModel
-from ort_dynamo.training.trainer.settings import (
-    backend_options,
-    check_one_process,
-    fits_one_session,
-    rules_of,
-    training_device,
-)
+from ort_dynamo.training.trainer.settings import check_one_process, training_device
 from ort_dynamo.training.trainer.state_dicts import (
     TrainedWeights,
     check_keys,
@@ -43,7 +40,6 @@ from ort_dynamo.training.trainer.state_dicts import (
     model_section,
     optimizer_section,
 )
-from ort_dynamo.training.trainer.training_state import TrainingState
 
 __all__ = ["ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"]
 
@@ -222,7 +218,7 @@ class ORTTrainer:
     def _run(self, inputs: Sequence[Tensor]) -> RunningModel:
         """What runs; made at the first step."""
         if self._running is None:
-            self._running = self._made()
+            self._running = self._made(inputs)
             if self._waiting is not None:
                 (state_dict, strict), self._waiting = self._waiting, None
                 self._load(state_dict, strict)
@@ -231,55 +227,55 @@ class ORTTrainer:
             self._note_dtypes(inputs)
         return self._running
 
-    def _made(self) -> RunningModel:
-        options, description = self.options, self.model_desc
+    def _made(self, inputs: Sequence[Tensor]) -> RunningModel:
+        options = self.options
         options._settle()
         check_one_process(options)
-        module = self._own_model().to(self._device)
-        parameters = dict(module.named_parameters())
-        every = {*dict(module.named_parameters(remove_duplicate=False)), *dict(module.named_buffers())}
-        frozen = options.utils.frozen_weights
-        if missing := [name for name in frozen if name not in every]:
-            raise RuntimeError(f"{missing} params from 'frozen_weights' not found in the ONNX model.")
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            if name in frozen:
-                parameter.requires_grad_(False)
-        trained = {name: one for name, one in parameters.items() if one.requires_grad}
-        names = {one: name for name, one in parameters.items()}
-        tied = {name: names[one] for name, one in module.named_parameters(remove_duplicate=False) if names[one] != name}
-        rules = rules_of(self.optim_config, list(trained), every, tied)
-        gathers = options.batch.gradient_accumulation_steps
-        state = TrainingState(trained, rules, gathers=gathers > 1, tied=tied)
-        loss = description.loss_index
-        assert loss is not None
         narrow = torch.float16 if options.mixed_precision.enabled else None
-        inputs = [one.name for one in description.inputs]
-        combined = CombinedModel(module, self.loss_fn, inputs, len(description.outputs), loss, narrow)
-        return RunningModel(
-            combined,
-            state,
-            description,
-            backend_options(options, self._device),
-            one_session=fits_one_session(options, self.optim_config.name, state.elements, self._device),
-            deterministic=options.debug.deterministic_compute,
-            clips=options.utils.grad_norm_clip,
-            gathers=gathers,
-            scales=options.mixed_precision.enabled,
-        )
+        if self._given_onnx is not None:
+            combined: CombinedModel = OnnxCombined(OnnxModule(self._given_onnx), self.model_desc, narrow)
+        else:
+            combined = self._combined(narrow)
+            if options._internal_use.extra_postprocess is not None:
+                combined = self._postprocessed(combined, inputs, narrow)
+        return running_model(combined, self.model_desc, self.optim_config, options, self._device)
 
-    def _own_model(self) -> nn.Module:
-        """A module of the trainer's own: a copy of the program's."""
+    def _combined(self, narrow: torch.dtype | None) -> CombinedModel:
+        """A torch model of the trainer's own, a copy of the program's, with the loss."""
         assert self._torch_model is not None
         try:
-            return copy.deepcopy(self._torch_model)
+            model = copy.deepcopy(self._torch_model)
         except Exception as error:  # whatever the model's own members raise
             message = (
                 "This model cannot be deep copied (or pickled), which is a required step for stateful models to be "
                 "properly exported to ONNX. Compute will continue, but unexpected results may occur! "
                 f"The model itself is trained, not a copy: {error}"
             )
-            warnings.warn(message, stacklevel=5)
-            return self._torch_model
+            warnings.warn(message, stacklevel=6)
+            model = self._torch_model
+        loss = self.model_desc.loss_index
+        assert loss is not None
+        names = [one.name for one in self.model_desc.inputs]
+        return CombinedModel(model, self.loss_fn, names, len(self.model_desc.outputs), loss, narrow)
+
+    def _postprocessed(
+        self, combined: CombinedModel, inputs: Sequence[Tensor], narrow: torch.dtype | None
+    ) -> OnnxCombined:
+        """What extra_postprocess makes of the ONNX models of a torch model: one to train, one to evaluate."""
+        require(len(inputs) == len(self.model_desc.inputs), "the first step needs all inputs, for extra_postprocess")
+        combined.train(combined.model.training or combined.training)
+        files = running_model(combined, self.model_desc, self.optim_config, self.options, torch.device("cpu"))
+        on_cpu = [tensor.cpu() for tensor in inputs]
+        made = [
+            OnnxModule(
+                postprocessed(
+                    ir.to_proto(self._files(files).forward(on_cpu, training=training)),
+                    self.options._internal_use.extra_postprocess,
+                )
+            )
+            for training in (True, False)
+        ]
+        return OnnxCombined(made[0], self.model_desc, narrow, evaluated=made[1])
 
     def _note_dtypes(self, inputs: Sequence[Tensor]) -> None:
         for index, tensor in enumerate(inputs):
@@ -356,6 +352,8 @@ class ORTTrainer:
         """The forward with the weights as they are."""
         running = self._running
         assert running is not None
+        if isinstance(running.combined, OnnxCombined):
+            return running.combined.model_proto()
         return ir.to_proto(self._files(running).forward(self._example))
 
     # -- states --------------------------------------------------------------------------------------------------------

@@ -119,6 +119,7 @@ class StepFiles:
             self._passes,
             contrib_ops=self._contrib_ops,
             may_be_fed=may_be_fed,
+            parameters=dict(combined.model.named_parameters(remove_duplicate=False)),
             optimizer=self._optimizer,
         )
         return self._finished(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import onnx_ir as ir
@@ -30,6 +30,7 @@ def step_model(
     *,
     contrib_ops: bool,
     may_be_fed: bool,
+    parameters: Collection[str],
     optimizer: str = "Optimizer",
 ) -> ir.Model:
     """Make an ONNX model of a captured step.
@@ -43,6 +44,7 @@ def step_model(
         description: what inputs and outputs are called, and which sizes may change.
         options: by which passes run.
         contrib_ops: whether it may have operators that are ONNX Runtime's own.
+        parameters: names of the model's parameters, which are marked as torch.onnx marks them.
         may_be_fed: whether the state is an input of the model; otherwise it is constant.
         optimizer: what the nodes of the update are called by.
 
@@ -60,12 +62,17 @@ def step_model(
     _set_names(graph, values, given)
     symbols = _symbols(description, values)
     _set_inputs(graph, values, step.state, description, step.inputs, may_be_fed)
+    for name in step.state.keys() & values.keys():
+        values[name].metadata_props[_KIND] = "PARAMETER" if name in parameters else "BUFFER"
     _set_outputs(graph, values, given, step.repeated, description)
     _call_symbols(graph, symbols)
     return model
 
 
 _PREFIX = "model."
+
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+"""Under which torch.onnx says what an initializer is; OnnxModule reads it."""
 
 
 def _keep_outputs(step: CapturedStep) -> None:

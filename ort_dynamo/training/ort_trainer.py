@@ -118,6 +118,7 @@ class ORTTrainer:
             loss_fn = None
         if loss_fn is not None and (not callable(loss_fn) or len(signature(loss_fn).parameters) != 2):
             raise RuntimeError("loss function should take two arguments - predict and label.")
+        require(isinstance(global_step, int) and global_step >= 0, "'global_step' must be a positive int")
         self.is_train = True
         self.loss_scaler_ = loss_scaler
         self._rate = StepRate(get_lr_this_step)
@@ -235,7 +236,7 @@ class ORTTrainer:
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         given = list(args[0]) if len(args) == 1 and isinstance(args[0], (list, tuple)) else list(args)
         if self._is_given_scale and _DEFAULT_SCALE in kwargs:
-            kwargs = {**kwargs, self.loss_scale_input_name: kwargs.pop(_DEFAULT_SCALE)}
+            kwargs[self.loss_scale_input_name] = kwargs.pop(_DEFAULT_SCALE)
         unknown = sorted(kwargs.keys() - set(self._names))
         require(not unknown, f"the step has no inputs {unknown}")
         return given + [kwargs[name] for name in self._names if name in kwargs]
@@ -292,12 +293,12 @@ class ORTTrainer:
 
         Args:
             state_dict: {name: tensor}.
-            strict: raise where names are missing or unknown.
+            strict: raise where names are missing or unknown; an optimizer's state that is missing whole is warned of.
 
         Raises:
             RuntimeError: names are missing or unknown, or a tensor has another shape.
         """
-        self._trainer.load_state_dict({"optimizer": {}, **unflatten(state_dict, {})}, strict=strict)
+        self._trainer.load_state_dict(unflatten(state_dict, {}), strict=strict)
 
 
 def save_checkpoint(

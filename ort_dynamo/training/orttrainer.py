@@ -67,6 +67,7 @@ class ORTTrainer:
     Raises:
         AssertionError: an argument is missing or of another type.
         ValueError: "Invalid model_desc: ...", or `model` is neither module nor ONNX model.
+        RuntimeError: device.id is "cuda", and there is none.
         OnnxModelError: the ONNX model is malformed, or has an operator that cannot be trained.
     """
 

@@ -36,11 +36,14 @@ def training_device(options: ORTTrainerOptions | None) -> torch.device:
     """The device to train on: device.id, or without any options CUDA where there is it.
 
     Raises:
-        RuntimeError: torch knows no such device.
+        RuntimeError: torch knows no such device, or there is no CUDA.
     """
     if options is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(options.device.id)
+    device = torch.device(options.device.id)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(f"device.id is {options.device.id!r}, and torch has no CUDA here; 'cpu' trains without it")
+    return device
 
 
 def backend_options(options: ORTTrainerOptions, device: torch.device) -> Options:

@@ -77,7 +77,8 @@ def check_keys(current: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """
     for section in ("model", "optimizer"):
         if section not in given:
-            warnings.warn(f"Missing key: {section} in state_dict", UserWarning, stacklevel=4)
+            if current[section]:  # SGD keeps nothing
+                warnings.warn(f"Missing key: {section} in state_dict", UserWarning, stacklevel=4)
             continue
         place = f"state_dict[{section}]"
         own, other = current[section], _renamed(given[section])

@@ -19,6 +19,7 @@ __all__ = [
     "MissingPackageError",
     "ModelFileError",
     "NotCompiledError",
+    "OpsetError",
     "OrtDynamoError",
     "PassBrokeGraphError",
     "ProviderNotAvailableError",
@@ -176,6 +177,12 @@ class TrainingGraphError(OrtDynamoError):
     """A model's training step cannot be one graph."""
 
     message = "The training step of this model cannot be one graph: {reason}"
+
+
+class OpsetError(OrtDynamoError):
+    """A model cannot be written with another version of ONNX's operators."""
+
+    message = "onnx cannot convert it to opset {version}: {reason}"
 
 
 class PassBrokeGraphError(OrtDynamoError):

@@ -20,6 +20,7 @@ __all__ = [
     "ModelFileError",
     "NotCompiledError",
     "OnnxModelError",
+    "OpsetError",
     "OrtDynamoError",
     "PassBrokeGraphError",
     "ProviderNotAvailableError",
@@ -196,6 +197,12 @@ class OnnxModelError(OrtDynamoError, ValueError):
     """
 
     message = "This ONNX model cannot be trained: {reason}"
+
+
+class OpsetError(OrtDynamoError):
+    """A model cannot be written with another version of ONNX's operators."""
+
+    message = "onnx cannot convert it to opset {version}: {reason}"
 
 
 class PassBrokeGraphError(OrtDynamoError):

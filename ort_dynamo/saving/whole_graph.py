@@ -12,9 +12,10 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 from torch.fx import GraphModule, Node
 
 from ort_dynamo.boundary import inverse
-from ort_dynamo.errors import TrainingGraphError
+from ort_dynamo.errors import OpsetError, TrainingGraphError
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.options.groups import PassOptions
+from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.pipelines import fx_passes, onnx_passes
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.runtime.providers import recorded_cpu_targets
@@ -141,18 +142,22 @@ def size_from_shape(graph: ir.Graph, value: ir.Value, inputs: Mapping[str, ir.Va
 
 
 def at_opset(model: ir.Model, version: int) -> ir.Model:
-    """Convert a model to another version of ONNX's operators, with onnx's converter.
+    """Convert a model to another version of ONNX's operators: to a newer one with onnx's converter.
+
+    Args:
+        model: of opset OPSET. To an older version it is changed in place.
+        version: of ai.onnx.
 
     Raises:
-        RuntimeError: onnx cannot convert it.
+        OpsetError: it cannot be converted; then it is as it was.
     """
-    if version == OPSET:
+    if version <= OPSET:
+        LowerOpset(version)(model)
         return model
     try:
         return ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), version))
     except Exception as error:  # onnx's converter raises whatever it meets
-        reason = str(error).strip().partition("\n")[0]
-        raise RuntimeError(f"onnx cannot convert it to opset {version}: {reason}") from error
+        raise OpsetError(version=version, reason=str(error).strip().partition("\n")[0]) from error
 
 
 def ancestors(nodes: Sequence[Node]) -> set[Node]:

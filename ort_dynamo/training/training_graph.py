@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 from torch import Tensor, nn
 
-from ort_dynamo.errors import TrainingGraphError
+from ort_dynamo.errors import OpsetError, TrainingGraphError
 from ort_dynamo.options.groups import PassOptions
 from ort_dynamo.saving.files import write_model
 from ort_dynamo.saving.whole_graph import at_opset
@@ -96,7 +96,7 @@ def export_training_graph(
     }[part]()
     try:
         made = at_opset(made, opset_version)
-    except RuntimeError as error:
+    except OpsetError as error:
         raise TrainingGraphError(reason=str(error)) from error
     if path is not None:
         write_model(made, Path(path))

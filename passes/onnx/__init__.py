@@ -3,6 +3,7 @@
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import CastSummary, PropagateCasts
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
+from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
@@ -11,6 +12,7 @@ __all__ = [
     "CastSummary",
     "FoldCasts",
     "FuseRowSum",
+    "LowerOpset",
     "PropagateCasts",
     "RemoveRoundTrips",
     "RestoreOrder",

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import onnx
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from ort_dynamo.capture.trace import trace
-from ort_dynamo.errors import GradientGraphError
+from ort_dynamo.errors import GradientGraphError, OpsetError
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.marks import DRAWN, READABLE
 from ort_dynamo.options.groups import PassOptions
@@ -24,6 +23,7 @@ from ort_dynamo.passes.running import run_passes
 from ort_dynamo.runtime.providers import recorded_cpu_targets
 from ort_dynamo.saving.files import write_model
 from ort_dynamo.saving.program import Program, name_nodes, read_program
+from ort_dynamo.saving.whole_graph import at_opset
 from ort_dynamo.source_line import user_line
 from ort_dynamo.target import OPSET, Target
 from ort_dynamo.torch_internals.dynamo import may_be_dynamic, raised_by_backend
@@ -77,11 +77,10 @@ def export_gradient_graph(
     if capture.joint is None or capture.program is None:
         raise GradientGraphError(reason="no parameter requires a gradient")
     made = _Model(capture.joint, capture.program, model).build()
-    if opset_version != OPSET:
-        try:
-            made = ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(made), opset_version))
-        except Exception as error:  # onnx's converter raises whatever it meets
-            raise GradientGraphError(reason=f"onnx cannot convert it to opset {opset_version}: {error}") from error
+    try:
+        made = at_opset(made, opset_version)
+    except OpsetError as error:
+        raise GradientGraphError(reason=str(error)) from error
     write_model(made, Path(gradient_graph_path))
 
 

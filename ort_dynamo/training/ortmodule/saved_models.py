@@ -22,12 +22,13 @@ import tempfile
 import weakref
 from pathlib import Path
 
-import onnx
 import onnx_ir as ir
 
+from ort_dynamo.errors import OpsetError
 from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.saving.files import write_model
 from ort_dynamo.saving.one_model import join_models
+from ort_dynamo.saving.whole_graph import at_opset
 from ort_dynamo.target import OPSET
 from ort_dynamo.training.ortmodule.debug_options import SaveOnnxOptions
 
@@ -83,11 +84,9 @@ class SavedModels:
             write_model(self._at_opset(model, path), path)
 
     def _at_opset(self, model: ir.Model, path: Path) -> ir.Model:
-        if self._opset == OPSET:
-            return model
         try:
-            return ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), self._opset))
-        except Exception as error:  # onnx's converter raises whatever it meets, RuntimeError most of all
+            return at_opset(model, self._opset)
+        except OpsetError as error:
             message = "%s has opset %d, as onnx cannot convert it to ORTMODULE_ONNX_OPSET_VERSION=%d: %s"
-            self._logger.warning(message, path.name, OPSET, self._opset, str(error).strip().partition("\n")[0])
+            self._logger.warning(message, path.name, OPSET, self._opset, error.facts["reason"])
             return model

@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx_ir as ir
 from torch import Tensor
 
+from ort_dynamo.errors import OpsetError
 from ort_dynamo.options.groups import PassOptions
 from ort_dynamo.runtime.model_file import optimized_model
 from ort_dynamo.saving.files import write_bytes, write_model
@@ -125,14 +126,14 @@ class StepFiles:
         return self._finished(model)
 
     def _finished(self, model: ir.Model) -> ir.Model:
+        try:
+            model = at_opset(model, self._opset)
+        except OpsetError as error:
+            _log.warning("The model has opset %d: %s", OPSET, error)
         if not self._infer_shapes:
             kept = {*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()}
             for node in model.graph.all_nodes():
                 for value in node.outputs:
                     if value not in kept:
                         value.shape = value.type = None
-        try:
-            return at_opset(model, self._opset)
-        except RuntimeError as error:
-            _log.warning("The model has opset %d: %s", OPSET, error)
-            return model
+        return model

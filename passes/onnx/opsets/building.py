@@ -1,0 +1,77 @@
+"""Builds the nodes that stand for one node in an older opset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+__all__ = ["Builder", "InexpressibleError", "constant_of"]
+
+
+class InexpressibleError(Exception):
+    """A node has no form in the older opset; the message is the reason, as the end of "<node>: ..."."""
+
+
+class Builder:
+    """Makes nodes that are in no graph yet.
+
+    Args:
+        node: what they stand for: they have its metadata, and names that begin with its name.
+        fresh: gives a name that no value and no node has.
+        metadata: what else they have.
+    """
+
+    def __init__(self, node: ir.Node, fresh: Callable[[str], str], metadata: dict[str, str]) -> None:
+        self._node = node
+        self._fresh = fresh
+        self._metadata = {**node.metadata_props, **metadata}
+        self._prefix = node.name or next((value.name for value in node.outputs if value.name), node.op_type)
+        self.nodes: list[ir.Node] = []
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        dtype: ir.DataType | None = None,
+        outputs: int = 1,
+        **attributes: Any,
+    ) -> ir.Value:
+        """The first output of a new node of ai.onnx."""
+        node = ir.node(op_type, inputs, attributes, num_outputs=outputs)
+        for value in node.outputs:
+            value.type = ir.TensorType(dtype) if dtype is not None else None
+        self.take(node, op_type)
+        return node.outputs[0]
+
+    def ints(self, numbers: Sequence[int]) -> ir.Value:
+        """A 1-D int64 constant."""
+        tensor = ir.tensor(list(numbers), dtype=ir.DataType.INT64)
+        value = self.op("Constant", value=tensor, dtype=ir.DataType.INT64)
+        value.shape = ir.Shape([len(numbers)])
+        return value
+
+    def take(self, node: ir.Node, name: str) -> None:
+        """Add a node, which no graph has, and name it and its outputs."""
+        node.name = self._fresh(f"{self._prefix}/{name}")
+        for index, value in enumerate(node.outputs):
+            if value.name != "":  # one that is left out
+                value.name = self._fresh(f"{node.name}/{index}") if index else node.name
+        node.metadata_props.update(self._metadata)
+        self.nodes.append(node)
+
+    def discard(self) -> None:
+        """Forget what was made, so that nothing is read by it."""
+        for node in self.nodes:
+            for index in range(len(node.inputs)):
+                node.replace_input_with(index, None)
+        self.nodes.clear()
+
+
+def constant_of(value: ir.Value | None) -> list[int] | None:
+    """The integers that a value always has; None where it has none, or a run may give others."""
+    if value is None or value.is_graph_input():
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    return None if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]

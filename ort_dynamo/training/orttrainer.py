@@ -139,12 +139,16 @@ class ORTTrainer:
         info, options = self._train_step_info, self.options
         info.step += 1
         updates = info.step % options.batch.gradient_accumulation_steps == 0
-        lr = self.optim_config.lr if options.lr_scheduler is None else options.lr_scheduler._step(info)[0]
-        if self._is_fresh:
-            self._before_first_step(running, inputs, float(lr))
         scaler = options.mixed_precision.loss_scaler if options.mixed_precision.enabled else None
-        scale = 1.0 if scaler is None else scaler.loss_scale
-        outputs, all_finite = running.train(inputs, float(lr), float(scale), updates=updates)
+        try:
+            lr = self.optim_config.lr if options.lr_scheduler is None else options.lr_scheduler._step(info)[0]
+            if self._is_fresh:
+                self._before_first_step(running, inputs, float(lr))
+            scale = 1.0 if scaler is None else scaler.loss_scale
+            outputs, all_finite = running.train(inputs, float(lr), float(scale), updates=updates)
+        except BaseException:
+            info.step -= 1  # a step that failed is none: which steps update the weights goes by their number
+            raise
         if updates:
             if scaler is not None:
                 info.all_finite = all_finite

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ort_dynamo.errors import TrainingGraphError
+from ort_dynamo.torch_internals.pytree import tree_map
 
 __all__ = ["PREFIX", "CombinedModel", "flat_outputs"]
 
@@ -50,23 +52,34 @@ class CombinedModel(nn.Module):
 
     def forward(self, *inputs: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Compute the loss, and the outputs in the order of model_desc: the loss among them, the others detached."""
+<<<<<<< HEAD
         of_model = inputs if self.loss_fn is None else inputs[:-1]
         with self._computing(of_model):
             found = self._call(of_model)
         outputs = list(flat_outputs(found))
+=======
+        given = inputs if self.loss_fn is None else inputs[:-1]
+        with self._computing(given):
+            if self._keywords is None:
+                found = self.model(*given)
+            else:
+                found = self.model(**dict(zip(self._keywords, given, strict=True)))
+        of_model = self._outputs - (self.loss_fn is not None)
+        outputs = list(islice(flat_outputs(found), of_model))  # what is behind them may be anything
+        if len(outputs) < of_model:
+            message = f"the model returns {len(outputs)} tensors, and model_desc has {of_model} outputs of it"
+            raise TrainingGraphError(reason=message)
+>>>>>>> wt-d
         if self.loss_fn is None:
-            if len(outputs) < self._outputs:
-                message = f"the model returns {len(outputs)} tensors, and model_desc has {self._outputs} outputs"
-                raise TrainingGraphError(reason=message)
             loss = outputs[self._loss]
         else:
             loss = self.loss_fn(_widened(found) if self._narrow is not None else found, inputs[-1])
-            outputs.insert(0, loss)
+            outputs.insert(self._loss, loss)
         if self._narrow is not None and loss.dtype is not torch.float64:
             loss = loss.float()
-        given = [self._given(one) for one in outputs[: self._outputs]]
-        given[self._loss] = loss.detach()
-        return loss, tuple(given)
+        results = [self._given(one) for one in outputs]
+        results[self._loss] = loss.detach()
+        return loss, tuple(results)
 
     def predict(self, *inputs: Any) -> list[Tensor]:
         """Compute the outputs of model_desc but the loss, which a loss_fn would compute, without the label."""
@@ -116,10 +129,8 @@ def flat_outputs(found: Any) -> Iterator[Tensor]:
 
 def _widened(found: Any) -> Any:
     """What a model returns, its narrow tensors as float32: losses are computed in that."""
-    if isinstance(found, Tensor):
-        return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
-    if isinstance(found, Mapping):
-        return {name: _widened(one) for name, one in found.items()}
-    if isinstance(found, (tuple, list)):
-        return type(found)(_widened(one) for one in found) if type(found) in (tuple, list) else found
-    return found
+    return tree_map(_wide, found)
+
+
+def _wide(one: Any) -> Any:
+    return one.float() if isinstance(one, Tensor) and one.dtype in (torch.float16, torch.bfloat16) else one

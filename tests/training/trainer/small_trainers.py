@@ -91,8 +91,8 @@ def forced(trainer: ORTTrainer, one_session: bool) -> ORTTrainer:
     """Make a trainer that has not run yet take one of the two forms of a step."""
     made = trainer._made
 
-    def make() -> Any:
-        running = made()
+    def make(inputs: Any) -> Any:
+        running = made(inputs)
         running._one_session = one_session
         return running
 

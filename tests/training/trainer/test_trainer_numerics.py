@@ -36,12 +36,12 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         [{"params": ["fc1.weight"], "ratio_max": 0.1, "lambda_coef": 0.5}], lr=0.01, max_norm_clip=0.1
     ),
 }
-SLOW = ("adam that decays after, without correction", "adam without decay", "lamb with correction")
+SAMPLE = ("sgd", "adam with norms by group", "adam that decays after", "lamb with a group")
 FORMS = pytest.mark.parametrize("one_session", [True, False], ids=["one session", "two halves"])
 
 
 @FORMS
-@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in CONFIGS])
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.slow] * (one not in SAMPLE)) for one in CONFIGS])
 def test_an_update_is_what_the_formula_says(name: str, one_session: bool) -> None:
     config = CONFIGS[name]()
     trainer = make_trainer(config, one_session=one_session)
@@ -174,8 +174,15 @@ class ByKeyword(nn.Module):
         return self.inner(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
 
 
-@FORMS
-@pytest.mark.parametrize("kind", ["bert", pytest.param("gpt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "one_session"),
+    [
+        ("bert", True),
+        pytest.param("bert", False, marks=pytest.mark.slow),
+        pytest.param("gpt", True, marks=pytest.mark.slow),
+        pytest.param("gpt", False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_transformer_learns_like_a_plain_loop(kind: str, one_session: bool) -> None:
     model = ByKeyword(language_model(kind))
     config = optim.AdamConfig(lr=0.005, lambda_coef=0.01)

@@ -52,24 +52,14 @@ class CombinedModel(nn.Module):
 
     def forward(self, *inputs: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Compute the loss, and the outputs in the order of model_desc: the loss among them, the others detached."""
-<<<<<<< HEAD
-        of_model = inputs if self.loss_fn is None else inputs[:-1]
-        with self._computing(of_model):
-            found = self._call(of_model)
-        outputs = list(flat_outputs(found))
-=======
         given = inputs if self.loss_fn is None else inputs[:-1]
         with self._computing(given):
-            if self._keywords is None:
-                found = self.model(*given)
-            else:
-                found = self.model(**dict(zip(self._keywords, given, strict=True)))
+            found = self._call(given)
         of_model = self._outputs - (self.loss_fn is not None)
         outputs = list(islice(flat_outputs(found), of_model))  # what is behind them may be anything
         if len(outputs) < of_model:
             message = f"the model returns {len(outputs)} tensors, and model_desc has {of_model} outputs of it"
             raise TrainingGraphError(reason=message)
->>>>>>> wt-d
         if self.loss_fn is None:
             loss = outputs[self._loss]
         else:
@@ -85,7 +75,7 @@ class CombinedModel(nn.Module):
         """Compute the outputs of model_desc but the loss, which a loss_fn would compute, without the label."""
         with self._computing(inputs):
             found = self._call(inputs)
-        return [self._given(one) for one in list(flat_outputs(found))[: self._outputs - 1]]
+        return [self._given(one) for one in islice(flat_outputs(found), self._outputs - 1)]
 
     def _call(self, inputs: Sequence[Any]) -> Any:
         if self._keywords is None:

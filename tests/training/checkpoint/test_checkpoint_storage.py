@@ -28,19 +28,11 @@ from ort_dynamo.training.checkpointing.key_names import key_of, name_of
 
 DTYPES = ["bool", *(f"{s}int{b}" for s in ("", "u") for b in (8, 16, 32, 64)), "float16", "float32", "float64"]
 UNUSUAL = [np.complex64, np.complex128, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
-KEYS = st.text(st.characters(exclude_categories=()), max_size=6) | st.sampled_from(
-    ["", ".", "..", "/", "a/b", "%", "%2F"]
-)
-VALUES = (
-    st.booleans()
-    | st.integers()
-    | st.floats()
-    | ANY_TEXT
-    | st.binary()
-    | hnp.arrays(
-        st.sampled_from(DTYPES + UNUSUAL[:2]), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
-    )
-)
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=6)
+KEYS = ANY_TEXT | st.sampled_from(["", ".", "..", "/", "a/b", "%", "%2F"])
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
+ARRAYS = hnp.arrays(st.sampled_from(DTYPES + UNUSUAL[:2]), SHAPES)
+VALUES = st.booleans() | st.integers() | st.floats() | ANY_TEXT | st.binary() | ARRAYS
 TREES = st.dictionaries(KEYS, st.recursive(VALUES, lambda inner: st.dictionaries(KEYS, inner, max_size=4)), max_size=5)
 
 

@@ -54,7 +54,7 @@ def test_any_user_dict_comes_back_as_it_was(user_dict: Any) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=800, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(HASHABLE, VALUES, max_size=4))
 def test_any_user_dict_comes_back_as_it_was_at_length(user_dict: Any) -> None:
     assert_same(round_trip(user_dict), user_dict)

@@ -49,7 +49,7 @@ def test_any_dictionary_comes_back_as_it_was(tree: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=3000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=800, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(TREES)
 def test_any_dictionary_comes_back_as_it_was_at_length(tree: dict[str, Any]) -> None:
     assert_same(saved_and_loaded(tree), tree)

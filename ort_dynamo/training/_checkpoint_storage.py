@@ -67,7 +67,7 @@ def load(path: PathOrFile, key: str | None = None) -> Any:
         size = file.seek(0, os.SEEK_END)
         try:
             with h5py.File(file, "r") as content:
-                return TreeReader(h5py, content, size, describe(path), ours).read(keys)
+                return TreeReader(h5py, content, file, size, describe(path), ours).read(keys)
         except (CheckpointFileError, NoSuchKeyError, MemoryError):
             raise
         except Exception as error:

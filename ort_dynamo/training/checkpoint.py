@@ -6,12 +6,11 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from ort_dynamo.errors import CheckpointFileError
 from ort_dynamo.training import _checkpoint_storage
 from ort_dynamo.training.checkpointing import user_values
 from ort_dynamo.training.checkpointing.aggregation import aggregate, needs_aggregation
+from ort_dynamo.training.checkpointing.array_types import tensor_of
 from ort_dynamo.training.checkpointing.experimental import (
     experimental_load_checkpoint,
     experimental_load_state_dict,
@@ -51,7 +50,7 @@ def aggregate_checkpoints(paths: Sequence[PathOrFile], pytorch_format: bool = Tr
     state = aggregate(paths)
     if pytorch_format:
         weights = state.get("model", {}).get("full_precision", {})
-        return {name: torch.tensor(value) for name, value in weights.items()}
+        return {name: tensor_of(value) for name, value in weights.items()}
     if isinstance(state.get("user_dict"), Mapping):
         state["user_dict"] = _decode_user_dict(state["user_dict"], paths)
     return state
@@ -130,7 +129,7 @@ def _load_options(path: PathOrFile) -> dict[str, Any]:
 def _decode_user_dict(encoded: Mapping[str, Any], paths: Sequence[PathOrFile]) -> dict[Any, Any]:
     try:
         decoded: dict[Any, Any] = user_values.decode(encoded)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise CheckpointFileError(path=_names(paths), reason=f"its user_dict cannot be decoded: {error!r}") from error
     return decoded
 

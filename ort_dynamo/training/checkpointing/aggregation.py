@@ -79,13 +79,12 @@ def _order(paths: Sequence[PathOrFile]) -> list[tuple[PathOrFile, dict[str, Any]
     found = []
     for path in paths:
         try:
-            options = _checkpoint_storage.load(path, key="trainer_options")
+            loaded = {"trainer_options": _checkpoint_storage.load(path, key="trainer_options")}
         except KeyError:
             raise AssertionError("Missing information: trainer_options") from None
-        found.append((path, check_sections({"trainer_options": options}, path)["trainer_options"]))
-        for key in ("world_rank", *_SAME):
-            if key not in options:
-                raise CheckpointFileError(path=describe(path), reason=f"its trainer_options have no {key!r}")
+        options = check_sections(loaded, path)["trainer_options"]
+        _check_options(options, path)
+        found.append((path, options))
     found.sort(key=lambda pair: int(pair[1]["world_rank"]))
     first = found[0][1]
     for rank, (path, options) in enumerate(found):
@@ -100,6 +99,16 @@ def _order(paths: Sequence[PathOrFile]) -> list[tuple[PathOrFile, dict[str, Any]
     ranks = int(first["data_parallel_size"]) * int(first["horizontal_parallel_size"])
     assert ranks == expected, f"World size {expected} is not the product of the parallel sizes, {ranks}"
     return found
+
+
+def _check_options(options: Mapping[str, Any], path: PathOrFile) -> None:
+    least = {"world_rank": 0, "world_size": 1, "zero_stage": 0, "data_parallel_size": 1, "horizontal_parallel_size": 1}
+    for key in ("world_rank", *_SAME):
+        if key not in options:
+            raise CheckpointFileError(path=describe(path), reason=f"its trainer_options have no {key!r}")
+        if key in least and not (isinstance(options[key], int) and options[key] >= least[key]):
+            reason = f"its trainer option {key!r} cannot be {options[key]!r}"
+            raise CheckpointFileError(path=describe(path), reason=reason)
 
 
 class _Parts:
@@ -122,7 +131,7 @@ class _Parts:
         self._partitions = {**loaded.get("partition_info", {}), **self._partitions}
         if "model" in loaded:
             pieces = self._pieces.setdefault("model", {})
-            for name, value in loaded["model"]["full_precision"].items():
+            for name, value in loaded["model"].get("full_precision", {}).items():
                 pieces.setdefault((name, ""), {})[rank] = value
         if "optimizer" in loaded:
             pieces = self._pieces.setdefault("optimizer", {})

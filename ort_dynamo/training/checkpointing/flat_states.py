@@ -104,6 +104,8 @@ def join(
     for name, parts in pieces.items():
         found = _OF_A_WEIGHT.fullmatch(name)
         weight = found[2] if found and found[2] in {*shapes, *pieces, *partitions} else name.removesuffix("_fp16")
+        if name in whole and not any(len(part) for part in parts):
+            continue  # one rank has all of it
         if found and found[1] not in _SPLIT:
             whole[name] = parts[0]
             continue

@@ -38,7 +38,7 @@ def _check(section: str, value: Any) -> Any:
     if section == "optimizer":
         return _optimizer_states(_dict(value, section))
     if section == "partition_info":
-        return {name: _dict(info, f"{section}[{name}]") for name, info in _dict(value, section).items()}
+        return {name: _partition(info, f"{section}[{name}]") for name, info in _dict(value, section).items()}
     return value
 
 
@@ -58,10 +58,19 @@ def _weights(tree: Any, where: str, prefix: str = "") -> Iterator[tuple[str, np.
     for key, value in _dict(tree, where).items():
         if isinstance(value, dict):
             yield from _weights(value, where, f"{prefix}{key}/")
-        elif isinstance(value, np.ndarray | np.generic):
+        elif isinstance(value, np.ndarray | np.generic | int | float):
             yield prefix + key, np.asarray(value)
         else:
             raise TypeError(f"{where}[{prefix}{key}] is a {type(value).__name__}, not an array")
+
+
+def _partition(info: Any, where: str) -> dict[str, Any]:
+    for key, value in _dict(info, where).items():
+        if np.asarray(value).dtype.kind not in "iu":
+            raise TypeError(f"{where}[{key}] has no integers")
+    if "original_dim" not in info or np.size(info.get("megatron_row_partition", -1)) != 1:
+        raise TypeError(f"{where} does not say how it was split")
+    return _dict(info, where)
 
 
 def _dict(value: Any, where: str) -> dict[str, Any]:

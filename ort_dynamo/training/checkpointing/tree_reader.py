@@ -8,12 +8,13 @@ plugins, endless walks or allocations beyond the size of the file, and is refuse
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from ort_dynamo.errors import CheckpointFileError
 from ort_dynamo.training.checkpointing.array_types import NATIVE, dtype_stored_as_bytes
+from ort_dynamo.training.checkpointing.heap_text import read_heap_text
 from ort_dynamo.training.checkpointing.key_names import key_of, name_of
 from ort_dynamo.training.checkpointing.tree_writer import DEEPEST
 
@@ -32,14 +33,16 @@ class TreeReader:
     Args:
         h5py: the module.
         file: an h5py.File.
+        raw: the file that it reads.
         size: bytes of the file; no more than so many are read in all.
         path: what to call the file in an error.
         ours: whether the names of its links are escaped and its datasets marked, as `tree_writer` does.
     """
 
-    def __init__(self, h5py: Any, file: Any, size: int, path: str, ours: bool) -> None:
+    def __init__(self, h5py: Any, file: Any, raw: IO[bytes], size: int, path: str, ours: bool) -> None:
         self._h5py = h5py
         self._file = file
+        self._raw = raw
         self._size = size
         self._left = size
         self._path = path
@@ -142,13 +145,22 @@ class TreeReader:
     def _read_text(self, dataset: Any, stored: Any, space: Any, where: str) -> Any:
         if math.prod(space.get_simple_extent_dims()) != 1 or space.get_simple_extent_ndims():
             raise self._refuse(where, "an array of texts")
-        self._spend(0 if stored.is_variable_str() else stored.get_size(), where)
-        content = self._h5py.Dataset(dataset)[()]
-        self._spend(len(content) if stored.is_variable_str() else 0, where)
-        text = bytes(content).decode("utf-8")
+        if stored.is_variable_str():
+            content = self._read_variable_text(dataset, where)
+            self._spend(len(content), where)
+        else:
+            self._spend(stored.get_size(), where)
+            content = bytes(self._h5py.Dataset(dataset)[()])
+        text = content.decode("utf-8")
         if self._kind(dataset, where) == "int":
             return int(text, 16)
         return text
+
+    def _read_variable_text(self, dataset: Any, where: str) -> bytes:
+        plan, offset = self._file.id.get_create_plist(), dataset.get_offset()
+        if plan.get_sizes() != (8, 8) or offset is None:
+            raise self._refuse(where, "a text without a place in the file")
+        return read_heap_text(self._raw, offset, plan.get_userblock(), self._size)
 
     def _kind(self, dataset: Any, where: str) -> str:
         h5a = self._h5py.h5a

@@ -59,7 +59,7 @@ def decode(encoded: Mapping[str, Any]) -> Any:
     """Decode what `encode` made. Tensors are on the CPU and need no gradient.
 
     Raises:
-        ValueError, TypeError, KeyError, IndexError, RecursionError: `encoded` is nothing that `encode` makes.
+        ValueError, TypeError, LookupError, AttributeError, RecursionError: `encoded` is nothing that `encode` makes.
     """
     value = _Decoder(encoded["arrays"]).decode(json.loads(encoded["json"]))
     if not isinstance(value, dict):
@@ -72,8 +72,6 @@ class _Encoder:
         self._arrays = arrays
 
     def encode(self, value: Any, place: str, depth: int) -> Any:
-        if depth > _DEEPEST:
-            raise ValueError(f"{place[:200]}... is nested more than {_DEEPEST} deep, or contains itself")
         kind = type(value)
         if value is None or kind is bool:
             return value
@@ -83,6 +81,8 @@ class _Encoder:
             return value if np.isfinite(value) else {"float": struct.pack(">d", value).hex()}
         if kind is str:
             return {"str": value.encode("utf-8", "surrogatepass").hex()} if _SURROGATE.search(value) else value
+        if depth > _DEEPEST:
+            raise ValueError(f"{place[:200]}... is nested more than {_DEEPEST} deep, or contains itself")
         if kind is list or kind is tuple:
             items = [self.encode(item, f"{place}[{index}]", depth + 1) for index, item in enumerate(value)]
             return items if kind is list else {"tuple": items}
@@ -134,7 +134,8 @@ class _Decoder:
         if kind == "int":
             return int(content, 16)
         if kind == "float":
-            return struct.unpack(">d", bytes.fromhex(content))[0]
+            (number,) = np.frombuffer(bytes.fromhex(content), ">f8")
+            return float(number)
         if kind == "str":
             return bytes.fromhex(content).decode("utf-8", "surrogatepass")
         if kind == "tuple":

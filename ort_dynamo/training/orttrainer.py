@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -11,35 +9,26 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from ort_dynamo.runtime.model_file import run_model
 from ort_dynamo.saving.files import write_model
 from ort_dynamo.training.checkpoint import load_state, save_state
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
-from ort_dynamo.training.onnx_module import OnnxModule
 from ort_dynamo.training.optim.config import _OptimizerConfig
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require
 from ort_dynamo.training.train_step_info import TrainStepInfo
-from ort_dynamo.training.trainer.building import running_model
-from ort_dynamo.training.trainer.combined import CombinedModel
+from ort_dynamo.training.trainer.building import Parts, step_files
+from ort_dynamo.training.trainer.export_check import check_export
 from ort_dynamo.training.trainer.files import StepFiles
-from ort_dynamo.training.trainer.onnx_combined import OnnxCombined, postprocessed
+from ort_dynamo.training.trainer.onnx_combined import OnnxCombined
 from ort_dynamo.training.trainer.running import RunningModel
-from ort_dynamo.training.trainer.settings import check_one_process, training_device
-from ort_dynamo.training.trainer.state_dicts import (
-    TrainedWeights,
-    check_keys,
-    load_model,
-    load_optimizer,
-    model_section,
-    optimizer_section,
-)
+from ort_dynamo.training.trainer.settings import training_device
+from ort_dynamo.training.trainer.state_dicts import TrainedWeights, model_section
+from ort_dynamo.training.trainer.trainer_state import load_trainer_state, trainer_state
 
 __all__ = ["ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"]
 
@@ -233,54 +222,12 @@ class ORTTrainer:
         return self._running
 
     def _made(self, inputs: Sequence[Tensor]) -> RunningModel:
-        options = self.options
-        options._settle()
-        check_one_process(options)
-        narrow = torch.float16 if options.mixed_precision.enabled else None
+        self.options._settle()
+        parts = Parts(self.model_desc, self.optim_config, self.options, self._device)
         if self._given_onnx is not None:
-            combined: CombinedModel = OnnxCombined(OnnxModule(self._given_onnx), self.model_desc, narrow)
-        else:
-            combined = self._combined(narrow)
-            if options._internal_use.extra_postprocess is not None:
-                combined = self._postprocessed(combined, inputs, narrow)
-        return running_model(combined, self.model_desc, self.optim_config, options, self._device)
-
-    def _combined(self, narrow: torch.dtype | None) -> CombinedModel:
-        """A torch model of the trainer's own, a copy of the program's, with the loss."""
+            return parts.of_onnx(self._given_onnx)
         assert self._torch_model is not None
-        try:
-            model = copy.deepcopy(self._torch_model)
-        except Exception as error:  # whatever the model's own members raise
-            message = (
-                "This model cannot be deep copied (or pickled), which is a required step for stateful models to be "
-                "properly exported to ONNX. Compute will continue, but unexpected results may occur! "
-                f"The model itself is trained, not a copy: {error}"
-            )
-            warnings.warn(message, stacklevel=6)
-            model = self._torch_model
-        loss = self.model_desc.loss_index
-        assert loss is not None
-        names = [one.name for one in self.model_desc.inputs]
-        return CombinedModel(model, self.loss_fn, names, len(self.model_desc.outputs), loss, narrow)
-
-    def _postprocessed(
-        self, combined: CombinedModel, inputs: Sequence[Tensor], narrow: torch.dtype | None
-    ) -> OnnxCombined:
-        """What extra_postprocess makes of the ONNX models of a torch model: one to train, one to evaluate."""
-        require(len(inputs) == len(self.model_desc.inputs), "the first step needs all inputs, for extra_postprocess")
-        combined.train(combined.model.training or combined.training)
-        files = running_model(combined, self.model_desc, self.optim_config, self.options, torch.device("cpu"))
-        on_cpu = [tensor.cpu() for tensor in inputs]
-        made = [
-            OnnxModule(
-                postprocessed(
-                    ir.to_proto(self._files(files).forward(on_cpu, training=training)),
-                    self.options._internal_use.extra_postprocess,
-                )
-            )
-            for training in (True, False)
-        ]
-        return OnnxCombined(made[0], self.model_desc, narrow, evaluated=made[1])
+        return parts.of_module(self._torch_model, self.loss_fn, inputs)
 
     def _note_dtypes(self, inputs: Sequence[Tensor]) -> None:
         for index, tensor in enumerate(inputs):
@@ -289,42 +236,14 @@ class ORTTrainer:
     def _before_first_step(self, running: RunningModel, inputs: Sequence[Tensor], lr: float) -> None:
         """Do what debug options ask for, once."""
         if self.options.debug.check_model_export:
-            self._check_export(running, inputs)
+            check_export(running, self._files(running), self.model_desc, inputs)
         self._files(running).write_for_debugging(self.options, inputs, lr)
         self._is_fresh = False
-
-    def _check_export(self, running: RunningModel, inputs: Sequence[Tensor]) -> None:
-        """Compare the model's own outputs, without dropout, with those of its ONNX model."""
-        expected = running.evaluate_in_torch(inputs)
-        model = ir.to_proto(self._files(running).forward(inputs)).SerializeToString()
-        given = {one.name: tensor.cpu().numpy() for one, tensor in zip(self.model_desc.inputs, inputs, strict=True)}
-        for own, found, described in zip(expected, run_model(model, given), self.model_desc.outputs, strict=True):
-            np.testing.assert_allclose(
-                own.float().cpu().numpy() if own.is_floating_point() else own.cpu().numpy(),
-                found.astype(np.float32) if own.is_floating_point() else found,
-                rtol=1e-2,
-                atol=1e-6,
-                err_msg=f"Mismatch between outputs of PyTorch model and exported ONNX model, at {described.name}. "
-                "Note that different backends may exhibit small computational differences. "
-                "If this is within acceptable margin, or if there is random generator in the model causing inevitable "
-                "mismatch, you can proceed training by setting the flag debug.check_model_export to False.",
-            )
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def _files(self, running: RunningModel) -> StepFiles:
-        internal = self.options._internal_use
-        return StepFiles(
-            running.combined,
-            running.state,
-            self.model_desc,
-            dataclasses.replace(running.kind, stands_alone=True),
-            running.options.passes,
-            contrib_ops=internal.enable_onnx_contrib_ops,
-            optimizer=self.optim_config.name,
-            opset=internal.onnx_opset_version,
-            infer_shapes=self.options.utils.run_symbolic_shape_infer,
-        )
+        return step_files(running, self.model_desc, self.optim_config, self.options)
 
     def save_as_onnx(self, path: str | os.PathLike[str]) -> None:
         """Write the model and its loss with the weights as they are, for inference, to an ONNX file.
@@ -380,37 +299,10 @@ class ORTTrainer:
             )
             warnings.warn(message, UserWarning, stacklevel=2)
             return dict(self._waiting[0]) if self._waiting is not None else {}
-        state, module = self._running.state, self._running.combined.model
-        model = model_section(state, module)
         if pytorch_format:
-            return {name: torch.from_numpy(array) for name, array in model["full_precision"].items()}
-        info, distributed = self._train_step_info, self.options.distributed
-        found: dict[str, Any] = {
-            "model": model,
-            "optimizer": optimizer_section(state),
-            "trainer_options": {
-                "mixed_precision": self.options.mixed_precision.enabled,
-                "zero_stage": distributed.deepspeed_zero_optimization.stage,
-                "world_rank": distributed.world_rank,
-                "world_size": distributed.world_size,
-                "optimizer_name": self.optim_config.name,
-                "data_parallel_size": distributed.data_parallel_size,
-                "horizontal_parallel_size": distributed.horizontal_parallel_size,
-            },
-            "train_step_info": {"optimization_step": info.optimization_step, "step": info.step},
-        }
-        scaler = self.options.mixed_precision.loss_scaler
-        if scaler is not None:
-            found["loss_scaler"] = {"loss_scale": scaler.loss_scale}
-            if hasattr(scaler, "_stable_steps_count"):
-                found["loss_scaler"]["stable_steps"] = scaler._stable_steps_count
-        if info.step % self.options.batch.gradient_accumulation_steps:
-            found["gathered_gradients"] = {
-                weight.name: weight.gathered.cpu().clone().numpy()
-                for weight in state.weights
-                if weight.gathered is not None
-            }
-        return found
+            arrays = model_section(self._running.state, self._running.combined.model)["full_precision"]
+            return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return trainer_state(self._running, self._train_step_info, self.options, self.optim_config)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Load what `state_dict` gave; before the first step, at that step.
@@ -431,31 +323,9 @@ class ORTTrainer:
             self._load(state_dict, strict)
 
     def _load(self, given: Mapping[str, Any], strict: bool) -> None:
-        running = self._running
-        assert running is not None
-        name = given.get("trainer_options", {}).get("optimizer_name", self.optim_config.name)
-        require(name == self.optim_config.name, f"Optimizer mismatch: expected {self.optim_config.name}, got {name}")
-        state, module = running.state, running.combined.model
-        if strict:
-            check_keys({"model": model_section(state, module), "optimizer": optimizer_section(state)}, given)
-        load_model(state, module, given, strict=strict)
-        load_optimizer(state, given)
-        running.regrouped()
-        steps = given.get("train_step_info", {})
-        self._train_step_info.optimization_step = int(
-            steps.get("optimization_step", self._train_step_info.optimization_step)
-        )
-        self._train_step_info.step = int(steps.get("step", self._train_step_info.step))
-        scaler, scaled = self.options.mixed_precision.loss_scaler, given.get("loss_scaler", {})
-        if scaler is not None and scaled:
-            scaler.loss_scale = float(scaled["loss_scale"])
-            if hasattr(scaler, "_stable_steps_count"):
-                scaler._stable_steps_count = int(scaled.get("stable_steps", 0))
-        state.forget_gathered()
-        for name, array in given.get("gathered_gradients", {}).items():
-            weight = state.by_name.get(name)
-            if weight is not None and weight.gathered is not None:
-                weight.gathered.copy_(torch.from_numpy(array))
+        assert self._running is not None
+        info, options, config = self._train_step_info, self.options, self.optim_config
+        load_trainer_state(given, self._running, info, options, config, strict=strict)
 
     def save_checkpoint(
         self,

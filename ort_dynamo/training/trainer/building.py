@@ -2,20 +2,133 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import onnx_ir as ir
 import torch
+from torch import Tensor, nn
 
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
+from ort_dynamo.training.onnx_module import OnnxModule
 from ort_dynamo.training.optim.config import _OptimizerConfig
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
+from ort_dynamo.training.requirements import require
 from ort_dynamo.training.trainer.combined import CombinedModel
+from ort_dynamo.training.trainer.files import StepFiles
+from ort_dynamo.training.trainer.onnx_combined import OnnxCombined, postprocessed
 from ort_dynamo.training.trainer.running import RunningModel
-from ort_dynamo.training.trainer.settings import backend_options, fits_one_session, rules_of
+from ort_dynamo.training.trainer.settings import backend_options, check_one_process, fits_one_session, rules_of
 from ort_dynamo.training.trainer.training_state import TrainingState
 
-__all__ = ["running_model"]
+__all__ = ["Parts", "step_files"]
 
 
-def running_model(
+@dataclass(frozen=True)
+class Parts:
+    """What a trainer was given beside its model.
+
+    Attributes:
+        description: names of inputs, outputs and sizes.
+        config: the optimizer's.
+        options: all else.
+        device: where to train.
+    """
+
+    description: _ORTTrainerModelDesc
+    config: _OptimizerConfig
+    options: ORTTrainerOptions
+    device: torch.device
+
+    def of_onnx(self, model: onnx.ModelProto) -> RunningModel:
+        """Make what runs of an ONNX model.
+
+        Raises:
+            OnnxModelError: the model is malformed, or has an operator that cannot be trained.
+            AssertionError: it lacks what model_desc has.
+        """
+        model = postprocessed(model, self.options._internal_use.extra_postprocess)
+        return self._running(OnnxCombined(OnnxModule(model), self.description, self._narrow), self.device)
+
+    def of_module(
+        self, model: nn.Module, loss_fn: Callable[[Any, Any], Tensor] | None, inputs: Sequence[Tensor]
+    ) -> RunningModel:
+        """Make what runs of a copy of a torch model, with its loss; `inputs` are those of the first step."""
+        loss = self.description.loss_index
+        assert loss is not None
+        names = [one.name for one in self.description.inputs]
+        combined = CombinedModel(_copied(model), loss_fn, names, len(self.description.outputs), loss, self._narrow)
+        if self.options._internal_use.extra_postprocess is not None:
+            combined = self._postprocessed(combined, inputs)
+        return self._running(combined, self.device)
+
+    @property
+    def _narrow(self) -> torch.dtype | None:
+        return torch.float16 if self.options.mixed_precision.enabled else None
+
+    def _postprocessed(self, combined: CombinedModel, inputs: Sequence[Tensor]) -> OnnxCombined:
+        """What extra_postprocess makes of the ONNX models of a torch model: one to train, one to evaluate."""
+        given = len(inputs) == len(self.description.inputs)
+        require(given, "the first step needs all inputs, for the ONNX model that extra_postprocess is given")
+        if not combined.model.training:
+            combined.train()
+        files = step_files(self._running(combined, torch.device("cpu")), self.description, self.config, self.options)
+        on_cpu = [tensor.cpu() for tensor in inputs]
+        made = [
+            postprocessed(
+                ir.to_proto(files.forward(on_cpu, training=training)), self.options._internal_use.extra_postprocess
+            )
+            for training in (True, False)
+        ]
+        return OnnxCombined(OnnxModule(made[0]), self.description, self._narrow, evaluated=OnnxModule(made[1]))
+
+    def _running(self, combined: CombinedModel, device: torch.device) -> RunningModel:
+        check_one_process(self.options)
+        return _running_model(combined, self.description, self.config, self.options, device)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy of the program's model, or, with a warning, the model itself."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # whatever the model's own members raise
+        message = (
+            "This model cannot be deep copied (or pickled), which is a required step for stateful models to be "
+            "properly exported to ONNX. Compute will continue, but unexpected results may occur! "
+            f"The model itself is trained, not a copy: {error}"
+        )
+        warnings.warn(message, stacklevel=_OF_THE_PROGRAM)
+        return model
+
+
+_OF_THE_PROGRAM = 6
+"""The call of train_step or eval_step, counted from the warning."""
+
+
+def step_files(
+    running: RunningModel, description: _ORTTrainerModelDesc, config: _OptimizerConfig, options: ORTTrainerOptions
+) -> StepFiles:
+    """Make the maker of ONNX files of what runs."""
+    internal = options._internal_use
+    return StepFiles(
+        running.combined,
+        running.state,
+        description,
+        dataclasses.replace(running.kind, stands_alone=True),
+        running.options.passes,
+        contrib_ops=internal.enable_onnx_contrib_ops,
+        optimizer=config.name,
+        opset=internal.onnx_opset_version,
+        infer_shapes=options.utils.run_symbolic_shape_infer,
+    )
+
+
+def _running_model(
     combined: CombinedModel,
     description: _ORTTrainerModelDesc,
     config: _OptimizerConfig,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,17 @@ from torch import Tensor, nn
 from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
 from ort_dynamo.training.trainer.update_rules import LambRule
 
-__all__ = ["TrainedWeights", "check_keys", "load_model", "load_optimizer", "model_section", "optimizer_section"]
+__all__ = [
+    "TrainedWeights",
+    "check_keys",
+    "gathered_section",
+    "load_gathered",
+    "load_model",
+    "load_optimizer",
+    "model_section",
+    "optimizer_section",
+    "section_of",
+]
 
 _FULL = "full_precision"
 _OLD_FULL = "fp32"
@@ -81,7 +91,7 @@ def check_keys(current: Mapping[str, Any], given: Mapping[str, Any]) -> None:
                 warnings.warn(f"Missing key: {section} in state_dict", UserWarning, stacklevel=4)
             continue
         place = f"state_dict[{section}]"
-        own, other = current[section], _renamed(given[section])
+        own, other = current[section], _renamed(section_of(given, section))
         _check_same(own, other, place)
         for key in own:
             _check_same(own[key], _mapping(other[key], f"{place}[{key}]"), f"{place}[{key}]")
@@ -95,45 +105,87 @@ def _check_same(own: Iterable[str], other: Iterable[str], place: str) -> None:
         raise RuntimeError(f"Unexpected keys: {unexpected} in {place}")
 
 
-def load_model(state: TrainingState, module: nn.Module, given: Mapping[str, Any], *, strict: bool) -> None:
-    """Load weights and buffers; what is not given stays.
+def load_model(
+    state: TrainingState, module: nn.Module, given: Mapping[str, Any], *, strict: bool
+) -> Callable[[], None]:
+    """Make ready to load weights and buffers, which what is returned does; what is not given stays.
 
     Raises:
         RuntimeError: "Unexpected key: k in state_dict[model][precision]", if strict; or an array has another shape.
     """
     own = module.state_dict()
     taken: list[tuple[Tensor, Tensor]] = []
-    for precision, section in _renamed(given.get("model", {})).items():
+    for precision, section in _renamed(section_of(given, "model")).items():
         for name, value in _mapping(section, f"state_dict[model][{precision}]").items():
             if name in own:
                 target = _full(state, name, own[name])
                 taken.append((target, _like(value, target, f"state_dict[model][{precision}][{name}]")))
             elif strict:
                 raise RuntimeError(f"Unexpected key: {name} in state_dict[model][{precision}]")
+
+    def load() -> None:
+        _copy(taken)
+        state.round()
+
+    return load
+
+
+def _copy(taken: Iterable[tuple[Tensor, Tensor]]) -> None:
     with torch.no_grad():
         for target, value in taken:
             target.copy_(value)
-        state.round()
 
 
-def load_optimizer(state: TrainingState, given: Mapping[str, Any]) -> None:
-    """Load moments and counts; what is not given stays.
+def load_optimizer(state: TrainingState, given: Mapping[str, Any]) -> Callable[[], None]:
+    """Make ready to load moments and counts, which what is returned does; what is not given stays.
 
     Raises:
         RuntimeError: an array has another shape, or a count is below 1.
     """
-    section: Mapping[str, Any] = given.get("optimizer", {})
+    section = section_of(given, "optimizer")
     shared = _mapping(section.get(_SHARED, {}), f"state_dict[optimizer][{_SHARED}]").get("step")
     taken: list[tuple[Tensor, Tensor]] = []
     counts: dict[str, int] = {}
     for group in state.groups:
         for weight in group.weights:
             taken += _load_weight(group, weight, section.get(weight.name, {}), shared, counts)
-    with torch.no_grad():
-        for target, value in taken:
-            target.copy_(value)
-    if counts:
-        state.regroup(counts)
+
+    def load() -> None:
+        _copy(taken)
+        if counts:
+            state.regroup(counts)
+
+    return load
+
+
+def gathered_section(state: TrainingState) -> _Section:
+    """Give the sums of gradients since the last update."""
+    return {one.name: _array(one.gathered) for one in state.weights if one.gathered is not None}
+
+
+def load_gathered(state: TrainingState, given: Mapping[str, Any]) -> Callable[[], None]:
+    """Make ready to load sums of gradients, which what is returned does; what is not given is none.
+
+    Raises:
+        RuntimeError: an array has another shape.
+    """
+    section = section_of(given, "gathered_gradients")
+    taken = [
+        (one.gathered, _like(section[one.name], one.gathered, f"state_dict[gathered_gradients][{one.name}]"))
+        for one in state.weights
+        if one.gathered is not None and one.name in section
+    ]
+
+    def load() -> None:
+        state.forget_gathered()
+        _copy(taken)
+
+    return load
+
+
+def section_of(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section of a state_dict, empty where it is not there; raises RuntimeError where it is no dict."""
+    return _mapping(given.get(name, {}), f"state_dict[{name}]")
 
 
 def _load_weight(

@@ -1,0 +1,100 @@
+"""The state of a whole trainer: its model and optimizer, how far it has come, and its loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ort_dynamo.training.optim.config import _OptimizerConfig
+from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
+from ort_dynamo.training.requirements import require
+from ort_dynamo.training.train_step_info import TrainStepInfo
+from ort_dynamo.training.trainer.running import RunningModel
+from ort_dynamo.training.trainer.state_dicts import (
+    check_keys,
+    gathered_section,
+    load_gathered,
+    load_model,
+    load_optimizer,
+    model_section,
+    optimizer_section,
+    section_of,
+)
+
+__all__ = ["load_trainer_state", "trainer_state"]
+
+
+def trainer_state(
+    running: RunningModel, info: TrainStepInfo, options: ORTTrainerOptions, config: _OptimizerConfig
+) -> dict[str, Any]:
+    """Give all that a run goes on with: copies, as arrays and numbers, in ORTTrainer's schema."""
+    distributed = options.distributed
+    found: dict[str, Any] = {
+        "model": model_section(running.state, running.combined.model),
+        "optimizer": optimizer_section(running.state),
+        "trainer_options": {
+            "mixed_precision": options.mixed_precision.enabled,
+            "zero_stage": distributed.deepspeed_zero_optimization.stage,
+            "world_rank": distributed.world_rank,
+            "world_size": distributed.world_size,
+            "optimizer_name": config.name,
+            "data_parallel_size": distributed.data_parallel_size,
+            "horizontal_parallel_size": distributed.horizontal_parallel_size,
+        },
+        "train_step_info": {"optimization_step": info.optimization_step, "step": info.step},
+    }
+    scaler = options.mixed_precision.loss_scaler
+    if scaler is not None:
+        found["loss_scaler"] = {"loss_scale": scaler.loss_scale}
+        if hasattr(scaler, "_stable_steps_count"):
+            found["loss_scaler"]["stable_steps"] = scaler._stable_steps_count
+    if info.step % options.batch.gradient_accumulation_steps:
+        found["gathered_gradients"] = gathered_section(running.state)
+    return found
+
+
+def load_trainer_state(
+    given: Mapping[str, Any],
+    running: RunningModel,
+    info: TrainStepInfo,
+    options: ORTTrainerOptions,
+    config: _OptimizerConfig,
+    *,
+    strict: bool,
+) -> None:
+    """Load what `trainer_state` gave; a section that is not there leaves what is.
+
+    Raises:
+        AssertionError: it is of another optimizer.
+        RuntimeError: names are missing or unknown, if strict; or something has another shape or type. Nothing has
+            changed then.
+    """
+    name = section_of(given, "trainer_options").get("optimizer_name", config.name)
+    require(name == config.name, f"Optimizer mismatch: expected {config.name}, got {name}")
+    state, module = running.state, running.combined.model
+    if strict:
+        check_keys({"model": model_section(state, module), "optimizer": optimizer_section(state)}, given)
+    steps, scaled = section_of(given, "train_step_info"), section_of(given, "loss_scaler")
+    optimization_step = _count(steps, "optimization_step", info.optimization_step)
+    step = _count(steps, "step", info.step)
+    loads = (load_model(state, module, given, strict=strict), load_optimizer(state, given), load_gathered(state, given))
+    for load in loads:  # all of them have been looked at
+        load()
+    running.regrouped()
+    info.optimization_step, info.step = optimization_step, step
+    scaler = options.mixed_precision.loss_scaler
+    if scaler is not None and "loss_scale" in scaled:
+        scaler.loss_scale = float(scaled["loss_scale"])
+        if hasattr(scaler, "_stable_steps_count"):
+            scaler._stable_steps_count = int(scaled.get("stable_steps", 0))
+
+
+def _count(section: Mapping[str, Any], name: str, default: int) -> int:
+    value = section.get(name, default)
+    try:
+        count = int(value)
+    except (TypeError, ValueError) as error:
+        raise RuntimeError(f"state_dict[train_step_info][{name}] is {value!r}, where a number is expected") from error
+    if count < 0:
+        raise RuntimeError(f"state_dict[train_step_info][{name}] is {value!r}, where a number from 0 up is expected")
+    return count

@@ -34,6 +34,7 @@ from ort_dynamo.passes.fx.split_statistics import SplitStatistics
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
+from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
@@ -46,6 +47,7 @@ __all__ = [
     "forward_passes",
     "fx_passes",
     "onnx_passes",
+    "opset_passes",
     "order_passes",
     "outer_passes",
     "plan_passes",
@@ -143,3 +145,8 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
 def order_passes(model: ir.Model) -> tuple[ir.passes.InPlacePass, ...]:
     """Give the passes on what ONNX Runtime's optimizer has made of `model`, whose order is wanted."""
     return (RestoreOrder.of(model),)
+
+
+def opset_passes(version: int) -> tuple[ir.passes.InPlacePass, ...]:
+    """Give the passes on a finished model that is to have opset `version`, its own or an older one."""
+    return (LowerOpset(version),)

@@ -15,8 +15,7 @@ from ort_dynamo.boundary import inverse
 from ort_dynamo.errors import OpsetError, TrainingGraphError
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.options.groups import PassOptions
-from ort_dynamo.passes.onnx.lower_opset import LowerOpset
-from ort_dynamo.passes.pipelines import fx_passes, onnx_passes
+from ort_dynamo.passes.pipelines import fx_passes, onnx_passes, opset_passes
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.runtime.providers import recorded_cpu_targets
 from ort_dynamo.saving.program import Program, name_nodes
@@ -152,7 +151,7 @@ def at_opset(model: ir.Model, version: int) -> ir.Model:
         OpsetError: it cannot be converted; then it is as it was.
     """
     if version <= OPSET:
-        LowerOpset(version)(model)
+        run_passes(opset_passes(version), model)
         return model
     try:
         return ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), version))

@@ -65,12 +65,12 @@ def export_training_graph(
         clip_gradient_norm: whether Adam and LAMB clip the norm of all gradients to their `max_norm_clip`.
         loss_scaling: whether gradients are scaled by `loss_scale`, and an update is skipped where they are not finite.
         contrib_ops: whether the model may have operators that only ONNX Runtime has.
-        opset_version: version of ONNX's operators, as far as onnx can convert to it.
+        opset_version: version of ONNX's operators, 12 or newer, as far as the model's have a form there.
 
     Raises:
         ValueError: "Invalid model_desc: ...".
         TrainingGraphError: torch cannot trace the model as one graph, or an operator has no form in ONNX, or onnx
-            cannot convert to the opset.
+            cannot convert it to the opset: the message names each operator, with the reason.
         OSError: the file cannot be written.
     """
     description = _ORTTrainerModelDesc(model_desc)

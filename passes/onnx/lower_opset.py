@@ -149,7 +149,7 @@ class _Plan:
 def _replace(node: ir.Node, make: Builder, results: Sequence[ir.Value]) -> None:
     graph = node.graph
     assert graph is not None
-    make.nodes[-1].name = node.name
+    make.nodes[-1].name = node.name or make.nodes[-1].name
     graph.insert_before(node, make.nodes)
     for old, new in zip(node.outputs, results, strict=True):
         if new is old:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx.inliner import inline_selected_functions
+from onnx.inliner import inline_local_functions
 from onnx.shape_inference import infer_shapes
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
@@ -14,35 +15,72 @@ from ort_dynamo.passes.onnx.opsets.building import Builder, InexpressibleError
 
 __all__ = ["body_model", "splice"]
 
+_LOCAL = "definition"
+"""Domain of the function that an operator is made for a moment."""
+
 
 def body_model(node: ir.Node, schema: onnx.defs.OpSchema, version: int) -> ir.Model | None:
     """A model that does what a node does, by the definition of its operator; None where ONNX defines it by itself.
 
-    Its inputs are the node's, once each and in order, its outputs the node's; its opset is the oldest that has the
-    operator and is not older than `version`.
+    Its inputs are the node's, once each and in order, its outputs the node's. Its opset is the newest that ONNX has a
+    definition for and that is not newer than `version`; where there is none, the oldest.
 
     Raises:
         InexpressibleError: the type of an input is not known, without which the definition is not.
     """
-    if not (schema.function_opset_versions or schema.context_dependent_function_opset_versions):
+    if not _is_defined(schema):
         return None
-    if any(
-        attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()
-    ):
+    if any(one.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for one in node.attributes.values()):
         return None  # its body reads values of this model
     inputs = list(dict.fromkeys(value for value in node.inputs if value is not None))
     if any(value.type is None for value in inputs):
-        raise InexpressibleError("it stands for other operators, and which depends on a type that is not known")
-    opset = max(schema.since_version, version)
-    described = [_described(value) for value in inputs], [_described(value) for value in node.outputs if value.name]
-    graph = onnx.helper.make_graph([ir.to_proto(node)], "body", *described)
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-    inlined = inline_selected_functions(model, [("", node.op_type)], exclude=False, inline_schema_functions=True)
-    if any(one.op_type == node.op_type for one in inlined.graph.node):
-        return None  # the definition does not cover these types or attributes
-    body = ir.from_proto(infer_shapes(inlined))
+        raise InexpressibleError("it may stand for others, which depend on a type that is not known")
+    call = ir.to_proto(node)
+    given = {attribute.name for attribute in call.attribute}
+    call.attribute.extend(
+        known.default_value
+        for name, known in schema.attributes.items()
+        if name not in given and known.default_value.name
+    )
+    function = _definition(call, schema, node.inputs, version)
+    if function is None:
+        return None
+    (opset,) = (entry.version for entry in function.opset_import if not entry.domain)
+    call.domain = function.domain = _LOCAL
+    function.name = call.op_type
+    graph = onnx.helper.make_graph(
+        [call],
+        "body",
+        [_described(value) for value in inputs],
+        [_described(value) for value in node.outputs if value.name],
+    )
+    imports = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid(_LOCAL, 1)]
+    model = onnx.helper.make_model(graph, opset_imports=imports, functions=[function])
+    body = ir.from_proto(infer_shapes(inline_local_functions(model)))
     RemoveUnusedNodesPass()(body)
     return body
+
+
+def _is_defined(schema: Any) -> bool:
+    return bool(schema.function_opset_versions or schema.context_dependent_function_opset_versions)
+
+
+def _definition(
+    call: onnx.NodeProto, schema: Any, inputs: Sequence[ir.Value | None], version: int
+) -> onnx.FunctionProto | None:
+    """ONNX's definition of an operator; `schema` is an OpSchema, whose stubs lack what is read of it here."""
+    if versions := schema.function_opset_versions:
+        text = schema.get_function_with_opset_version(_nearest(versions, version))
+    else:
+        versions = schema.context_dependent_function_opset_versions
+        types = [(onnx.TypeProto() if one is None else _described(one).type).SerializeToString() for one in inputs]
+        nearest = _nearest(versions, version)
+        text = schema.get_context_dependent_function_with_opset_version(nearest, call.SerializeToString(), types)
+    return onnx.FunctionProto.FromString(text) if text else None
+
+
+def _nearest(versions: Sequence[int], version: int) -> int:
+    return max((one for one in versions if one <= version), default=min(versions))
 
 
 def splice(body: ir.Model, node: ir.Node, make: Builder) -> list[ir.Value]:

@@ -60,7 +60,7 @@ def fitted(
     while len(inputs) > old.max_input:
         _to_attribute(inputs.pop(), new.inputs[len(inputs)].name, old, attributes)
     for index, value in enumerate(inputs):
-        if value is None and _parameter(old.inputs, index).option is Schema.FormalParameterOption.Single:
+        if value is None and _parameter(old.inputs, index).option == Schema.FormalParameterOption.Single:
             raise InexpressibleError(f"its input {old.inputs[index].name} may be left out only after opset {version}")
     if len(inputs) < old.min_input:
         raise InexpressibleError(f"its input {old.inputs[len(inputs)].name} may be left out only after opset {version}")
@@ -133,7 +133,7 @@ def _to_attribute(value: ir.Value | None, name: str, old: Schema, attributes: di
     if value is None:
         return
     known = old.attributes.get(name)
-    if known is None or known.type is not Schema.AttrType.INTS:
+    if known is None or known.type != Schema.AttrType.INTS:
         raise InexpressibleError(f"its input {name} is of a newer opset")
     numbers = constant_of(value)
     if numbers is None:

@@ -37,8 +37,7 @@ from ort_dynamo.training.trainer.settings import (
 from ort_dynamo.training.trainer.state_dicts import (
     TrainedWeights,
     check_keys,
-    load_model,
-    load_optimizer,
+    load_sections,
     model_section,
     optimizer_section,
 )
@@ -218,8 +217,12 @@ class ORTTrainer:
             self._example = list(inputs)
             self._note_dtypes(inputs)
             if self._waiting is not None:
-                (state_dict, strict), self._waiting = self._waiting, None
-                self._load(state_dict, strict)
+                try:
+                    self._load(*self._waiting)
+                except BaseException:
+                    self._running = None  # the next step tries again, rather than train what was not loaded
+                    raise
+                self._waiting = None
         return self._running
 
     def _made(self) -> RunningModel:
@@ -425,8 +428,7 @@ class ORTTrainer:
         state, module = running.state, running.combined.model
         if strict:
             check_keys({"model": model_section(state, module), "optimizer": optimizer_section(state)}, given)
-        load_model(state, module, given, strict=strict)
-        load_optimizer(state, given)
+        load_sections(state, module, given, strict=strict)
         running.regrouped()
         steps = given.get("train_step_info", {})
         self._train_step_info.optimization_step = int(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
 from ort_dynamo.training.trainer.update_rules import LambRule
 
-__all__ = ["TrainedWeights", "check_keys", "load_model", "load_optimizer", "model_section", "optimizer_section"]
+__all__ = ["TrainedWeights", "check_keys", "load_sections", "model_section", "optimizer_section"]
 
 _FULL = "full_precision"
 _OLD_FULL = "fp32"
@@ -59,8 +59,8 @@ def optimizer_section(state: TrainingState) -> _Section:
     for group in state.groups:
         if not group.rule.moments:
             continue
-        count = np.array([int(group.count) + 1], dtype=np.int64)
         for weight in group.weights:
+            count = np.array([int(group.count) + 1], dtype=np.int64)
             found[weight.name] = {key: _array(one) for key, one in zip(_MOMENTS, weight.moments, strict=True)}
             if isinstance(group.rule, LambRule):
                 found[_SHARED] = {"step": count}
@@ -94,12 +94,27 @@ def _check_same(own: Iterable[str], other: Iterable[str], place: str) -> None:
         raise RuntimeError(f"Unexpected keys: {unexpected} in {place}")
 
 
-def load_model(state: TrainingState, module: nn.Module, given: Mapping[str, Any], *, strict: bool) -> None:
-    """Load weights and buffers; what is not given stays.
+def load_sections(state: TrainingState, module: nn.Module, given: Mapping[str, Any], *, strict: bool) -> None:
+    """Load weights, buffers, moments and counts: all that is given, or on an error none; what is not given stays.
 
     Raises:
-        RuntimeError: "Unexpected key: k in state_dict[model][precision]", if strict; or an array has another shape.
+        RuntimeError: "Unexpected key: k in state_dict[model][precision]", if strict; an array has another shape; or a
+            count is below 1.
     """
+    counts: dict[str, int] = {}
+    taken = _of_model(state, module, given, strict=strict) + _of_optimizer(state, given, counts)
+    with torch.no_grad():
+        for target, value in taken:
+            target.copy_(value)
+        state.round()
+    if counts:
+        state.regroup(counts)
+
+
+def _of_model(
+    state: TrainingState, module: nn.Module, given: Mapping[str, Any], *, strict: bool
+) -> list[tuple[Tensor, Tensor]]:
+    """Tensors of the model, each with what is given for it."""
     own = module.state_dict()
     taken: list[tuple[Tensor, Tensor]] = []
     for precision, section in _renamed(given.get("model", {})).items():
@@ -109,30 +124,20 @@ def load_model(state: TrainingState, module: nn.Module, given: Mapping[str, Any]
                 taken.append((target, _like(value, target, f"state_dict[model][{precision}][{name}]")))
             elif strict:
                 raise RuntimeError(f"Unexpected key: {name} in state_dict[model][{precision}]")
-    with torch.no_grad():
-        for target, value in taken:
-            target.copy_(value)
-        state.round()
+    return taken
 
 
-def load_optimizer(state: TrainingState, given: Mapping[str, Any]) -> None:
-    """Load moments and counts; what is not given stays.
-
-    Raises:
-        RuntimeError: an array has another shape, or a count is below 1.
-    """
+def _of_optimizer(
+    state: TrainingState, given: Mapping[str, Any], counts: dict[str, int]
+) -> list[tuple[Tensor, Tensor]]:
+    """Moments, each with what is given for it; counts, by names of weights, go into `counts`."""
     section: Mapping[str, Any] = given.get("optimizer", {})
     shared = _mapping(section.get(_SHARED, {}), f"state_dict[optimizer][{_SHARED}]").get("step")
     taken: list[tuple[Tensor, Tensor]] = []
-    counts: dict[str, int] = {}
     for group in state.groups:
         for weight in group.weights:
             taken += _load_weight(group, weight, section.get(weight.name, {}), shared, counts)
-    with torch.no_grad():
-        for target, value in taken:
-            target.copy_(value)
-    if counts:
-        state.regroup(counts)
+    return taken
 
 
 def _load_weight(

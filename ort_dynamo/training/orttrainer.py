@@ -30,6 +30,7 @@ from ort_dynamo.training.trainer.files import StepFiles
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.settings import (
     backend_options,
+    check_device,
     recomputes,
     rules_of,
     training_device,
@@ -181,6 +182,7 @@ class ORTTrainer:
 
     def _tensor(self, value: Any, name: str) -> Tensor:
         require(isinstance(value, (Tensor, int, float)), f"the input '{name}' is {type(value).__name__}, not a tensor")
+        check_device(self._device)
         tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
         return tensor.to(self._device)
 

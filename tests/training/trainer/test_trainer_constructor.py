@@ -107,7 +107,7 @@ def test_inputs_are_given_by_place_by_name_or_as_one_list() -> None:
     found = [call(trainer, x, y)[0] for call in calls]
     assert all(torch.equal(found[0], one) for one in found)
     for call in (lambda: trainer.train_step(x), lambda: trainer.train_step(x, y, y), lambda: trainer.train_step()):
-        with pytest.raises(AssertionError, match="model_desc has 2 inputs, and [013] are given"):
+        with pytest.raises(AssertionError, match=r"model_desc has 2 inputs, and [013] are given"):
             call()
     with pytest.raises(AssertionError, match=r"no inputs \['labels'\]"):
         trainer.train_step(x, labels=y)

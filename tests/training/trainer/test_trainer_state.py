@@ -131,9 +131,7 @@ def test_before_the_first_step_the_state_is_empty_or_the_one_that_waits() -> Non
 # -- loading -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("config", "deferred"), [("sgd", True), ("adam", False), ("lamb", True)]
-)
+@pytest.mark.parametrize(("config", "deferred"), [("sgd", True), ("adam", False), ("lamb", True)])
 def test_a_loaded_trainer_goes_on_like_the_one_that_saved(config: str, deferred: bool) -> None:
     first = trained(config, model=Normed())
     state = first.state_dict()

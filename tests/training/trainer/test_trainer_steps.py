@@ -418,7 +418,7 @@ def test_a_failed_step_leaves_counts_and_weights() -> None:
     x, y = batches(1)[0]
     trainer.train_step(x, y)
     before = weights(trainer)
-    with pytest.raises(Exception):  # noqa: B017, PT011  # torch's own, of shapes that do not fit
+    with pytest.raises(Exception):  # noqa: B017  # torch's own, of shapes that do not fit
         trainer.train_step(torch.randn(6, 5), y)
     assert all(np.array_equal(one, before[name]) for name, one in weights(trainer).items())
     assert (trainer._train_step_info.step, trainer._train_step_info.optimization_step) == (1, 1)

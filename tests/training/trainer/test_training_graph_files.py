@@ -110,7 +110,9 @@ def test_a_learning_rate_may_be_fed(tmp_path: Path) -> None:
 def test_the_batch_is_dynamic_in_the_files(tmp_path: Path) -> None:
     trainer = make_trainer(optim.SGDConfig(lr=0.1), **STANDARD)
     model = step_file(trainer, tmp_path / "step.onnx", batches(1)[0])
-    shapes = {one.name: [d.dim_param or d.dim_value for d in one.type.tensor_type.shape.dim] for one in model.graph.input}
+    shapes = {
+        one.name: [d.dim_param or d.dim_value for d in one.type.tensor_type.shape.dim] for one in model.graph.input
+    }
     assert shapes["input1"] == ["batch", 4]
     assert shapes["label"] == ["batch"]
     assert shapes["fc1.weight"] == [8, 4]
@@ -220,7 +222,9 @@ def test_a_saved_model_evaluates_as_the_trainer_does(tmp_path: Path) -> None:
         losses(trainer, batches(1))
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
-    shapes = {one.name: [d.dim_param or d.dim_value for d in one.type.tensor_type.shape.dim] for one in model.graph.input}
+    shapes = {
+        one.name: [d.dim_param or d.dim_value for d in one.type.tensor_type.shape.dim] for one in model.graph.input
+    }
     assert shapes == {"input1": ["batch", 4], "label": ["batch"]}
     (prediction,) = [one for one in model.graph.output if one.name == "predictions"]
     assert [d.dim_param or d.dim_value for d in prediction.type.tensor_type.shape.dim] == ["batch", 3]

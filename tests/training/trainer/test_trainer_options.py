@@ -177,7 +177,9 @@ def kept() -> tuple[list[float], int]:
     [
         ({"graph_transformer": {"attn_dropout_recompute": True}}, "RecomputeAttentionDropout", 0.99),
         ({"graph_transformer": {"gelu_recompute": True}}, "RecomputeGelu", 0.97),
-        ({"graph_transformer": {"transformer_layer_recompute": True}}, "RecomputeLayers", 0.5),
+        pytest.param(
+            {"graph_transformer": {"transformer_layer_recompute": True}}, "RecomputeLayers", 0.5, marks=pytest.mark.slow
+        ),
         (
             {"graph_transformer": {"transformer_layer_recompute": True, "number_recompute_layers": 1}},
             "RecomputeLayers(number_recompute_layers=1",

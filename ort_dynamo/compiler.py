@@ -37,7 +37,7 @@ from ort_dynamo.saving.files import check_model
 from ort_dynamo.saving.island import IslandFiles
 from ort_dynamo.saving.join import describe_graph
 from ort_dynamo.segment.classify import session_device
-from ort_dynamo.segment.segment import check_fallback, segment
+from ort_dynamo.segment.segment import allowed_target, check_fallback, segment
 from ort_dynamo.source_line import describe
 from ort_dynamo.target import Target
 
@@ -67,9 +67,7 @@ def compile_graph(
     """
     begin = time.perf_counter()
     device = session_device(gm)
-    target = find_target(device.type)
-    if not options.segment.contrib_ops:
-        target = dataclasses.replace(target, contrib_ops=False)
+    target = allowed_target(find_target(device.type), options.segment)
     segmented = segment(gm, partial(refusal, target=target), device)
     report(segmented, role)
     check_fallback(segmented, options.segment, role)

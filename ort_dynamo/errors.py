@@ -6,6 +6,7 @@ from typing import ClassVar
 
 __all__ = [
     "CheckpointFileError",
+    "DeviceNotAvailableError",
     "DuplicateLoweringError",
     "ExecutionError",
     "FallbackRefusedError",
@@ -95,6 +96,15 @@ class ProviderNotAvailableError(OrtDynamoError):
     message = (
         "{provider} is needed for tensors on {device}, but {reason}. "
         "Available providers of {package} {version}: {available}. {advice}"
+    )
+
+
+class DeviceNotAvailableError(OrtDynamoError):
+    """The device that an ORTTrainer is to train on is not there."""
+
+    message = (
+        "The trainer's options have device.id = {device!r}, and torch {version} finds no such device here. "
+        "Give 'cpu' or another device, or install a torch that has CUDA."
     )
 
 

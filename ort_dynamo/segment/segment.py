@@ -6,6 +6,7 @@ round (levels.py), and the graphs that follow from that (islands.py).
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -20,8 +21,9 @@ from ort_dynamo.segment.classify import Place, Placement, classify
 from ort_dynamo.segment.islands import build_islands
 from ort_dynamo.segment.levels import levels
 from ort_dynamo.source_line import user_line
+from ort_dynamo.target import Target
 
-__all__ = ["EagerNode", "Segmented", "check_fallback", "segment"]
+__all__ = ["EagerNode", "Segmented", "allowed_target", "check_fallback", "segment"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,11 @@ def _in_eager(placements: Mapping[Node, Placement]) -> tuple[EagerNode, ...]:
 
 def _computing(island: GraphModule) -> Iterator[Node]:
     return (n for n in island.graph.nodes if n.op == "call_function" and n.target is not operator.getitem)
+
+
+def allowed_target(target: Target, options: SegmentOptions) -> Target:
+    """Give the target as the options let it be used."""
+    return target if options.contrib_ops else dataclasses.replace(target, contrib_ops=False)
 
 
 def check_fallback(segmented: Segmented, options: SegmentOptions, role: str) -> None:

@@ -26,7 +26,7 @@ from ort_dynamo.training.trainer.export_check import check_export
 from ort_dynamo.training.trainer.files import StepFiles
 from ort_dynamo.training.trainer.onnx_combined import OnnxCombined
 from ort_dynamo.training.trainer.running import RunningModel
-from ort_dynamo.training.trainer.settings import training_device
+from ort_dynamo.training.trainer.settings import check_device, training_device
 from ort_dynamo.training.trainer.state_dicts import TrainedWeights, model_section
 from ort_dynamo.training.trainer.trainer_state import load_trainer_state, trainer_state
 
@@ -170,6 +170,8 @@ class ORTTrainer:
         if may_lack_label and len(given) == len(names) - 1 and names[-1] not in kwargs:
             names = names[:-1]
         require(len(given) == len(names), f"model_desc has {len(names)} inputs, and {len(given)} are given")
+        if self._running is None:
+            check_device(self._device)
         tensors = [self._tensor(value, name) for value, name in zip(given, names, strict=True)]
         sizes: dict[str, int] = {}
         for tensor, described in zip(tensors, self.model_desc.inputs, strict=False):
@@ -214,8 +216,12 @@ class ORTTrainer:
         if self._running is None:
             self._running = self._made(inputs)
             if self._waiting is not None:
-                (state_dict, strict), self._waiting = self._waiting, None
-                self._load(state_dict, strict)
+                try:
+                    self._load(*self._waiting)
+                except BaseException:
+                    self._running = None  # the next step tries again, rather than train what was not loaded
+                    raise
+                self._waiting = None
         if not self._example and len(inputs) == len(self.model_desc.inputs):
             self._example = list(inputs)
             self._note_dtypes(inputs)

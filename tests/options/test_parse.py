@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 from ort_dynamo import PropagateCastOpsStrategy
 from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
@@ -58,6 +62,9 @@ def test_a_path_object_is_a_path(tmp_path: Path) -> None:
         ({"intra_op_num_threads": 1.5}, InvalidOptionError, "an int >= 1"),
         ({"graph_optimization": "most"}, InvalidOptionError, "'disable', 'basic', 'extended', 'all'"),
         ({"provider_options": "a=b"}, InvalidOptionError, "a dict"),
+        ({"session_options": 1}, InvalidOptionError, "an onnxruntime.SessionOptions or a dict"),
+        ({"contrib_ops": 1}, InvalidOptionError, "expected True or False"),
+        ({"recompute_from_inputs": None}, InvalidOptionError, "expected True or False"),
         ([("fallback", "eager")], InvalidOptionError, "expected a dict"),
         ({"recompute_plan": "Gelu:1:-1"}, InvalidOptionError, r"'Gelu:1:-1': expected '<cluster>:<type>:<count>'"),
         ({"recompute_plan": "Gelu+:3:-1"}, InvalidOptionError, r"a type of 0, 1 or 2"),
@@ -127,8 +134,47 @@ def test_an_unknown_mode_names_the_nearest() -> None:
 
 def test_session_options_spell_themselves_for_the_key() -> None:
     assert repr(SessionOptions(provider_options={"a": "b"})) == (  # type: ignore[arg-type]
-        "SessionOptions(graph_optimization='all', intra_op_num_threads=None, provider_options=(('a', 'b'),))"
+        "SessionOptions(graph_optimization='all', intra_op_num_threads=None, provider_options=(('a', 'b'),), "
+        "session_options=())"
     )
+
+
+def test_a_session_options_stands_for_what_differs_from_a_new_one() -> None:
+    given = onnxruntime.SessionOptions()
+    assert SessionOptions(session_options=given) == SessionOptions()  # type: ignore[arg-type]
+    given.enable_profiling = True
+    given.log_severity_level = 1
+    given.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    parsed = parse_options(None, {"session_options": given}).session
+    assert parsed.session_options == (("enable_profiling", True), ("execution_mode", 1), ("log_severity_level", 1))
+    same = {"log_severity_level": 1, "enable_profiling": True, "execution_mode": 1}
+    assert parse_options(None, {"session_options": same}).session == parsed
+    given.log_severity_level = 2  # the options are as they were when they were given
+    assert dict(parsed.session_options)["log_severity_level"] == 1
+
+
+def test_a_session_options_level_and_threads_are_the_options_of_these() -> None:
+    given = onnxruntime.SessionOptions()
+    given.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    given.intra_op_num_threads = 3
+    parsed = parse_options(None, {"session_options": given, "graph_optimization": "extended"}).session
+    assert parsed == SessionOptions(graph_optimization="basic", intra_op_num_threads=3)
+
+
+def test_an_unknown_attribute_of_a_session_is_refused_at_the_compile() -> None:
+    compiled = torch.compile(torch.sin, backend="ort_train", options={"session_options": {"profiling": True}})
+    with pytest.raises(BackendCompilerFailed, match="attributes of this ONNX Runtime's SessionOptions") as raised:
+        compiled(torch.randn(2))
+    assert isinstance(raised.value.inner_exception, InvalidOptionError)
+
+
+def test_options_of_a_session_reach_it(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "profile")
+    options = {"session_options": {"enable_profiling": True, "profile_file_prefix": prefix}}
+    torch.compile(torch.sin, backend="ort_train", options=options)(torch.randn(2))
+    torch._dynamo.reset()  # drops the session, which then writes the file
+    gc.collect()
+    assert list(tmp_path.iterdir())
 
 
 def test_plans_are_text_joined_by_commas_or_a_list_of_texts() -> None:

@@ -23,7 +23,12 @@ from ort_dynamo.training.trainer.combined import CombinedModel
 from ort_dynamo.training.trainer.files import StepFiles
 from ort_dynamo.training.trainer.onnx_combined import OnnxCombined, postprocessed
 from ort_dynamo.training.trainer.running import RunningModel
-from ort_dynamo.training.trainer.settings import backend_options, check_one_process, fits_one_session, rules_of
+from ort_dynamo.training.trainer.settings import (
+    backend_options,
+    check_one_process,
+    fits_one_session,
+    rules_of,
+)
 from ort_dynamo.training.trainer.training_state import TrainingState
 
 __all__ = ["Parts", "step_files"]

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from ort_dynamo.errors import SeveralProcessesError
+from ort_dynamo.errors import DeviceNotAvailableError, SeveralProcessesError
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.training.optim.config import AdamConfig, LambConfig, _OptimizerConfig
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.trainer.update_rules import AdamRule, LambRule, Rule, SGDRule
 
-__all__ = ["backend_options", "check_one_process", "fits_one_session", "rules_of", "training_device"]
+__all__ = ["backend_options", "check_device", "check_one_process", "fits_one_session", "rules_of", "training_device"]
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
@@ -40,10 +40,13 @@ def training_device(options: ORTTrainerOptions | None) -> torch.device:
     """
     if options is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(options.device.id)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError(f"device.id is {options.device.id!r}, and torch has no CUDA here; 'cpu' trains without it")
-    return device
+    return torch.device(options.device.id)
+
+
+def check_device(device: torch.device) -> None:
+    """Raise DeviceNotAvailableError if torch has no such CUDA device: what it says itself depends on its build."""
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise DeviceNotAvailableError(device=str(device), version=torch.__version__)
 
 
 def backend_options(options: ORTTrainerOptions, device: torch.device) -> Options:

@@ -73,9 +73,9 @@ def optimizer_section(state: TrainingState) -> _Section:
         for weight in group.weights:
             found[weight.name] = {key: _array(one) for key, one in zip(_MOMENTS, weight.moments, strict=True)}
             if isinstance(group.rule, LambRule):
-                found[_SHARED] = {"step": count}
+                found[_SHARED] = {"step": count.copy()}
             else:
-                found[weight.name]["Update_Count"] = count
+                found[weight.name]["Update_Count"] = count.copy()
     return found
 
 

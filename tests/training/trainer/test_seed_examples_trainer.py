@@ -108,8 +108,9 @@ def test_the_example_of_the_options_makes_options() -> None:
     assert (opts.batch.gradient_accumulation_steps, opts.device.id, opts.device.mem_limit) == (128, "cuda:0", 2**31)
     assert opts.lr_scheduler is scheduler
     if not torch.cuda.is_available():
-        with pytest.raises(RuntimeError, match=r"device\.id is 'cuda:0', and torch has no CUDA here"):
-            ORTTrainer(bert(), MODEL_DESC, optim.LambConfig(), add_next_sentence, opts)
+        trainer = ORTTrainer(bert(), MODEL_DESC, optim.LambConfig(), add_next_sentence, opts)
+        with pytest.raises(RuntimeError, match=r"device\.id = 'cuda:0', and torch .* finds no such device"):
+            trainer.train_step(*batch(4, 6))
 
 
 def test_the_options_train_once_they_are_corrected() -> None:

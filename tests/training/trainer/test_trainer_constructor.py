@@ -256,8 +256,15 @@ class Tied(nn.Module):
         return self.last(torch.tanh(self.first(torch.tanh(self.second(input1)))))
 
 
-@pytest.mark.parametrize("one_session", [True, False])
-@pytest.mark.parametrize("group", ["first.weight", "second.weight"])
+@pytest.mark.parametrize(
+    ("group", "one_session"),
+    [
+        ("second.weight", True),
+        pytest.param("first.weight", True, marks=pytest.mark.slow),
+        ("first.weight", False),
+        pytest.param("second.weight", False, marks=pytest.mark.slow),
+    ],
+)
 def test_tied_weights_are_one_weight_by_all_its_names(group: str, one_session: bool) -> None:
     torch.manual_seed(1)
     config = optim.AdamConfig([{"params": [group], "lambda_coef": 0.5}], lr=0.01)
@@ -324,7 +331,13 @@ class Returning(Mlp):
 
 
 @pytest.mark.parametrize(
-    ("name", "mixed"), [*((name, False) for name in KINDS), ("a named tuple", True), ("a ModelOutput", True)]
+    ("name", "mixed"),
+    [
+        ("a list in a tuple", False),
+        ("a ModelOutput", True),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in KINDS if name != "a list in a tuple"),
+        pytest.param("a named tuple", True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_model_may_return_any_container(name: str, mixed: bool) -> None:
     kind = KINDS[name]
@@ -364,8 +377,17 @@ class WithLoss(Mlp):
         return tuple(outputs)
 
 
-@pytest.mark.parametrize("one_session", [True, False])
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("place", "one_session"),
+    [
+        (0, False),
+        (1, True),
+        (2, True),
+        pytest.param(0, True, marks=pytest.mark.slow),
+        pytest.param(1, False, marks=pytest.mark.slow),
+        pytest.param(2, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_models_own_loss_may_be_any_of_its_outputs(place: int, one_session: bool) -> None:
     outputs: list[tuple[Any, ...]] = [("predictions", ["batch", 3]), ("hidden", ["batch", 8])]
     outputs.insert(place, ("loss", [], True))

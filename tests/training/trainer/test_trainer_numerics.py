@@ -65,7 +65,7 @@ def test_an_update_is_what_the_formula_says(name: str, one_session: bool) -> Non
 
 @FORMS
 @pytest.mark.parametrize("clips", [True, False])
-@pytest.mark.parametrize("make", [optim.AdamConfig, optim.LambConfig])
+@pytest.mark.parametrize("make", [optim.AdamConfig, pytest.param(optim.LambConfig, marks=pytest.mark.slow)])
 def test_gradients_are_clipped_over_all_weights_where_asked_to(make: Any, clips: bool, one_session: bool) -> None:
     # So great an epsilon makes the step depend on the gradients' size, not on their direction alone.
     config = make(lr=0.5, max_norm_clip=0.05, epsilon=1.0)
@@ -91,7 +91,14 @@ def test_sgd_is_not_clipped() -> None:
 
 
 @FORMS
-@pytest.mark.parametrize("make", [optim.SGDConfig, optim.AdamConfig, optim.LambConfig])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(optim.SGDConfig, marks=pytest.mark.slow),
+        optim.AdamConfig,
+        pytest.param(optim.LambConfig, marks=pytest.mark.slow),
+    ],
+)
 def test_gathered_gradients_make_one_update_by_their_mean(make: Any, one_session: bool) -> None:
     config = make(lr=0.01)
     trainer = make_trainer(config, one_session=one_session, batch={"gradient_accumulation_steps": 3})
@@ -116,15 +123,18 @@ def test_a_loss_scale_changes_nothing_but_what_rounds(one_session: bool) -> None
     assert_same_weights(trainer, plain.weights, tolerance=TOLERANCES[torch.float16])
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam with a group", "lamb with a group", "adam that decays after"])
 @pytest.mark.parametrize(
-    "levels",
-    [{}, {"batch": {"gradient_accumulation_steps": 2}}, {"utils": {"grad_norm_clip": False}}],
-    ids=["plain", "gathering", "unclipped"],
+    ("name", "levels"),
+    [
+        ("adam with a group", {"batch": {"gradient_accumulation_steps": 2}}),
+        *(
+            pytest.param(name, levels, marks=pytest.mark.slow)
+            for name in ("sgd", "adam with a group", "lamb with a group", "adam that decays after")
+            for levels in ({}, {"utils": {"grad_norm_clip": False}})
+        ),
+    ],
 )
 def test_both_forms_of_a_step_agree(name: str, levels: dict[str, Any]) -> None:
-    if levels and name != "adam with a group":
-        pytest.skip("one optimizer is enough")
     trainers = [make_trainer(CONFIGS[name](), one_session=one, **levels) for one in (True, False)]
     data = batches(5)
     found = [losses(trainer, data) for trainer in trainers]
@@ -225,8 +235,15 @@ def images(count: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-@FORMS
-@pytest.mark.parametrize("frozen", [[], ["norm.weight", "conv1.weight"]], ids=["all trained", "some frozen"])
+@pytest.mark.parametrize(
+    ("frozen", "one_session"),
+    [
+        (["norm.weight", "conv1.weight"], True),
+        pytest.param([], True, marks=pytest.mark.slow),
+        pytest.param([], False, marks=pytest.mark.slow),
+        pytest.param(["norm.weight", "conv1.weight"], False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_residual_network_learns_and_its_statistics_move(frozen: list[str], one_session: bool) -> None:
     torch.manual_seed(5)
     model = ResNet()
@@ -259,8 +276,15 @@ def test_float16_learns_with_the_dynamic_scaler(one_session: bool) -> None:
     assert {one.dtype for one in weights(trainer).values()} == {np.dtype(np.float32)}
 
 
-@FORMS
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "one_session"),
+    [
+        (torch.bfloat16, True),
+        (torch.bfloat16, False),
+        pytest.param(torch.float16, True, marks=pytest.mark.slow),
+        pytest.param(torch.float16, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_narrow_model_has_masters_in_float32(dtype: torch.dtype, one_session: bool) -> None:
     torch.manual_seed(1)
     model = Mlp().to(dtype)

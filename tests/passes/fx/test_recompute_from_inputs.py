@@ -1,0 +1,99 @@
+"""Results of pointwise operators whose arguments are kept anyway: a joint graph in, tags out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, must_recompute
+from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs
+
+Capture = Callable[..., GraphModule]
+
+
+def recomputed(gm: GraphModule) -> list[str]:
+    """What the pass tags; a second run must change nothing."""
+    pass_ = RecomputeFromInputs()
+    before = {node for node in JointGraph(gm).forward if must_recompute(node)}
+    result, again = pass_(gm), pass_(gm)
+    assert result is not None
+    assert again is not None
+    assert not again.modified
+    tagged = [node for node in JointGraph(gm).forward if must_recompute(node) and node not in before]
+    assert result.modified == bool(tagged)
+    return [node.name for node in tagged if not node.name.startswith("detach")]
+
+
+def kept(gm: GraphModule) -> int:
+    joint = JointGraph(gm)
+    return joint.cut([node for node in joint.forward if must_recompute(node)]).nbytes
+
+
+def weight(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def test_a_result_of_a_graphs_input_is_made_again(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x: x.exp().sum(), weight(4, 4))  # exp's gradient reads its result
+    assert kept(gm) == 4 * 16
+    assert recomputed(gm) == ["exp"]
+    assert kept(gm) == 0
+
+
+def test_a_result_of_a_kept_tensor_is_made_again(joint_graph: Capture) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        before = x @ w
+        return (torch.sigmoid(before) * before.sin()).sum()  # sin keeps the product, and so sigmoid need not be kept
+
+    gm = joint_graph(function, weight(2, 3), weight(3, 4))
+    without = kept(gm)
+    assert recomputed(gm) == ["sigmoid", "sin"]
+    assert kept(gm) == without - 2 * 4 * 8
+
+
+def test_a_result_of_what_is_not_kept_stays(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: torch.tanh(x @ w).sum(), weight(2, 3), weight(3, 4))
+    assert recomputed(gm) == []
+
+
+def test_a_chain_is_made_again_only_where_its_argument_stays(joint_graph: Capture) -> None:
+    # Both results are kept without the pass; the second could be made of the first, which is itself made again.
+    gm = joint_graph(lambda x: x.exp().tanh().sum(), weight(4))
+    assert recomputed(gm) == ["exp"]
+    assert kept(gm) == 4 * 4
+
+
+def test_what_is_no_pointwise_operator_stays(joint_graph: Capture) -> None:
+    assert recomputed(joint_graph(lambda x: torch.softmax(x, 0).square().sum(), weight(4))) == []
+    assert recomputed(joint_graph(lambda x: torch.cumsum(x, 0).sin().sum(), weight(4))) == []
+
+
+def test_a_result_that_the_program_gets_lives_anyway(joint_graph: Capture) -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        made = x.exp()
+        return made, made * 2
+
+    assert recomputed(joint_graph(function, weight(4))) == []
+
+
+def test_views_of_a_result_are_made_again_with_it(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: (x.exp().t() @ w).sum(), weight(3, 2), weight(3, 4))
+    assert "exp" in recomputed(gm)
+    assert kept(gm) == 0
+
+
+def test_what_is_drawn_is_not_drawn_again(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x: torch.nn.functional.dropout(x, 0.5).sum(), weight(4))
+    names = recomputed(gm)
+    assert not any("rand" in name or "bernoulli" in name for name in names)
+
+
+def test_what_a_checkpoint_policy_decided_stays(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x: x.exp().sum(), weight(4))
+    (node,) = [node for node in JointGraph(gm).forward if node.name == "exp"]
+    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    assert recomputed(gm) == []

@@ -28,14 +28,23 @@ _KINDS: dict[Any, int] = {
 }
 
 
-def own_attributes(node: onnx.NodeProto, outside: Mapping[str, AttributeProto]) -> dict[str, AttributeProto]:
-    """A node's attributes by name; one that refers to an attribute of the function around it is that, if there is."""
+def own_attributes(node: onnx.NodeProto, outside: Mapping[str, AttributeProto] | None) -> dict[str, AttributeProto]:
+    """A node's attributes by name; one that refers to an attribute of the function around it is that, if there is.
+
+    Args:
+        node: the node.
+        outside: the attributes of the function; None outside of functions.
+    """
     found = {}
     for attribute in node.attribute:
         if attribute.name in found:
             raise OnnxModelError(reason=f"the attribute {attribute.name!r} is there twice")
         if not attribute.ref_attr_name:
             found[attribute.name] = attribute
+        elif outside is None:
+            raise OnnxModelError(
+                reason=f"the attribute {attribute.name!r} refers to one of a function, and the node is in none"
+            )
         elif attribute.ref_attr_name in outside:
             found[attribute.name] = outside[attribute.ref_attr_name]
     return found

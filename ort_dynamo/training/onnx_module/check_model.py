@@ -13,8 +13,8 @@ from ort_dynamo.training.onnx_module.registry import MICROSOFT
 __all__ = ["FunctionKey", "check_model", "domain_of", "function_key", "read_opsets", "subgraphs"]
 
 OLDEST_OPSET, NEWEST_OPSET = 7, 23
-DEEPEST = 32
-"""Graphs within graphs, and functions that call functions."""
+DEEPEST = 20
+"""Graphs within graphs, and functions that call functions; protobuf itself ends at about 32."""
 MOST_NODES = 200_000
 """With each call of a function counted as the nodes it stands for."""
 _SMALL = 1024
@@ -80,11 +80,16 @@ def check_model(model: ModelProto) -> dict[str, TypeProto]:
         raise OnnxModelError(reason="sparse initializers are not supported")
     _Counter(model).count()
     light = _without_weights(model, opsets.get("", 0))
+    claimed = [one.type.tensor_type for one in light.graph.output if one.type.HasField("tensor_type")]
+    for one in light.graph.input:
+        if one.type.HasField("tensor_type") and not one.type.tensor_type.HasField("shape"):
+            claimed.append(one.type.tensor_type)
+    for kind in claimed:
+        kind.shape.SetInParent()  # the checker wants one; whether it is right shows when the graph runs
     try:
         onnx.checker.check_model(light)
-        for output in light.graph.output:  # its sizes may be claimed wrongly, as those of other values
-            if output.type.HasField("tensor_type"):
-                output.type.tensor_type.ClearField("shape")
+        for kind in claimed:
+            kind.ClearField("shape")
         typed = onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise OnnxModelError(reason=f"it is not valid: {error}") from error

@@ -59,9 +59,12 @@ class OnnxModule(nn.Module):
         super().__init__()
         if not isinstance(model, ModelProto):
             raise TypeError(f"expected an onnx.ModelProto, not {type(model).__name__}")
-        self._types = check_model(model)
-        stored = _initializers(model, None if base_dir is None else Path(base_dir))
-        builder = self._build(model, stored)
+        try:
+            self._types = check_model(model)
+            stored = _initializers(model, None if base_dir is None else Path(base_dir))
+            builder = self._build(model, stored)
+        except UnicodeDecodeError as error:  # protobuf decodes a name when it is read
+            raise OnnxModelError(reason=f"a name in it is no text: {error}") from error
         constants = Holder()
         for name, one in builder.constants.items():
             if one.uses & {"data", "statistic"}:
@@ -187,6 +190,7 @@ def _without_data(model: ModelProto, names: Collection[str]) -> ModelProto:
             continue
         if tensor.HasField("raw_data"):
             tensor.raw_data = b""
+            continue
         for field in ("float_data", "double_data", "int32_data"):
             tensor.ClearField(field)
     return kept

@@ -59,7 +59,7 @@ class Scope:
     Args:
         outer: the scope of the graph around; None in a function.
         opsets: the version of each domain.
-        attributes: what the attributes of a function are in this call.
+        attributes: what the attributes of a function are in this call; None outside of functions.
         types: what onnx found out about the values.
     """
 
@@ -72,7 +72,7 @@ class Scope:
     ) -> None:
         self.outer = outer
         self.opsets = opsets
-        self.attributes = attributes or {}
+        self.attributes = attributes
         self.types = types or {}
         self._known: dict[str, Known] = {}
 
@@ -179,9 +179,9 @@ class Program:
         self.graph.erase_node(placeholder)
 
     def finish(self, outputs: Sequence[Any]) -> fx.GraphModule:
-        """The program as a module that returns a tuple."""
+        """The program as a module that returns a tuple; what nothing reads is left out, as ONNX Runtime does."""
         self.graph.output(tuple(outputs))
         for node in reversed(self.graph.nodes):
-            if node.op == "call_function" and not node.users and node.target is getattr:
+            if node.op in ("call_function", "call_module") and not node.users:
                 self.graph.erase_node(node)
         return fx.GraphModule(dict(self.modules), self.graph)

@@ -95,13 +95,13 @@ def _register(name: str, function: Callable[[Tensor, list[int], bool], Tensor]) 
         return function(x, _all_axes(x, axes), keepdims)
 
     def by_attribute(x: Value, *, axes: list[int] | None = None, keepdims: int = 1) -> Value:
-        return reduced(x, axes, bool(keepdims))
+        return reduced(x, axes, keepdims == 1)
 
     def by_input(x: Value, axes: Setting | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Value:
         wanted = None if axes is None else integers(axes)
         if not wanted and noop_with_empty_axes:
             return function(as_tensor(x), [], True)
-        return reduced(x, wanted, bool(keepdims))
+        return reduced(x, wanted, keepdims == 1)
 
     for since, apply in ((1, by_attribute), (_INPUT_SINCE.get(name, 18), by_input)):
         apply.__name__ = apply.__qualname__ = f"onnx_{name}_{since}"
@@ -115,8 +115,8 @@ for _name, _function in _REDUCTIONS.items():
 def _place(x: Tensor, axis: int, keepdims: int, last: int, largest: bool) -> Tensor:
     find = torch.argmax if largest else torch.argmin
     if not last:
-        return find(x, axis, keepdim=bool(keepdims))
-    return x.shape[axis] - 1 - find(torch.flip(x, [axis]), axis, keepdim=bool(keepdims))
+        return find(x, axis, keepdim=keepdims == 1)
+    return x.shape[axis] - 1 - find(torch.flip(x, [axis]), axis, keepdim=keepdims == 1)
 
 
 @onnx_operator("ArgMax")

@@ -39,7 +39,7 @@ class StepFiles:
         passes: by which passes run.
         contrib_ops: whether models may have operators that are ONNX Runtime's own.
         optimizer: what the nodes of the update are called by.
-        opset: version of ONNX's operators, as far as onnx can convert to it.
+        opset: version of ONNX's operators in the forward, as far as it can be written in it.
         infer_shapes: whether every value in a file has its shape; otherwise inputs and outputs alone.
     """
 
@@ -73,7 +73,12 @@ class StepFiles:
             inputs: of the model.
             training: in training mode: dropout draws, and running statistics are outputs.
         """
-        return self._model(inputs, None, training=training, may_be_fed=False, lr=0.0)
+        model = self._model(inputs, None, training=training, may_be_fed=False, lr=0.0)
+        try:
+            return at_opset(model, self._opset)
+        except OpsetError as error:
+            _log.warning("The model has opset %d: %s", OPSET, error)
+            return model
 
     def with_gradients(self, inputs: Sequence[Tensor]) -> ir.Model:
         """The forward in training mode and the gradients, with the weights as constants."""
@@ -86,7 +91,10 @@ class StepFiles:
     def write_for_debugging(self, options: ORTTrainerOptions, inputs: Sequence[Tensor], lr: float) -> None:
         """Write the files that debug.graph_save_paths asks for; raises OSError."""
         paths = options.debug.graph_save_paths
-        self._write(paths.model_after_graph_transforms_path, lambda: self.forward(inputs, training=True))
+        self._write(
+            paths.model_after_graph_transforms_path,
+            lambda: self._model(inputs, None, training=True, may_be_fed=False, lr=0.0),
+        )
         self._write(paths.model_with_gradient_graph_path, lambda: self.with_gradients(inputs))
         self._write(paths.model_with_training_graph_path, lambda: self.step(inputs, lr))
         if optimized := paths.model_with_training_graph_after_optimization_path:
@@ -123,13 +131,6 @@ class StepFiles:
             parameters=dict(combined.model.named_parameters(remove_duplicate=False)),
             optimizer=self._optimizer,
         )
-        return self._finished(model)
-
-    def _finished(self, model: ir.Model) -> ir.Model:
-        try:
-            model = at_opset(model, self._opset)
-        except OpsetError as error:
-            _log.warning("The model has opset %d: %s", OPSET, error)
         if not self._infer_shapes:
             kept = {*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()}
             for node in model.graph.all_nodes():

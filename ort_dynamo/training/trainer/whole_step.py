@@ -98,7 +98,8 @@ class WholeStepModule(nn.Module):
         if not self._kind.updates:
             kept = zip(sums, gathered, strict=True)
             return [*outputs, *(before if total is None else total for total, before in kept)]
-        made = self._update(masters, sums, moments, counts, lr, scale)
+        with torch.autocast(masters[0].device.type, enabled=False):
+            made = self._update(masters, sums, moments, counts, lr, scale)
         if self._kind.stands_alone:
             made += [count + 1 for count in counts]
         return [*outputs, *made]
@@ -115,8 +116,10 @@ class WholeStepModule(nn.Module):
                 raise TrainingGraphError(
                     reason=f"{len(losses)} of its outputs have gradients, where the loss alone should"
                 )
+            device = losses[0].device.type
             seed = scale.to(losses[0].dtype) if self._kind.scales else torch.ones_like(losses[0])
-            found = torch.autograd.grad(losses[0], leaves, seed.expand_as(losses[0]), allow_unused=True)
+            with torch.autocast(device, enabled=False):  # as torch's engine: the forward's casts have their gradients
+                found = torch.autograd.grad(losses[0], leaves, seed.expand_as(losses[0]), allow_unused=True)
         return [one.detach() if isinstance(one, Tensor) else one for one in outputs], found
 
     def _update(

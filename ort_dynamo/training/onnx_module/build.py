@@ -206,8 +206,9 @@ class Builder:
             check_sizes(node.op_type, args, kwargs)
         except ValueError as error:
             raise refuse(str(error)) from error
-        if found.host and not found.given - {"outputs"} and _all_hosts([one for one in args if one is not None]):
-            return self._compute(found, args, kwargs, refuse)
+        if found.host and found.given <= {"outputs", "device"} and _all_hosts([one for one in args if one is not None]):
+            device = {"device": None} if "device" in found.given else {}
+            return self._compute(found, args, {**kwargs, **device}, refuse)
         statistics = [one for one, kind in zip(inputs, found.inputs, strict=False) if kind is InputKind.STATISTIC]
         if "in_place" in found.given:
             kwargs["in_place"] = all(isinstance(one, Stored) and one in self.stored.values() for one in statistics)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ort_dynamo.errors import OnnxModelError
 from ort_dynamo.training.onnx_module.build import CONSTANTS, Builder
+from ort_dynamo.training.onnx_module.build_control import CONTROL
 from ort_dynamo.training.onnx_module.check_model import check_model, domain_of, read_opsets
 from ort_dynamo.training.onnx_module.program import Stored
 from ort_dynamo.training.onnx_module.state_keys import Holder, place_of, state_keys, tensor_of
@@ -96,7 +97,7 @@ class OnnxModule(nn.Module):
         for name, key in state_keys(stored, _OWN_NAMES).items():
             stored[name].key = key
         functions = {(domain_of(one.domain), one.name, one.overload): one for one in model.functions}
-        builder = Builder(functions, stored)
+        builder = Builder(functions, stored, CONTROL)
         opsets = read_opsets(model.opset_import, "the model")
         self._program = builder.build(model.graph, self.input_names, opsets, self._types)
         return builder

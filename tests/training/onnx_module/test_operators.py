@@ -217,7 +217,7 @@ OLD: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("BatchNormalization", 9, {}, {"s": [1.0, 2, 3], "b": [0.0, 1, 2], "m": [0.0, 0.1, 0.2], "v": [1.0, 2, 3]}),
     ("BatchNormalization", 7, {}, {"s": [1.0, 2, 3], "b": [0.0, 1, 2], "m": [0.0, 0.1, 0.2], "v": [1.0, 2, 3]}),
     ("MaxPool", 8, {"kernel_shape": [2, 2], "auto_pad": "SAME_LOWER"}, {}),
-    ("AveragePool", 10, {"kernel_shape": [2, 2], "pads": [1, 0, 0, 1], "ceil_mode": 1, "strides": [2, 2]}, {}),
+    ("AveragePool", 10, {"kernel_shape": [2, 2], "pads": [1, 1, 0, 0], "ceil_mode": 1, "strides": [2, 2]}, {}),
     ("Scatter", 10, {"axis": 3}, {"i": np.zeros((1, 3, 4, 1), np.int64), "u": np.ones((1, 3, 4, 1))}),
     ("Flatten", 9, {"axis": 2}, {}),
     ("CumSum", 11, {}, {"axis": np.int32(3)}),

@@ -133,9 +133,10 @@ def export_model(name: str) -> Exported:
 
 
 def run_onnxruntime(model: onnx.ModelProto, inputs: tuple[Tensor, ...]) -> list[np.ndarray[Any, Any]]:
-    """What ONNX Runtime's inference gives."""
+    """What ONNX Runtime's inference gives, without optimisations, some of which take a wrong shape for a right one."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [one.name for one in session.get_inputs()]
     return session.run(None, {name: value.numpy() for name, value in zip(names, inputs, strict=True)})

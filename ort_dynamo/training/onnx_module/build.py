@@ -42,9 +42,16 @@ class Builder:
     Args:
         functions: the model's, by what calls them.
         stored: the model's initializers by name.
+        control: what writes the operators that have graphs.
     """
 
-    def __init__(self, functions: Mapping[FunctionKey, FunctionProto], stored: Mapping[str, Stored]) -> None:
+    def __init__(
+        self,
+        functions: Mapping[FunctionKey, FunctionProto],
+        stored: Mapping[str, Stored],
+        control: Mapping[str, Callable[..., Sequence[Known]]],
+    ) -> None:
+        self.control = control
         self.functions = functions
         self.stored = stored
         self.constants: dict[str, Stored] = {}
@@ -118,8 +125,6 @@ class Builder:
         attributes: dict[str, AttributeProto],
         outputs: int,
     ) -> Sequence[Known]:
-        from ort_dynamo.training.onnx_module.build_control import CONTROL
-
         domain = domain_of(node.domain)
         key = function_key(node)
         if key in self.functions:
@@ -128,8 +133,8 @@ class Builder:
             return [self._constant_node(node, scope, attributes)]
         if domain == "" and node.op_type == "Identity" and inputs:
             return inputs[:1]
-        if domain == "" and node.op_type in CONTROL:
-            return CONTROL[node.op_type](self, program, node, scope, inputs, attributes)
+        if domain == "" and node.op_type in self.control:
+            return self.control[node.op_type](self, program, node, scope, inputs, attributes)
         version = scope.opsets.get(domain)
         found = None if version is None else find_operator(domain, node.op_type, version)
         if found is not None:
@@ -206,8 +211,9 @@ class Builder:
             check_sizes(node.op_type, args, kwargs)
         except ValueError as error:
             raise refuse(str(error)) from error
-        if found.host and not found.given - {"outputs"} and _all_hosts([one for one in args if one is not None]):
-            return self._compute(found, args, kwargs, refuse)
+        if found.host and found.given <= {"outputs", "device"} and _all_hosts([one for one in args if one is not None]):
+            device = {"device": None} if "device" in found.given else {}
+            return self._compute(found, args, {**kwargs, **device}, refuse)
         statistics = [one for one, kind in zip(inputs, found.inputs, strict=False) if kind is InputKind.STATISTIC]
         if "in_place" in found.given:
             kwargs["in_place"] = all(isinstance(one, Stored) and one in self.stored.values() for one in statistics)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ort_dynamo.errors import OnnxModelError
 from ort_dynamo.training.onnx_module.build import CONSTANTS, Builder
+from ort_dynamo.training.onnx_module.build_control import CONTROL
 from ort_dynamo.training.onnx_module.check_model import check_model, domain_of, read_opsets
 from ort_dynamo.training.onnx_module.program import Stored
 from ort_dynamo.training.onnx_module.state_keys import Holder, place_of, state_keys, tensor_of
@@ -30,8 +31,12 @@ class OnnxModule(nn.Module):
 
     A weight is a floating-point initializer of the outermost graph that torch's exporter marked as a parameter; where
     it marked nothing, one with at least one axis. Constants that an exporter makes of Python's numbers, such as the
-    epsilon of a norm or the factor of a scale, have none. No weights are: the running statistics of
-    BatchNormalization, and what says how to compute (sizes, scales, ratios).
+    epsilon of a norm or the factor of a scale, have none; `scalars` names the weights that have none either. No weights
+    are: the running statistics of BatchNormalization, and what says how to compute (sizes, scales, ratios).
+
+    An exporter that folds constants, or shares initializers of equal values, makes other weights than the model had:
+    `torch.onnx.export` should be told `optimize=False`, or `do_constant_folding=False` and
+    `training=torch.onnx.TrainingMode.TRAINING`.
 
     In train mode, Dropout and BatchNormalization do what they do in training if the file says so
     (`training_mode`); in eval mode they never do.
@@ -39,6 +44,7 @@ class OnnxModule(nn.Module):
     Args:
         model: the file; a copy is kept for `to_model_proto`, without the weights' data.
         frozen: ONNX names of weights that are not trained: parameters that require no gradient.
+        scalars: ONNX names of weights without axes, in files that do not say that they are.
         base_dir: the folder in which the data of initializers may be; by default none is read from files.
 
     Attributes:
@@ -55,13 +61,20 @@ class OnnxModule(nn.Module):
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
 
-    def __init__(self, model: ModelProto, frozen: Collection[str] = (), *, base_dir: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        model: ModelProto,
+        frozen: Collection[str] = (),
+        *,
+        scalars: Collection[str] = (),
+        base_dir: str | Path | None = None,
+    ) -> None:
         super().__init__()
         if not isinstance(model, ModelProto):
             raise TypeError(f"expected an onnx.ModelProto, not {type(model).__name__}")
         try:
             self._types = check_model(model)
-            stored = _initializers(model, None if base_dir is None else Path(base_dir))
+            stored = _initializers(model, scalars, None if base_dir is None else Path(base_dir))
             builder = self._build(model, stored)
         except UnicodeDecodeError as error:  # protobuf decodes a name when it is read
             raise OnnxModelError(reason=f"a name in it is no text: {error}") from error
@@ -84,7 +97,7 @@ class OnnxModule(nn.Module):
         for name, key in state_keys(stored, _OWN_NAMES).items():
             stored[name].key = key
         functions = {(domain_of(one.domain), one.name, one.overload): one for one in model.functions}
-        builder = Builder(functions, stored)
+        builder = Builder(functions, stored, CONTROL)
         opsets = read_opsets(model.opset_import, "the model")
         self._program = builder.build(model.graph, self.input_names, opsets, self._types)
         return builder
@@ -114,9 +127,9 @@ class OnnxModule(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         model = to_model_proto(self)
-        training = self.training
-        self._build(model, _initializers(model, None))
-        self._program.train(training)
+        weights = [self.onnx_names[key] for key, _ in self.named_parameters()]
+        self._build(model, _initializers(model, weights, None))
+        self._program.train(self.training)
 
     def forward(self, *inputs: Any, **named: Any) -> tuple[Tensor, ...]:
         """Compute the graph.
@@ -166,7 +179,7 @@ def _kind_of(name: str, one: Stored) -> str:
     return "buffer" if one.shape else "constant"
 
 
-def _initializers(model: ModelProto, base_dir: Path | None) -> dict[str, Stored]:
+def _initializers(model: ModelProto, scalars: Collection[str], base_dir: Path | None) -> dict[str, Stored]:
     kinds = {
         one.name: entry.value for one in model.graph.value_info for entry in one.metadata_props if entry.key == _KIND
     }
@@ -176,8 +189,12 @@ def _initializers(model: ModelProto, base_dir: Path | None) -> dict[str, Stored]
             raise OnnxModelError(reason=f"the initializer {tensor.name!r} is there twice, or has no name")
         data = read_tensor(tensor, base_dir)
         kind = kinds.get(tensor.name)
-        weight = data.is_floating_point() and (kind == "PARAMETER" if kind else data.dim() > 0)
+        said = kind == "PARAMETER" if kind else data.dim() > 0 or tensor.name in scalars
+        weight = said and data.is_floating_point()
         found[tensor.name] = Stored("", data, data.dtype, tuple(data.shape), weight)
+    unknown = sorted(set(scalars) - {name for name, one in found.items() if one.weight})
+    if unknown:
+        raise OnnxModelError(reason=f"it has no weights of the names {unknown}, which are given as scalars")
     return found
 
 

@@ -136,9 +136,11 @@ def write_tensor(proto: TensorProto, values: Tensor) -> None:
     dtype = _TORCH[proto.data_type]
     found = values.detach().to(device="cpu", dtype=dtype).contiguous()
     name, kind, held = _FIELDS.get(dtype, ("int32_data", np.int32, torch.int32))
-    if proto.data_location == TensorProto.EXTERNAL or proto.HasField("raw_data"):
+    external = proto.data_location == TensorProto.EXTERNAL
+    if external:
         proto.ClearField("external_data")
         proto.ClearField("data_location")
+    if external or proto.HasField("raw_data"):
         proto.raw_data = found.reshape(-1).view(torch.uint8).numpy().tobytes() if found.numel() else b""
         return
     flat = found.reshape(-1)

@@ -66,6 +66,17 @@ def test_dynamo_traces_it_into_one_graph_of_open_batch_size(name: str) -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.parametrize("name", some(EXPORTS + OPTIMIZED))
+def test_all_that_it_makes_is_on_the_device_of_its_weights(name: str) -> None:
+    one = export_model(name)
+    inputs = one.batch(3)
+    module = OnnxModule(one.model).eval()
+    shape = module(*inputs)[0].shape
+    (found,) = module.to("meta")(*[value.to("meta") for value in inputs])
+    assert found.is_meta
+    assert found.shape == shape
+
+
 @pytest.mark.parametrize("name", some(EXPORTS, ("gpt2",)))
 def test_it_trains_on_onnxruntime_as_its_source_does_in_eager(name: str) -> None:
     one = export_model(name)

@@ -30,6 +30,12 @@ def test_a_scalar_is_no_weight_unless_the_exporter_says_that_it_was_a_parameter(
     nodes = [helper.make_node("Mul", ["x", "scale"], ["z"]), helper.make_node("Add", ["z", "eps"], ["y"])]
     graph = graph_of(nodes, [value("x")], [value("y")], {"scale": np.float32(3), "eps": np.float32(1)})
     assert not list(OnnxModule(model_of(graph)).parameters())
+    module = OnnxModule(model_of(graph), scalars=["scale"])
+    assert list(dict(module.named_parameters())) == list(dict(copy.deepcopy(module).named_parameters())) == ["scale"]
+    module(torch.ones(2, 4))[0].sum().backward()
+    assert float(module.scale.grad) == 8
+    with pytest.raises(OnnxModelError, match=r"no weights of the names \['x'\]"):
+        OnnxModule(model_of(graph), scalars=["x"])
     said = value("scale", ())
     said.metadata_props.add(key="pkg.torch.export.graph_signature.InputSpec.kind", value="PARAMETER")
     graph.value_info.append(said)
@@ -104,6 +110,7 @@ def test_a_file_comes_back_byte_by_byte() -> None:
     model = perceptron()
     model.metadata_props.add(key="who", value="me")
     model.doc_string = "A model."
+    model.graph.initializer[0].data_location = onnx.TensorProto.DEFAULT  # as onnx.load leaves it
     before = model.SerializeToString()
     module = OnnxModule(model)
     assert to_model_proto(module).SerializeToString() == before == model.SerializeToString()

@@ -87,21 +87,29 @@ _INPUT_SINCE = {"ReduceSum": 13}
 def _register(name: str, function: Callable[[Tensor, list[int], bool], Tensor]) -> None:
     on_host = _HOST.get(name)
 
-    def reduced(x: Value, axes: list[int] | None, keepdims: bool) -> Value:
-        if isinstance(x, Host):
-            if on_host is None or x.scalar or not x.values:
-                return function(as_tensor(x), _all_axes(as_tensor(x), axes), keepdims)
+    def reduced(x: Value, axes: list[int] | None, keepdims: bool, device: torch.device | None) -> Value:
+        if isinstance(x, Host) and on_host is not None and x.values and not x.scalar:
             return Host((on_host(x.values),), not keepdims, x.dtype, x.fixed)
-        return function(x, _all_axes(x, axes), keepdims)
+        tensor = as_tensor(x, device)
+        return function(tensor, _all_axes(tensor, axes), keepdims)
 
-    def by_attribute(x: Value, *, axes: list[int] | None = None, keepdims: int = 1) -> Value:
-        return reduced(x, axes, keepdims == 1)
+    def by_attribute(
+        x: Value, *, axes: list[int] | None = None, keepdims: int = 1, device: torch.device | None
+    ) -> Value:
+        return reduced(x, axes, keepdims == 1, device)
 
-    def by_input(x: Value, axes: Setting | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Value:
+    def by_input(
+        x: Value,
+        axes: Setting | None = None,
+        *,
+        keepdims: int = 1,
+        noop_with_empty_axes: int = 0,
+        device: torch.device | None,
+    ) -> Value:
         wanted = None if axes is None else integers(axes)
         if not wanted and noop_with_empty_axes:
-            return function(as_tensor(x), [], True)
-        return reduced(x, wanted, keepdims == 1)
+            return function(as_tensor(x, device), [], True)
+        return reduced(x, wanted, keepdims == 1, device)
 
     for since, apply in ((1, by_attribute), (_INPUT_SINCE.get(name, 18), by_input)):
         apply.__name__ = apply.__qualname__ = f"onnx_{name}_{since}"

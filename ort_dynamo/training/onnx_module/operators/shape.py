@@ -16,6 +16,7 @@ from ort_dynamo.training.onnx_module.host_values import (
     as_tensor,
     integer,
     integers,
+    map_host,
 )
 from ort_dynamo.training.onnx_module.registry import onnx_operator
 
@@ -40,7 +41,7 @@ def size(x: Value) -> Value:
 
 
 @onnx_operator("Reshape")
-def reshape(x: Value, shape: Setting, *, allowzero: int = 0) -> Value:
+def reshape(x: Value, shape: Setting, *, allowzero: int = 0, device: torch.device | None) -> Value:
     """To a shape in which -1 is what remains, and 0 the size that the axis has, unless `allowzero`."""
     sizes = integers(shape)
     if isinstance(x, Host):
@@ -48,7 +49,7 @@ def reshape(x: Value, shape: Setting, *, allowzero: int = 0) -> Value:
             return x._replace(scalar=True)
         if len(sizes) == 1:
             return x._replace(scalar=False)
-        x = as_tensor(x)
+        x = as_tensor(x, device)
     if not allowzero:
         sizes = [x.shape[axis] if length == 0 else length for axis, length in enumerate(sizes)]
     return torch.reshape(x, sizes)
@@ -61,11 +62,11 @@ def flatten(x: Tensor, *, axis: int = 1) -> Tensor:
     return torch.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
-def _squeeze(x: Value, axes: list[int] | None) -> Value:
+def _squeeze(x: Value, axes: list[int] | None, device: torch.device | None) -> Value:
     if isinstance(x, Host):
         if len(x.values) == 1 and (axes is None or axes in ([0], [-1])):
             return x._replace(scalar=True)
-        x = as_tensor(x)
+        x = as_tensor(x, device)
     if axes is None:
         return torch.squeeze(x)
     wrong = [axis for axis in axes if x.shape[axis] != 1]
@@ -75,22 +76,22 @@ def _squeeze(x: Value, axes: list[int] | None) -> Value:
 
 
 @onnx_operator("Squeeze")
-def squeeze_by_attribute(x: Value, *, axes: list[int] | None = None) -> Value:
+def squeeze_by_attribute(x: Value, *, axes: list[int] | None = None, device: torch.device | None) -> Value:
     """Drop axes of size 1: the given ones, or all."""
-    return _squeeze(x, axes)
+    return _squeeze(x, axes, device)
 
 
 @onnx_operator("Squeeze", 13)
-def squeeze(x: Value, axes: Setting | None = None) -> Value:
+def squeeze(x: Value, axes: Setting | None = None, *, device: torch.device | None) -> Value:
     """Drop axes of size 1: the given ones, or all."""
-    return _squeeze(x, None if axes is None else integers(axes))
+    return _squeeze(x, None if axes is None else integers(axes), device)
 
 
-def _unsqueeze(x: Value, axes: list[int]) -> Value:
+def _unsqueeze(x: Value, axes: list[int], device: torch.device | None) -> Value:
     if isinstance(x, Host):
         if x.scalar and axes in ([0], [-1]):
             return x._replace(scalar=False)
-        x = as_tensor(x)
+        x = as_tensor(x, device)
     rank = x.dim() + len(axes)
     places = sorted(axis + rank if axis < 0 else axis for axis in axes)
     if len(set(places)) != len(places):
@@ -101,21 +102,25 @@ def _unsqueeze(x: Value, axes: list[int]) -> Value:
 
 
 @onnx_operator("Unsqueeze")
-def unsqueeze_by_attribute(x: Value, *, axes: list[int]) -> Value:
+def unsqueeze_by_attribute(x: Value, *, axes: list[int], device: torch.device | None) -> Value:
     """Insert axes of size 1, numbered as in the result."""
-    return _unsqueeze(x, axes)
+    return _unsqueeze(x, axes, device)
 
 
 @onnx_operator("Unsqueeze", 13)
-def unsqueeze(x: Value, axes: Setting) -> Value:
+def unsqueeze(x: Value, axes: Setting, *, device: torch.device | None) -> Value:
     """Insert axes of size 1, numbered as in the result."""
-    return _unsqueeze(x, integers(axes))
+    return _unsqueeze(x, integers(axes), device)
 
 
 @onnx_operator("Expand")
-def expand(x: Tensor, shape: Setting) -> Tensor:
+def expand(x: Value, shape: Setting, *, device: torch.device | None) -> Value:
     """Broadcast to a shape, and the shape to x."""
     wanted = integers(shape)
+    if isinstance(x, Host):
+        if isinstance(shape, Host) and shape.fixed and len(wanted) < 2 and wanted <= [HOST_LIMIT]:
+            return map_host(lambda value, _: value, x, x._replace(values=(0,) * math.prod(wanted), scalar=not wanted))
+        x = as_tensor(x, device)
     rank = max(len(wanted), x.dim())
     own = [1] * (rank - x.dim()) + list(x.shape)
     wanted = [1] * (rank - len(wanted)) + wanted
@@ -123,7 +128,7 @@ def expand(x: Tensor, shape: Setting) -> Tensor:
 
 
 @onnx_operator("Concat")
-def concat(first: Value, *others: Value, axis: int) -> Value:
+def concat(first: Value, *others: Value, axis: int, device: torch.device | None) -> Value:
     """Join along an axis."""
     values = (first, *others)
     hosts = [value for value in values if isinstance(value, Host)]
@@ -131,8 +136,7 @@ def concat(first: Value, *others: Value, axis: int) -> Value:
     if len(hosts) == len(values) and axis in (0, -1) and short and not any(value.scalar for value in hosts):
         elements = tuple(element for value in hosts for element in value.values)
         return Host(elements, False, hosts[0].dtype, all(value.fixed for value in hosts))
-    devices = [value.device for value in values if isinstance(value, Tensor)]
-    return torch.cat([as_tensor(value, devices[0] if devices else None) for value in values], axis)
+    return torch.cat([as_tensor(value, device) for value in values], axis)
 
 
 def split_parts(length: int, outputs: int) -> list[int]:

@@ -25,7 +25,7 @@ __all__ = ["LowerOpset"]
 class LowerOpset(ir.passes.InPlacePass):
     """Every node of ai.onnx becomes one that opset `version` has, or several, which compute the same.
 
-    A node stays where it fits its operator's older schema and means the same there. Others get the forms of `opsets/`.
+    A node stays where it fits its operator's older schema and means the same there. Others get the forms of `passes/onnx/opsets/`.
     Other domains stay as they are. A model that has no form stays whole.
 
     Attributes:

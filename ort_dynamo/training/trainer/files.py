@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
 from torch import Tensor
 
 from ort_dynamo.errors import OpsetError
@@ -75,25 +76,26 @@ class StepFiles:
         """
         model = self._model(inputs, None, training=training, may_be_fed=False, lr=0.0)
         try:
-            return at_opset(model, self._opset)
+            model = at_opset(model, self._opset)
         except OpsetError as error:
             _log.warning("The model has opset %d: %s", OPSET, error)
-            return model
+        return self._with_shapes(model)
 
     def with_gradients(self, inputs: Sequence[Tensor]) -> ir.Model:
         """The forward in training mode and the gradients, with the weights as constants."""
-        return self._model(inputs, StepKind(updates=False), training=True, may_be_fed=False, lr=0.0)
+        model = self._model(inputs, StepKind(updates=False), training=True, may_be_fed=False, lr=0.0)
+        return self._with_shapes(model)
 
     def step(self, inputs: Sequence[Tensor], lr: float) -> ir.Model:
         """The whole step, with weights, optimizer state and learning rate as inputs that have values."""
-        return self._model(inputs, self._kind, training=True, may_be_fed=True, lr=lr)
+        return self._with_shapes(self._model(inputs, self._kind, training=True, may_be_fed=True, lr=lr))
 
     def write_for_debugging(self, options: ORTTrainerOptions, inputs: Sequence[Tensor], lr: float) -> None:
         """Write the files that debug.graph_save_paths asks for; raises OSError."""
         paths = options.debug.graph_save_paths
         self._write(
             paths.model_after_graph_transforms_path,
-            lambda: self._model(inputs, None, training=True, may_be_fed=False, lr=0.0),
+            lambda: self._with_shapes(self._model(inputs, None, training=True, may_be_fed=False, lr=0.0)),
         )
         self._write(paths.model_with_gradient_graph_path, lambda: self.with_gradients(inputs))
         self._write(paths.model_with_training_graph_path, lambda: self.step(inputs, lr))
@@ -122,7 +124,7 @@ class StepFiles:
         finally:
             for module, mode in zip(combined.modules(), modes, strict=True):
                 module.training = mode
-        model = step_model(
+        return step_model(
             captured,
             self._description,
             self._passes,
@@ -131,10 +133,15 @@ class StepFiles:
             parameters=dict(combined.model.named_parameters(remove_duplicate=False)),
             optimizer=self._optimizer,
         )
-        if not self._infer_shapes:
-            kept = {*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()}
-            for node in model.graph.all_nodes():
-                for value in node.outputs:
-                    if value not in kept:
-                        value.shape = value.type = None
+
+    def _with_shapes(self, model: ir.Model) -> ir.Model:
+        """Give every inner value of a model its type and shape, or none."""
+        if self._infer_shapes:  # those that come from FX nodes have theirs
+            ShapeInferencePass(check_type=False, strict_mode=False)(model)
+            return model
+        kept = {*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()}
+        for node in model.graph.all_nodes():
+            for value in node.outputs:
+                if value not in kept:
+                    value.shape = value.type = None
         return model

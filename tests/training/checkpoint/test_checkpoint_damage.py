@@ -125,7 +125,9 @@ for _ in range(int(sys.argv[1])):
     load(io.BytesIO(damage(old.getvalue(), 0)), seen["old"])
     load(seal_again(damage(new.getvalue(), 512)), seen["new"])
 assert seen["new"]["refused"] and seen["new"]["loaded"], seen
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+for line in open("/proc/self/status"):  # ru_maxrss would begin at what the parent had when it forked
+    if line.startswith("VmHWM:"):
+        print(line.split()[1])
 """
 
 

@@ -25,8 +25,8 @@ __all__ = ["LowerOpset"]
 class LowerOpset(ir.passes.InPlacePass):
     """Every node of ai.onnx becomes one that opset `version` has, or several, which compute the same.
 
-    A node stays where it fits its operator's older schema and means the same there. Others get the forms of `passes/onnx/opsets/`.
-    Other domains stay as they are. A model that has no form stays whole.
+    A node stays where it fits its operator's older schema and means the same there. Others get the forms of
+    `passes/onnx/opsets/`. Other domains stay as they are. A model that has no form stays whole.
 
     Attributes:
         version: of ai.onnx, not newer than the model's; 12 or newer.

@@ -76,7 +76,8 @@ def test_trainer_step(
 ) -> None:
     steps = {backend: _step(workload, size, backend, optimizer, way) for backend in backends}
     losses = {backend: _warm_up(step) for backend, step in steps.items()}
-    torch.testing.assert_close(losses[SUBJECT], losses["eager"], rtol=1e-2, atol=1e-3)
+    same = 1 if optimizer == "lamb" else _WARM_UP_STEPS  # later losses come after another formula's updates
+    torch.testing.assert_close(losses[SUBJECT][:same], losses["eager"][:same], rtol=1e-2, atol=1e-3)
     compare("ORTTrainer's step", f"{workload}, {optimizer}, {way}", steps, _ROUNDS[size])
 
 

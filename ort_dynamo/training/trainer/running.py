@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -116,7 +116,7 @@ class RunningModel:
                     (_, outputs), all_finite = self._whole[updates](inputs, lr, scale)
                 except Exception as error:
                     if not (breaks_graph(error) or isinstance(raised_by_backend(error), TrainingGraphError)):
-                        raise _inner(error) from error
+                        _raise_inner(error)
                     self._one_session = False
                 else:
                     return list(outputs), all_finite
@@ -125,7 +125,7 @@ class RunningModel:
             try:
                 (_, outputs), all_finite = self._split(inputs, lr, scale, self._kinds[updates])
             except Exception as error:
-                raise _inner(error) from error
+                _raise_inner(error)
             return list(outputs), all_finite
 
     def evaluate(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -144,7 +144,7 @@ class RunningModel:
             try:
                 return region(*inputs)
             except Exception as error:
-                raise _inner(error) from error
+                _raise_inner(error)
 
     def _region(self, called: Callable[..., Any]) -> Callable[..., Any]:
         return compile_region(called, self._compile, dynamic=None, recompile_limit=MOST_GRAPHS)
@@ -200,7 +200,9 @@ class RunningModel:
             torch.use_deterministic_algorithms(before, warn_only=warns)
 
 
-def _inner(error: Exception) -> Exception:
-    """What the backend raised, where Dynamo has put it into an error of its own."""
+def _raise_inner(error: Exception) -> NoReturn:
+    """Raise what the backend raised, where Dynamo has put it into an error of its own; otherwise that error."""
     raised = raised_by_backend(error)
-    return raised if isinstance(raised, Exception) else error
+    if isinstance(raised, Exception) and raised is not error:
+        raise raised from error
+    raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,19 +75,33 @@ def load_trainer_state(
     state, module = running.state, running.combined.model
     if strict:
         check_keys({"model": model_section(state, module), "optimizer": optimizer_section(state)}, given)
-    steps, scaled = section_of(given, "train_step_info"), section_of(given, "loss_scaler")
+    steps = section_of(given, "train_step_info")
     optimization_step = _count(steps, "optimization_step", info.optimization_step)
     step = _count(steps, "step", info.step)
+    scaler = options.mixed_precision.loss_scaler
+    scale, stable = (None, 0) if scaler is None else _scale(section_of(given, "loss_scaler"))
     loads = (load_model(state, module, given, strict=strict), load_optimizer(state, given), load_gathered(state, given))
     for load in loads:  # all of them have been looked at
         load()
     running.regrouped()
     info.optimization_step, info.step = optimization_step, step
-    scaler = options.mixed_precision.loss_scaler
-    if scaler is not None and "loss_scale" in scaled:
-        scaler.loss_scale = float(scaled["loss_scale"])
+    if scaler is not None and scale is not None:
+        scaler.loss_scale = scale
         if hasattr(scaler, "_stable_steps_count"):
-            scaler._stable_steps_count = int(scaled.get("stable_steps", 0))
+            scaler._stable_steps_count = stable
+
+
+def _scale(section: Mapping[str, Any]) -> tuple[float | None, int]:
+    """The loss scale, if there is one, and after how many steps without an overflow."""
+    if "loss_scale" not in section:
+        return None, 0
+    try:
+        scale, stable = float(section["loss_scale"]), int(section.get("stable_steps", 0))
+    except (TypeError, ValueError) as error:
+        raise RuntimeError(f"state_dict[loss_scaler] is {dict(section)!r}, where numbers are expected") from error
+    if not 0 < scale < math.inf or stable < 0:
+        raise RuntimeError(f"state_dict[loss_scaler] is {dict(section)!r}: a scale is above 0, and a count not below")
+    return scale, stable
 
 
 def _count(section: Mapping[str, Any], name: str, default: int) -> int:

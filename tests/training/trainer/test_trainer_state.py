@@ -93,6 +93,22 @@ def test_a_state_of_mixed_precision_has_float32_weights_and_the_scale() -> None:
     assert state["loss_scaler"] == {"loss_scale": 2.0**16, "stable_steps": 2}
 
 
+@pytest.mark.parametrize(
+    "section",
+    [{"loss_scale": "much"}, {"loss_scale": None}, {"loss_scale": 0.0}, {"loss_scale": float("nan")}]
+    + [{"loss_scale": 2.0, "stable_steps": count} for count in (-1, None)],
+    ids=str,
+)
+def test_a_scale_that_is_none_is_refused_and_changes_nothing(section: dict[str, Any]) -> None:
+    trainer = trained(mixed_precision={"enabled": True})
+    before = weights(trainer)
+    state = trained(steps=3, mixed_precision={"enabled": True}).state_dict()
+    with pytest.raises(RuntimeError, match=r"state_dict\[loss_scaler\] is "):
+        trainer.load_state_dict({**state, "loss_scaler": section})
+    assert all(np.array_equal(one, before[name]) for name, one in weights(trainer).items())
+    assert trainer._train_step_info.step == 2
+
+
 def test_torchs_format_is_what_a_module_loads() -> None:
     trainer = trained(model=Normed(), utils={"frozen_weights": ["fc2.bias"]})
     state = trainer.state_dict(pytorch_format=True)

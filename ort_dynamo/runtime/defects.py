@@ -129,7 +129,7 @@ DEFECTS = (
         (TRAINING,),
         "A product of empty matrices is left as its memory was found, or divides by zero, which ends the process. "
         "Sizes that are known to be zero are seen to for every target; one that depends on the data cannot be.",
-        ("lowering/ops/matmul.py",),
+        ("lowering/ops/matmul.py", "lowering/ops/grouped_matmul.py"),
     ),
     Defect(
         "noop_elimination_of_empty",

@@ -51,6 +51,8 @@ class _Groups:
         plain = None if matrices is None else transposed(matrices)  # one matrix is transposed at a time, not the stack
         rows, others = self._widened(rows), None if others is None else self._widened(others)
         dtype = rows.dtype
+        fills = ctx.target.has_defect("empty_products")  # a row of zeros more changes no sum, and is never empty
+        row, other_row = (self._zeros(value) if fills and others is not None else None for value in (rows, others))
 
         def step(op: OpBuilder, index: ir.Value, carried: Carried) -> tuple[Carried, Carried, Carried]:
             (begin,) = carried
@@ -65,6 +67,8 @@ class _Groups:
                 blocks.append(op.Cast(block, to=_FLOAT) if dtype == ir.DataType.BFLOAT16 else block)
             if others is not None:
                 other = op.Slice(others, begin, end, [0])
+                if fills:
+                    group, other = op.Concat(group, row, axis=0), op.Concat(other, other_row, axis=0)
                 slabs.append(op.MatMul(op.Transpose(other, perm=[1, 0]), group))
             return [end], blocks, slabs
 
@@ -76,6 +80,15 @@ class _Groups:
         if self._ctx.target.takes("MatMul", "", {"T": value.dtype}):
             return value
         return self._ctx.cast(value, torch.float32)
+
+    def _zeros(self, value: ir.Value | None) -> ir.Value:
+        """One row of zeros, as wide as `value`."""
+        assert value is not None
+        assert value.dtype is not None
+        op = self._ctx.op
+        shape = op.Concat(self._ctx.ints([1]), op.Shape(value, start=1, end=2), axis=0)
+        row: ir.Value = op.Expand(self._ctx.builder.constant(0, value.dtype), shape)
+        return row
 
     def _joined(self, blocks: ir.Value, end: ir.Value, rows: ir.Value, width: Size) -> ir.Value:
         ctx, op = self._ctx, self._ctx.op

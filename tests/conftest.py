@@ -31,28 +31,30 @@ OPERATORS = (TESTS / "lowering" / "ops", TESTS / "opinfo")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--operators", metavar="K/N", help="of the tests of single operators, run the K-th of N parts; all by default"
-    )
+    parser.addoption("--operators", metavar="K/N", help="of the tests of single operators, run the K-th of N parts")
+    parser.addoption("--others", metavar="K/N", help="of the other tests, run the K-th of N parts")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of single operators that are of another part, by their names and so always the same."""
-    asked = config.getoption("--operators")
-    if not asked:
-        return
-    part, parts = map(int, asked.split("/"))
-    if not 1 <= part <= parts:
-        raise pytest.UsageError(f"--operators={asked}: K is from 1 to N")
-    of_others = [
-        item
-        for item in items
-        if any(folder in item.path.parents for folder in OPERATORS)
-        and zlib.crc32(item.nodeid.encode()) % parts != part - 1
-    ]
-    config.hook.pytest_deselected(items=of_others)
-    left_out = set(of_others)
-    items[:] = [item for item in items if item not in left_out]
+    """Leave out the tests that are of another part, by their names and so always the same ones."""
+    wanted = {name: _part(config, name) for name in ("--operators", "--others")}
+    left_out: set[pytest.Item] = set()
+    for item in items:
+        is_operator = any(folder in item.path.parents for folder in OPERATORS)
+        part, parts = wanted["--operators" if is_operator else "--others"]
+        if zlib.crc32(item.nodeid.encode()) % parts != part - 1:
+            left_out.add(item)
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _part(config: pytest.Config, name: str) -> tuple[int, int]:
+    asked = config.getoption(name) or "1/1"
+    part, _, parts = asked.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise pytest.UsageError(f"{name}={asked}: K/N, with K from 1 to N")
+    return int(part), int(parts)
 
 
 @pytest.fixture(autouse=True)

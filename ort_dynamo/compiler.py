@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import onnx_ir as ir
@@ -18,18 +18,21 @@ import torch
 from torch.fx import GraphModule
 
 from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph
-from ort_dynamo.cache.graph_key import graph_key
+from ort_dynamo.cache.disk import DiskCache, Miss, disk_key
+from ort_dynamo.cache.folder import CacheFolder
+from ort_dynamo.cache.graph_key import GraphKey, graph_key
 from ort_dynamo.cache.memory import MemoryCache
 from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.marks import FX_NODE, WRITTEN_FOR
-from ort_dynamo.options.groups import Options
+from ort_dynamo.options.groups import DumpOptions, Options
 from ort_dynamo.passes.outside import outside_functions
 from ort_dynamo.passes.pipelines import onnx_passes, order_passes, outer_passes
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.report.counts import report
-from ort_dynamo.report.record import GraphRecord, IslandRecord
+from ort_dynamo.report.record import GraphRecord, IslandRecord, Source
 from ort_dynamo.runtime.boxed import Island, boxed
+from ort_dynamo.runtime.capabilities import runtime_facts
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.runtime.session import optimize
@@ -75,8 +78,10 @@ def compile_graph(
     for name, island in segmented.islands.items():
         island.meta[WRITTEN_FOR] = f"{gm.meta.get(WRITTEN_FOR, '')} {role} {name}".strip()
     functions = outside_functions(options.passes.extra_passes)
+    stored = stored_graphs(options)
     islands = [
-        _compile_island(segmented.gm, name, island, spec, role, functions) for name, island in segmented.islands.items()
+        _compile_island(segmented.gm, name, island, spec, role, functions, stored)
+        for name, island in segmented.islands.items()
     ]
     passes = run_passes(outer_passes(seen), segmented.gm, check=options.dump.verify)
     seconds = time.perf_counter() - begin
@@ -93,6 +98,14 @@ def compile_graph(
         )
     )
     return boxed(segmented.gm)
+
+
+def stored_graphs(options: Options) -> DiskCache | None:
+    """Where islands are stored; None where the options leave it off, or what is built is to be looked at."""
+    place = options.cache.place()
+    if place is None or options.dump != DumpOptions():
+        return None
+    return DiskCache(CacheFolder(place.path, place.max_bytes))
 
 
 def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:
@@ -115,20 +128,44 @@ def _compile_island(
     spec: BuildSpec,
     role: str,
     functions: Mapping[str, Callable[..., Any]],
+    stored: DiskCache | None,
 ) -> IslandRecord:
-    """Put what runs an island into the outer graph, from the cache where one of its key is there."""
+    """Put what runs an island into the outer graph: from memory, else of what is stored, else built."""
     begin = time.perf_counter()
     key = graph_key(island, spec, functions={**outside_lowerings(island), **functions})
     called = f"{role}-{key or 'unkeyed'}"
-    made: list[CompiledGraph] = []
+    made: list[_Made] = []
 
     def make() -> CompiledGraph:
-        made.append(compile_island(island, spec, called))
-        return made[0]
+        made.append(_stored_or_built(island, spec, called, key, stored))
+        return open_graph(made[0].built, spec.target, spec.device)
 
     compiled = CACHE.get_or_make(key, make)
     outer.set_submodule(name, Island(compiled, _places(island, compiled.built)))
-    return IslandRecord(called, not made, compiled.built.record, time.perf_counter() - begin)
+    found = made[0] if made else _Made(compiled.built, "memory")
+    return IslandRecord(called, found.source, compiled.built.record, time.perf_counter() - begin, found.miss)
+
+
+class _Made(NamedTuple):
+    """What was built of an island, where it comes from, and why it was built if it was."""
+
+    built: BuiltGraph
+    source: Source
+    miss: str = ""
+
+
+def _stored_or_built(
+    island: GraphModule, spec: BuildSpec, called: str, key: GraphKey | None, stored: DiskCache | None
+) -> _Made:
+    if key is None or stored is None:
+        return _Made(build_island(island, spec, called), "built", "unkeyed" if key is None else "off")
+    place = disk_key(key, runtime_facts())
+    found = stored.load(place, called, spec)
+    if not isinstance(found, Miss):
+        return _Made(found, "disk")
+    built = build_island(island, spec, called)
+    stored.store(place, built)
+    return _Made(built, "built", found.reason)
 
 
 def _places(island: GraphModule, built: BuiltGraph) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Options of torch.compile(backend="ort_train"): frozen, validated, grouped by the stage that reads them.
 
 What a group decides about a compiled graph enters its key by its repr. So does `dump`: a graph that is to be saved or
-verified is compiled for that, even if the same one is in memory.
+verified is compiled for that, even if the same one is in memory. `cache` enters no key.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import torch
 from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
+from ort_dynamo.options.cache_place import CachePlace, cache_place
 from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy, checked_allow, checked_level, checked_strategy
 from ort_dynamo.options.plan_grammar import Plan, read_plans
 from ort_dynamo.options.spelling import nearest
 
 __all__ = [
     "MODES",
+    "CacheOptions",
     "DumpOptions",
     "Options",
     "PassOptions",
@@ -214,6 +216,32 @@ class SessionSettings:
 
 
 @dataclass(frozen=True)
+class CacheOptions:
+    """Read by cache/stored.py; they decide nothing about what is compiled, and so enter no key.
+
+    Attributes:
+        disk_cache: whether compiled graphs are kept from one process to the next; None goes by the environment
+            variable ORT_DYNAMO_CACHE, which is on unless it is 0.
+        cache_dir: the folder; None goes by ORT_DYNAMO_CACHE_DIR, else by what the platform has for caches of a user.
+    """
+
+    disk_cache: bool | None = None
+    cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.disk_cache is not None:
+            _is_bool("disk_cache", self.disk_cache)
+        if self.cache_dir is not None:
+            if not isinstance(self.cache_dir, (str, os.PathLike)) or not os.fspath(self.cache_dir):
+                raise InvalidOptionError(name="cache_dir", value=self.cache_dir, expected="None or a path")
+            object.__setattr__(self, "cache_dir", os.fspath(self.cache_dir))
+
+    def place(self) -> CachePlace | None:
+        """The folder that these options ask for; None where nothing is kept."""
+        return cache_place(self.disk_cache, self.cache_dir)
+
+
+@dataclass(frozen=True)
 class DumpOptions:
     """Read by report/dump.py; verify also by the stages that run passes.
 
@@ -242,6 +270,7 @@ class Options:
     recompute: RecomputeOptions = field(default_factory=RecomputeOptions)
     session: SessionOptions = field(default_factory=SessionOptions)
     dump: DumpOptions = field(default_factory=DumpOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
 
 
 MODES: dict[str, dict[str, Any]] = {

@@ -8,14 +8,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ort_dynamo.build import BuildRecord
 from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.pass_record import PassRecord
 from ort_dynamo.segment.segment import EagerNode
 
-__all__ = ["RECORDS", "CompileRecord", "CompileRecords", "GraphRecord", "IslandRecord"]
+__all__ = ["RECORDS", "CompileRecord", "CompileRecords", "GraphRecord", "IslandRecord", "Source"]
+
+Source = Literal["memory", "disk", "built"]
 
 
 @dataclass(frozen=True)
@@ -24,15 +26,24 @@ class IslandRecord:
 
     Attributes:
         name: how errors and saved files call it.
-        was_cached: whether an island with the same graph key was compiled before, so that its session serves again.
-        build: what building it learned, also where that was done for an earlier graph.
-        seconds: time to build and open it, or to find it in the cache.
+        source: "memory": one with the same graph key was compiled before in this process, and its session serves again;
+            "disk": what one was built of was stored, by this process or another; "built": it was built.
+        build: what building it learned, also where that was done before.
+        seconds: time to build and open it, or to find it.
+        miss: why it was built and not read: "absent", "damaged", "refused", "unreadable" (cache/disk.py), "unkeyed" or
+            "off"; empty where it was not built.
     """
 
     name: str
-    was_cached: bool
+    source: Source
     build: BuildRecord
     seconds: float
+    miss: str = ""
+
+    @property
+    def was_cached(self) -> bool:
+        """Whether it was not built for this graph."""
+        return self.source != "built"
 
 
 @dataclass(frozen=True)

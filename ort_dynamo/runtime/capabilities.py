@@ -19,7 +19,9 @@ import onnx_ir as ir
 from ort_dynamo.errors import RuntimeNotInstalledError, SeveralRuntimesError
 from ort_dynamo.release import release, say_if_newer
 from ort_dynamo.runtime.binding import kernel_definitions
+from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.target import OPSET, TRAINING_PACKAGE, KernelTable, Target
+from ort_dynamo.torch_internals.processor import instruction_set
 
 __all__ = [
     "TESTED_RUNTIMES",
@@ -29,6 +31,7 @@ __all__ = [
     "nearest_record",
     "omitted_optimizers",
     "recorded_kernel_table",
+    "runtime_facts",
     "say_if_untested",
     "waiting_threads",
 ]
@@ -123,6 +126,17 @@ def installed_runtime() -> InstalledRuntime:
         )
     ((package, version),) = found.items()
     return InstalledRuntime(package, version)
+
+
+@lru_cache(maxsize=1)
+def runtime_facts() -> tuple[str, ...]:
+    """What the bytes of an optimized model depend on beside options: the build of ONNX Runtime, and the processor.
+
+    Its optimizers choose the blocks of convolutions by the vectors that the processor has.
+    """
+    runtime = installed_runtime()
+    build = getattr(onnxruntime(), "get_build_info", lambda: "")()
+    return f"{runtime.package} {runtime.version} {build}", instruction_set()
 
 
 @lru_cache(maxsize=4)

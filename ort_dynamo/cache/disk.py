@@ -1,0 +1,118 @@
+"""What islands were built of, kept from one process to the next.
+
+The key is the graph key with all that the bytes depend on beside it: the code of this package, Python, the build of
+ONNX Runtime, and the instruction set that its optimizers look at. Nothing here can fail a compile: what cannot be read
+is built, what cannot be written is not kept, and each reason is logged once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ort_dynamo.build import BuildSpec, BuiltGraph
+from ort_dynamo.cache.entry import EntryError, pack, unpack
+from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
+from ort_dynamo.cache.graph_key import GraphKey
+from ort_dynamo.cache.source_code import source_digest
+
+__all__ = ["COUNTS", "DiskCache", "Miss", "disk_key"]
+
+_log = logging.getLogger(__name__)
+
+COUNTS: Counter[str] = Counter()
+"""Of this process: "hit", or the reason of a miss -> how often."""
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Nothing was found.
+
+    Attributes:
+        reason: "absent"; "damaged": there is something, but no entry that fits; "refused": folder or file are not to be
+            trusted; "unreadable": the system does not let it be read.
+    """
+
+    reason: str
+
+
+def disk_key(key: GraphKey, facts: Iterable[str]) -> str:
+    """SHA-256, as hex, of a graph key and of all else that what is stored depends on.
+
+    Args:
+        key: the island's.
+        facts: what the runtime says of its build and of the machine.
+    """
+    lines = [
+        key.digest,
+        source_digest(),
+        f"{sys.implementation.cache_tag} {platform.system()} {platform.machine()}",
+        *facts,
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+class DiskCache:
+    """Built islands in a folder.
+
+    Args:
+        folder: where.
+    """
+
+    def __init__(self, folder: CacheFolder) -> None:
+        self._folder = folder
+
+    def load(self, key: str, name: str, spec: BuildSpec) -> BuiltGraph | Miss:
+        """Give what was built under a key.
+
+        Args:
+            key: from `disk_key`.
+            name: how errors and files call what comes out.
+            spec: what it was built by.
+        """
+        found = self._load(key, name, spec)
+        COUNTS[found.reason if isinstance(found, Miss) else "hit"] += 1
+        return found
+
+    def _load(self, key: str, name: str, spec: BuildSpec) -> BuiltGraph | Miss:
+        try:
+            data = self._folder.read(key)
+            return Miss("absent") if data is None else unpack(data, key, name, spec)
+        except EntryError as error:
+            _say_once(f"{self._folder.path}: {key[:16]} is not read: {error}. It is built anew.")
+            return Miss("damaged")
+        except FolderRefusedError as error:
+            _say_once(f"The cache of compiled graphs is not read: {error}.")
+            return Miss("refused")
+        except OSError as error:
+            _say_once(f"The cache of compiled graphs cannot be read: {error}.")
+            return Miss("unreadable")
+
+    def store(self, key: str, built: BuiltGraph) -> None:
+        """Keep what was built, if the folder takes it."""
+        if not built.keyable:
+            return
+        try:
+            self._folder.write(key, pack(built, key))
+        except FolderRefusedError as error:
+            _say_once(f"The cache of compiled graphs is not written: {error}.")
+        except OSError as error:
+            _say_once(f"The cache of compiled graphs cannot be written: {error}.")
+
+
+_said: set[str] = set()
+_lock = threading.Lock()
+
+
+def _say_once(text: str) -> None:
+    with _lock:
+        if text in _said:
+            return
+        _said.add(text)
+    _log.warning("%s", text)

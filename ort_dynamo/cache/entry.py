@@ -1,0 +1,221 @@
+"""What is built of an island, as the bytes of a cache entry: a checksum, a header of JSON, and the ONNX model.
+
+Reading one executes nothing and opens no file: a model that refers to data outside it is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+
+from ort_dynamo.boundary import ValueSpec
+from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph
+from ort_dynamo.dtypes import TORCH_TO_ONNX
+from ort_dynamo.pass_record import PassRecord
+
+__all__ = ["EntryError", "pack", "read_header", "unpack"]
+
+_MAGIC = b"ORTDYN\x01\n"
+_DIGEST = hashlib.sha256().digest_size
+_LENGTH = struct.Struct("<Q")
+_PREFIX = len(_MAGIC) + _DIGEST + _LENGTH.size
+
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TORCH_TO_ONNX}
+
+
+class EntryError(Exception):
+    """Bytes are no entry, or a damaged one; the message says what is wrong with them."""
+
+
+def pack(built: BuiltGraph, key: str) -> bytes:
+    """Spell what was built as an entry.
+
+    Args:
+        built: its records of passes lose what they say beside times, which is of classes of this process.
+        key: what it was built of: it is in the header, so that a renamed entry is found out.
+    """
+    header = {
+        "key": key,
+        "name": built.name,
+        "inputs": list(map(_spec_fields, built.inputs)),
+        "outputs": list(map(_spec_fields, built.outputs)),
+        "optimization": built.session.graph_optimization,
+        "dtypes": sorted(dtype.name for dtype in built.dtypes),
+        "origins": dict(built.origins),
+        "nodes": built.record.nodes,
+        "passes": [[one.name, one.seconds, one.modified] for one in built.record.passes],
+        "seconds": dict(built.record.seconds),
+    }
+    spelled = json.dumps(header, separators=(",", ":")).encode()
+    body = _LENGTH.pack(len(spelled)) + spelled + built.model
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def read_header(data: bytes) -> tuple[dict[str, Any], memoryview]:
+    """Check an entry's sum, and give its header and the bytes of its model.
+
+    Raises:
+        EntryError: the bytes are no entry, or damaged.
+    """
+    if len(data) < _PREFIX or not data.startswith(_MAGIC):
+        raise EntryError("it does not begin as an entry does")
+    body = memoryview(data)[len(_MAGIC) + _DIGEST :]
+    if hashlib.sha256(body).digest() != data[len(_MAGIC) : len(_MAGIC) + _DIGEST]:
+        raise EntryError("its checksum is wrong")
+    (length,) = _LENGTH.unpack_from(body)
+    if length > len(body) - _LENGTH.size:
+        raise EntryError("its header is longer than it is")
+    try:
+        header = json.loads(bytes(body[_LENGTH.size : _LENGTH.size + length]))
+    except (ValueError, RecursionError) as error:
+        raise EntryError("its header is no JSON") from error
+    if not isinstance(header, dict):
+        raise EntryError("its header is no JSON object")
+    return header, body[_LENGTH.size + length :]
+
+
+def unpack(data: bytes, key: str, name: str, spec: BuildSpec) -> BuiltGraph:
+    """Read what was built by `spec` from an entry.
+
+    Args:
+        data: the entry.
+        key: what it was asked for by.
+        name: how errors and files call what comes out.
+        spec: what the key holds of how it was built.
+
+    Raises:
+        EntryError: the bytes are no entry, damaged, of another key, or say what no build says.
+    """
+    header, model = read_header(data)
+    if header.get("key") != key:
+        raise EntryError(f"it is the entry of {header.get('key')!r:.80}")
+    inputs, outputs = (tuple(map(_read_spec, _items(header, side))) for side in ("inputs", "outputs"))
+    content = bytes(model)
+    _check_model(content, inputs, outputs)
+    optimization = _field(header, "optimization", str)
+    if optimization not in (spec.session.graph_optimization, "disable"):
+        raise EntryError(f"it is to be optimized by {optimization!r:.80}")
+    return BuiltGraph(
+        name=name,
+        model=content,
+        inputs=inputs,
+        outputs=outputs,
+        session=dataclasses.replace(spec.session, graph_optimization=optimization),
+        dtypes=frozenset(map(_read_element_type, _items(header, "dtypes"))),
+        in_order=spec.in_order,
+        keyable=True,
+        origins=_mapping(header, "origins", _natural),
+        record=BuildRecord(
+            nodes=_natural(header.get("nodes")),
+            passes=tuple(map(_read_pass, _items(header, "passes"))),
+            seconds=_mapping(header, "seconds", _number),
+        ),
+    )
+
+
+def _spec_fields(spec: ValueSpec) -> list[Any]:
+    return [str(spec.dtype).removeprefix("torch."), list(spec.order), spec.is_number, list(spec.strides)]
+
+
+def _read_spec(fields: Any) -> ValueSpec:
+    if not isinstance(fields, list) or len(fields) != 4:
+        raise EntryError(f"a value crosses as {fields!r:.80}")
+    dtype, order, is_number, strides = fields
+    if dtype not in _DTYPES or not isinstance(is_number, bool):
+        raise EntryError(f"a value crosses as {fields!r:.80}")
+    order, strides = tuple(map(_natural, _list(order))), tuple(map(_natural, _list(strides)))
+    if sorted(order) != list(range(len(order))):
+        raise EntryError(f"{order!r:.80} is no order of dimensions")
+    return ValueSpec(_DTYPES[dtype], order, is_number, strides)
+
+
+def _read_element_type(name: Any) -> ir.DataType:
+    if not isinstance(name, str) or name not in ir.DataType.__members__:
+        raise EntryError(f"{name!r:.80} is no element type")
+    return ir.DataType[name]
+
+
+def _read_pass(fields: Any) -> PassRecord:
+    match fields:
+        case [str(name), float() | int() as seconds, bool(modified)]:
+            return PassRecord(name, float(seconds), modified)
+    raise EntryError(f"a pass is {fields!r:.80}")
+
+
+# -- the model -------------------------------------------------------------------------------------------------------
+
+
+def _check_model(content: bytes, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec]) -> None:
+    """Check that a model takes and gives what its specs say, and refers to no file."""
+    try:
+        model = onnx.ModelProto.FromString(content)
+    except (DecodeError, RecursionError) as error:
+        raise EntryError("its model is no protobuf") from error
+    if model.functions:
+        raise EntryError("its model has functions")
+    for specs, values in ((inputs, model.graph.input), (outputs, model.graph.output)):
+        types = [value.type.tensor_type.elem_type for value in values]
+        if types != [TORCH_TO_ONNX[spec.dtype] for spec in specs]:
+            raise EntryError("its model takes or gives other values than its header says")
+    for tensor in _tensors(model.graph):
+        if tensor.data_location != onnx.TensorProto.DEFAULT or tensor.external_data:
+            raise EntryError("its model has data in another file")
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """All tensors that a graph holds, and its sub-graphs."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield attribute.t
+            yield from attribute.tensors
+            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                yield from (sparse.values, sparse.indices)
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _tensors(inner)
+
+
+# -- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def _field(header: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = header.get(name)
+    if not isinstance(value, kind):
+        raise EntryError(f"its {name} is {value!r:.80}")
+    return value
+
+
+def _items(header: Mapping[str, Any], name: str) -> Iterable[Any]:
+    return _list(_field(header, name, list))
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise EntryError(f"{value!r:.80} is no list")
+    return value
+
+
+def _mapping(header: Mapping[str, Any], name: str, read: Callable[[Any], Any]) -> dict[str, Any]:
+    return {key: read(value) for key, value in _field(header, name, dict).items()}
+
+
+def _natural(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise EntryError(f"{value!r:.80} is no number from 0 up")
+    return value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise EntryError(f"{value!r:.80} is no number")
+    return float(value)

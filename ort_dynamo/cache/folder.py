@@ -1,0 +1,187 @@
+"""A folder of cache entries that several processes share: whole files, bounded, and of one user.
+
+An entry is one file, which is written beside its place and then moved there, so a reader sees all of it or nothing. Two
+processes that make the same entry each write it: the second replaces what is equal. Nothing in the folder is followed,
+waited for or executed: only regular files of the user's own are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["SUFFIX", "CacheFolder", "FolderRefusedError", "StoredEntry"]
+
+SUFFIX = ".island"
+_TEMPORARY = ".unfinished-"
+_ABANDONED = 3600.0
+"""Seconds after which a file that nobody has finished is of a process that is gone."""
+
+_LARGEST = 2**31
+"""Bytes: protobuf's own limit of a model."""
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+class FolderRefusedError(Exception):
+    """A folder, or a file in it, is not to be trusted; the message says why."""
+
+
+@dataclass(frozen=True)
+class StoredEntry:
+    """One file of the folder.
+
+    Attributes:
+        key: what it is found by.
+        path: the file.
+        nbytes: its size.
+        used: when it was written or read last, in seconds since the epoch.
+    """
+
+    key: str
+    path: Path
+    nbytes: int
+    used: float
+
+
+class CacheFolder:
+    """Files by key, at most so many bytes of them; those that were not used for longest go first.
+
+    Args:
+        path: the folder, which is made when the first file is written.
+        max_bytes: how much its files may hold together.
+    """
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self.path = path
+        self.max_bytes = max_bytes
+
+    def read(self, key: str) -> bytes | None:
+        """Read a file, and note that it was used; None where there is none.
+
+        Raises:
+            FolderRefusedError: the folder or the file is not to be trusted.
+            OSError: it cannot be read.
+        """
+        if not self._is_there():
+            return None
+        try:
+            descriptor = os.open(self._place(key), _FLAGS)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if stat.S_ISLNK(os.lstat(self._place(key)).st_mode):
+                raise FolderRefusedError("it is a link") from error
+            raise
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise FolderRefusedError("it is no regular file")
+            if _is_of_another(status):
+                raise FolderRefusedError("it belongs to another user")
+            if status.st_size > min(_LARGEST, self.max_bytes):
+                raise FolderRefusedError(f"it has {status.st_size} bytes, more than an entry can have")
+            with contextlib.suppress(OSError):  # a folder that can only be read keeps the times that it has
+                os.utime(descriptor if os.utime in os.supports_fd else self._place(key))
+            return file.read(status.st_size)
+
+    def write(self, key: str, data: bytes) -> None:
+        """Write a file whole, and make room for it.
+
+        Raises:
+            FolderRefusedError: the folder is not to be trusted.
+            OSError: it cannot be written.
+        """
+        if len(data) > min(_LARGEST, self.max_bytes):
+            return
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._is_there()
+        descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=self.path)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+            os.replace(name, self._place(key))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Remove files until the others fit, and what processes that are gone have not finished."""
+        entries = sorted(self.entries(), key=lambda one: one.used)
+        excess = sum(one.nbytes for one in entries) - self.max_bytes
+        for entry in entries:
+            if excess <= 0:
+                break
+            excess -= entry.nbytes
+            entry.path.unlink(missing_ok=True)
+        for name in self._names():
+            if name.startswith(_TEMPORARY):
+                with contextlib.suppress(OSError):  # its process may have finished, or another removed it
+                    if time.time() - os.lstat(self.path / name).st_mtime > _ABANDONED:
+                        os.unlink(self.path / name)
+
+    def entries(self) -> list[StoredEntry]:
+        """All files, in no order.
+
+        Raises:
+            FolderRefusedError: the folder is not to be trusted.
+        """
+        if not self._is_there():
+            return []
+        found = []
+        for name in self._names():
+            if not name.endswith(SUFFIX):
+                continue
+            try:
+                status = os.lstat(self.path / name)
+            except FileNotFoundError:  # removed since
+                continue
+            if stat.S_ISREG(status.st_mode):
+                path = self.path / name
+                found.append(StoredEntry(name.removesuffix(SUFFIX), path, status.st_size, status.st_mtime))
+        return found
+
+    def clear(self) -> int:
+        """Remove all files that are entries or were to be; gives how many."""
+        if not self._is_there():
+            return 0
+        names = [name for name in self._names() if name.endswith(SUFFIX) or name.startswith(_TEMPORARY)]
+        removed = 0
+        for name in names:
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                os.unlink(self.path / name)
+                removed += 1
+        return removed
+
+    def _place(self, key: str) -> Path:
+        return self.path / f"{key}{SUFFIX}"
+
+    def _names(self) -> Iterator[str]:
+        with os.scandir(self.path) as found:
+            yield from [one.name for one in found]
+
+    def _is_there(self) -> bool:
+        """Whether the folder is there; raises FolderRefusedError if others could have put something into it."""
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISDIR(status.st_mode):
+            raise FolderRefusedError(f"{self.path} is no folder")
+        if _is_of_another(status):
+            raise FolderRefusedError(f"{self.path} belongs to another user")
+        if hasattr(os, "getuid") and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise FolderRefusedError(f"{self.path} can be written by other users (chmod go-w makes it yours alone)")
+        return True
+
+
+def _is_of_another(status: os.stat_result) -> bool:
+    return hasattr(os, "getuid") and status.st_uid != os.geteuid()

@@ -1,0 +1,30 @@
+"""The code of this package as a digest: what one version of the sources wrote, another does not read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import cache
+from pathlib import Path
+
+__all__ = ["source_digest"]
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_KINDS = (".py", ".json")
+
+
+@cache
+def source_digest(package: Path = _PACKAGE) -> str:
+    """SHA-256, as hex, of the names and contents of a package's modules and tables."""
+    found = hashlib.sha256()
+    files = [
+        Path(folder, name)
+        for folder, _, names in os.walk(package, followlinks=True)  # passes/ is a link in a checkout
+        for name in names
+        if name.endswith(_KINDS)
+    ]
+    for file in sorted(files, key=lambda file: file.relative_to(package).as_posix()):
+        content = file.read_bytes()
+        found.update(f"{file.relative_to(package).as_posix()} {len(content)}\n".encode())
+        found.update(content)
+    return found.hexdigest()

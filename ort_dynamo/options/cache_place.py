@@ -1,0 +1,73 @@
+"""Where compiled graphs are kept from one process to the next: by options, else by environment variables."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from ort_dynamo.errors import InvalidVariableError
+
+__all__ = ["DEFAULT_BYTES", "DIRECTORY", "SIZE", "SWITCH", "CachePlace", "cache_place"]
+
+SWITCH = "ORT_DYNAMO_CACHE"
+DIRECTORY = "ORT_DYNAMO_CACHE_DIR"
+SIZE = "ORT_DYNAMO_CACHE_SIZE"
+
+DEFAULT_BYTES = 2**31
+"""2 GiB: some thousand models of the size of BERT."""
+
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmgt]?)(?P<binary>i?)b?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class CachePlace:
+    """A folder for entries.
+
+    Attributes:
+        path: the folder, which need not be there.
+        max_bytes: how much it may hold.
+    """
+
+    path: Path
+    max_bytes: int
+
+
+def cache_place(disk_cache: bool | None = None, cache_dir: str | None = None) -> CachePlace | None:
+    """Decide where compiled graphs are kept; None where they are not.
+
+    Args:
+        disk_cache: the option; None goes by ORT_DYNAMO_CACHE, which is on unless it is 0.
+        cache_dir: the option; None goes by ORT_DYNAMO_CACHE_DIR, else by what the platform has for caches of a user.
+
+    Raises:
+        InvalidVariableError: ORT_DYNAMO_CACHE or ORT_DYNAMO_CACHE_SIZE has a value that it cannot take.
+    """
+    if not _is_on(disk_cache):
+        return None
+    named = cache_dir or os.environ.get(DIRECTORY, "")
+    path = Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("ort_dynamo", appauthor=False))
+    return CachePlace(path.absolute(), _max_bytes())
+
+
+def _is_on(disk_cache: bool | None) -> bool:
+    if disk_cache is not None:
+        return disk_cache
+    value = os.environ.get(SWITCH, "1")
+    if value not in ("", "0", "1"):
+        raise InvalidVariableError(name=SWITCH, value=value, expected="0 or 1")
+    return value != "0"
+
+
+def _max_bytes() -> int:
+    value = os.environ.get(SIZE, "")
+    if not value:
+        return DEFAULT_BYTES
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise InvalidVariableError(name=SIZE, value=value, expected="a number of bytes, such as 500MB or 2GiB")
+    power = " kmgt".index(match["unit"].lower() or " ")
+    return int(float(match["number"]) * (1024 if match["binary"] else 1000) ** power)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "CacheOffError",
+    "CacheRefusedError",
     "CheckpointFileError",
     "DeviceNotAvailableError",
     "DuplicateLoweringError",
@@ -133,6 +135,18 @@ class UnknownModeError(OrtDynamoError, ValueError):
     """A torch.compile(mode=...) that is not one of ours."""
 
     message = "ort_train has no mode {name!r}{nearest}. Known modes: {known}."
+
+
+class CacheOffError(OrtDynamoError):
+    """The cache of compiled graphs is to be filled, and is off."""
+
+    message = "The cache of compiled graphs is off: the environment variable {name} is 0."
+
+
+class CacheRefusedError(OrtDynamoError):
+    """Others could have put something into the folder of compiled graphs."""
+
+    message = "The cache of compiled graphs is not used: {reason}."
 
 
 class DuplicateLoweringError(OrtDynamoError):

@@ -10,6 +10,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -21,7 +22,7 @@ from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph
 from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.pass_record import PassRecord
 
-__all__ = ["EntryError", "pack", "read_header", "unpack"]
+__all__ = ["Entry", "EntryError", "pack", "read_entry", "read_header", "unpack"]
 
 _MAGIC = b"ORTDYN\x01\n"
 _DIGEST = hashlib.sha256().digest_size
@@ -94,24 +95,60 @@ def unpack(data: bytes, key: str, name: str, spec: BuildSpec) -> BuiltGraph:
     Raises:
         EntryError: the bytes are no entry, damaged, of another key, or say what no build says.
     """
+    found, session = read_entry(data, key), spec.session
+    if found.optimization != session.graph_optimization:
+        if found.optimization != "disable":
+            raise EntryError(f"it is to be optimized by {found.optimization!r:.80}")
+        session = dataclasses.replace(session, graph_optimization="disable")
+    return BuiltGraph(
+        name=name,
+        model=found.model,
+        inputs=found.inputs,
+        outputs=found.outputs,
+        session=session,
+        dtypes=found.dtypes,
+        in_order=spec.in_order,
+        keyable=True,
+        origins=found.origins,
+        record=found.record,
+    )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What an entry says.
+
+    Attributes:
+        name: how the process that built it called it.
+        optimization: ONNX Runtime's level of optimization that it is to be opened with.
+        model, inputs, outputs, dtypes, origins, record: as in BuiltGraph.
+    """
+
+    name: str
+    optimization: str
+    model: bytes = dataclasses.field(repr=False)
+    inputs: tuple[ValueSpec, ...]
+    outputs: tuple[ValueSpec, ...]
+    dtypes: frozenset[ir.DataType]
+    origins: Mapping[str, int]
+    record: BuildRecord
+
+
+def read_entry(data: bytes, key: str) -> Entry:
+    """Read an entry whatever it was built by; arguments and errors are those of `unpack`."""
     header, model = read_header(data)
     if header.get("key") != key:
         raise EntryError(f"it is the entry of {header.get('key')!r:.80}")
     inputs, outputs = (tuple(map(_read_spec, _items(header, side))) for side in ("inputs", "outputs"))
     content = bytes(model)
     _check_model(content, inputs, outputs)
-    optimization = _field(header, "optimization", str)
-    if optimization not in (spec.session.graph_optimization, "disable"):
-        raise EntryError(f"it is to be optimized by {optimization!r:.80}")
-    return BuiltGraph(
-        name=name,
+    return Entry(
+        name=_field(header, "name", str),
+        optimization=_field(header, "optimization", str),
         model=content,
         inputs=inputs,
         outputs=outputs,
-        session=dataclasses.replace(spec.session, graph_optimization=optimization),
         dtypes=frozenset(map(_read_element_type, _items(header, "dtypes"))),
-        in_order=spec.in_order,
-        keyable=True,
         origins=_mapping(header, "origins", _natural),
         record=BuildRecord(
             nodes=_natural(header.get("nodes")),

@@ -1,0 +1,151 @@
+"""python -m ort_dynamo cache: the compiled graphs that are kept from one process to the next."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ort_dynamo.cache.entry import Entry
+    from ort_dynamo.cache.folder import CacheFolder, StoredEntry
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "Look at, check, clear or fill the cache of compiled graphs."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    folder = argparse.ArgumentParser(add_help=False)
+    folder.add_argument("--dir", metavar="DIR", help="another folder than the one that compiles use")
+    actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
+    actions.add_parser("info", parents=[folder], help="say where it is, and how much it holds")
+    actions.add_parser("list", parents=[folder], help="name each entry, the one used last first")
+    verify = actions.add_parser("verify", parents=[folder], help="read each entry; status 1 if one is damaged")
+    verify.add_argument("--remove", action="store_true", help="remove what is damaged")
+    actions.add_parser("clear", parents=[folder], help="remove all entries")
+    warm = actions.add_parser("warm", parents=[folder], help="run a program that compiles, and say what it found")
+    warm.add_argument("script", type=Path, metavar="script.py")
+    warm.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do one of the actions.
+
+    Returns:
+        0; of `verify`, 1 where an entry is damaged; of `warm`, the program's own status.
+
+    Raises:
+        CacheRefusedError: others could have put something into the folder.
+        CacheOffError: `warm` where ORT_DYNAMO_CACHE is 0.
+        InvalidVariableError: an environment variable of the cache has a value that it cannot take.
+    """
+    from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
+    from ort_dynamo.errors import CacheRefusedError
+    from ort_dynamo.options.cache_place import cache_place
+
+    place = cache_place(True, arguments.dir)
+    assert place is not None
+    folder = CacheFolder(place.path, place.max_bytes)
+    try:
+        match arguments.action:
+            case "info":
+                return _info(folder)
+            case "list":
+                return _list(folder)
+            case "verify":
+                return _verify(folder, remove=arguments.remove)
+            case "clear":
+                print(f"{folder.clear()} files removed from {folder.path}")
+                return 0
+        folder.entries()  # refuses a folder that the program would not use
+        return _warm(folder, arguments.script, arguments.arguments)
+    except FolderRefusedError as error:
+        raise CacheRefusedError(reason=str(error)) from error
+
+
+def _info(folder: CacheFolder) -> int:
+    from ort_dynamo.options.cache_place import cache_place
+
+    entries = folder.entries()
+    print(f"folder   {folder.path}{'' if folder.path.is_dir() else ' (not there yet)'}")
+    print(f"in use   {'yes' if cache_place() is not None else 'no: ORT_DYNAMO_CACHE is 0'}")
+    print(f"entries  {len(entries)}")
+    print(f"size     {_size(sum(one.nbytes for one in entries))} of {_size(folder.max_bytes)}")
+    return 0
+
+
+def _list(folder: CacheFolder) -> int:
+    for stored in sorted(folder.entries(), key=lambda one: -one.used):
+        entry = _read(folder, stored)
+        said = entry if isinstance(entry, str) else f"{entry.record.nodes:5} nodes  {entry.name}"
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(stored.used))
+        print(f"{stored.key[:16]}  {_size(stored.nbytes):>9}  {used}  {said}")
+    return 0
+
+
+def _verify(folder: CacheFolder, *, remove: bool) -> int:
+    entries = folder.entries()
+    damaged = 0
+    for stored in entries:
+        entry = _read(folder, stored)
+        if isinstance(entry, str):
+            damaged += 1
+            print(f"{stored.path}: {entry}")
+            if remove:
+                stored.path.unlink(missing_ok=True)
+    print(f"{len(entries)} entries, {damaged} damaged{' and removed' if remove and damaged else ''}")
+    return int(damaged > 0)
+
+
+def _read(folder: CacheFolder, stored: StoredEntry) -> Entry | str:
+    """The entry, or what is wrong with it."""
+    from ort_dynamo.cache.entry import EntryError, read_entry
+    from ort_dynamo.cache.folder import FolderRefusedError
+
+    used = stored.used
+    try:
+        data = folder.read(stored.key)
+        return "it is gone" if data is None else read_entry(data, stored.key)
+    except (EntryError, FolderRefusedError, OSError) as error:
+        return str(error)
+    finally:
+        if stored.path.exists():
+            os.utime(stored.path, (used, used))  # to look is not to use
+
+
+def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
+    from ort_dynamo.cache.disk import COUNTS
+    from ort_dynamo.errors import CacheOffError
+    from ort_dynamo.options.cache_place import DIRECTORY, SWITCH, cache_place
+
+    if cache_place() is None:
+        raise CacheOffError(name=SWITCH)
+    os.environ[DIRECTORY] = str(folder.path)
+    before, sys.argv = sys.argv, [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    status = 0
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    finally:
+        sys.argv = before
+        sys.path.remove(str(script.resolve().parent))
+    misses = sum(COUNTS.values()) - COUNTS["hit"]
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(COUNTS.items()) if reason != "hit")
+    print(f"{COUNTS['hit']} graphs read from {folder.path}, {misses} built{f' ({reasons})' if misses else ''}")
+    return status
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.4g} GiB"

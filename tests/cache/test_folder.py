@@ -1,0 +1,175 @@
+"""A folder of entries: whole files of one's own, bounded, whatever else lies in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ort_dynamo.cache.folder import SUFFIX, CacheFolder, FolderRefusedError
+
+KEY, OTHER = "a" * 64, "b" * 64
+
+
+def folder(path: Path, max_bytes: int = 1 << 20) -> CacheFolder:
+    return CacheFolder(path / "cache", max_bytes)
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    made = folder(tmp_path)
+    assert made.read(KEY) is None
+    assert made.entries() == []
+    made.write(KEY, b"one")
+    made.write(OTHER, b"two")
+    made.write(KEY, b"three")
+    assert (made.read(KEY), made.read(OTHER)) == (b"three", b"two")
+    assert {(one.key, one.nbytes) for one in made.entries()} == {(KEY, 5), (OTHER, 3)}
+    assert (made.path.stat().st_mode & 0o777, (made.path / f"{KEY}{SUFFIX}").stat().st_mode & 0o777) == (0o700, 0o600)
+    assert made.clear() == 2
+    assert made.read(KEY) is None
+
+
+def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
+    made = folder(tmp_path, max_bytes=25)
+    for index in range(3):
+        made.write(str(index), bytes(8))
+        os.utime(made.path / f"{index}{SUFFIX}", (index, index))
+    made.read("0")
+    made.write("3", bytes(8))
+    assert {one.key for one in made.entries()} == {"0", "2", "3"}
+
+
+def test_a_file_that_does_not_fit_is_not_written(tmp_path: Path) -> None:
+    made = folder(tmp_path, max_bytes=8)
+    made.write(KEY, bytes(9))
+    assert made.entries() == []
+
+
+def test_what_nobody_finished_goes_when_it_is_old(tmp_path: Path) -> None:
+    made = folder(tmp_path)
+    made.write(KEY, b"one")
+    old, new = made.path / ".unfinished-1", made.path / ".unfinished-2"
+    old.touch(), new.touch()
+    os.utime(old, (0, time.time() - 4000))
+    made.write(OTHER, b"two")
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    made = folder(tmp_path, max_bytes=4)
+    made.write(KEY, b"one")
+    (made.path / "README").write_text("mine")
+    (made.path / f"folder{SUFFIX}").mkdir()
+    made.write(OTHER, b"two")
+    assert made.clear() == 1
+    assert sorted(one.name for one in made.path.iterdir()) == ["README", f"folder{SUFFIX}"]
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o1777])
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    made = folder(tmp_path)
+    made.write(KEY, b"one")
+    made.path.chmod(mode)
+    for use in (lambda: made.read(KEY), lambda: made.write(KEY, b""), made.entries, made.clear):
+        with pytest.raises(FolderRefusedError, match="can be written by other users"):
+            use()
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = folder(tmp_path)
+    made.write(KEY, b"one")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(FolderRefusedError, match="belongs to another user"):
+        made.read(KEY)
+
+
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    made = folder(tmp_path)
+    made.write(KEY, b"one")
+    os.chown(made.path / f"{KEY}{SUFFIX}", 1, 1)
+    with pytest.raises(FolderRefusedError, match="belongs to another user"):
+        made.read(KEY)
+
+
+def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
+    made = folder(tmp_path)
+    made.write(OTHER, b"two")
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    place = made.path / f"{KEY}{SUFFIX}"
+    place.symlink_to(secret)
+    with pytest.raises(FolderRefusedError, match="it is a link"):
+        made.read(KEY)
+    made.write(KEY, b"one")  # takes the link's place
+    assert (made.read(KEY), secret.read_text()) == (b"one", "secret")
+
+
+def test_pipes_and_folders_are_refused_at_once(tmp_path: Path) -> None:
+    made = folder(tmp_path)
+    made.write(OTHER, b"two")
+    os.mkfifo(made.path / f"{KEY}{SUFFIX}")
+    with pytest.raises(FolderRefusedError, match="no regular file"):
+        made.read(KEY)
+    (made.path / f"c{SUFFIX}").mkdir()
+    with pytest.raises((FolderRefusedError, OSError)):
+        made.read("c")
+    assert [one.key for one in made.entries()] == [OTHER]
+
+
+def test_a_file_of_huge_size_is_not_read(tmp_path: Path) -> None:
+    made = folder(tmp_path)
+    made.write(KEY, b"one")
+    os.truncate(made.path / f"{KEY}{SUFFIX}", 1 << 40)  # sparse
+    with pytest.raises(FolderRefusedError, match="1099511627776 bytes"):
+        made.read(KEY)
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    made = folder(tmp_path)
+    made.path.write_text("")
+    with pytest.raises(FolderRefusedError, match="is no folder"):
+        made.read(KEY)
+    with pytest.raises(OSError, match="exists"):
+        made.write(KEY, b"one")
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from ort_dynamo.cache.folder import CacheFolder
+folder = CacheFolder(Path(sys.argv[1]), 200_000)
+print("ready", flush=True)
+for turn in range(10**9):
+    key = f"{turn % 50:064}"
+    folder.write(key, key.encode() * 100)
+    found = folder.read(key)
+    assert found in (None, key.encode() * 100)  # another may have made room
+"""
+
+
+def test_writers_that_are_killed_leave_whole_files(tmp_path: Path) -> None:
+    made = CacheFolder(tmp_path, 200_000)
+    for _ in range(5):
+        writers = [
+            subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) for _ in range(2)
+        ]
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"ready\n"
+        time.sleep(0.2)
+        for writer in writers:
+            assert writer.poll() is None
+            writer.kill()
+            writer.wait()
+            writer.stdout.close()  # type: ignore[union-attr]
+        assert made.entries()
+        for entry in made.entries():
+            assert made.read(entry.key) == entry.key.encode() * 100
+    made.write(KEY, b"")  # makes the room that one who was killed had no time for
+    assert sum(one.nbytes for one in made.entries()) <= 200_000

@@ -1,0 +1,337 @@
+"""What one process built, another reads: the same numbers, and nothing that is not meant for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ort_dynamo.cache import disk
+from ort_dynamo.cache.disk import COUNTS
+from ort_dynamo.cache.folder import SUFFIX
+from ort_dynamo.errors import InvalidOptionError, InvalidVariableError
+from ort_dynamo.options.cache_place import DEFAULT_BYTES, cache_place
+from ort_dynamo.options.groups import parse_options
+from ort_dynamo.report.record import RECORDS
+
+PROGRAM = """
+import json, sys
+import torch
+from ort_dynamo.cache.disk import COUNTS
+from ort_dynamo.report.record import RECORDS
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
+step = torch.compile(model, backend="ort_train", options=json.loads(sys.argv[1]))
+losses = []
+for _ in range(3):
+    loss = step(torch.ones(3, 4)).square().sum()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.01 * parameter.grad
+            parameter.grad = None
+    losses.append(loss.item().hex())
+islands = [island for record in RECORDS for graph in record.graphs for island in graph.islands]
+print(json.dumps({"losses": losses, "sources": [i.source for i in islands], "misses": [i.miss for i in islands],
+                  "counts": COUNTS}))
+"""
+
+
+def started(folder: Path, options: Mapping[str, Any] = {}, **variables: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "ORT_DYNAMO_CACHE": "1", "ORT_DYNAMO_CACHE_DIR": str(folder), **variables}
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, json.dumps(options)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return {**json.loads(out.splitlines()[-1]), "stderr": err}
+
+
+def ran(folder: Path, options: Mapping[str, Any] = {}, **variables: str) -> dict[str, Any]:
+    return ended(started(folder, options, **variables))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that compiles of this process store in."""
+    monkeypatch.setenv("ORT_DYNAMO_CACHE", "1")
+    monkeypatch.setenv("ORT_DYNAMO_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(disk, "_said", set())
+    COUNTS.clear()
+    return tmp_path / "cache"
+
+
+def step(**options: Any) -> list[float]:
+    """The loss and a gradient of a small model, compiled as in a new process."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    loss = torch.compile(model, backend="ort_train", options=options)(torch.ones(3, 4)).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    first = model[0].weight
+    assert isinstance(first, nn.Parameter)
+    assert first.grad is not None
+    return [loss.item(), *first.grad.flatten().tolist()]
+
+
+def sources() -> list[str]:
+    return [island.source for record in RECORDS for graph in record.graphs for island in graph.islands]
+
+
+def misses() -> list[str]:
+    return [island.miss for record in RECORDS for graph in record.graphs for island in graph.islands]
+
+
+def files(place: Path) -> list[Path]:
+    return sorted(place.glob(f"*{SUFFIX}"))
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name == "ort_dynamo.cache.disk"]
+
+
+def test_a_second_process_reads_what_the_first_built_and_trains_the_same(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    first = ran(tmp_path / "cache", PYTHONHASHSEED="1")
+    second = ran(tmp_path / "cache", PYTHONHASHSEED="2")
+    assert (first["sources"], first["misses"]) == (["built"] * 2, ["absent"] * 2)
+    assert (second["sources"], second["misses"]) == (["disk"] * 2, [""] * 2)
+    assert second["losses"] == first["losses"]
+    assert (first["counts"], second["counts"]) == ({"absent": 2}, {"hit": 2})
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_processes_that_start_together_all_train(tmp_path: Path, count: int) -> None:
+    found = [ended(one) for one in [started(tmp_path / "cache") for _ in range(count)]]
+    assert len({tuple(one["losses"]) for one in found}) == 1
+    assert len(files(tmp_path / "cache")) == 2
+    assert not [one for one in (tmp_path / "cache").iterdir() if one.suffix != SUFFIX]
+    assert ran(tmp_path / "cache")["sources"] == ["disk"] * 2
+
+
+def test_a_graph_is_read_after_a_reset(place: Path) -> None:
+    first = step()
+    assert (sources(), len(files(place))) == (["built", "built"], 2)
+    assert step() == first
+    assert sources() == ["disk", "disk"]
+
+
+def test_memory_comes_before_the_disk(place: Path) -> None:
+    torch._dynamo.reset()
+    torch.compile(lambda x: x.sin() * 2, backend="ort_train")(torch.ones(3))
+    torch.compile(lambda y: y.sin() * 2, backend="ort_train")(torch.ones(3))
+    assert sources() == ["built", "memory"]
+    assert COUNTS == {"absent": 1}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"graph_optimization": "basic"}, {"fuse": False}, {"intra_op_num_threads": 3}, {"contrib_ops": False}],
+    ids=str,
+)
+def test_other_options_are_other_graphs(place: Path, options: dict[str, Any]) -> None:
+    step()
+    step(**options)
+    assert sources() == ["built", "built"]
+    assert len(files(place)) == 4
+
+
+def test_another_version_of_the_sources_reads_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step()
+    monkeypatch.setattr(disk, "source_digest", lambda: "another")
+    step()
+    assert sources() == ["built", "built"]
+
+
+@pytest.mark.parametrize("fact", [0, 1])
+def test_another_build_or_processor_reads_nothing(place: Path, monkeypatch: pytest.MonkeyPatch, fact: int) -> None:
+    from ort_dynamo import compiler
+
+    step()
+    facts = list(compiler.runtime_facts())
+    facts[fact] += " another"
+    monkeypatch.setattr(compiler, "runtime_facts", lambda: tuple(facts))
+    step()
+    assert sources() == ["built", "built"]
+
+
+def test_a_graph_that_is_saved_or_verified_is_built(place: Path, tmp_path: Path) -> None:
+    step()
+    step(save_onnx=str(tmp_path / "saved"))
+    assert misses() == ["off", "off"]
+    assert list((tmp_path / "saved").glob("*.onnx"))
+    step(verify=True)
+    assert misses() == ["off", "off"]
+
+
+def damage(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def pickled(file: Path) -> None:
+    file.write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+
+
+def linked(file: Path) -> None:
+    file.rename(file.with_suffix(".moved"))
+    file.symlink_to(file.with_suffix(".moved"))
+
+
+def piped(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def swapped(file: Path) -> None:
+    (other,) = {*files(file.parent)} - {file}
+    file.write_bytes(other.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "miss", "reason"),
+    [
+        (damage, "damaged", "its checksum is wrong"),
+        (empty, "damaged", "does not begin as an entry does"),
+        (pickled, "damaged", "does not begin as an entry does"),
+        (swapped, "damaged", "it is the entry of"),
+        (linked, "refused", "it is a link"),
+        (piped, "refused", "it is no regular file"),
+    ],
+)
+def test_what_is_no_entry_is_a_miss_with_one_warning(
+    place: Path, caplog: pytest.LogCaptureFixture, spoil: Any, miss: str, reason: str
+) -> None:
+    first = step()
+    spoil(files(place)[0])
+    assert step() == first
+    assert sorted(misses()) == ["", miss]
+    assert [reason in text for text in said(caplog)] == [True]
+    assert step() == first
+    assert sources() == ["disk", "disk"]  # what was built took its place
+
+
+def test_a_folder_that_others_can_write_is_not_used(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = step()
+    place.chmod(0o777)
+    assert step() == first
+    assert misses() == ["refused", "refused"]
+    assert len(said(caplog)) == 2  # it is not read, and not written
+    assert all("can be written by other users" in text for text in said(caplog))
+
+
+def test_what_cannot_be_written_is_not_kept(
+    place: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    first = step()
+    for file in files(place):
+        file.unlink()
+    monkeypatch.setattr(os, "replace", full)
+    assert step() == first
+    assert list(place.iterdir()) == []
+    (text,) = said(caplog)
+    assert "cannot be written: [Errno 28] No space left on device" in text
+
+
+def test_a_folder_that_cannot_be_made_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ORT_DYNAMO_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    step()
+    assert misses() == ["unreadable", "unreadable"]
+    assert len(said(caplog)) == 2
+
+
+def test_a_folder_that_can_only_be_read_is_read(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root writes where it likes")
+    ran(tmp_path / "cache")
+    (tmp_path / "cache").chmod(0o500)
+    assert ran(tmp_path / "cache")["sources"] == ["disk"] * 2
+    assert "cannot be written" in ran(tmp_path / "cache", {"fuse": False})["stderr"]
+
+
+# -- where -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_option_wins_over_the_variable(place: Path, tmp_path: Path) -> None:
+    step(cache_dir=str(tmp_path / "own"))
+    assert (len(files(tmp_path / "own")), place.exists()) == (2, False)
+    step(disk_cache=False)
+    assert (misses(), place.exists()) == (["off", "off"], False)
+
+
+def test_the_variable_leaves_it_off(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORT_DYNAMO_CACHE", "0")
+    step()
+    assert (misses(), place.exists()) == (["off", "off"], False)
+    step(disk_cache=True)
+    assert len(files(place)) == 2
+
+
+def test_the_default_is_the_platforms_folder_for_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ORT_DYNAMO_CACHE", raising=False)
+    monkeypatch.delenv("ORT_DYNAMO_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = cache_place()
+    assert found is not None
+    assert found.max_bytes == DEFAULT_BYTES
+    if sys.platform == "linux":
+        assert found.path == tmp_path / "ort_dynamo"
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"), [("500MB", 500_000_000), ("2GiB", 2**31), ("1.5 kb", 1500), ("7", 7), ("", DEFAULT_BYTES)]
+)
+def test_a_size_has_a_unit(monkeypatch: pytest.MonkeyPatch, text: str, nbytes: int) -> None:
+    monkeypatch.setenv("ORT_DYNAMO_CACHE_SIZE", text)
+    found = cache_place(True)
+    assert found is not None
+    assert found.max_bytes == nbytes
+
+
+@pytest.mark.parametrize(("name", "value"), [("ORT_DYNAMO_CACHE_SIZE", "much"), ("ORT_DYNAMO_CACHE", "no")])
+def test_a_variable_with_another_value_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.delenv("ORT_DYNAMO_CACHE", raising=False)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidVariableError, match=f"{name} cannot be '{value}'"):
+        cache_place()
+
+
+@pytest.mark.parametrize("options", [{"disk_cache": 1}, {"cache_dir": ""}, {"cache_dir": 3}], ids=str)
+def test_an_option_with_another_value_is_an_error(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOptionError):
+        parse_options(None, options)
+
+
+def test_the_size_bounds_what_is_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step()
+    largest = max(file.stat().st_size for file in files(place))
+    monkeypatch.setenv("ORT_DYNAMO_CACHE_SIZE", str(largest + 100))
+    step(fuse=False)
+    assert len(files(place)) == 1

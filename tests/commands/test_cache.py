@@ -1,0 +1,138 @@
+"""python -m ort_dynamo cache."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ort_dynamo.__main__ import main
+from ort_dynamo.cache.disk import COUNTS
+from ort_dynamo.cache.folder import SUFFIX
+
+SCRIPT = """
+import sys
+import torch
+import beside
+
+model = torch.nn.Linear(3, 2)
+torch.compile(model, backend="ort_train")(torch.ones(4, 3)).sum().backward()
+print("arguments", sys.argv[1:], __name__)
+if sys.argv[1:]:
+    sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ORT_DYNAMO_CACHE", "1")
+    monkeypatch.setenv("ORT_DYNAMO_CACHE_DIR", str(tmp_path / "cache"))
+    COUNTS.clear()
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def filled(place: Path) -> Path:
+    model = torch.nn.Linear(3, 2)
+    torch.compile(model, backend="ort_train")(torch.ones(4, 3)).sum().backward()
+    assert len(list(place.glob(f"*{SUFFIX}"))) == 2
+    return place
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "beside.py").touch()
+    (tmp_path / "program" / "train.py").write_text(SCRIPT)
+    return tmp_path / "program" / "train.py"
+
+
+def test_info_says_where_and_how_much(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "info"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"folder   {place} (not there yet)",
+        "in use   yes",
+        "entries  0",
+        "size     0 B of 2 GiB",
+    ]
+
+
+def test_info_of_a_filled_folder(
+    filled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORT_DYNAMO_CACHE", "0")
+    monkeypatch.setenv("ORT_DYNAMO_CACHE_DIR", "elsewhere")
+    assert main(["cache", "info", "--dir", str(filled)]) == 0
+    folder, use, entries, size = capsys.readouterr().out.splitlines()
+    assert (folder, use, entries) == (f"folder   {filled}", "in use   no: ORT_DYNAMO_CACHE is 0", "entries  2")
+    assert size.endswith(" KiB of 2 GiB")
+
+
+def test_list_names_the_last_used_first(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = sorted(filled.glob(f"*{SUFFIX}"))
+    os.utime(first, (0, 1_000_000_000))
+    assert main(["cache", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [second.name[:16], first.name[:16]]
+    assert {line.split()[-1].partition("-")[0] for line in lines} == {"forward", "backward"}
+    assert "2001-09-09" in lines[1]
+    assert first.stat().st_mtime == 1_000_000_000
+
+
+def test_verify_finds_and_removes_what_is_damaged(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "verify"]) == 0
+    assert capsys.readouterr().out == "2 entries, 0 damaged\n"
+    first, second = sorted(filled.glob(f"*{SUFFIX}"))
+    content = bytearray(first.read_bytes())
+    content[100] ^= 1
+    first.write_bytes(content)
+    second.write_bytes(b"\x80\x04\x95")
+    assert main(["cache", "verify"]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert sorted(out[:2]) == [f"{first}: its checksum is wrong", f"{second}: it does not begin as an entry does"]
+    assert out[2] == "2 entries, 2 damaged"
+    assert main(["cache", "verify", "--remove"]) == 1
+    assert capsys.readouterr().out.endswith("2 entries, 2 damaged and removed\n")
+    assert main(["cache", "verify"]) == 0
+
+
+def test_clear_removes_all(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "clear"]) == 0
+    assert capsys.readouterr().out == f"2 files removed from {filled}\n"
+    assert not list(filled.iterdir())
+
+
+def test_a_folder_of_others_is_not_touched(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    filled.chmod(0o777)
+    for action in ("info", "list", "verify", "clear"):
+        assert main(["cache", action]) == 2
+        assert "can be written by other users" in capsys.readouterr().err
+    assert len(list(filled.iterdir())) == 2
+
+
+def test_warm_runs_a_program_and_says_what_it_found(place: Path, script: Path) -> None:
+    def warm(*arguments: str) -> tuple[int, list[str]]:
+        done = subprocess.run(
+            [sys.executable, "-m", "ort_dynamo", "cache", "warm", str(script), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout.splitlines()
+
+    status, out = warm("3", "--more")
+    assert (status, out[0]) == (3, "arguments ['3', '--more'] __main__")
+    assert out[1] == f"0 graphs read from {place}, 2 built (2 absent)"
+    assert warm() == (0, ["arguments [] __main__", f"2 graphs read from {place}, 0 built"])
+
+
+def test_warm_needs_the_cache_on(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ORT_DYNAMO_CACHE", "0")
+    assert main(["cache", "warm", str(script)]) == 2
+    assert "the environment variable ORT_DYNAMO_CACHE is 0" in capsys.readouterr().err

@@ -18,10 +18,10 @@ import torch
 from torch.fx import GraphModule
 
 from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph
-from ort_dynamo.cache.disk import DiskCache, Miss, disk_key
-from ort_dynamo.cache.folder import CacheFolder
+from ort_dynamo.cache.disk import DiskCache, Miss, disk_cache, disk_key
 from ort_dynamo.cache.graph_key import GraphKey, graph_key
 from ort_dynamo.cache.memory import MemoryCache
+from ort_dynamo.errors import SessionError
 from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.marks import FX_NODE, WRITTEN_FOR
@@ -78,7 +78,8 @@ def compile_graph(
     for name, island in segmented.islands.items():
         island.meta[WRITTEN_FOR] = f"{gm.meta.get(WRITTEN_FOR, '')} {role} {name}".strip()
     functions = outside_functions(options.passes.extra_passes)
-    stored = stored_graphs(options)
+    # What is to be saved or verified is built, and looked at on the way.
+    stored = disk_cache(options.cache) if options.dump == DumpOptions() else None
     islands = [
         _compile_island(segmented.gm, name, island, spec, role, functions, stored)
         for name, island in segmented.islands.items()
@@ -98,14 +99,6 @@ def compile_graph(
         )
     )
     return boxed(segmented.gm)
-
-
-def stored_graphs(options: Options) -> DiskCache | None:
-    """Where islands are stored; None where the options leave it off, or what is built is to be looked at."""
-    place = options.cache.place()
-    if place is None or options.dump != DumpOptions():
-        return None
-    return DiskCache(CacheFolder(place.path, place.max_bytes))
 
 
 def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:
@@ -137,8 +130,9 @@ def _compile_island(
     made: list[_Made] = []
 
     def make() -> CompiledGraph:
-        made.append(_stored_or_built(island, spec, called, key, stored))
-        return open_graph(made[0].built, spec.target, spec.device)
+        compiled, found = _opened(island, spec, called, key, stored)
+        made.append(found)
+        return compiled
 
     compiled = CACHE.get_or_make(key, make)
     outer.set_submodule(name, Island(compiled, _places(island, compiled.built)))
@@ -154,24 +148,30 @@ class _Made(NamedTuple):
     miss: str = ""
 
 
-def _stored_or_built(
+def _opened(
     island: GraphModule, spec: BuildSpec, called: str, key: GraphKey | None, stored: DiskCache | None
-) -> _Made:
+) -> tuple[CompiledGraph, _Made]:
+    """An island, opened, of what is stored, or else built and stored."""
     if key is None or stored is None:
-        return _Made(build_island(island, spec, called), "built", "unkeyed" if key is None else "off")
+        built = build_island(island, spec, called)
+        return open_graph(built, spec.target, spec.device), _Made(built, "built", "unkeyed" if key is None else "off")
     place = disk_key(key, runtime_facts())
     found = stored.load(place, called, spec)
     if not isinstance(found, Miss):
-        return _Made(found, "disk")
+        try:
+            return open_graph(found, spec.target, spec.device), _Made(found, "disk")
+        except SessionError as error:
+            found = stored.refused(place, error)
     built = build_island(island, spec, called)
+    opened = open_graph(built, spec.target, spec.device)
     stored.store(place, built)
-    return _Made(built, "built", found.reason)
+    return opened, _Made(built, "built", found.reason)
 
 
 def _places(island: GraphModule, built: BuiltGraph) -> dict[str, str]:
     """Name of an ONNX node that data can stop -> where it comes from in this island, which may share what is built."""
     nodes = list(island.graph.nodes)
-    return {name: describe(nodes[index]) for name, index in built.origins.items()}
+    return {name: describe(nodes[index]) for name, index in built.origins.items() if index < len(nodes)}
 
 
 def _origins(gm: GraphModule, model: ir.Model) -> dict[str, int]:

@@ -21,8 +21,10 @@ from ort_dynamo.cache.entry import EntryError, pack, unpack
 from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
 from ort_dynamo.cache.graph_key import GraphKey
 from ort_dynamo.cache.source_code import source_digest
+from ort_dynamo.options.cache_place import cache_place
+from ort_dynamo.options.groups import CacheOptions
 
-__all__ = ["COUNTS", "DiskCache", "Miss", "disk_key"]
+__all__ = ["COUNTS", "DiskCache", "Miss", "disk_cache", "disk_key"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +60,16 @@ def disk_key(key: GraphKey, facts: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
+def disk_cache(options: CacheOptions) -> DiskCache | None:
+    """The folder that options and environment ask for; None where nothing is kept.
+
+    Raises:
+        InvalidVariableError: an environment variable of the cache has a value that it cannot take.
+    """
+    place = cache_place(options.disk_cache, options.cache_dir)
+    return None if place is None else DiskCache(CacheFolder(place.path, place.max_bytes))
+
+
 class DiskCache:
     """Built islands in a folder.
 
@@ -79,6 +91,13 @@ class DiskCache:
         found = self._load(key, name, spec)
         COUNTS[found.reason if isinstance(found, Miss) else "hit"] += 1
         return found
+
+    def refused(self, key: str, error: Exception) -> Miss:
+        """Take back a hit: ONNX Runtime does not open what was read."""
+        _say_once(f"{self._folder.path}: {key[:16]} does not open: {error}. It is built anew.")
+        COUNTS["hit"] -= 1
+        COUNTS["damaged"] += 1
+        return Miss("damaged")
 
     def _load(self, key: str, name: str, spec: BuildSpec) -> BuiltGraph | Miss:
         try:

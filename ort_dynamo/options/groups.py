@@ -18,7 +18,6 @@ import torch
 from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
-from ort_dynamo.options.cache_place import CachePlace, cache_place
 from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy, checked_allow, checked_level, checked_strategy
 from ort_dynamo.options.plan_grammar import Plan, read_plans
 from ort_dynamo.options.spelling import nearest
@@ -217,7 +216,7 @@ class SessionSettings:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """Read by cache/stored.py; they decide nothing about what is compiled, and so enter no key.
+    """Read by cache/disk.py; they decide nothing about what is compiled, and so enter no key.
 
     Attributes:
         disk_cache: whether compiled graphs are kept from one process to the next; None goes by the environment
@@ -235,10 +234,6 @@ class CacheOptions:
             if not isinstance(self.cache_dir, (str, os.PathLike)) or not os.fspath(self.cache_dir):
                 raise InvalidOptionError(name="cache_dir", value=self.cache_dir, expected="None or a path")
             object.__setattr__(self, "cache_dir", os.fspath(self.cache_dir))
-
-    def place(self) -> CachePlace | None:
-        """The folder that these options ask for; None where nothing is kept."""
-        return cache_place(self.disk_cache, self.cache_dir)
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch import nn
 
 from ort_dynamo.cache import disk
 from ort_dynamo.cache.disk import COUNTS
+from ort_dynamo.cache.entry import read_header
 from ort_dynamo.cache.folder import SUFFIX
 from ort_dynamo.errors import InvalidOptionError, InvalidVariableError
 from ort_dynamo.options.cache_place import DEFAULT_BYTES, cache_place
@@ -204,6 +208,17 @@ def piped(file: Path) -> None:
     os.mkfifo(file)
 
 
+def unopenable(file: Path) -> None:
+    """An entry with a right checksum whose model no runtime opens, from an origin that the graph does not have."""
+    header, model = read_header(file.read_bytes())
+    header["origins"] = {"Gather": 10**6}
+    proto = onnx.ModelProto.FromString(bytes(model))
+    proto.graph.node[0].op_type = "NoSuchOperator"
+    spelled = json.dumps(header).encode()
+    body = struct.pack("<Q", len(spelled)) + spelled + proto.SerializeToString()
+    file.write_bytes(file.read_bytes()[:8] + hashlib.sha256(body).digest() + body)
+
+
 def swapped(file: Path) -> None:
     (other,) = {*files(file.parent)} - {file}
     file.write_bytes(other.read_bytes())
@@ -216,6 +231,7 @@ def swapped(file: Path) -> None:
         (empty, "damaged", "does not begin as an entry does"),
         (pickled, "damaged", "does not begin as an entry does"),
         (swapped, "damaged", "it is the entry of"),
+        (unopenable, "damaged", "NoSuchOperator"),
         (linked, "refused", "it is a link"),
         (piped, "refused", "it is no regular file"),
     ],

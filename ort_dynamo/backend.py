@@ -13,12 +13,13 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ort_dynamo.capture.trace import trace, without_gradients
-from ort_dynamo.compiler import CACHE, compile_graph
+from ort_dynamo.compiler import CACHE, compile_graph, finding, kept_key
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.partition.cut import PartitionRecord, mark, partitioner
 from ort_dynamo.report.counts import say_again
 from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord
 from ort_dynamo.report.summary import print_at_exit
+from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.importing import restore_torch
 from ort_dynamo.saving.compile import SavedCompile
@@ -69,14 +70,27 @@ def compile_recorded(
     partitions: list[PartitionRecord] = []
     graphs: list[GraphRecord] = []
     partition = partitioner(options, partitions.append)
-    compiled = trace(
-        gm,
-        example_inputs,
-        forward=partial(_compile, role="forward", options=options, graphs=graphs),
-        backward=partial(_compile, role="backward", options=options, graphs=graphs),
-        inference=partial(_compile_inference, options=options, graphs=graphs, saved=saved),
-        partition=partition if saved is None else saved.naming(partition),
-    )
+    kept_as = kept_key(options)
+    compiling = partial(_compile, options=options, graphs=graphs, keeps=kept_as is not None)
+
+    def found(graph: GraphRecord, cut: PartitionRecord | None) -> None:
+        graphs.append(graph)
+        if cut is not None:
+            partitions.append(cut)
+            ARENA.expect(cut.memory.peak)
+
+    with finding(options, found):
+        compiled = trace(
+            gm,
+            example_inputs,
+            forward=partial(compiling, role="forward", partitions=partitions),
+            backward=partial(compiling, role="backward"),
+            inference=partial(
+                _compile_inference, options=options, graphs=graphs, saved=saved, keeps=kept_as is not None
+            ),
+            partition=partition if saved is None else saved.naming(partition),
+            kept_as=kept_as,
+        )
     record = CompileRecord(
         partition=partitions[0] if partitions else None,
         graphs=tuple(graphs),
@@ -141,9 +155,16 @@ ort_train.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() 
 
 
 def _compile(
-    gm: GraphModule, seen: slice, role: str, options: Options, graphs: list[GraphRecord]
+    gm: GraphModule,
+    seen: slice,
+    role: str,
+    options: Options,
+    graphs: list[GraphRecord],
+    keeps: bool,
+    partitions: Sequence[PartitionRecord] = (),
 ) -> Callable[[list[Any]], Any]:
-    return compile_graph(gm, role, options, seen, graphs.append)
+    cut = partitions[-1] if partitions else None
+    return compile_graph(gm, role, options, seen, graphs.append, keeps=keeps, partition=cut)
 
 
 def _compile_inference(
@@ -153,6 +174,7 @@ def _compile_inference(
     graphs: list[GraphRecord],
     saved: SavedCompile | None,
     role: str = "inference",
+    keeps: bool = False,
 ) -> Callable[[list[Any]], Any]:
     passes = mark(gm, options.passes, check=options.dump.verify)
     if saved is not None:
@@ -161,4 +183,4 @@ def _compile_inference(
     def record(graph: GraphRecord) -> None:
         graphs.append(dataclasses.replace(graph, passes=passes + graph.passes))
 
-    return compile_graph(gm, role, options, seen, record)
+    return compile_graph(gm, role, options, seen, record, keeps=keeps)

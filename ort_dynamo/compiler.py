@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -17,16 +18,18 @@ import onnx_ir as ir
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph
-from ort_dynamo.cache.disk import DiskCache, Miss, disk_cache, disk_key
+from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph, spell_pass
+from ort_dynamo.cache.disk import DiskCache, Miss, context_key, disk_cache, disk_key
+from ort_dynamo.cache.function_key import NotKeyableError, spell_function
 from ort_dynamo.cache.graph_key import GraphKey, graph_key
 from ort_dynamo.cache.memory import MemoryCache
 from ort_dynamo.errors import SessionError
-from ort_dynamo.lowering.registry import outside_lowerings
+from ort_dynamo.lowering.registry import has_outside_lowerings, outside_lowerings
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.marks import FX_NODE, WRITTEN_FOR
-from ort_dynamo.options.groups import DumpOptions, Options
-from ort_dynamo.passes.outside import outside_functions
+from ort_dynamo.options.groups import CacheOptions, DumpOptions, Options
+from ort_dynamo.partition.cut import PartitionRecord
+from ort_dynamo.passes.outside import outside_functions, outside_fx_passes, outside_onnx_passes
 from ort_dynamo.passes.pipelines import onnx_passes, order_passes, outer_passes
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.report.counts import report
@@ -42,7 +45,9 @@ from ort_dynamo.saving.join import describe_graph
 from ort_dynamo.segment.classify import session_device
 from ort_dynamo.segment.segment import allowed_target, check_fallback, segment
 from ort_dynamo.source_line import describe
+from ort_dynamo.stored_code import LOADING, IslandPlace, Loading, StoredCode
 from ort_dynamo.target import Target
+from ort_dynamo.torch_internals.aot_cache import AOT_CACHE
 
 __all__ = ["CACHE", "build_island", "build_spec", "compile_graph", "compile_island"]
 
@@ -55,6 +60,9 @@ def compile_graph(
     options: Options,
     seen: slice = slice(None),
     record: Callable[[GraphRecord], None] = lambda record: None,
+    *,
+    keeps: bool = False,
+    partition: PartitionRecord | None = None,
 ) -> Callable[[list[Any]], Any]:
     """Compile one functional ATen graph.
 
@@ -64,6 +72,8 @@ def compile_graph(
         options: all options.
         seen: which outputs the program gets to see.
         record: called with what the compile learned.
+        keeps: whether AOTAutograd keeps what comes out.
+        partition: of a forward, what the cut of its joint graph did.
 
     Returns:
         A function of one list of inputs, which it empties so that each input is freed after its last use.
@@ -80,25 +90,62 @@ def compile_graph(
     functions = outside_functions(options.passes.extra_passes)
     # What is to be saved or verified is built, and looked at on the way.
     stored = disk_cache(options.cache) if options.dump == DumpOptions() else None
-    islands = [
-        _compile_island(segmented.gm, name, island, spec, role, functions, stored)
+    islands = {
+        name: _compile_island(segmented.gm, name, island, spec, role, functions, stored)
         for name, island in segmented.islands.items()
-    ]
+    }
     passes = run_passes(outer_passes(seen), segmented.gm, check=options.dump.verify)
     seconds = time.perf_counter() - begin
-    record(
-        GraphRecord(
-            role=role,
-            native=segmented.native,
-            by_design=segmented.by_design,
-            eager=segmented.eager,
-            islands=tuple(islands),
-            passes=passes,
-            seconds=seconds,
-            described=describe_graph(segmented, role, options.dump, seen),
-        )
+    learned = GraphRecord(
+        role=role,
+        native=segmented.native,
+        by_design=segmented.by_design,
+        eager=segmented.eager,
+        islands=tuple(learned for learned, _ in islands.values()),
+        passes=passes,
+        seconds=seconds,
+        described=describe_graph(segmented, role, options.dump, seen),
     )
+    record(learned)
+    if keeps:
+        return StoredCode(segmented.gm, {name: place for name, (_, place) in islands.items()}, learned, partition)
     return boxed(segmented.gm)
+
+
+def kept_key(options: Options) -> str | None:
+    """What AOTAutograd's cache is to tell graphs apart by, beside what it knows; None where it is to keep none.
+
+    Passes on FX graphs and lowerings that a program has added could do anything, so nothing is kept where there are any.
+    """
+    is_ours = not (has_outside_lowerings() or outside_fx_passes(options.passes.extra_passes, first=False))
+    if (
+        not AOT_CACHE
+        or options.dump != DumpOptions()
+        or disk_cache(options.cache) is None
+        or not is_ours
+        or outside_fx_passes(first=True)
+    ):
+        return None
+    try:
+        functions = outside_functions(options.passes.extra_passes)
+        spelled = [f"{role}: {spell_function(function)}" for role, function in sorted(functions.items())]
+    except NotKeyableError:
+        return None
+    passes = [*outside_onnx_passes(first=True), *outside_onnx_passes(options.passes.extra_passes, first=False)]
+    decided = dataclasses.replace(options, cache=CacheOptions())
+    context = (decided, options.session.resolved(), torch.get_default_dtype(), *map(spell_pass, passes), *spelled)
+    return context_key(map(str, context), runtime_facts())
+
+
+@contextmanager
+def finding(options: Options, record: Callable[[GraphRecord, PartitionRecord | None], None]) -> Iterator[None]:
+    """Have what AOTAutograd has kept find its islands while this is open, and say what was learned of it."""
+    stored = disk_cache(options.cache)
+    token = LOADING.set(None if stored is None else Loading(CACHE, stored, record))
+    try:
+        yield
+    finally:
+        LOADING.reset(token)
 
 
 def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:
@@ -122,7 +169,7 @@ def _compile_island(
     role: str,
     functions: Mapping[str, Callable[..., Any]],
     stored: DiskCache | None,
-) -> IslandRecord:
+) -> tuple[IslandRecord, IslandPlace | None]:
     """Put what runs an island into the outer graph: from memory, else of what is stored, else built."""
     begin = time.perf_counter()
     key = graph_key(island, spec, functions={**outside_lowerings(island), **functions})
@@ -135,9 +182,14 @@ def _compile_island(
         return compiled
 
     compiled = CACHE.get_or_make(key, make)
-    outer.set_submodule(name, Island(compiled, _places(island, compiled.built)))
+    places = _places(island, compiled.built)
+    outer.set_submodule(name, Island(compiled, places))
     found = made[0] if made else _Made(compiled.built, "memory")
-    return IslandRecord(called, found.source, compiled.built.record, time.perf_counter() - begin, found.miss)
+    learned = IslandRecord(called, found.source, compiled.built.record, time.perf_counter() - begin, found.miss)
+    if key is None or stored is None or not compiled.built.keyable:
+        return learned, None
+    at = disk_key(key, runtime_facts())
+    return learned, IslandPlace(key, at, spec.session, spec.in_order, spec.device, places)
 
 
 class _Made(NamedTuple):

@@ -13,20 +13,22 @@ import platform
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ort_dynamo.build import BuildSpec, BuiltGraph
-from ort_dynamo.cache.entry import EntryError, pack, unpack
+from ort_dynamo.cache.entry import Entry, EntryError, pack, read_entry
 from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
 from ort_dynamo.cache.graph_key import GraphKey
 from ort_dynamo.cache.source_code import source_digest
 from ort_dynamo.options.cache_place import cache_place
 from ort_dynamo.options.groups import CacheOptions
 
-__all__ = ["COUNTS", "DiskCache", "Miss", "disk_cache", "disk_key"]
+__all__ = ["COUNTS", "DiskCache", "Miss", "context_key", "disk_cache", "disk_key"]
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 COUNTS: Counter[str] = Counter()
 """Of this process: "hit", or the reason of a miss -> how often."""
@@ -51,13 +53,13 @@ def disk_key(key: GraphKey, facts: Iterable[str]) -> str:
         key: the island's.
         facts: what the runtime says of its build and of the machine.
     """
-    lines = [
-        key.digest,
-        source_digest(),
-        f"{sys.implementation.cache_tag} {platform.system()} {platform.machine()}",
-        *facts,
-    ]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return context_key([key.digest], facts)
+
+
+def context_key(lines: Iterable[str], facts: Iterable[str]) -> str:
+    """SHA-256, as hex, of some lines, the sources of this package, Python, and what the runtime says of its build."""
+    python = f"{sys.implementation.cache_tag} {platform.system()} {platform.machine()}"
+    return hashlib.sha256("\n".join([*lines, source_digest(), python, *facts]).encode()).hexdigest()
 
 
 def disk_cache(options: CacheOptions) -> DiskCache | None:
@@ -88,7 +90,14 @@ class DiskCache:
             name: how errors and files call what comes out.
             spec: what it was built by.
         """
-        found = self._load(key, name, spec)
+        return self._counted(key, lambda entry: entry.built(name, spec.session, in_order=spec.in_order))
+
+    def load_entry(self, key: str) -> Entry | Miss:
+        """Give the entry of a key, whatever it was built by."""
+        return self._counted(key, lambda entry: entry)
+
+    def _counted(self, key: str, read: Callable[[Entry], _T]) -> _T | Miss:
+        found = self._load(key, read)
         COUNTS[found.reason if isinstance(found, Miss) else "hit"] += 1
         return found
 
@@ -99,10 +108,10 @@ class DiskCache:
         COUNTS["damaged"] += 1
         return Miss("damaged")
 
-    def _load(self, key: str, name: str, spec: BuildSpec) -> BuiltGraph | Miss:
+    def _load(self, key: str, read: Callable[[Entry], _T]) -> _T | Miss:
         try:
             data = self._folder.read(key)
-            return Miss("absent") if data is None else unpack(data, key, name, spec)
+            return Miss("absent") if data is None else read(read_entry(data, key))
         except EntryError as error:
             _say_once(f"{self._folder.path}: {key[:16]} is not read: {error}. It is built anew.")
             return Miss("damaged")

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph
 from ort_dynamo.dtypes import TORCH_TO_ONNX
+from ort_dynamo.options.groups import SessionSettings
 from ort_dynamo.pass_record import PassRecord
 
 __all__ = ["Entry", "EntryError", "pack", "read_entry", "read_header", "unpack"]
@@ -95,23 +96,7 @@ def unpack(data: bytes, key: str, name: str, spec: BuildSpec) -> BuiltGraph:
     Raises:
         EntryError: the bytes are no entry, damaged, of another key, or say what no build says.
     """
-    found, session = read_entry(data, key), spec.session
-    if found.optimization != session.graph_optimization:
-        if found.optimization != "disable":
-            raise EntryError(f"it is to be optimized by {found.optimization!r:.80}")
-        session = dataclasses.replace(session, graph_optimization="disable")
-    return BuiltGraph(
-        name=name,
-        model=found.model,
-        inputs=found.inputs,
-        outputs=found.outputs,
-        session=session,
-        dtypes=found.dtypes,
-        in_order=spec.in_order,
-        keyable=True,
-        origins=found.origins,
-        record=found.record,
-    )
+    return read_entry(data, key).built(name, spec.session, in_order=spec.in_order)
 
 
 @dataclass(frozen=True)
@@ -132,6 +117,34 @@ class Entry:
     dtypes: frozenset[ir.DataType]
     origins: Mapping[str, int]
     record: BuildRecord
+
+    def built(self, name: str, session: SessionSettings, *, in_order: bool) -> BuiltGraph:
+        """What was built, as it is opened.
+
+        Args:
+            name: how errors and files call it.
+            session: how to open it where the entry does not say that it is optimized.
+            in_order: whether its nodes run in the model's order.
+
+        Raises:
+            EntryError: it is to be optimized otherwise.
+        """
+        if self.optimization != session.graph_optimization:
+            if self.optimization != "disable":
+                raise EntryError(f"it is to be optimized by {self.optimization!r:.80}")
+            session = dataclasses.replace(session, graph_optimization="disable")
+        return BuiltGraph(
+            name=name,
+            model=self.model,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            session=session,
+            dtypes=self.dtypes,
+            in_order=in_order,
+            keyable=True,
+            origins=self.origins,
+            record=self.record,
+        )
 
 
 def read_entry(data: bytes, key: str) -> Entry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ort_dynamo.capture.random_numbers import in_full_precision
 from ort_dynamo.capture.recurrent_layers import take_lstms_apart
 from ort_dynamo.capture.whole_resizes import whole_resizes
 from ort_dynamo.torch_internals.aot import backward_at_once, metadata
+from ort_dynamo.torch_internals.aot_cache import serializable, tagged
 from ort_dynamo.torch_internals.dynamo import aot_autograd
 from ort_dynamo.torch_internals.fakes import of_fixed_sizes
 
@@ -38,6 +40,7 @@ def trace(
     partition: Partition,
     around: Callable[[GraphModule], nn.Module] = lambda gm: gm,
     more_inputs: Sequence[torch.Tensor] = (),
+    kept_as: str | None = None,
 ) -> Callable[..., Any]:
     """Trace a Dynamo graph with its gradient, have it partitioned, and have each graph compiled, the backward at once.
 
@@ -50,6 +53,8 @@ def trace(
         partition: cuts the joint graph of forward and backward.
         around: makes of the graph what is traced in its place; it calls the graph.
         more_inputs: inputs that this has after those of the graph.
+        kept_as: have AOTAutograd keep the result, and look for it, under a key that holds this text beside the graph;
+            all compilers give OutputCode then. None keeps nothing.
 
     Returns:
         A callable with the signature of `gm`, or of what is around it.
@@ -70,16 +75,21 @@ def trace(
     take_lstms_apart(gm)
     traced: Any = around(gm)  # AOTAutograd calls it, and asks nothing else of it
     # The backward is compiled together with the forward, so nothing can fail first at .backward().
-    with backward_at_once(), whole_resizes():
+    keep = serializable if kept_as is not None else _as_it_is
+    with backward_at_once(), whole_resizes(), nullcontext() if kept_as is None else tagged(kept_as):
         compiled: Callable[..., Any] = aot_autograd(
-            fw_compiler=compile_forward,
-            bw_compiler=compile_backward,
-            inference_compiler=compile_inference,
+            fw_compiler=keep(compile_forward),
+            bw_compiler=keep(compile_backward),
+            inference_compiler=keep(compile_inference),
             partition_fn=partition,
             decompositions=decompositions(),
             keep_inference_input_mutations=keeps_input_writes(gm),
         )(traced, [*in_full_precision(gm, example_inputs), *map(of_fixed_sizes, more_inputs)])
     return compiled
+
+
+def _as_it_is(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
+    return compile_graph
 
 
 def without_gradients(example_inputs: Sequence[Any]) -> list[Any]:

@@ -17,6 +17,7 @@ from ort_dynamo.torch_internals.operators import OpOverload, OpOverloadPacket, c
 __all__ = [
     "Lowering",
     "find_lowering",
+    "has_outside_lowerings",
     "keep_in_eager",
     "kept_in_eager",
     "lowering",
@@ -149,6 +150,11 @@ def outside_lowerings(gm: GraphModule) -> dict[str, Lowering]:
     graphs = [module.graph for module in gm.modules() if isinstance(module, GraphModule)]
     targets: set[Any] = {node.target for graph in graphs for node in graph.nodes}
     return {str(target): _FROM_OUTSIDE[target] for target in targets & _FROM_OUTSIDE.keys()}
+
+
+def has_outside_lowerings() -> bool:
+    """Whether a user has registered any."""
+    return bool(_FROM_OUTSIDE)
 
 
 @functools.cache

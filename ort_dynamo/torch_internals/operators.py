@@ -36,6 +36,7 @@ __all__ = [
     "is_absent",
     "is_mutable",
     "namespace",
+    "overload",
     "overloads_of",
     "present",
     "prims",
@@ -141,6 +142,14 @@ def namespace(name: str) -> Any:
     torch's functions are to be given overloads.
     """
     return _Namespace(name, getattr(torch.ops, name))
+
+
+def overload(name: str) -> Any:
+    """The overload of a name such as "aten.mul.Tensor"; AttributeError where torch has none."""
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def absent_operators() -> tuple[str, ...]:

@@ -1,0 +1,226 @@
+"""A compiled graph as AOTAutograd keeps it, where torch does: the outer graph, with its islands by key.
+
+torch writes and reads it in its own folder, and unpickles what it reads, as it does for inductor. The models of the
+islands are not in it: they are in the cache of compiled graphs, which unpickles nothing. An island that is gone from
+there makes the whole a miss, and all is compiled anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate, map_arg
+
+from ort_dynamo.build import BuiltGraph
+from ort_dynamo.cache.disk import DiskCache
+from ort_dynamo.cache.entry import Entry
+from ort_dynamo.cache.graph_key import GraphKey
+from ort_dynamo.cache.memory import MemoryCache
+from ort_dynamo.options.groups import SessionSettings
+from ort_dynamo.partition.cut import PartitionRecord
+from ort_dynamo.report.record import GraphRecord, Source
+from ort_dynamo.runtime.boxed import Island, boxed
+from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
+from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.torch_internals.aot_cache import BypassError, CacheMissError, OutputCode
+from ort_dynamo.torch_internals.operators import OpOverload, overload
+
+__all__ = ["LOADING", "IslandPlace", "Loading", "StoredCode"]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Where what AOTAutograd has kept finds the rest.
+
+    Attributes:
+        memory: the opened graphs of this process.
+        disk: the stored ones.
+        record: called with what a graph's compile learned, and, of a forward, what its joint graph's cut did.
+    """
+
+    memory: MemoryCache[CompiledGraph]
+    disk: DiskCache
+    record: Callable[[GraphRecord, PartitionRecord | None], None]
+
+
+LOADING: ContextVar[Loading | None] = ContextVar("LOADING", default=None)
+"""Set while a graph is traced whose result AOTAutograd may have kept."""
+
+
+@dataclass(frozen=True)
+class IslandPlace:
+    """Where an island is stored, and how it is opened.
+
+    Attributes:
+        key: its graph key.
+        place: its key on disk.
+        session: how to open it where its entry does not say otherwise.
+        in_order: whether its nodes run in the model's order.
+        device: of its tensors.
+        places: name of an ONNX node that data can stop -> where it comes from in the user's code.
+    """
+
+    key: GraphKey
+    place: str
+    session: SessionSettings
+    in_order: bool
+    device: torch.device
+    places: Mapping[str, str]
+
+
+class StoredCode(OutputCode):
+    """Runs a compiled graph; AOTAutograd calls it with a list of inputs, which it empties.
+
+    Args:
+        outer: the outer graph, with its islands.
+        islands: where they are stored; one that is None cannot be, and so the whole is not kept.
+        record: what the compile learned.
+        partition: of a forward, what the cut of its joint graph did.
+    """
+
+    def __init__(
+        self,
+        outer: GraphModule,
+        islands: Mapping[str, IslandPlace | None],
+        record: GraphRecord,
+        partition: PartitionRecord | None,
+    ) -> None:
+        self._nodes = None if None in islands.values() else _spelled(outer.graph)
+        self._islands = dict(islands)
+        self._record = record
+        self._partition = partition
+        self._run: Callable[[list[Any]], Any] | None = boxed(outer)
+        self._boxed_call = True  # of this object, from which torch's wrappers copy it
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        """Run the graph."""
+        assert self._run is not None
+        return self._run(inputs)  # type: ignore[arg-type]
+
+    def prepare_for_serialization(self) -> None:
+        """Leave what a pickle can hold."""
+        if self._nodes is None:
+            raise BypassError("a node of the graph around ONNX Runtime's, or one of these, has no place in a file")
+        self._run = None
+
+    def post_compile(self, *_: Any) -> None:
+        """Make what was unpickled run again: AOTAutograd calls this when it has found it."""
+        loading = LOADING.get()
+        if loading is None or self._nodes is None:
+            raise CacheMissError
+        found = {name: _opened(place, loading) for name, place in self._islands.items() if place is not None}
+        modules = {name: island for name, (island, _) in found.items()}
+        self._run = boxed(GraphModule(modules, _graph(self._nodes)))
+        islands = tuple(
+            dataclasses.replace(island, source=source, miss="", seconds=0.0)
+            for island, (_, source) in zip(self._record.islands, found.values(), strict=True)
+        )
+        loading.record(dataclasses.replace(self._record, islands=islands, seconds=0.0), self._partition)
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        """There is none."""
+
+
+def _opened(place: IslandPlace, loading: Loading) -> tuple[Island, Source]:
+    source: list[Source] = []
+
+    def make() -> CompiledGraph:
+        entry = loading.disk.load_entry(place.place)
+        if not isinstance(entry, Entry):
+            raise CacheMissError
+        source.append("disk")
+        return open_graph(_built(entry, place), find_target(place.device.type), place.device)
+
+    compiled = loading.memory.get_or_make(place.key, make)
+    return Island(compiled, place.places), source[0] if source else "memory"
+
+
+def _built(entry: Entry, place: IslandPlace) -> BuiltGraph:
+    return entry.built(entry.name, place.session, in_order=place.in_order)
+
+
+# -- the outer graph as plain values -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Ref:
+    """The value of another node, by its index."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class _Operator:
+    """An overload, by its name below torch.ops."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class _Spelled:
+    op: str
+    target: Any
+    args: Any
+    kwargs: Any
+
+
+def _spelled(graph: Graph) -> tuple[_Spelled, ...] | None:
+    """The nodes of a graph as values that a pickle holds; None where one has no such spelling."""
+    indices: dict[Node, _Ref] = {}
+    found = []
+    for node in graph.nodes:
+        target = node.target
+        if isinstance(target, OpOverload):
+            target = _Operator(str(target))
+        elif node.op not in ("placeholder", "output", "call_module") and not _is_importable(target):
+            return None
+        arguments: Any = map_arg((node.args, node.kwargs), indices.__getitem__)  # type: ignore[arg-type]
+        if not _is_plain(arguments):
+            return None
+        found.append(_Spelled(node.op, target, *arguments))
+        indices[node] = _Ref(len(indices))
+    return tuple(found)
+
+
+def _graph(nodes: Sequence[_Spelled]) -> Graph:
+    graph = Graph()
+    made: list[Node] = []
+    for node in nodes:
+        target = node.target
+        if isinstance(target, _Operator):
+            target = overload(target.name)
+        args, kwargs = map_aggregate(
+            (node.args, node.kwargs), lambda one: made[one.index] if isinstance(one, _Ref) else one
+        )
+        made.append(graph.create_node(node.op, target, args, kwargs))
+    return graph
+
+
+_MODULES = ("_operator", "math", "torch", "ort_dynamo")
+
+
+def _is_importable(target: Any) -> bool:
+    """Whether a pickle of a function is its name."""
+    module, name = getattr(target, "__module__", None) or "", getattr(target, "__qualname__", "")
+    return module.partition(".")[0] in _MODULES and bool(name) and "<" not in name and "." not in name
+
+
+def _is_plain(value: Any) -> bool:
+    match value:
+        case None | bool() | int() | float() | complex() | str() | _Ref():
+            return True
+        case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
+            return True
+        case tuple() | list():
+            return all(map(_is_plain, value))
+        case dict():
+            return all(map(_is_plain, value.values()))
+        case slice():
+            return all(map(_is_plain, (value.start, value.stop, value.step)))
+    return False

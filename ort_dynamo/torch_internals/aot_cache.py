@@ -1,0 +1,40 @@
+"""AOTAutograd's own cache on disk: what torch has of it, behind torch's switches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._inductor.output_code import OutputCode
+
+from ort_dynamo.torch_internals.lookup import private
+
+__all__ = ["AOT_CACHE", "BypassError", "CacheMissError", "OutputCode", "serializable", "tagged"]
+
+_config = private("torch._functorch.config")
+_compiler = private("torch._functorch._aot_autograd.schemas:SerializableAOTDispatchCompiler")
+_CACHE = "torch._functorch._aot_autograd.autograd_cache"
+BypassError: type[Exception] = private(f"{_CACHE}:BypassAOTAutogradCache", RuntimeError)
+CacheMissError: type[Exception] = private(f"{_CACHE}:FXGraphCacheMiss", RuntimeError)
+
+AOT_CACHE = (
+    _compiler is not None
+    and hasattr(_config, "bundled_autograd_cache")
+    and hasattr(torch.compiler.config, "cache_key_tag")
+)
+"""Whether this torch keeps what a backend compiles."""
+
+
+def serializable(compile_graph: Callable[..., Any]) -> Any:
+    """Tell AOTAutograd that what a compiler gives is an OutputCode, which it may keep."""
+    return _compiler(OutputCode, compile_graph)
+
+
+@contextmanager
+def tagged(tag: str) -> Iterator[None]:
+    """Have AOTAutograd keep whole results, under keys that hold `tag`, while this is open."""
+    before = torch.compiler.config.cache_key_tag
+    with _config.patch(bundled_autograd_cache=True), torch.compiler.config.patch(cache_key_tag=f"{before} {tag}"):  # type: ignore[attr-defined]
+        yield

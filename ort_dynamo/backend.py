@@ -16,10 +16,9 @@ from ort_dynamo.capture.trace import trace, without_gradients
 from ort_dynamo.compiler import CACHE, compile_graph, finding, kept_key
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.partition.cut import PartitionRecord, mark, partitioner
-from ort_dynamo.report.counts import say_again
+from ort_dynamo.report.counts import report, say_again
 from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord
 from ort_dynamo.report.summary import print_at_exit
-from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.importing import restore_torch
 from ort_dynamo.saving.compile import SavedCompile
@@ -73,13 +72,8 @@ def compile_recorded(
     kept_as = kept_key(options)
     compiling = partial(_compile, options=options, graphs=graphs, keeps=kept_as is not None)
 
-    def found(graph: GraphRecord, cut: PartitionRecord | None) -> None:
-        graphs.append(graph)
-        if cut is not None:
-            partitions.append(cut)
-            ARENA.expect(cut.memory.peak)
-
-    with finding(options, found):
+    read: list[tuple[GraphRecord, PartitionRecord | None]] = []
+    with finding(options, lambda *learned: read.append(learned)):
         compiled = trace(
             gm,
             example_inputs,
@@ -91,6 +85,11 @@ def compile_recorded(
             partition=partition if saved is None else saved.naming(partition),
             kept_as=kept_as,
         )
+    if not graphs:  # what was read of a forward whose backward is gone does not count
+        for graph, cut in read:
+            graphs.append(graph)
+            partitions += [] if cut is None else [cut]
+            report(graph.role, graph.native, graph.by_design, graph.eager, len(graph.islands))
     record = CompileRecord(
         partition=partitions[0] if partitions else None,
         graphs=tuple(graphs),

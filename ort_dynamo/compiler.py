@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule
 
 from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph, spell_pass
-from ort_dynamo.cache.disk import DiskCache, Miss, context_key, disk_cache, disk_key
+from ort_dynamo.cache.disk import DiskCache, Miss, context_key, disk_cache, disk_key, keeps_traces
 from ort_dynamo.cache.function_key import NotKeyableError, spell_function
 from ort_dynamo.cache.graph_key import GraphKey, graph_key
 from ort_dynamo.cache.memory import MemoryCache
@@ -82,7 +82,7 @@ def compile_graph(
     device = session_device(gm)
     target = allowed_target(find_target(device.type), options.segment)
     segmented = segment(gm, partial(refusal, target=target), device)
-    report(segmented, role)
+    report(role, segmented.native, segmented.by_design, segmented.eager, len(segmented.islands))
     check_fallback(segmented, options.segment, role)
     spec = build_spec(options, target, device, role)
     for name, island in segmented.islands.items():
@@ -115,23 +115,20 @@ def compile_graph(
 def kept_key(options: Options) -> str | None:
     """What AOTAutograd's cache is to tell graphs apart by, beside what it knows; None where it is to keep none.
 
-    Passes on FX graphs and lowerings that a program has added could do anything, so nothing is kept where there are any.
+    Passes on FX graphs and lowerings that a program has added decide what is traced, and could do anything: nothing is
+    kept where there are any.
     """
-    is_ours = not (has_outside_lowerings() or outside_fx_passes(options.passes.extra_passes, first=False))
-    if (
-        not AOT_CACHE
-        or options.dump != DumpOptions()
-        or disk_cache(options.cache) is None
-        or not is_ours
-        or outside_fx_passes(first=True)
-    ):
+    extra = options.passes.extra_passes
+    if has_outside_lowerings() or outside_fx_passes(first=True) or outside_fx_passes(extra, first=False):
+        return None
+    if not AOT_CACHE or options.dump != DumpOptions() or not keeps_traces(options.cache):
         return None
     try:
-        functions = outside_functions(options.passes.extra_passes)
+        functions = outside_functions(extra)
         spelled = [f"{role}: {spell_function(function)}" for role, function in sorted(functions.items())]
     except NotKeyableError:
         return None
-    passes = [*outside_onnx_passes(first=True), *outside_onnx_passes(options.passes.extra_passes, first=False)]
+    passes = [*outside_onnx_passes(first=True), *outside_onnx_passes(extra, first=False)]
     decided = dataclasses.replace(options, cache=CacheOptions())
     context = (decided, options.session.resolved(), torch.get_default_dtype(), *map(spell_pass, passes), *spelled)
     return context_key(map(str, context), runtime_facts())

@@ -25,6 +25,7 @@ from ort_dynamo.cache.memory import MemoryCache
 from ort_dynamo.options.groups import SessionSettings
 from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.report.record import GraphRecord, Source
+from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.boxed import Island, boxed
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.providers import find_target
@@ -114,6 +115,8 @@ class StoredCode(OutputCode):
         loading = LOADING.get()
         if loading is None or self._nodes is None:
             raise CacheMissError
+        if self._partition is not None and not ARENA.registered:
+            ARENA.expect(self._partition.memory.peak)
         found = {name: _opened(place, loading) for name, place in self._islands.items() if place is not None}
         modules = {name: island for name, (island, _) in found.items()}
         self._run = boxed(GraphModule(modules, _graph(self._nodes)))

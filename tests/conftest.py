@@ -23,7 +23,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 # Tests of what a compile does compile; those of the stored graphs say where these are.
-os.environ["ORT_DYNAMO_CACHE"] = "0"
+os.environ.setdefault("ORT_DYNAMO_CACHE", "0")
 
 # A compile makes hundreds of thousands of objects that stay, and CPython would search them all every few hundred
 # allocations: a tenth of the suite's time. Dynamo's reset after each test collects what that test left.

@@ -22,10 +22,10 @@ from ort_dynamo.cache.entry import Entry, EntryError, pack, read_entry
 from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
 from ort_dynamo.cache.graph_key import GraphKey
 from ort_dynamo.cache.source_code import source_digest
-from ort_dynamo.options.cache_place import cache_place
+from ort_dynamo.options.cache_place import cache_place, traces_are_kept
 from ort_dynamo.options.groups import CacheOptions
 
-__all__ = ["COUNTS", "DiskCache", "Miss", "context_key", "disk_cache", "disk_key"]
+__all__ = ["COUNTS", "DiskCache", "Miss", "context_key", "disk_cache", "disk_key", "keeps_traces"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -70,6 +70,11 @@ def disk_cache(options: CacheOptions) -> DiskCache | None:
     """
     place = cache_place(options.disk_cache, options.cache_dir)
     return None if place is None else DiskCache(CacheFolder(place.path, place.max_bytes))
+
+
+def keeps_traces(options: CacheOptions) -> bool:
+    """Whether AOTAutograd's results are kept, too, by torch, which unpickles what it reads; raises as `disk_cache`."""
+    return cache_place(options.disk_cache, options.cache_dir) is not None and traces_are_kept(options.trace_cache)
 
 
 class DiskCache:

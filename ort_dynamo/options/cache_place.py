@@ -11,9 +11,19 @@ import platformdirs
 
 from ort_dynamo.errors import InvalidVariableError
 
-__all__ = ["DEFAULT_BYTES", "DIRECTORY", "SIZE", "SWITCH", "CachePlace", "cache_place"]
+__all__ = [
+    "DEFAULT_BYTES",
+    "DIRECTORY",
+    "SIZE",
+    "SWITCH",
+    "TRACE_SWITCH",
+    "CachePlace",
+    "cache_place",
+    "traces_are_kept",
+]
 
 SWITCH = "ORT_DYNAMO_CACHE"
+TRACE_SWITCH = "ORT_DYNAMO_TRACE_CACHE"
 DIRECTORY = "ORT_DYNAMO_CACHE_DIR"
 SIZE = "ORT_DYNAMO_CACHE_SIZE"
 
@@ -46,19 +56,31 @@ def cache_place(disk_cache: bool | None = None, cache_dir: str | None = None) ->
     Raises:
         InvalidVariableError: ORT_DYNAMO_CACHE or ORT_DYNAMO_CACHE_SIZE has a value that it cannot take.
     """
-    if not _is_on(disk_cache):
+    if not _is_on(SWITCH, disk_cache):
         return None
     named = cache_dir or os.environ.get(DIRECTORY, "")
     path = Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("ort_dynamo", appauthor=False))
     return CachePlace(path.absolute(), _max_bytes())
 
 
-def _is_on(disk_cache: bool | None) -> bool:
-    if disk_cache is not None:
-        return disk_cache
-    value = os.environ.get(SWITCH, "1")
+def traces_are_kept(trace_cache: bool | None = None) -> bool:
+    """Whether torch is to keep AOTAutograd's results.
+
+    Args:
+        trace_cache: the option; None goes by ORT_DYNAMO_TRACE_CACHE, which is on unless it is 0.
+
+    Raises:
+        InvalidVariableError: ORT_DYNAMO_TRACE_CACHE has a value that it cannot take.
+    """
+    return _is_on(TRACE_SWITCH, trace_cache)
+
+
+def _is_on(variable: str, option: bool | None) -> bool:
+    if option is not None:
+        return option
+    value = os.environ.get(variable, "1")
     if value not in ("", "0", "1"):
-        raise InvalidVariableError(name=SWITCH, value=value, expected="0 or 1")
+        raise InvalidVariableError(name=variable, value=value, expected="0 or 1")
     return value != "0"
 
 

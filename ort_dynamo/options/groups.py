@@ -222,14 +222,18 @@ class CacheOptions:
         disk_cache: whether compiled graphs are kept from one process to the next; None goes by the environment
             variable ORT_DYNAMO_CACHE, which is on unless it is 0.
         cache_dir: the folder; None goes by ORT_DYNAMO_CACHE_DIR, else by what the platform has for caches of a user.
+        trace_cache: whether torch keeps AOTAutograd's results, too, in its own folder, and unpickles them; None goes
+            by ORT_DYNAMO_TRACE_CACHE, which is on unless it is 0.
     """
 
     disk_cache: bool | None = None
     cache_dir: str | None = None
+    trace_cache: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.disk_cache is not None:
-            _is_bool("disk_cache", self.disk_cache)
+        for name in ("disk_cache", "trace_cache"):
+            if getattr(self, name) is not None:
+                _is_bool(name, getattr(self, name))
         if self.cache_dir is not None:
             if not isinstance(self.cache_dir, (str, os.PathLike)) or not os.fspath(self.cache_dir):
                 raise InvalidOptionError(name="cache_dir", value=self.cache_dir, expected="None or a path")

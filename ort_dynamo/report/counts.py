@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Sequence
 
-from ort_dynamo.segment.segment import Segmented
+from ort_dynamo.segment.segment import EagerNode
 from ort_dynamo.torch_internals.dynamo import counters
 
 __all__ = ["report", "say_again"]
@@ -13,22 +15,26 @@ _log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows all of it
 _said: set[tuple[str, str]] = set()
 
 
-def report(segmented: Segmented, role: str) -> None:
-    """Count the graph and its nodes by where they run, and warn about eager ones not warned about before.
+def report(role: str, native: Counter[str], by_design: Counter[str], eager: Sequence[EagerNode], islands: int) -> None:
+    """Count a graph and its nodes by where they run, and warn about eager ones not warned about before.
 
     Counters (torch._dynamo.utils.counters): "ort_train" -> graphs, islands, native_nodes, eager_nodes;
     "ort_train_native" -> "<target>" -> nodes; "ort_train_by_design" -> "<target>" -> nodes that torch runs by design;
     "ort_train_eager" -> "<target>: <reason>" -> nodes.
+
+    Args:
+        role: the graph's.
+        native, by_design, eager: its nodes, as in GraphRecord.
+        islands: how many it has.
     """
     counts = counters["ort_train"]
     counts["graphs"] += 1
-    counts["islands"] += len(segmented.islands)
-    native = segmented.native.total()
-    counts["native_nodes"] += native
-    counters["ort_train_native"].update(segmented.native)
-    counters["ort_train_by_design"].update(segmented.by_design)
-    counts["eager_nodes"] += len(segmented.eager)
-    for node in segmented.eager:
+    counts["islands"] += islands
+    counts["native_nodes"] += native.total()
+    counters["ort_train_native"].update(native)
+    counters["ort_train_by_design"].update(by_design)
+    counts["eager_nodes"] += len(eager)
+    for node in eager:
         counters["ort_train_eager"][f"{node.target}: {node.reason}"] += 1
         if (node.target, node.reason) not in _said:
             _said.add((node.target, node.reason))
@@ -39,13 +45,7 @@ def report(segmented: Segmented, role: str) -> None:
                 node.reason,
                 node.where,
             )
-    _log.info(
-        "%s graph: %d nodes in %d island(s), %d in eager",
-        role,
-        native,
-        len(segmented.islands),
-        len(segmented.eager),
-    )
+    _log.info("%s graph: %d nodes in %d island(s), %d in eager", role, native.total(), islands, len(eager))
 
 
 def say_again() -> None:

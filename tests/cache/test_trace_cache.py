@@ -1,0 +1,241 @@
+"""What AOTAutograd keeps of a compile: the next process traces nothing below Dynamo, and computes the same."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from ort_dynamo.cache.folder import SUFFIX
+from ort_dynamo.passes.outside import register_pass
+from ort_dynamo.report.record import RECORDS
+from ort_dynamo.torch_internals.aot_cache import AOT_CACHE
+
+pytestmark = pytest.mark.skipif(not AOT_CACHE, reason="this torch keeps nothing of a backend of others")
+
+PROGRAM = """
+import json, sys
+import torch
+import ort_dynamo
+from torch._dynamo.utils import counters
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Dropout(0.3),
+    torch.nn.Linear(4 * 36, 3),
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+step = torch.compile(model, backend="ort_train")
+losses = []
+for size in (4, 4, 5, 6):
+    loss = torch.nn.functional.cross_entropy(step(torch.randn(size, 1, 8, 8)), torch.arange(size) % 3)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item().hex())
+losses.append(float(model[1].running_mean.sum()).hex())
+print(json.dumps({"losses": losses, "torch": counters["aot_autograd"], "counts": counters["ort_train"],
+                  "native": counters["ort_train_native"], "summary": str(ort_dynamo.summary())}))
+"""
+
+
+def ran(tmp_path: Path, **variables: str) -> dict[str, Any]:
+    environment = {
+        **os.environ,
+        "ORT_DYNAMO_CACHE": "1",
+        "ORT_DYNAMO_CACHE_DIR": str(tmp_path / "cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch"),
+        **variables,
+    }
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_second_process_traces_nothing_and_trains_the_same(tmp_path: Path) -> None:
+    first, second = ran(tmp_path, PYTHONHASHSEED="1"), ran(tmp_path, PYTHONHASHSEED="2")
+    assert first["torch"]["autograd_cache_saved"] == first["torch"]["autograd_cache_miss"] == 2  # 4 and any other size
+    assert second["torch"]["autograd_cache_hit"] == 2
+    assert "autograd_cache_miss" not in second["torch"]
+    for name in ("losses", "counts", "native"):
+        assert first[name] == second[name]
+    assert "compiles 2, graphs 4, islands 4 (4 from the cache)" in second["summary"]
+
+
+@pytest.mark.parametrize(
+    "off",
+    [{"ORT_DYNAMO_TRACE_CACHE": "0"}, {"ORT_DYNAMO_CACHE": "0"}, {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}],
+    ids=str,
+)
+def test_switches_leave_it_off(tmp_path: Path, off: dict[str, str]) -> None:
+    ran(tmp_path, **off)
+    assert not (tmp_path / "torch" / "aotautograd").exists()
+    assert bool(list((tmp_path / "cache").glob(f"*{SUFFIX}"))) == (off.get("ORT_DYNAMO_CACHE") != "0")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that compiles of this process store in; torch's is beside it."""
+    monkeypatch.setenv("ORT_DYNAMO_CACHE", "1")
+    monkeypatch.setenv("ORT_DYNAMO_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    return tmp_path / "cache"
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.second(self.first(x).tanh())
+
+
+def outcome(function: Callable[..., Any], *inputs: Any, options: Mapping[str, Any] = {}, **compiled: Any) -> list[Any]:
+    """Results and gradients, computed as in a new process."""
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    if isinstance(function, type):
+        function = function()
+    leaves = [one.clone().requires_grad_() if one.is_floating_point() else one.clone() for one in inputs]
+    results = torch.compile(function, backend="ort_train", options=dict(options), **compiled)(*leaves)
+    results = results if isinstance(results, tuple) else (results,)
+    found = [one.detach().clone() for one in results]
+    loss = sum(one.sum() for one in results if one.requires_grad)
+    if isinstance(loss, Tensor):
+        loss.backward()
+    return [*found, *(one.grad for one in leaves if one.requires_grad), *leaves]
+
+
+def hits() -> tuple[int, int]:
+    return counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_miss"]
+
+
+def assert_equal(found: list[Any], expected: list[Any]) -> None:
+    assert len(found) == len(expected)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            assert (mine.dtype, mine.shape, mine.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+            assert torch.equal(mine, theirs)
+
+
+def written(x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        y.add_(1)
+    return x * y
+
+
+def several(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = x @ y
+    return z, z.t(), z[0], x.expand(2, *x.shape), z.detach() + 1, torch.arange(3)
+
+
+def drawn(x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.dropout(x, 0.5) * torch.rand_like(y)
+
+
+def in_eager(x: Tensor, y: Tensor) -> Tensor:
+    return torch.linalg.det(x @ y) * (x + y).sum()
+
+
+def branching(x: Tensor, y: Tensor) -> Any:
+    return torch.cond(y.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+
+X, Y = torch.randn(3, 3, generator=torch.Generator().manual_seed(0)), torch.eye(3) + 0.1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [written, several, drawn, in_eager, branching])
+def test_what_is_read_computes_the_same(place: Path, function: Callable[..., Any], dynamic: bool) -> None:
+    y = Y if function is not written else Y.to(torch.int64)
+    first = outcome(function, X, y, dynamic=dynamic)
+    before = [(graph.role, graph.native, graph.eager) for record in RECORDS for graph in record.graphs]
+    second = outcome(function, X, y, dynamic=dynamic)
+    if function is not branching:  # a graph with sub-graphs around it may be left out
+        assert hits() == (1, 0)
+    assert_equal(second, first)
+    assert [(graph.role, graph.native, graph.eager) for record in RECORDS for graph in record.graphs] == before
+
+
+def test_what_stays_in_eager_is_said_again(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    outcome(in_eager, X, Y)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        outcome(in_eager, X, Y)
+    assert hits() == (1, 0)
+    assert [one for one in caplog.messages if "runs in eager" in one]
+
+
+def test_an_island_that_is_gone_is_a_miss(place: Path) -> None:
+    first = outcome(Small, torch.ones(3, 4))
+    for _ in range(2):
+        files = sorted(place.glob(f"*{SUFFIX}"))
+        assert len(files) == 2
+        files[_].unlink()
+        assert_equal(outcome(Small, torch.ones(3, 4)), first)
+        assert hits() == (0, 1)
+        ((record,),) = [list(RECORDS)]
+        assert [graph.role for graph in record.graphs] == ["forward", "backward"]
+    assert_equal(outcome(Small, torch.ones(3, 4)), first)
+    assert hits() == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fuse": False}, {"graph_optimization": "basic"}, {"intra_op_num_threads": 3}, {"memory_budget": 0.5}],
+    ids=str,
+)
+def test_other_options_are_other_results(place: Path, options: dict[str, Any]) -> None:
+    outcome(Small, torch.ones(3, 4))
+    outcome(Small, torch.ones(3, 4), options=options)
+    assert hits() == (0, 1)
+
+
+def test_passes_and_lowerings_of_a_program_are_seen(place: Path) -> None:
+    outcome(Small, torch.ones(3, 4))
+    handle = register_pass(RemoveUnusedNodesPass())
+    try:
+        outcome(Small, torch.ones(3, 4))
+        assert hits() == (0, 1)
+    finally:
+        handle.remove()
+    outcome(Small, torch.ones(3, 4))
+    assert hits() == (1, 0)
+
+
+@pytest.mark.parametrize("options", [{"verify": True}, {"trace_cache": False}, {"disk_cache": False}], ids=str)
+def test_what_is_looked_at_or_switched_off_is_not_kept(place: Path, options: dict[str, Any]) -> None:
+    outcome(Small, torch.ones(3, 4), options=options)
+    outcome(Small, torch.ones(3, 4), options=options)
+    assert hits() == (0, 0)
+
+
+def guarded(x: Tensor) -> Tensor:
+    return x * 2 if x.shape[0] > 3 else x * 3
+
+
+def test_sizes_are_guarded_as_when_it_was_compiled(place: Path) -> None:
+    for size in (5, 2, 7):
+        first = outcome(guarded, torch.ones(size, 2), dynamic=True)
+        assert first[0][0, 0] == (2 if size > 3 else 3)
+
+
+def test_saved_models_are_written_where_results_are_kept(place: Path, tmp_path: Path) -> None:
+    outcome(Small, torch.ones(3, 4))
+    outcome(Small, torch.ones(3, 4), options={"save_onnx": str(tmp_path / "saved")})
+    assert len(list((tmp_path / "saved").glob("*.onnx"))) >= 2

@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ort_dynamo.capture.trace import trace, without_gradients
-from ort_dynamo.compiler import CACHE, compile_graph, finding, kept_key
+from ort_dynamo.compiler import CACHE, compile_graph
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.partition.cut import PartitionRecord, mark, partitioner
 from ort_dynamo.report.counts import report, say_again
@@ -24,6 +24,7 @@ from ort_dynamo.runtime.importing import restore_torch
 from ort_dynamo.saving.compile import SavedCompile
 from ort_dynamo.torch_internals.frames import current_compile_id
 from ort_dynamo.torch_internals.versions import say_if_untested
+from ort_dynamo.trace_cache import finding, kept_key
 
 __all__ = ["compile_recorded", "compile_step", "ort_train"]
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -18,18 +17,17 @@ import onnx_ir as ir
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph, spell_pass
-from ort_dynamo.cache.disk import DiskCache, Miss, context_key, disk_cache, disk_key, keeps_traces
-from ort_dynamo.cache.function_key import NotKeyableError, spell_function
+from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph
+from ort_dynamo.cache.disk import DiskCache, Miss, disk_cache, disk_key
 from ort_dynamo.cache.graph_key import GraphKey, graph_key
 from ort_dynamo.cache.memory import MemoryCache
 from ort_dynamo.errors import SessionError
-from ort_dynamo.lowering.registry import has_outside_lowerings, outside_lowerings
+from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.marks import FX_NODE, WRITTEN_FOR
-from ort_dynamo.options.groups import CacheOptions, DumpOptions, Options
+from ort_dynamo.options.groups import DumpOptions, Options
 from ort_dynamo.partition.cut import PartitionRecord
-from ort_dynamo.passes.outside import outside_functions, outside_fx_passes, outside_onnx_passes
+from ort_dynamo.passes.outside import outside_functions
 from ort_dynamo.passes.pipelines import onnx_passes, order_passes, outer_passes
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.report.counts import report
@@ -45,9 +43,8 @@ from ort_dynamo.saving.join import describe_graph
 from ort_dynamo.segment.classify import session_device
 from ort_dynamo.segment.segment import allowed_target, check_fallback, segment
 from ort_dynamo.source_line import describe
-from ort_dynamo.stored_code import LOADING, IslandPlace, Loading, StoredCode
+from ort_dynamo.stored_code import IslandPlace, StoredCode
 from ort_dynamo.target import Target
-from ort_dynamo.torch_internals.aot_cache import AOT_CACHE
 
 __all__ = ["CACHE", "build_island", "build_spec", "compile_graph", "compile_island"]
 
@@ -112,39 +109,6 @@ def compile_graph(
     return boxed(segmented.gm)
 
 
-def kept_key(options: Options) -> str | None:
-    """What AOTAutograd's cache is to tell graphs apart by, beside what it knows; None where it is to keep none.
-
-    Passes on FX graphs and lowerings that a program has added decide what is traced, and could do anything: nothing is
-    kept where there are any.
-    """
-    extra = options.passes.extra_passes
-    if has_outside_lowerings() or outside_fx_passes(first=True) or outside_fx_passes(extra, first=False):
-        return None
-    if not AOT_CACHE or options.dump != DumpOptions() or not keeps_traces(options.cache):
-        return None
-    try:
-        functions = outside_functions(extra)
-        spelled = [f"{role}: {spell_function(function)}" for role, function in sorted(functions.items())]
-    except NotKeyableError:
-        return None
-    passes = [*outside_onnx_passes(first=True), *outside_onnx_passes(extra, first=False)]
-    decided = dataclasses.replace(options, cache=CacheOptions())
-    context = (decided, options.session.resolved(), torch.get_default_dtype(), *map(spell_pass, passes), *spelled)
-    return context_key(map(str, context), runtime_facts())
-
-
-@contextmanager
-def finding(options: Options, record: Callable[[GraphRecord, PartitionRecord | None], None]) -> Iterator[None]:
-    """Have what AOTAutograd has kept find its islands while this is open, and say what was learned of it."""
-    stored = disk_cache(options.cache)
-    token = LOADING.set(None if stored is None else Loading(CACHE, stored, record))
-    try:
-        yield
-    finally:
-        LOADING.reset(token)
-
-
 def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:
     """What the islands of one graph are built by; torch's present settings fill in what the options leave open."""
     return BuildSpec(
@@ -205,16 +169,24 @@ def _opened(
         built = build_island(island, spec, called)
         return open_graph(built, spec.target, spec.device), _Made(built, "built", "unkeyed" if key is None else "off")
     place = disk_key(key, runtime_facts())
-    found = stored.load(place, called, spec)
-    if not isinstance(found, Miss):
-        try:
-            return open_graph(found, spec.target, spec.device), _Made(found, "disk")
-        except SessionError as error:
-            found = stored.refused(place, error)
+    read = _read(stored, place, spec, called)
+    if not isinstance(read, Miss):
+        return read, _Made(read.built, "disk")
     built = build_island(island, spec, called)
     opened = open_graph(built, spec.target, spec.device)
     stored.store(place, built)
-    return opened, _Made(built, "built", found.reason)
+    return opened, _Made(built, "built", read.reason)
+
+
+def _read(stored: DiskCache, place: str, spec: BuildSpec, called: str) -> CompiledGraph | Miss:
+    """A stored island, opened."""
+    found = stored.load(place, called, spec)
+    if isinstance(found, Miss):
+        return found
+    try:
+        return open_graph(found, spec.target, spec.device)
+    except SessionError as error:
+        return stored.refused(place, error)
 
 
 def _places(island: GraphModule, built: BuiltGraph) -> dict[str, str]:

@@ -1,0 +1,57 @@
+"""When AOTAutograd keeps its results, under which key, and how these find the rest again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ort_dynamo.build import spell_pass
+from ort_dynamo.cache.disk import context_key, disk_cache, keeps_traces
+from ort_dynamo.cache.function_key import NotKeyableError, spell_function
+from ort_dynamo.compiler import CACHE
+from ort_dynamo.lowering.registry import has_outside_lowerings
+from ort_dynamo.options.groups import CacheOptions, DumpOptions, Options
+from ort_dynamo.partition.cut import PartitionRecord
+from ort_dynamo.passes.outside import outside_functions, outside_fx_passes, outside_onnx_passes
+from ort_dynamo.report.record import GraphRecord
+from ort_dynamo.runtime.capabilities import runtime_facts
+from ort_dynamo.stored_code import LOADING, Loading
+from ort_dynamo.torch_internals.aot_cache import AOT_CACHE
+
+__all__ = ["finding", "kept_key"]
+
+
+def kept_key(options: Options) -> str | None:
+    """What AOTAutograd's cache is to tell graphs apart by, beside what it knows; None where it is to keep none.
+
+    Passes on FX graphs and lowerings that a program has added decide what is traced, and could do anything: nothing is
+    kept where there are any.
+    """
+    extra = options.passes.extra_passes
+    if has_outside_lowerings() or outside_fx_passes(first=True) or outside_fx_passes(extra, first=False):
+        return None
+    if not AOT_CACHE or options.dump != DumpOptions() or not keeps_traces(options.cache):
+        return None
+    try:
+        functions = outside_functions(extra)
+        spelled = [f"{role}: {spell_function(function)}" for role, function in sorted(functions.items())]
+    except NotKeyableError:
+        return None
+    passes = [*outside_onnx_passes(first=True), *outside_onnx_passes(extra, first=False)]
+    decided = dataclasses.replace(options, cache=CacheOptions())
+    context = (decided, options.session.resolved(), torch.get_default_dtype(), *map(spell_pass, passes), *spelled)
+    return context_key(map(str, context), runtime_facts())
+
+
+@contextmanager
+def finding(options: Options, record: Callable[[GraphRecord, PartitionRecord | None], None]) -> Iterator[None]:
+    """Have what AOTAutograd has kept find its islands while this is open, and say what was learned of it."""
+    stored = disk_cache(options.cache)
+    token = LOADING.set(None if stored is None else Loading(CACHE, stored, record))
+    try:
+        yield
+    finally:
+        LOADING.reset(token)

@@ -21,7 +21,6 @@ from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph
 from ort_dynamo.cache.disk import DiskCache, Miss, disk_cache, disk_key
 from ort_dynamo.cache.graph_key import GraphKey, graph_key
 from ort_dynamo.cache.memory import MemoryCache
-from ort_dynamo.errors import SessionError
 from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.marks import FX_NODE, WRITTEN_FOR
@@ -169,24 +168,13 @@ def _opened(
         built = build_island(island, spec, called)
         return open_graph(built, spec.target, spec.device), _Made(built, "built", "unkeyed" if key is None else "off")
     place = disk_key(key, runtime_facts())
-    read = _read(stored, place, spec, called)
+    read = stored.load(place, called, spec, partial(open_graph, target=spec.target, device=spec.device))
     if not isinstance(read, Miss):
         return read, _Made(read.built, "disk")
     built = build_island(island, spec, called)
     opened = open_graph(built, spec.target, spec.device)
     stored.store(place, built)
     return opened, _Made(built, "built", read.reason)
-
-
-def _read(stored: DiskCache, place: str, spec: BuildSpec, called: str) -> CompiledGraph | Miss:
-    """A stored island, opened."""
-    found = stored.load(place, called, spec)
-    if isinstance(found, Miss):
-        return found
-    try:
-        return open_graph(found, spec.target, spec.device)
-    except SessionError as error:
-        return stored.refused(place, error)
 
 
 def _places(island: GraphModule, built: BuiltGraph) -> dict[str, str]:

@@ -22,6 +22,7 @@ from ort_dynamo.cache.entry import Entry, EntryError, pack, read_entry
 from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
 from ort_dynamo.cache.graph_key import GraphKey
 from ort_dynamo.cache.source_code import source_digest
+from ort_dynamo.errors import SessionError
 from ort_dynamo.options.cache_place import cache_place, traces_are_kept
 from ort_dynamo.options.groups import CacheOptions
 
@@ -87,15 +88,16 @@ class DiskCache:
     def __init__(self, folder: CacheFolder) -> None:
         self._folder = folder
 
-    def load(self, key: str, name: str, spec: BuildSpec) -> BuiltGraph | Miss:
-        """Give what was built under a key.
+    def load(self, key: str, name: str, spec: BuildSpec, opened: Callable[[BuiltGraph], _T]) -> _T | Miss:
+        """Give what was built under a key, opened.
 
         Args:
             key: from `disk_key`.
             name: how errors and files call what comes out.
             spec: what it was built by.
+            opened: opens it; where that raises SessionError, there is nothing.
         """
-        return self._counted(key, lambda entry: entry.built(name, spec.session, in_order=spec.in_order))
+        return self._counted(key, lambda entry: opened(entry.built(name, spec.session, in_order=spec.in_order)))
 
     def load_entry(self, key: str) -> Entry | Miss:
         """Give the entry of a key, whatever it was built by."""
@@ -106,18 +108,11 @@ class DiskCache:
         COUNTS[found.reason if isinstance(found, Miss) else "hit"] += 1
         return found
 
-    def refused(self, key: str, error: Exception) -> Miss:
-        """Take back a hit: ONNX Runtime does not open what was read."""
-        _say_once(f"{self._folder.path}: {key[:16]} does not open: {error}. It is built anew.")
-        COUNTS["hit"] -= 1
-        COUNTS["damaged"] += 1
-        return Miss("damaged")
-
     def _load(self, key: str, read: Callable[[Entry], _T]) -> _T | Miss:
         try:
             data = self._folder.read(key)
             return Miss("absent") if data is None else read(read_entry(data, key))
-        except EntryError as error:
+        except (EntryError, SessionError) as error:
             _say_once(f"{self._folder.path}: {key[:16]} is not read: {error}. It is built anew.")
             return Miss("damaged")
         except FolderRefusedError as error:

@@ -18,12 +18,12 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from ort_dynamo.boundary import ValueSpec
-from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph
+from ort_dynamo.build import BuildRecord, BuiltGraph
 from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.options.groups import SessionSettings
 from ort_dynamo.pass_record import PassRecord
 
-__all__ = ["Entry", "EntryError", "pack", "read_entry", "read_header", "unpack"]
+__all__ = ["Entry", "EntryError", "pack", "read_entry", "read_header"]
 
 _MAGIC = b"ORTDYN\x01\n"
 _DIGEST = hashlib.sha256().digest_size
@@ -84,21 +84,6 @@ def read_header(data: bytes) -> tuple[dict[str, Any], memoryview]:
     return header, body[_LENGTH.size + length :]
 
 
-def unpack(data: bytes, key: str, name: str, spec: BuildSpec) -> BuiltGraph:
-    """Read what was built by `spec` from an entry.
-
-    Args:
-        data: the entry.
-        key: what it was asked for by.
-        name: how errors and files call what comes out.
-        spec: what the key holds of how it was built.
-
-    Raises:
-        EntryError: the bytes are no entry, damaged, of another key, or say what no build says.
-    """
-    return read_entry(data, key).built(name, spec.session, in_order=spec.in_order)
-
-
 @dataclass(frozen=True)
 class Entry:
     """What an entry says.
@@ -148,7 +133,15 @@ class Entry:
 
 
 def read_entry(data: bytes, key: str) -> Entry:
-    """Read an entry whatever it was built by; arguments and errors are those of `unpack`."""
+    """Read an entry.
+
+    Args:
+        data: the entry.
+        key: what it was asked for by.
+
+    Raises:
+        EntryError: the bytes are no entry, damaged, of another key, or say what no build says.
+    """
     header, model = read_header(data)
     if header.get("key") != key:
         raise EntryError(f"it is the entry of {header.get('key')!r:.80}")

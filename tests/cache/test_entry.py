@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildSpec, BuiltGraph
-from ort_dynamo.cache.entry import EntryError, pack, read_header, unpack
+from ort_dynamo.cache.entry import EntryError, pack, read_entry, read_header
 from ort_dynamo.compiler import build_island, build_spec
 from ort_dynamo.options.groups import Options
 from ort_dynamo.runtime.providers import find_target
@@ -33,6 +33,10 @@ def built(role: str = "forward") -> BuiltGraph:
     gm = make_fx(lambda x, i: (x.t().relu()[i].sum(-1) > 0,), tracing_mode="fake")(torch.ones(2, 3), torch.tensor([1]))
     gm.graph.output_node().meta.pop("val", None)
     return build_island(gm, spec(role), "test")
+
+
+def unpack(data: bytes, key: str, name: str, by: BuildSpec) -> BuiltGraph:
+    return read_entry(data, key).built(name, by.session, in_order=by.in_order)
 
 
 def resealed(data: bytes, model: bytes | None = None, **changes: Any) -> bytes:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+from ort_dynamo import compiler, trace_cache
 from ort_dynamo.cache import disk
 from ort_dynamo.cache.disk import COUNTS
 from ort_dynamo.cache.entry import read_header
@@ -165,12 +166,11 @@ def test_another_version_of_the_sources_reads_nothing(place: Path, monkeypatch: 
 
 @pytest.mark.parametrize("fact", [0, 1])
 def test_another_build_or_processor_reads_nothing(place: Path, monkeypatch: pytest.MonkeyPatch, fact: int) -> None:
-    from ort_dynamo import compiler
-
     step()
     facts = list(compiler.runtime_facts())
     facts[fact] += " another"
-    monkeypatch.setattr(compiler, "runtime_facts", lambda: tuple(facts))
+    for module in (compiler, trace_cache):
+        monkeypatch.setattr(module, "runtime_facts", lambda: tuple(facts))
     step()
     assert sources() == ["built", "built"]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -24,13 +25,16 @@ from ort_dynamo.torch_internals.aot_cache import AOT_CACHE
 __all__ = ["finding", "kept_key"]
 
 
-def kept_key(options: Options) -> str | None:
+def kept_key(options: Options, example_inputs: Sequence[Any]) -> str | None:
     """What AOTAutograd's cache is to tell graphs apart by, beside what it knows; None where it is to keep none.
 
     Passes on FX graphs and lowerings that a program has added decide what is traced, and could do anything: nothing is
-    kept where there are any.
+    kept where there are any. Nor with numbers that are symbolic floats: what was assumed of one (that it is 0.25, where an
+    operator takes it as a constant) is a guard that AOTAutograd does not keep, so it would take the result for any other.
     """
     extra = options.passes.extra_passes
+    if any(isinstance(one, (torch.SymFloat, torch.SymBool)) for one in example_inputs):
+        return None
     if has_outside_lowerings() or outside_fx_passes(first=True) or outside_fx_passes(extra, first=False):
         return None
     if not AOT_CACHE or options.dump != DumpOptions() or not keeps_traces(options.cache):

@@ -235,6 +235,17 @@ def test_sizes_are_guarded_as_when_it_was_compiled(place: Path) -> None:
         assert first[0][0, 0] == (2 if size > 3 else 3)
 
 
+def filled(x: Tensor, number: float) -> Any:
+    return x + torch.full((2,), number), x * number
+
+
+def test_a_number_that_was_taken_for_a_constant_is_not_taken_for_another(place: Path) -> None:
+    compiled = torch.compile(filled, backend="ort_train", dynamic=True)
+    for number in (0.5, 0.25, -1.0, 3.0):
+        found = compiled(torch.ones(2), number)
+        assert [one.tolist() for one in found] == [[1 + number] * 2, [number] * 2]
+
+
 def test_saved_models_are_written_where_results_are_kept(place: Path, tmp_path: Path) -> None:
     outcome(Small, torch.ones(3, 4))
     outcome(Small, torch.ones(3, 4), options={"save_onnx": str(tmp_path / "saved")})

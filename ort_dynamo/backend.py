@@ -70,7 +70,7 @@ def compile_recorded(
     partitions: list[PartitionRecord] = []
     graphs: list[GraphRecord] = []
     partition = partitioner(options, partitions.append)
-    kept_as = kept_key(options, example_inputs)
+    kept_as = kept_key(gm, options)
     compiling = partial(_compile, options=options, graphs=graphs, keeps=kept_as is not None)
 
     read: list[tuple[GraphRecord, PartitionRecord | None]] = []

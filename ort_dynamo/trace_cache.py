@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
 from ort_dynamo.build import spell_pass
 from ort_dynamo.cache.disk import context_key, disk_cache, keeps_traces
@@ -25,15 +25,15 @@ from ort_dynamo.torch_internals.aot_cache import AOT_CACHE
 __all__ = ["finding", "kept_key"]
 
 
-def kept_key(options: Options, example_inputs: Sequence[Any]) -> str | None:
-    """What AOTAutograd's cache is to tell graphs apart by, beside what it knows; None where it is to keep none.
+def kept_key(gm: GraphModule, options: Options) -> str | None:
+    """What AOTAutograd's cache is to tell results of `gm` apart by, beside what it knows; None where it keeps none.
 
-    Passes on FX graphs and lowerings that a program has added decide what is traced, and could do anything: nothing is
-    kept where there are any. Nor with numbers that are symbolic floats: what was assumed of one (that it is 0.25, where an
-    operator takes it as a constant) is a guard that AOTAutograd does not keep, so it would take the result for any other.
+    Nothing is kept of graphs with symbolic floats: what was assumed of one (that it is 0.25, where an operator takes it
+    as a constant) is a guard that AOTAutograd does not keep, and so it would take the result for any other number. Nor
+    where a program has added passes on FX graphs or lowerings: they decide what is traced, and could do anything.
     """
     extra = options.passes.extra_passes
-    if any(isinstance(one, (torch.SymFloat, torch.SymBool)) for one in example_inputs):
+    if any(isinstance(node.meta.get("example_value"), torch.SymFloat) for node in gm.graph.nodes):
         return None
     if has_outside_lowerings() or outside_fx_passes(first=True) or outside_fx_passes(extra, first=False):
         return None

@@ -13,7 +13,8 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ort_dynamo.capture.trace import trace, without_gradients
-from ort_dynamo.compiler import CACHE, compile_graph
+from ort_dynamo.compiler import compile_graph
+from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.partition.cut import PartitionRecord, mark, partitioner
 from ort_dynamo.report.counts import report, say_again

@@ -9,7 +9,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import onnx
@@ -20,10 +19,10 @@ from torch.fx import GraphModule
 from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph
 from ort_dynamo.cache.disk import DiskCache, Miss, disk_cache, disk_key
 from ort_dynamo.cache.graph_key import GraphKey, graph_key
-from ort_dynamo.cache.memory import MemoryCache
 from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.marks import FX_NODE, WRITTEN_FOR
+from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import DumpOptions, Options
 from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.passes.outside import outside_functions
@@ -45,9 +44,7 @@ from ort_dynamo.source_line import describe
 from ort_dynamo.stored_code import IslandPlace, StoredCode
 from ort_dynamo.target import Target
 
-__all__ = ["CACHE", "build_island", "build_spec", "compile_graph", "compile_island"]
-
-CACHE: MemoryCache[CompiledGraph] = MemoryCache(size=attrgetter("built.nbytes"), keep=attrgetter("built.keyable"))
+__all__ = ["build_island", "build_spec", "compile_graph", "compile_island"]
 
 
 def compile_graph(
@@ -104,7 +101,8 @@ def compile_graph(
     )
     record(learned)
     if keeps:
-        return StoredCode(segmented.gm, {name: place for name, (_, place) in islands.items()}, learned, partition)
+        places = {name: place for name, (_, place) in islands.items()}
+        return StoredCode(segmented.gm, places, learned, partition, options.cache)
     return boxed(segmented.gm)
 
 
@@ -146,9 +144,9 @@ def _compile_island(
     outer.set_submodule(name, Island(compiled, places))
     found = made[0] if made else _Made(compiled.built, "memory")
     learned = IslandRecord(called, found.source, compiled.built.record, time.perf_counter() - begin, found.miss)
-    if key is None or stored is None or not compiled.built.keyable:
+    at = "" if key is None else disk_key(key, runtime_facts())
+    if key is None or stored is None or not stored.holds(at):
         return learned, None
-    at = disk_key(key, runtime_facts())
     return learned, IslandPlace(key, at, spec.session, spec.in_order, spec.device, places)
 
 

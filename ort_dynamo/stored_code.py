@@ -1,4 +1,4 @@
-"""A compiled graph as AOTAutograd keeps it, where torch does: the outer graph, with its islands by key.
+"""A compiled graph as torch keeps it where it does: the outer graph, with its islands by key.
 
 torch writes and reads it in its own folder, and unpickles what it reads, as it does for inductor. The models of the
 islands are not in it: they are in the cache of compiled graphs, which unpickles nothing. An island that is gone from
@@ -17,19 +17,21 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
-from ort_dynamo.build import BuiltGraph
-from ort_dynamo.cache.disk import DiskCache
+from ort_dynamo.cache.disk import DiskCache, disk_cache, disk_key
 from ort_dynamo.cache.entry import Entry
 from ort_dynamo.cache.graph_key import GraphKey
-from ort_dynamo.cache.memory import MemoryCache
-from ort_dynamo.options.groups import SessionSettings
+from ort_dynamo.opened import CACHE
+from ort_dynamo.options.groups import CacheOptions, SessionSettings
 from ort_dynamo.partition.cut import PartitionRecord
-from ort_dynamo.report.record import GraphRecord, Source
+from ort_dynamo.report.counts import report
+from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord, Source
 from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.boxed import Island, boxed
+from ort_dynamo.runtime.capabilities import runtime_facts
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.torch_internals.aot_cache import BypassError, CacheMissError, OutputCode
+from ort_dynamo.torch_internals.frames import current_compile_id
 from ort_dynamo.torch_internals.operators import OpOverload, overload
 
 __all__ = ["LOADING", "IslandPlace", "Loading", "StoredCode"]
@@ -37,15 +39,13 @@ __all__ = ["LOADING", "IslandPlace", "Loading", "StoredCode"]
 
 @dataclass(frozen=True)
 class Loading:
-    """Where what AOTAutograd has kept finds the rest.
+    """Where what torch has kept finds the rest.
 
     Attributes:
-        memory: the opened graphs of this process.
-        disk: the stored ones.
+        disk: the stored graphs.
         record: called with what a graph's compile learned, and, of a forward, what its joint graph's cut did.
     """
 
-    memory: MemoryCache[CompiledGraph]
     disk: DiskCache
     record: Callable[[GraphRecord, PartitionRecord | None], None]
 
@@ -83,6 +83,7 @@ class StoredCode(OutputCode):
         islands: where they are stored; one that is None cannot be, and so the whole is not kept.
         record: what the compile learned.
         partition: of a forward, what the cut of its joint graph did.
+        cache: where the islands are looked for if no compile of this project says so.
     """
 
     def __init__(
@@ -91,11 +92,14 @@ class StoredCode(OutputCode):
         islands: Mapping[str, IslandPlace | None],
         record: GraphRecord,
         partition: PartitionRecord | None,
+        cache: CacheOptions,
     ) -> None:
         self._nodes = None if None in islands.values() else _spelled(outer.graph)
         self._islands = dict(islands)
         self._record = record
         self._partition = partition
+        self._cache = cache
+        self._entries: dict[str, Entry] | None = {}
         self._run: Callable[[list[Any]], Any] | None = boxed(outer)
         self._boxed_call = True  # of this object, from which torch's wrappers copy it
 
@@ -108,18 +112,44 @@ class StoredCode(OutputCode):
         """Leave what a pickle can hold."""
         if self._nodes is None:
             raise BypassError("a node of the graph around ONNX Runtime's, or one of these, has no place in a file")
-        self._run = None
+        self._run = self._entries = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: the islands' models are not in it."""
+        return {**self.__dict__, "_entries": None if self._run is None else {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Find the islands of what was unpickled.
+
+        This is the one place where torch takes an error for a miss, whoever reads: AOTAutograd, or Dynamo's precompile,
+        which knows nothing of our key.
+
+        Raises:
+            CacheMissError: one is not there, or not for this runtime, machine or state of our sources.
+        """
+        self.__dict__.update(state)
+        if self._entries is None:
+            disk = self._loading().disk
+            self._entries = {name: _entry(place, disk) for name, place in self._islands.items() if place is not None}
+
+    def __deepcopy__(self, _: dict[int, Any]) -> StoredCode:
+        """A copy that shares all; torch keeps one to write it again."""
+        copied = StoredCode.__new__(StoredCode)
+        copied.__dict__.update(self.__dict__)
+        return copied
 
     def post_compile(self, *_: Any) -> None:
-        """Make what was unpickled run again: AOTAutograd calls this when it has found it."""
-        loading = LOADING.get()
-        if loading is None or self._nodes is None:
+        """Make what was unpickled run again: torch calls this when it has found it."""
+        loading = self._loading()
+        if self._nodes is None or self._entries is None:
             raise CacheMissError
         if self._partition is not None and not ARENA.registered:
             ARENA.expect(self._partition.memory.peak)
-        found = {name: _opened(place, loading) for name, place in self._islands.items() if place is not None}
+        found = {
+            name: _opened(place, self._entries[name]) for name, place in self._islands.items() if place is not None
+        }
         modules = {name: island for name, (island, _) in found.items()}
-        self._run = boxed(GraphModule(modules, _graph(self._nodes)))
+        self._run, self._entries = boxed(GraphModule(modules, _graph(self._nodes))), {}
         islands = tuple(
             dataclasses.replace(island, source=source, miss="", seconds=0.0)
             for island, (_, source) in zip(self._record.islands, found.values(), strict=True)
@@ -129,23 +159,41 @@ class StoredCode(OutputCode):
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """There is none."""
 
+    def _loading(self) -> Loading:
+        loading = LOADING.get()
+        if loading is not None:
+            return loading
+        disk = disk_cache(self._cache)
+        if disk is None:
+            raise CacheMissError
+        return Loading(disk, _record_alone)
 
-def _opened(place: IslandPlace, loading: Loading) -> tuple[Island, Source]:
+
+def _record_alone(graph: GraphRecord, partition: PartitionRecord | None) -> None:
+    """Record a graph that came without a compile."""
+    report(graph.role, graph.native, graph.by_design, graph.eager, len(graph.islands))
+    RECORDS.begin()(CompileRecord(partition, (graph,), 0.0, current_compile_id()))
+
+
+def _entry(place: IslandPlace, disk: DiskCache) -> Entry:
+    if place.place != disk_key(place.key, runtime_facts()):
+        raise CacheMissError("an island was compiled for another runtime or machine, or by other sources of ort_dynamo")
+    entry = disk.load_entry(place.place)
+    if not isinstance(entry, Entry):
+        raise CacheMissError(f"the cache of compiled graphs gives nothing for an island: {entry.reason}")
+    return entry
+
+
+def _opened(place: IslandPlace, entry: Entry) -> tuple[Island, Source]:
     source: list[Source] = []
 
     def make() -> CompiledGraph:
-        entry = loading.disk.load_entry(place.place)
-        if not isinstance(entry, Entry):
-            raise CacheMissError
         source.append("disk")
-        return open_graph(_built(entry, place), find_target(place.device.type), place.device)
+        built = entry.built(entry.name, place.session, in_order=place.in_order)
+        return open_graph(built, find_target(place.device.type), place.device)
 
-    compiled = loading.memory.get_or_make(place.key, make)
+    compiled = CACHE.get_or_make(place.key, make)
     return Island(compiled, place.places), source[0] if source else "memory"
-
-
-def _built(entry: Entry, place: IslandPlace) -> BuiltGraph:
-    return entry.built(entry.name, place.session, in_order=place.in_order)
 
 
 # -- the outer graph as plain values -------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from torch.fx import GraphModule
 from ort_dynamo.build import spell_pass
 from ort_dynamo.cache.disk import context_key, disk_cache, keeps_traces
 from ort_dynamo.cache.function_key import NotKeyableError, spell_function
-from ort_dynamo.compiler import CACHE
 from ort_dynamo.lowering.registry import has_outside_lowerings
 from ort_dynamo.options.groups import CacheOptions, DumpOptions, Options
 from ort_dynamo.partition.cut import PartitionRecord
@@ -54,7 +53,7 @@ def kept_key(gm: GraphModule, options: Options) -> str | None:
 def finding(options: Options, record: Callable[[GraphRecord, PartitionRecord | None], None]) -> Iterator[None]:
     """Have what AOTAutograd has kept find its islands while this is open, and say what was learned of it."""
     stored = disk_cache(options.cache)
-    token = LOADING.set(None if stored is None else Loading(CACHE, stored, record))
+    token = LOADING.set(None if stored is None else Loading(stored, record))
     try:
         yield
     finally:

@@ -15,7 +15,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ort_dynamo.compiler import CACHE, compile_graph
+from ort_dynamo.compiler import compile_graph
+from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import Options
 from ort_dynamo.testing import assert_close, assert_like_eager, eager_reasons
 

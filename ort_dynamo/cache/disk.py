@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
+import re
 import sys
 import threading
 from collections import Counter
@@ -25,6 +26,7 @@ from ort_dynamo.cache.source_code import source_digest
 from ort_dynamo.errors import SessionError
 from ort_dynamo.options.cache_place import cache_place, traces_are_kept
 from ort_dynamo.options.groups import CacheOptions
+from ort_dynamo.torch_internals.artifacts import record_artifact, register_artifacts
 
 __all__ = ["COUNTS", "DiskCache", "Miss", "context_key", "disk_cache", "disk_key", "keeps_traces"]
 
@@ -103,6 +105,10 @@ class DiskCache:
         """Give the entry of a key, whatever it was built by."""
         return self._counted(key, lambda entry: entry)
 
+    def holds(self, key: str) -> bool:
+        """Whether there is an entry of a key, as far as its name goes."""
+        return self._folder.holds(key)
+
     def _counted(self, key: str, read: Callable[[Entry], _T]) -> _T | Miss:
         found = self._load(key, read)
         COUNTS[found.reason if isinstance(found, Miss) else "hit"] += 1
@@ -111,7 +117,11 @@ class DiskCache:
     def _load(self, key: str, read: Callable[[Entry], _T]) -> _T | Miss:
         try:
             data = self._folder.read(key)
-            return Miss("absent") if data is None else read(read_entry(data, key))
+            if data is None:
+                return Miss("absent")
+            found = read(read_entry(data, key))
+            record_artifact(_KIND, key, data)
+            return found
         except (EntryError, SessionError) as error:
             _say_once(f"{self._folder.path}: {key[:16]} is not read: {error}. It is built anew.")
             return Miss("damaged")
@@ -124,15 +134,40 @@ class DiskCache:
 
     def store(self, key: str, built: BuiltGraph) -> None:
         """Keep what was built, if the folder takes it."""
-        if not built.keyable:
-            return
+        if built.keyable:
+            data = pack(built, key)
+            record_artifact(_KIND, key, data)
+            self._write(key, data)
+
+    def add(self, key: str, data: bytes) -> None:
+        """Keep an entry that comes from elsewhere, if it is one."""
         try:
-            self._folder.write(key, pack(built, key))
+            if not re.fullmatch("[0-9a-f]{64}", key):
+                raise EntryError("its key is none")
+            read_entry(data, key)
+        except EntryError as error:
+            _say_once(f"The artifact {key[:80]!r} is not taken: {error}.")
+        else:
+            self._write(key, data)
+
+    def _write(self, key: str, data: bytes) -> None:
+        try:
+            self._folder.write(key, data)
         except FolderRefusedError as error:
             _say_once(f"The cache of compiled graphs is not written: {error}.")
         except OSError as error:
             _say_once(f"The cache of compiled graphs cannot be written: {error}.")
 
+
+def _load_artifact(key: str, data: bytes) -> None:
+    """Put what `torch.compiler.load_cache_artifacts` gives into the folder that the environment says."""
+    stored = disk_cache(CacheOptions())
+    if stored is not None:
+        stored.add(key, data)
+
+
+_KIND = "ort_dynamo"
+register_artifacts(_KIND, _load_artifact)
 
 _said: set[str] = set()
 _lock = threading.Lock()

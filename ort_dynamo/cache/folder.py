@@ -91,6 +91,10 @@ class CacheFolder:
                 os.utime(descriptor if os.utime in os.supports_fd else self._place(key))
             return file.read(status.st_size)
 
+    def holds(self, key: str) -> bool:
+        """Whether a file of this key is there; what it holds is another question."""
+        return self._place(key).is_file()
+
     def write(self, key: str, data: bytes) -> None:
         """Write a file whole, and make room for it.
 

@@ -12,9 +12,9 @@ import torch
 
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildRecord, BuiltGraph
-from ort_dynamo.compiler import CACHE
 from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.errors import InvalidOptionError, SessionError
+from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import SessionOptions
 from ort_dynamo.runtime import arena, binding, importing, session
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph

@@ -40,6 +40,7 @@ from ort_dynamo.saving.island import IslandFiles
 from ort_dynamo.saving.join import describe_graph
 from ort_dynamo.segment.classify import session_device
 from ort_dynamo.segment.segment import allowed_target, check_fallback, segment
+from ort_dynamo.segment.trials import Trials
 from ort_dynamo.source_line import describe
 from ort_dynamo.stored_code import IslandPlace, StoredCode
 from ort_dynamo.target import Target
@@ -74,7 +75,7 @@ def compile_graph(
     begin = time.perf_counter()
     device = session_device(gm)
     target = allowed_target(find_target(device.type), options.segment)
-    segmented = segment(gm, partial(refusal, target=target), device)
+    segmented = segment(gm, Trials(partial(refusal, target=target)), device)
     report(role, segmented.native, segmented.by_design, segmented.eager, len(segmented.islands))
     check_fallback(segmented, options.segment, role)
     spec = build_spec(options, target, device, role)

@@ -32,6 +32,7 @@ from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.torch_internals.aot_cache import BypassError, CacheMissError, OutputCode
 from ort_dynamo.torch_internals.frames import current_compile_id
+from ort_dynamo.torch_internals.lazy import graph_module
 from ort_dynamo.torch_internals.operators import OpOverload, overload
 
 __all__ = ["LOADING", "IslandPlace", "Loading", "StoredCode"]
@@ -149,7 +150,7 @@ class StoredCode(OutputCode):
             name: _opened(place, self._entries[name]) for name, place in self._islands.items() if place is not None
         }
         modules = {name: island for name, (island, _) in found.items()}
-        self._run, self._entries = boxed(GraphModule(modules, _graph(self._nodes))), {}
+        self._run, self._entries = boxed(graph_module(modules, _graph(self._nodes))), {}
         islands = tuple(
             dataclasses.replace(island, source=source, miss="", seconds=0.0)
             for island, (_, source) in zip(self._record.islands, found.values(), strict=True)

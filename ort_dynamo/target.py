@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import onnx_ir as ir
 
@@ -61,10 +63,18 @@ class Target:
 
         Variables that a kernel does not constrain are free. An operator without any kernel takes nothing.
         """
-        return (self.contrib_ops or not domain) and any(
-            all(dtype in kernel[variable] for variable, dtype in types.items() if variable in kernel)
-            for kernel in self.kernels.get((domain, op_type), ())
-        )
+        asked = (op_type, domain, *types.items())
+        if asked not in self._answers:
+            self._answers[asked] = (self.contrib_ops or not domain) and any(
+                all(dtype in kernel[variable] for variable, dtype in types.items() if variable in kernel)
+                for kernel in self.kernels.get((domain, op_type), ())
+            )
+        return self._answers[asked]
+
+    @cached_property
+    def _answers(self) -> dict[tuple[Any, ...], bool]:
+        """Those of `takes`: a model asks the same few questions thousands of times."""
+        return {}
 
     # -- what its kernels are good at ----------------------------------------------------------------------------------
 

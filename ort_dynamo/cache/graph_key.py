@@ -27,7 +27,7 @@ from ort_dynamo.torch_internals.answers import ANSWERS, Fact
 from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload
 from ort_dynamo.torch_internals.symbols import assumptions, by_number, given_expression, kind
 
-__all__ = ["GraphKey", "graph_key"]
+__all__ = ["GraphKey", "graph_key", "spell_node"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,29 @@ def graph_key(
     return GraphKey(hashlib.sha256("\n".join(lines).encode()).hexdigest())
 
 
+def spell_node(node: Node) -> str | None:
+    """All that a key holds of a node of fixed sizes when it stands alone, and which of its outputs are read.
+
+    Args:
+        node: with fake values in its meta["val"] and those of its arguments.
+
+    Returns:
+        Text that nodes have in common that cannot be told apart by lowering; None of a node with symbolic sizes, or one
+        that cannot be keyed.
+    """
+    writer = _Writer()
+    try:
+        for argument in node.all_input_nodes:
+            writer.write_argument(argument)
+        writer.write_node(node)
+    except NotKeyableError:
+        return None
+    if writer.symbols():
+        return None
+    read = sorted({str(user.args[1]) for user in node.users if user.target is operator.getitem})
+    return "\n".join([*writer.lines, *read])
+
+
 class _Writer:
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -88,6 +111,11 @@ class _Writer:
         if node.op == "placeholder":
             self.lines.append(f"enters {input_spec(node.meta.get('val'))}")
         self.lines.extend(map(self._spell_fact, node.meta.get(ANSWERS, ())))
+
+    def write_argument(self, node: Node) -> None:
+        """Write what is known of a value that comes from elsewhere."""
+        self._numbers[node] = len(self._numbers)
+        self.lines.append(self._spell(node.meta.get("val")))
 
     def write_outputs(self, nodes: Iterable[Node]) -> None:
         """Write how the values of `nodes` leave the graph."""

@@ -20,6 +20,7 @@ from ort_dynamo.torch_internals.aot import backward_at_once, metadata
 from ort_dynamo.torch_internals.aot_cache import serializable, tagged
 from ort_dynamo.torch_internals.dynamo import aot_autograd
 from ort_dynamo.torch_internals.fakes import of_fixed_sizes
+from ort_dynamo.torch_internals.lazy import lazily
 
 __all__ = ["Compiler", "Partition", "trace", "without_gradients"]
 
@@ -76,7 +77,7 @@ def trace(
     traced: Any = around(gm)  # AOTAutograd calls it, and asks nothing else of it
     # The backward is compiled together with the forward, so nothing can fail first at .backward().
     keep = serializable if kept_as is not None else _as_it_is
-    with backward_at_once(), whole_resizes(), nullcontext() if kept_as is None else tagged(kept_as):
+    with backward_at_once(), whole_resizes(), lazily(), nullcontext() if kept_as is None else tagged(kept_as):
         compiled: Callable[..., Any] = aot_autograd(
             fw_compiler=keep(compile_forward),
             bw_compiler=keep(compile_backward),

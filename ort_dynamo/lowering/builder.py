@@ -73,6 +73,7 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         self.origin = ""  # the FX node that the nodes being made come from
         self.reads_rounded = False  # whether these are to be marked READS_ROUNDED
         self._constants: dict[tuple[ir.DataType, tuple[int, ...], bytes], ir.Value] = {}
+        self._lists: dict[tuple[tuple[int, ...], ir.DataType], ir.Value] = {}
 
     def constant(self, value: bool | int | float | Sequence[int] | npt.NDArray[Any], dtype: ir.DataType) -> ir.Value:
         """A constant, one per value and dtype in the whole graph: 0-d for a number, 1-D for a sequence.
@@ -81,13 +82,24 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
             UnsupportedNodeError: a number that `dtype` does not hold. Some of torch's kernels wrap it around, others
                 raise, and others compare it as it is.
         """
+        if type(value) is list and set(map(type, value)) <= {int}:
+            return self._integers(tuple(value), dtype)
+        return self._array(value, dtype)
+
+    def _integers(self, value: tuple[int, ...], dtype: ir.DataType) -> ir.Value:
+        """A constant of a list, by the list: most are shapes, which models repeat."""
+        if (value, dtype) not in self._lists:
+            self._lists[value, dtype] = self._array(value, dtype)
+        return self._lists[value, dtype]
+
+    def _array(self, value: Any, dtype: ir.DataType) -> ir.Value:
         array = np.asarray(value, dtype=np.float64 if dtype.is_floating_point() else None)
         if not _fits(array, dtype):
             raise UnsupportedNodeError(f"the number {value} is out of the range of {dtype.name.lower()}")
         key = (dtype, array.shape, array.tobytes())  # bytes tell -0.0 from 0.0 and find nan equal to itself
         if key not in self._constants:
             name = f"const_{len(self._constants)}"
-            tensor = ir.tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)
+            tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)
             self._constants[key] = self.initializer(tensor, name)
         return self._constants[key]
 
@@ -103,6 +115,7 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         if op_type == "Transpose" and list(perm := kwargs.get("perm", ())) == list(range(len(perm))) != []:
             # Defect identity_transpose_before_gemm.
             op_type, kwargs = "Identity", {}
+        kwargs = {key: _attribute(key, value) for key, value in kwargs.items()}
         schema = self._get_schema(op_type, domain, version)
         if schema is None and domain == "" and version is not None:
             raise AttributeError(f"ONNX has no operator {op_type} in opset {version}")
@@ -177,6 +190,12 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         self.graph.append(node)
         self._infer_shapes(node)
 
+    def _cast_inputs(self, schema: onnx.defs.OpSchema | None, inputs: Sequence[Any]) -> Sequence[ir.Value | None]:
+        if all(value is None or isinstance(value, ir.Value) for value in inputs):
+            return inputs  # onnxscript looks through the schema before it finds nothing to do
+        cast: Sequence[ir.Value | None] = super()._cast_inputs(schema, inputs)
+        return cast
+
     def _get_schema(self, op_type: str, domain: str, version: int | None) -> onnx.defs.OpSchema | None:
         return _schema(op_type, domain, version) if version is not None else None
 
@@ -196,7 +215,7 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
     def _infer_shapes(self, node: ir.Node) -> None:
         """Set the dtypes of the node's outputs."""
         if (to := node.attributes.get("to")) is not None:
-            types: list[ir.DataType | None] = [ir.DataType(to.as_int())]
+            types: Sequence[ir.DataType | None] = [ir.DataType(to.as_int())]
         elif node.op_type in ("Constant", "ConstantOfShape") and "value" in node.attributes:
             types = [node.attributes["value"].as_tensor().dtype]
         else:
@@ -205,6 +224,11 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         for output, dtype in zip(node.outputs, types, strict=False):
             if output.type is None and dtype is not None:
                 output.type = ir.TensorType(dtype)
+
+
+def _attribute(name: str, value: Any) -> Any:
+    """`value` as an attribute where it is a list of integers, whose kind onnx_ir finds out by asking for protocols."""
+    return ir.AttrInt64s(name, value) if type(value) in (list, tuple) and set(map(type, value)) == {int} else value
 
 
 def _fits(array: npt.NDArray[Any], dtype: ir.DataType) -> bool:
@@ -230,13 +254,24 @@ def _default_dtype(value: Any) -> ir.DataType:
     return ir.DataType.FLOAT if isinstance(first, float) else ir.DataType.INT64
 
 
-def _output_types(schema: onnx.defs.OpSchema | None, node: ir.Node) -> list[ir.DataType | None]:
+def _output_types(schema: onnx.defs.OpSchema | None, node: ir.Node) -> Sequence[ir.DataType | None]:
     if schema is None:
         # Contrib operators: every output of those used here has the first input's dtype.
         first = next((value for value in node.inputs if value is not None), None)
         return [first.dtype if first is not None else None] * len(node.outputs)
-    bound = _bind(schema, node.inputs)
-    return [_output_type(schema, _variable(schema.outputs, index), bound) for index in range(len(node.outputs))]
+    return _types_by(schema, _dtypes(node.inputs), len(node.outputs))
+
+
+@functools.cache
+def _types_by(
+    schema: onnx.defs.OpSchema, inputs: tuple[ir.DataType | None, ...], outputs: int
+) -> tuple[ir.DataType | None, ...]:
+    bound = _bindings(schema, inputs)
+    return tuple(_output_type(schema, _variable(schema.outputs, index), bound) for index in range(outputs))
+
+
+def _dtypes(values: Sequence[ir.Value | None]) -> tuple[ir.DataType | None, ...]:
+    return tuple(None if value is None else value.dtype for value in values)
 
 
 def _output_type(schema: onnx.defs.OpSchema, variable: str, bound: Mapping[str, ir.DataType]) -> ir.DataType | None:
@@ -257,19 +292,22 @@ def _variable(formals: Sequence[Any], index: int) -> str:
     return str(formals[min(index, len(formals) - 1)].type_str)
 
 
-def _bind(schema: onnx.defs.OpSchema | None, inputs: Sequence[ir.Value | None]) -> dict[str, ir.DataType]:
+def _bind(schema: onnx.defs.OpSchema | None, inputs: Sequence[ir.Value | None]) -> Mapping[str, ir.DataType]:
     """Type variable -> dtype, from the inputs. Raises MixedTypesError where two inputs disagree."""
     if schema is None:
         first = next((value for value in inputs if value is not None), None)
         return {"T": first.dtype} if first is not None and first.dtype is not None else {}
+    return _bindings(schema, _dtypes(inputs))
+
+
+@functools.cache
+def _bindings(schema: onnx.defs.OpSchema, dtypes: tuple[ir.DataType | None, ...]) -> Mapping[str, ir.DataType]:
     bound: dict[str, ir.DataType] = {}
-    for index, value in enumerate(inputs):
-        if value is None or value.dtype is None:
+    for index, dtype in enumerate(dtypes):
+        variable = "" if dtype is None else _variable(schema.inputs, index)
+        if dtype is None or "(" in variable:
             continue
-        variable = _variable(schema.inputs, index)
-        if "(" in variable:
-            continue
-        other = bound.setdefault(variable, value.dtype)
-        if other != value.dtype and (index < len(schema.inputs) - 1 or schema.inputs[-1].is_homogeneous):
-            raise MixedTypesError(f"{schema.name}: {variable} is both {other.name} and {value.dtype.name}")
+        other = bound.setdefault(variable, dtype)
+        if other != dtype and (index < len(schema.inputs) - 1 or schema.inputs[-1].is_homogeneous):
+            raise MixedTypesError(f"{schema.name}: {variable} is both {other.name} and {dtype.name}")
     return bound

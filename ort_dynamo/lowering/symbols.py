@@ -22,6 +22,8 @@ __all__ = ["FoundSymbols", "Symbols", "broadcast", "factors", "known_dims", "sam
 
 def same_size(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
     """Whether two sizes are the same polynomial of size symbols; others may be equal, too. Installs no guard."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
     first, second = expression(a), expression(b)
     return bool(first == second or sympy.expand(first - second) == 0)
 

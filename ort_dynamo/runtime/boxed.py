@@ -12,6 +12,7 @@ from torch.fx.graph import CodeGen
 
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, Stopped
 from ort_dynamo.runtime.data_errors import data_error
+from ort_dynamo.torch_internals.lazy import write_code
 
 __all__ = ["Island", "RunWatch", "boxed"]
 
@@ -82,7 +83,7 @@ class _BoxedCodeGen(CodeGen):
 def boxed(gm: GraphModule) -> Callable[[list[Any]], Any]:
     """`gm` as a boxed function. FX's code sets each name to None after its last use."""
     gm.graph.set_codegen(_BoxedCodeGen())
-    gm.recompile()
+    write_code(gm)
     forward: Callable[[list[Any]], Any] = gm.forward
     has_islands = any(isinstance(child, Island) for child in gm.children())
 

@@ -19,6 +19,7 @@ from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.segment.classify import Place, Placement
 from ort_dynamo.torch_internals.aot import views_begin_at_the_input
+from ort_dynamo.torch_internals.lazy import graph_module
 from ort_dynamo.torch_internals.operators import OpOverload, aten, is_mutable
 from ort_dynamo.torch_internals.symbols import by_number
 
@@ -75,7 +76,7 @@ class _Builder:
                 islands[name] = self._cut_island(name, group, wanted)
         (output,) = self._gm.graph.find_nodes(op="output")
         self._outer.output(torch.fx.node.map_arg(output.args[0], self._view_outside))
-        return GraphModule({**_attributes(self._gm, self._outer), **islands}, self._outer), islands
+        return graph_module({**_attributes(self._gm, self._outer), **islands}, self._outer), islands
 
     # -- what crosses ------------------------------------------------------------------------------------------
 
@@ -177,7 +178,7 @@ class _Builder:
             item = self._outer.call_function(operator.getitem, (call, index))
             item.meta = dict(node.meta)
             self._outside[node] = self._laid_out(item)
-        return GraphModule(_attributes(self._gm, island.graph), island.graph)
+        return graph_module(_attributes(self._gm, island.graph), island.graph)
 
     def _add_sizes(self, island: _Island) -> None:
         """Hand over the size symbols that the island's values mention and none of its inputs carries."""

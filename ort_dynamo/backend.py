@@ -17,6 +17,7 @@ from ort_dynamo.compiler import compile_graph
 from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.partition.cut import PartitionRecord, mark, partitioner
+from ort_dynamo.progress import showing
 from ort_dynamo.report.counts import report, say_again
 from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord
 from ort_dynamo.report.summary import print_at_exit
@@ -75,7 +76,7 @@ def compile_recorded(
     compiling = partial(_compile, options=options, graphs=graphs, keeps=kept_as is not None)
 
     read: list[tuple[GraphRecord, PartitionRecord | None]] = []
-    with finding(options, lambda *learned: read.append(learned)):
+    with showing(), finding(options, lambda *learned: read.append(learned)):
         compiled = trace(
             gm,
             example_inputs,
@@ -126,16 +127,17 @@ def compile_step(
     installed_runtime()
     begin, keep = time.perf_counter(), RECORDS.begin()
     graphs: list[GraphRecord] = []
-    compiled = trace(
-        gm,
-        without_gradients(example_inputs),
-        forward=_no_gradients,
-        backward=_no_gradients,
-        inference=partial(_compile_inference, options=options, graphs=graphs, saved=None, role="training"),
-        partition=_no_gradients,
-        around=around,
-        more_inputs=more_inputs,
-    )
+    with showing():
+        compiled = trace(
+            gm,
+            without_gradients(example_inputs),
+            forward=_no_gradients,
+            backward=_no_gradients,
+            inference=partial(_compile_inference, options=options, graphs=graphs, saved=None, role="training"),
+            partition=_no_gradients,
+            around=around,
+            more_inputs=more_inputs,
+        )
     record = CompileRecord(None, tuple(graphs), time.perf_counter() - begin, current_compile_id())
     keep(record)
     return compiled, record

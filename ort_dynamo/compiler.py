@@ -28,6 +28,7 @@ from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.passes.outside import outside_functions
 from ort_dynamo.passes.pipelines import onnx_passes, order_passes, outer_passes
 from ort_dynamo.passes.running import run_passes
+from ort_dynamo.progress import stage
 from ort_dynamo.report.counts import report
 from ort_dynamo.report.record import GraphRecord, IslandRecord, Source
 from ort_dynamo.runtime.boxed import Island, boxed
@@ -165,12 +166,14 @@ def _opened(
     """An island, opened, of what is stored, or else built and stored."""
     if key is None or stored is None:
         built = build_island(island, spec, called)
+        stage("opening in ONNX Runtime")
         return open_graph(built, spec.target, spec.device), _Made(built, "built", "unkeyed" if key is None else "off")
     place = disk_key(key, runtime_facts())
     read = stored.load(place, called, spec, partial(open_graph, target=spec.target, device=spec.device))
     if not isinstance(read, Miss):
         return read, _Made(read.built, "disk")
     built = build_island(island, spec, called)
+    stage("opening in ONNX Runtime")
     opened = open_graph(built, spec.target, spec.device)
     stored.store(place, built)
     return opened, _Made(built, "built", read.reason)
@@ -206,6 +209,7 @@ def build_island(gm: GraphModule, spec: BuildSpec, name: str) -> BuiltGraph:
     lowered = lower(gm, spec.target)
     watch.stage("lower")
     files.lowered(lowered.model)
+    stage("rewriting")
     passes = run_passes(spec.passes, lowered.model, check=spec.dump.verify)
     model = ir.to_proto(lowered.model).SerializeToString()
     watch.stage("rewrite")
@@ -236,6 +240,7 @@ def build_island(gm: GraphModule, spec: BuildSpec, name: str) -> BuiltGraph:
 def _optimized_in_order(built: BuiltGraph, lowered: ir.Model, spec: BuildSpec) -> BuiltGraph:
     """What ONNX Runtime's optimizers make of `built`, with its nodes back in the order that they had."""
     watch = _Watch()
+    stage("optimizing in ONNX Runtime")
     optimized = ir.from_proto(onnx.ModelProto.FromString(optimize(built, spec.target, spec.device)))
     passes = run_passes(order_passes(lowered), optimized, check=spec.dump.verify)
     model = ir.to_proto(optimized).SerializeToString()

@@ -75,8 +75,11 @@ def disk_cache(options: CacheOptions) -> DiskCache | None:
     return None if place is None else DiskCache(CacheFolder(place.path, place.max_bytes))
 
 
-def keeps_traces(options: CacheOptions) -> bool:
-    """Whether AOTAutograd's results are kept, too, by torch, which unpickles what it reads; raises as `disk_cache`."""
+def keeps_traces(options: CacheOptions) -> bool | None:
+    """Whether AOTAutograd's results are kept, too, by torch, which unpickles what it reads; raises as `disk_cache`.
+
+    None where that is left to what it gains.
+    """
     return cache_place(options.disk_cache, options.cache_dir) is not None and traces_are_kept(options.trace_cache)
 
 

@@ -16,6 +16,7 @@ from ort_dynamo.capture.input_writes import keeps_input_writes
 from ort_dynamo.capture.random_numbers import in_full_precision
 from ort_dynamo.capture.recurrent_layers import take_lstms_apart
 from ort_dynamo.capture.whole_resizes import whole_resizes
+from ort_dynamo.progress import stage
 from ort_dynamo.torch_internals.aot import backward_at_once, metadata
 from ort_dynamo.torch_internals.aot_cache import serializable, tagged
 from ort_dynamo.torch_internals.dynamo import aot_autograd
@@ -73,6 +74,7 @@ def trace(
         _hide_mutations()
         return inference(whole, _seen())
 
+    stage("tracing")
     take_lstms_apart(gm)
     traced: Any = around(gm)  # AOTAutograd calls it, and asks nothing else of it
     # The backward is compiled together with the forward, so nothing can fail first at .backward().

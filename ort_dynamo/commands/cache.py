@@ -120,9 +120,12 @@ def _read(folder: CacheFolder, stored: StoredEntry) -> Entry | str:
 
 
 def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
+    import torch
+
     from ort_dynamo.cache.disk import COUNTS
     from ort_dynamo.errors import CacheOffError
     from ort_dynamo.options.cache_place import DIRECTORY, SWITCH, cache_place
+    from ort_dynamo.torch_internals.aot_cache import precompiles
 
     if cache_place() is None:
         raise CacheOffError(name=SWITCH)
@@ -137,6 +140,8 @@ def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
     finally:
         sys.argv = before
         sys.path.remove(str(script.resolve().parent))
+    if precompiles():
+        torch.compiler.save_cache_artifacts()  # writes down what Dynamo found out, which it does not do by itself
     misses = sum(COUNTS.values()) - COUNTS["hit"]
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(COUNTS.items()) if reason != "hit")
     print(f"{COUNTS['hit']} graphs read from {folder.path}, {misses} built{f' ({reasons})' if misses else ''}")

@@ -20,6 +20,7 @@ from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.draws import DRAWS
 from ort_dynamo.lowering.registry import find_lowering
 from ort_dynamo.lowering.symbols import Symbols, known_dims, symbols_of
+from ort_dynamo.progress import counted
 from ort_dynamo.source_line import user_line
 from ort_dynamo.target import OPSET, Target
 from ort_dynamo.torch_internals.answers import ANSWERS, answering_from, recording
@@ -82,7 +83,7 @@ def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> 
     walk = _Walk(target)
     for node, spec in inputs:
         walk.add_input(node, spec)
-    for node in gm.graph.nodes:
+    for node in counted(gm.graph.nodes, "lowering"):
         try:
             if node.op == "call_function" and isinstance(node.meta.get("val"), (int, torch.SymInt)):
                 walk.add_number(node)  # in a whole graph; an island gets its sizes

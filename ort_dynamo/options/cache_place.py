@@ -56,32 +56,32 @@ def cache_place(disk_cache: bool | None = None, cache_dir: str | None = None) ->
     Raises:
         InvalidVariableError: ORT_DYNAMO_CACHE or ORT_DYNAMO_CACHE_SIZE has a value that it cannot take.
     """
-    if not _is_on(SWITCH, disk_cache):
+    if _says(SWITCH, disk_cache) is False:
         return None
     named = cache_dir or os.environ.get(DIRECTORY, "")
     path = Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("ort_dynamo", appauthor=False))
     return CachePlace(path.absolute(), _max_bytes())
 
 
-def traces_are_kept(trace_cache: bool | None = None) -> bool:
-    """Whether torch is to keep AOTAutograd's results.
+def traces_are_kept(trace_cache: bool | None = None) -> bool | None:
+    """Whether torch is to keep AOTAutograd's results; None where neither option nor variable says so.
 
     Args:
-        trace_cache: the option; None goes by ORT_DYNAMO_TRACE_CACHE, which is on unless it is 0.
+        trace_cache: the option; None goes by ORT_DYNAMO_TRACE_CACHE.
 
     Raises:
         InvalidVariableError: ORT_DYNAMO_TRACE_CACHE has a value that it cannot take.
     """
-    return _is_on(TRACE_SWITCH, trace_cache)
+    return _says(TRACE_SWITCH, trace_cache)
 
 
-def _is_on(variable: str, option: bool | None) -> bool:
+def _says(variable: str, option: bool | None) -> bool | None:
     if option is not None:
         return option
-    value = os.environ.get(variable, "1")
+    value = os.environ.get(variable, "")
     if value not in ("", "0", "1"):
         raise InvalidVariableError(name=variable, value=value, expected="0 or 1")
-    return value != "0"
+    return value == "1" if value else None
 
 
 def _max_bytes() -> int:

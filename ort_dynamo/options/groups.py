@@ -223,7 +223,7 @@ class CacheOptions:
             variable ORT_DYNAMO_CACHE, which is on unless it is 0.
         cache_dir: the folder; None goes by ORT_DYNAMO_CACHE_DIR, else by what the platform has for caches of a user.
         trace_cache: whether torch keeps AOTAutograd's results, too, in its own folder, and unpickles them; None goes
-            by ORT_DYNAMO_TRACE_CACHE, which is on unless it is 0.
+            by ORT_DYNAMO_TRACE_CACHE, else by what it gains (trace_cache.py).
     """
 
     disk_cache: bool | None = None

@@ -15,6 +15,7 @@ from ort_dynamo.pass_record import PassRecord
 from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, memory_record
 from ort_dynamo.passes.pipelines import backward_passes, cut_passes, forward_passes, fx_passes, recompute_passes
 from ort_dynamo.passes.running import run_passes
+from ort_dynamo.progress import stage
 from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.segment.classify import session_device
 from ort_dynamo.torch_internals.aot import default_partition
@@ -109,6 +110,7 @@ def partitioner(
 
     def partition(joint: GraphModule, inputs: Sequence[torch.Tensor], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         check = options.dump.verify
+        stage("cutting into forward and backward")
         marked = mark(joint, options.passes, check=check)
         halves = cut(joint, inputs, options.recompute, check, **kwargs)
         forward, backward = halves.forward, halves.backward

@@ -19,6 +19,7 @@ from ort_dynamo.lowering.symbols import symbols_of
 from ort_dynamo.lowering.translate import COND
 from ort_dynamo.marks import DRAWN, OBSERVERS
 from ort_dynamo.passes.fx.analysis.mutation import writes_input
+from ort_dynamo.progress import counted
 from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload, aten
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.symbols import given_expression
@@ -72,7 +73,7 @@ def classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.d
     for node in graph.find_nodes(op="placeholder"):
         carried |= symbols_of(node.meta.get("val")).whole
     placements: dict[Node, Placement] = {}
-    for node in graph.nodes:
+    for node in counted(graph.nodes, "asking what ONNX Runtime takes"):
         if node.op == "get_attr":
             # A constant tensor, or a sub-graph for a higher-order operator: handed over as it is.
             node.meta.setdefault("val", operator.attrgetter(str(node.target))(graph.owning_module))

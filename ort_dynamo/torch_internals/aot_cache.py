@@ -11,9 +11,10 @@ from torch._inductor.output_code import OutputCode
 
 from ort_dynamo.torch_internals.lookup import private
 
-__all__ = ["AOT_CACHE", "BypassError", "CacheMissError", "OutputCode", "serializable", "tagged"]
+__all__ = ["AOT_CACHE", "BypassError", "CacheMissError", "OutputCode", "precompiles", "serializable", "tagged"]
 
 _config = private("torch._functorch.config")
+_dynamo_config = private("torch._dynamo.config")
 _compiler = private("torch._functorch._aot_autograd.schemas:SerializableAOTDispatchCompiler")
 _CACHE = "torch._functorch._aot_autograd.autograd_cache"
 BypassError: type[Exception] = private(f"{_CACHE}:BypassAOTAutogradCache", RuntimeError)
@@ -25,6 +26,11 @@ AOT_CACHE = (
     and hasattr(torch.compiler.config, "cache_key_tag")
 )
 """Whether this torch keeps what a backend compiles."""
+
+
+def precompiles() -> bool:
+    """Whether the program has torch keep what Dynamo found out, too (TORCH_CACHING_PRECOMPILE)."""
+    return bool(getattr(_dynamo_config, "caching_precompile", False))
 
 
 def serializable(compile_graph: Callable[..., Any]) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+from ort_dynamo import trace_cache
+from ort_dynamo.cache import disk
 from ort_dynamo.cache.folder import SUFFIX
 from ort_dynamo.passes.outside import register_pass
 from ort_dynamo.report.record import RECORDS
@@ -55,6 +58,7 @@ def ran(tmp_path: Path, **variables: str) -> dict[str, Any]:
         **os.environ,
         "ORT_DYNAMO_CACHE": "1",
         "ORT_DYNAMO_CACHE_DIR": str(tmp_path / "cache"),
+        "ORT_DYNAMO_TRACE_CACHE": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch"),
         **variables,
     }
@@ -90,6 +94,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that compiles of this process store in; torch's is beside it."""
     monkeypatch.setenv("ORT_DYNAMO_CACHE", "1")
     monkeypatch.setenv("ORT_DYNAMO_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ORT_DYNAMO_TRACE_CACHE", "1")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
     return tmp_path / "cache"
 
@@ -250,3 +255,110 @@ def test_saved_models_are_written_where_results_are_kept(place: Path, tmp_path: 
     outcome(Small, torch.ones(3, 4))
     outcome(Small, torch.ones(3, 4), options={"save_onnx": str(tmp_path / "saved")})
     assert len(list((tmp_path / "saved").glob("*.onnx"))) >= 2
+
+
+FILE = """
+import json, sys
+from pathlib import Path
+import torch
+import ort_dynamo
+from ort_dynamo.cache.disk import COUNTS
+from torch._dynamo.utils import counters
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x))).square().mean()
+
+artifacts = Path(sys.argv[1])
+if artifacts.exists():
+    torch.compiler.load_cache_artifacts(artifacts.read_bytes())
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+step = torch.compile(model, backend="ort_train")
+losses = []
+for _ in range(3):
+    loss = step(torch.ones(3, 4))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item().hex())
+if (saved := torch.compiler.save_cache_artifacts()) is not None:
+    artifacts.write_bytes(saved[0])
+print(json.dumps({"losses": losses, "frames": counters["frames"]["total"], "aot": counters["aot_autograd"],
+                  "counts": COUNTS, "islands": str(ort_dynamo.summary()).splitlines()[0]}))
+"""
+
+
+def ran_as_a_file(program: Path, artifacts: Path, place: Path, **variables: str) -> dict[str, Any]:
+    program.write_text(FILE)
+    environment = {
+        **os.environ,
+        "ORT_DYNAMO_CACHE": "1",
+        "ORT_DYNAMO_CACHE_DIR": str(place / "cache"),
+        "ORT_DYNAMO_TRACE_CACHE": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(place / "torch"),
+        **variables,
+    }
+    command = [sys.executable, str(program), str(artifacts)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_artifacts_of_torch_hold_the_islands(tmp_path: Path) -> None:
+    program, artifacts = tmp_path / "program.py", tmp_path / "artifacts"
+    first = ran_as_a_file(program, artifacts, tmp_path / "here")
+    assert first["aot"]["autograd_cache_saved"] == 1
+    elsewhere = ran_as_a_file(program, artifacts, tmp_path / "there")
+    assert elsewhere["aot"]["autograd_cache_hit"] == 1
+    assert elsewhere["counts"] == {"hit": 2}
+    assert elsewhere["losses"] == first["losses"]
+
+
+def test_artifacts_that_are_no_entries_are_not_taken(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sound = hashlib.sha256(b"").hexdigest()
+    for key in ("../../escaped", "/tmp/escaped", sound, sound.upper(), ""):
+        disk._load_artifact(key, b"cos\nsystem\n(S'true'\ntR.")
+    assert not list(tmp_files(place.parent))
+    assert all("is not taken" in record.getMessage() for record in caplog.records)
+
+
+def tmp_files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
+
+
+def test_dynamos_precompile_finds_the_islands(tmp_path: Path) -> None:
+    program, on = tmp_path / "program.py", {"TORCH_CACHING_PRECOMPILE": "1"}
+    first = ran_as_a_file(program, tmp_path / "a", tmp_path, **on)
+    second = ran_as_a_file(program, tmp_path / "b", tmp_path, **on)
+    assert first["frames"] == 1
+    assert second["frames"] == 0  # Dynamo looked at nothing
+    assert second["counts"] == {"hit": 2}
+    assert "islands 2 (2 from the cache)" in second["islands"]
+    assert second["losses"] == first["losses"]
+
+
+def test_dynamos_precompile_without_the_islands_compiles_anew(tmp_path: Path) -> None:
+    program, on = tmp_path / "program.py", {"TORCH_CACHING_PRECOMPILE": "1"}
+    first = ran_as_a_file(program, tmp_path / "a", tmp_path, **on)
+    for file in (tmp_path / "cache").iterdir():
+        file.unlink()
+    second = ran_as_a_file(program, tmp_path / "b", tmp_path, **on)
+    assert second["frames"] == 1
+    assert second["losses"] == first["losses"]
+
+
+def test_unasked_results_are_kept_from_a_size_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORT_DYNAMO_TRACE_CACHE")
+    monkeypatch.setattr(trace_cache, "_seen", 0)
+    monkeypatch.setattr(trace_cache, "WORTH_IT", 15)
+    outcome(written, torch.ones(3, 4), torch.ones(3, 4))
+    assert hits() == (0, 0)
+    outcome(Small(), torch.ones(3, 4))
+    assert hits() == (0, 1)

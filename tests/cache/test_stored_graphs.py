@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
+import shutil
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,12 +23,14 @@ from torch import nn
 from ort_dynamo import compiler, trace_cache
 from ort_dynamo.cache import disk
 from ort_dynamo.cache.disk import COUNTS
-from ort_dynamo.cache.entry import read_header
+from ort_dynamo.cache.entry import read_entry, read_header
 from ort_dynamo.cache.folder import SUFFIX
 from ort_dynamo.errors import InvalidOptionError, InvalidVariableError
 from ort_dynamo.options.cache_place import DEFAULT_BYTES, cache_place
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.report.record import RECORDS
+
+ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import json, sys
@@ -51,11 +56,14 @@ print(json.dumps({"losses": losses, "sources": [i.source for i in islands], "mis
 """
 
 
-def started(folder: Path, options: Mapping[str, Any] = {}, **variables: str) -> subprocess.Popen[str]:
+def started(
+    folder: Path, options: Mapping[str, Any] = {}, program: str = PROGRAM, cwd: Path | None = None, **variables: str
+) -> subprocess.Popen[str]:
     environment = {**os.environ, "ORT_DYNAMO_CACHE": "1", "ORT_DYNAMO_CACHE_DIR": str(folder), **variables}
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, json.dumps(options)],
+        [sys.executable, "-c", program, json.dumps(options)],
         env=environment,
+        cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -112,13 +120,56 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_second_process_reads_what_the_first_built_and_trains_the_same(tmp_path: Path) -> None:
+    first = ended(started(tmp_path / "cache", PYTHONHASHSEED="1"))
     (tmp_path / "elsewhere").mkdir()
-    first = ran(tmp_path / "cache", PYTHONHASHSEED="1")
-    second = ran(tmp_path / "cache", PYTHONHASHSEED="2")
+    renamed = PROGRAM.replace("model", "network").replace("step", "call").replace("loss", "value")
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    second = ended(
+        started(
+            tmp_path / "cache",
+            program=renamed.replace('"value', '"loss'),
+            cwd=tmp_path / "elsewhere",
+            PYTHONHASHSEED="2",
+            PYTHONPATH=path,
+        )
+    )
     assert (first["sources"], first["misses"]) == (["built"] * 2, ["absent"] * 2)
     assert (second["sources"], second["misses"]) == (["disk"] * 2, [""] * 2)
     assert second["losses"] == first["losses"]
     assert (first["counts"], second["counts"]) == ({"absent": 2}, {"hit": 2})
+
+
+@pytest.mark.parametrize("edited", ["lowering/ops/activation.py", "passes/pipelines.py", "boundary.py"])
+def test_edited_sources_read_nothing(tmp_path: Path, edited: str) -> None:
+    package = tmp_path / "package"
+    shutil.copytree(ROOT / "ort_dynamo", package / "ort_dynamo", ignore=shutil.ignore_patterns("__pycache__"))
+    digest = "from ort_dynamo.cache.source_code import source_digest as d; print(d())"
+
+    def sources_digest() -> str:
+        environment = {**os.environ, "PYTHONPATH": str(package)}
+        return subprocess.run(
+            [sys.executable, "-c", digest], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+
+    first = sources_digest()
+    assert sources_digest() == first
+    file = package / "ort_dynamo" / edited
+    file.write_text(file.read_text() + "# edited\n")
+    assert sources_digest() != first
+
+
+@pytest.mark.slow
+def test_compiles_that_are_killed_leave_a_usable_cache(tmp_path: Path) -> None:
+    whole = ran(tmp_path / "alone")
+    moments = random.Random(0)
+    for _ in range(100):
+        process = started(tmp_path / "cache")
+        time.sleep(moments.random() * 6)  # of some 4 seconds
+        process.kill()
+        process.communicate()
+        for file in files(tmp_path / "cache"):
+            read_entry(file.read_bytes(), file.stem)
+    assert ran(tmp_path / "cache")["losses"] == whole["losses"]
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(8, marks=pytest.mark.slow)])

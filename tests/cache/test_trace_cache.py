@@ -78,17 +78,6 @@ def test_a_second_process_traces_nothing_and_trains_the_same(tmp_path: Path) -> 
     assert "compiles 2, graphs 4, islands 4 (4 from the cache)" in second["summary"]
 
 
-@pytest.mark.parametrize(
-    "off",
-    [{"ORT_DYNAMO_TRACE_CACHE": "0"}, {"ORT_DYNAMO_CACHE": "0"}, {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}],
-    ids=str,
-)
-def test_switches_leave_it_off(tmp_path: Path, off: dict[str, str]) -> None:
-    ran(tmp_path, **off)
-    assert not (tmp_path / "torch" / "aotautograd").exists()
-    assert bool(list((tmp_path / "cache").glob(f"*{SUFFIX}"))) == (off.get("ORT_DYNAMO_CACHE") != "0")
-
-
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that compiles of this process store in; torch's is beside it."""
@@ -106,6 +95,16 @@ class Small(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.second(self.first(x).tanh())
+
+
+@pytest.mark.filterwarnings("ignore:.* force disabled by torch.compiler.config:UserWarning")
+@pytest.mark.parametrize("off", ["ORT_DYNAMO_TRACE_CACHE", "ORT_DYNAMO_CACHE", "torch"])
+def test_switches_leave_it_off(place: Path, off: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(off, "0")
+    with torch.compiler.config.patch(force_disable_caches=off == "torch"):
+        outcome(Small(), torch.ones(3, 4))
+    assert not (place.parent / "torch" / "aotautograd").exists()
+    assert bool(list(place.glob(f"*{SUFFIX}"))) == (off != "ORT_DYNAMO_CACHE")
 
 
 def outcome(function: Callable[..., Any], *inputs: Any, options: Mapping[str, Any] = {}, **compiled: Any) -> list[Any]:
@@ -333,7 +332,7 @@ def tmp_files(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.is_file())
 
 
-def test_dynamos_precompile_finds_the_islands(tmp_path: Path) -> None:
+def test_dynamos_precompile_finds_the_islands_or_compiles_anew(tmp_path: Path) -> None:
     program, on = tmp_path / "program.py", {"TORCH_CACHING_PRECOMPILE": "1"}
     first = ran_as_a_file(program, tmp_path / "a", tmp_path, **on)
     second = ran_as_a_file(program, tmp_path / "b", tmp_path, **on)
@@ -342,16 +341,11 @@ def test_dynamos_precompile_finds_the_islands(tmp_path: Path) -> None:
     assert second["counts"] == {"hit": 2}
     assert "islands 2 (2 from the cache)" in second["islands"]
     assert second["losses"] == first["losses"]
-
-
-def test_dynamos_precompile_without_the_islands_compiles_anew(tmp_path: Path) -> None:
-    program, on = tmp_path / "program.py", {"TORCH_CACHING_PRECOMPILE": "1"}
-    first = ran_as_a_file(program, tmp_path / "a", tmp_path, **on)
     for file in (tmp_path / "cache").iterdir():
         file.unlink()
-    second = ran_as_a_file(program, tmp_path / "b", tmp_path, **on)
-    assert second["frames"] == 1
-    assert second["losses"] == first["losses"]
+    without = ran_as_a_file(program, tmp_path / "c", tmp_path, **on)
+    assert without["frames"] == 1  # all is compiled anew
+    assert without["losses"] == first["losses"]
 
 
 def test_unasked_results_are_kept_from_a_size_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,15 @@ from torch._dynamo.utils import counters
 
 from bench.contestants import BACKENDS, SUBJECT, why_absent
 from bench.interleaved import run_interleaved
-from bench.results import Compare, Result, format_table
+from bench.results import Compare, Result, Row, Rows, format_rows, format_table
 from bench.workloads import SIZES, Size
 from ort_dynamo.runtime.capabilities import installed_runtime
 
 _RESULTS = pytest.StashKey[list[Result]]()
+
+_ROWS = pytest.StashKey[list[Row]]()
+
+os.environ["ORT_DYNAMO_CACHE"] = "0"  # what one benchmark compiles, no other finds; bench_second_process has its own
 
 _LOAD = pytest.StashKey[float]()
 
@@ -31,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_RESULTS] = []
+    config.stash[_ROWS] = []
     config.stash[_LOAD] = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     # torch says that its caches are off, which is what bench_first_step asks for.
     config.addinivalue_line("filterwarnings", "ignore:.* force disabled by torch.compiler.config:UserWarning")
@@ -50,8 +55,8 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 
 @pytest.hookimpl(trylast=True)  # below pytest-benchmark's table of times
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    results = config.stash[_RESULTS]
-    if not results:
+    results, rows = config.stash[_RESULTS], config.stash[_ROWS]
+    if not results and not rows:
         return
     runtime = installed_runtime()
     terminalreporter.section(
@@ -67,6 +72,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.line("")
         terminalreporter.line(question, bold=True)
         for line in format_table(list(group)):
+            terminalreporter.line(line)
+    for question, cases in itertools.groupby(rows, key=lambda row: row.question):
+        terminalreporter.line("")
+        terminalreporter.line(question, bold=True)
+        for line in format_rows(list(cases)):
             terminalreporter.line(line)
 
 
@@ -90,6 +100,12 @@ def cold_start() -> Iterator[None]:
     counters.clear()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def rows(pytestconfig: pytest.Config) -> Rows:
+    """Keeps a row for the closing table."""
+    return lambda question, case, cells: pytestconfig.stash[_ROWS].append(Row(question, case, cells))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from bench.interleaved import Spread, Timings
 
-__all__ = ["PAIRS", "Compare", "Result", "format_table"]
+__all__ = ["PAIRS", "Compare", "Result", "Row", "Rows", "format_rows", "format_table"]
 
 PAIRS = (("ort_train", "eager"), ("ort_train", "inductor"), ("inductor", "eager"))
 """(numerator, denominator) of each ratio reported: below 1 the numerator is faster."""
@@ -22,6 +22,28 @@ class Compare(Protocol):
         self, question: str, case: str, contestants: Mapping[str, Callable[[], object]], rounds: int, calls: int = 1
     ) -> None:
         """Run contestants interleaved and keep the result; `calls` is how many calls one run makes."""
+
+
+class Rows(Protocol):
+    """What the fixture `rows` is."""
+
+    def __call__(self, question: str, case: str, cells: Mapping[str, float | None]) -> None:
+        """Keep a row of ratios that were not measured in one process, by the names of their columns."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case of one question whose samples are processes.
+
+    Attributes:
+        question: the table it belongs to.
+        case: its name.
+        cells: column -> a ratio; None where one of the two did not run.
+    """
+
+    question: str
+    case: str
+    cells: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -72,10 +94,20 @@ def format_table(results: Sequence[Result]) -> list[str]:
         walls = [_spell(result.timings.ratio(*pair, "wall")) for pair in PAIRS]
         nodes = f"{result.nodes['eager']} of {sum(result.nodes.values())}"
         rows.append([result.case, *walls, _spell(result.timings.ratio(*PAIRS[0], "cpu")), nodes])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = _aligned(rows)
     reasons = {f"no {name}: {reason}" for result in results for name, reason in result.absent.items()}
     return lines + sorted(reasons)
+
+
+def format_rows(rows: Sequence[Row]) -> list[str]:
+    """The rows of one question as lines of text."""
+    spelled = [[row.case, *("-" if cell is None else f"{cell:.2f}" for cell in row.cells.values())] for row in rows]
+    return _aligned([["", *rows[0].cells], *spelled])
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _spell(spread: Spread | None) -> str:

@@ -193,6 +193,13 @@ def saved_bytes() -> int:
     return partition.memory.nbytes
 
 
+def test_compiled_graphs_are_kept_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ORTMODULE_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    ORTModule(nn.Linear(3, 2))(torch.randn(2, 3)).sum().backward()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_memory_optimization_keeps_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain = saved_bytes()
     monkeypatch.setenv("ORTMODULE_MEMORY_OPT_LEVEL", "1")

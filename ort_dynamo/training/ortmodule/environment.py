@@ -58,6 +58,7 @@ class Settings:
         fallback_policy: when the model runs in PyTorch.
         fallback_retry: whether a model that was sent back to PyTorch is tried again at each call.
         skip_check: kept, and without effect.
+        cache_dir: a folder for compiled graphs; empty goes by this project's own variables.
         enable_tuning, max_tuning_duration_ms: of CUDA's provider.
     """
 
@@ -74,6 +75,7 @@ class Settings:
     skip_check: _SkipCheck = (
         _SkipCheck.SKIP_CHECK_DEVICE | _SkipCheck.SKIP_CHECK_BUILD_GRADIENT | _SkipCheck.SKIP_CHECK_EXECUTION_AGENT
     )
+    cache_dir: str = ""
     enable_tuning: bool = False
     max_tuning_duration_ms: int = 0
 
@@ -89,6 +91,8 @@ class Settings:
             options["transformer_layer_recompute"] = True
         elif self.memory_optimizer_config:
             options["recompute_plan"] = self.memory_optimizer_config
+        if self.cache_dir:
+            options |= {"disk_cache": True, "cache_dir": self.cache_dir}
         return options
 
     def provider_options(self) -> dict[str, str]:
@@ -127,7 +131,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "ORTMODULE_USE_EFFICIENT_ATTENTION": _ATTENTION,
     "ORTMODULE_ATEN_SDPA_FALLBACK": _ATTENTION,
     "ORTMODULE_TUNING_RESULTS_PATH": "results of tuning are not kept; a process tunes again",
-    "ORTMODULE_CACHE_DIR": "compiled graphs are kept in memory, for this process",
     "ORTMODULE_SKIPCHECK_POLICY": "Dynamo's guards check what has changed, and cannot be left out",
     "ORTMODULE_EXTERNAL_TORCH_CPP_EXTENSION_DIR": _EXTENSIONS,
     "ORTMODULE_EXTERNAL_TORCH_CUDA_EXTENSION_DIR": _EXTENSIONS,
@@ -136,6 +139,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 
 _READ = frozenset(
     {
+        "ORTMODULE_CACHE_DIR",
         "ORTMODULE_CONV_ALGO_SEARCH",
         "ORTMODULE_ENABLE_TUNING",
         "ORTMODULE_FALLBACK_POLICY",
@@ -182,6 +186,8 @@ def read_settings(default: Settings, logger: logging.Logger) -> Settings:
             changed[field] = _integer(name) == 1
     if changed.get("memory_optimization_level", 0) not in (0, 1, 2):
         raise _invalid("ORTMODULE_MEMORY_OPT_LEVEL", "0, 1 or 2")
+    if "ORTMODULE_CACHE_DIR" in os.environ:
+        changed["cache_dir"] = os.environ["ORTMODULE_CACHE_DIR"]
     if "ORTMODULE_MEMORY_OPT_CONFIG" in os.environ:
         changed["memory_optimizer_config"] = os.environ["ORTMODULE_MEMORY_OPT_CONFIG"]
     if "ORTMODULE_CONV_ALGO_SEARCH" in os.environ:

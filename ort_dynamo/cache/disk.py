@@ -102,20 +102,19 @@ class DiskCache:
             spec: what it was built by.
             opened: opens it; where that raises SessionError, there is nothing.
         """
-        return self._counted(key, lambda entry: opened(entry.built(name, spec.session, in_order=spec.in_order)))
+        found = self._load(key, lambda entry: opened(entry.built(name, spec.session, in_order=spec.in_order)))
+        COUNTS[found.reason if isinstance(found, Miss) else "hit"] += 1
+        return found
 
     def load_entry(self, key: str) -> Entry | Miss:
-        """Give the entry of a key, whatever it was built by."""
-        return self._counted(key, lambda entry: entry)
+        """Give the entry of a key, whatever it was built by; a miss is not counted, for `load` comes after it."""
+        found = self._load(key, lambda entry: entry)
+        COUNTS["hit"] += isinstance(found, Entry)
+        return found
 
     def holds(self, key: str) -> bool:
         """Whether there is an entry of a key, as far as its name goes."""
         return self._folder.holds(key)
-
-    def _counted(self, key: str, read: Callable[[Entry], _T]) -> _T | Miss:
-        found = self._load(key, read)
-        COUNTS[found.reason if isinstance(found, Miss) else "hit"] += 1
-        return found
 
     def _load(self, key: str, read: Callable[[Entry], _T]) -> _T | Miss:
         try:

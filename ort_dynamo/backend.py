@@ -92,7 +92,7 @@ def compile_recorded(
         for graph, cut in read:
             graphs.append(graph)
             partitions += [] if cut is None else [cut]
-            report(graph.role, graph.native, graph.by_design, graph.eager, len(graph.islands))
+            report(graph.role, graph.native, graph.by_design, graph.chosen, graph.eager, len(graph.islands))
     record = CompileRecord(
         partition=partitions[0] if partitions else None,
         graphs=tuple(graphs),
@@ -179,7 +179,7 @@ def _compile_inference(
     role: str = "inference",
     keeps: bool = False,
 ) -> Callable[[list[Any]], Any]:
-    passes = mark(gm, options.passes, check=options.dump.verify)
+    passes = mark(gm, options)
     if saved is not None:
         saved.name(gm)
 

@@ -77,7 +77,7 @@ def compile_graph(
     device = session_device(gm)
     target = allowed_target(find_target(device.type), options.segment)
     segmented = segment(gm, Trials(partial(refusal, target=target)), device)
-    report(role, segmented.native, segmented.by_design, segmented.eager, len(segmented.islands))
+    report(role, segmented.native, segmented.by_design, segmented.chosen, segmented.eager, len(segmented.islands))
     check_fallback(segmented, options.segment, role)
     spec = build_spec(options, target, device, role)
     for name, island in segmented.islands.items():
@@ -95,6 +95,7 @@ def compile_graph(
         role=role,
         native=segmented.native,
         by_design=segmented.by_design,
+        chosen=segmented.chosen,
         eager=segmented.eager,
         islands=tuple(learned for learned, _ in islands.values()),
         passes=passes,

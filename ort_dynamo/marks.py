@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "CHOSEN",
     "DECIDED_BY",
     "DIRECTION",
     "DRAWN",
@@ -29,6 +30,9 @@ DECIDED_BY = "ort_dynamo.decided_by"
 
 DRAWN = "ort_dynamo.drawn"
 """True on nodes that torch runs outside every session because they draw from torch's generator."""
+
+CHOSEN = "ort_dynamo.chosen"
+"""On nodes that torch runs by choice, though a session could: the reason, as text."""
 
 STANDS_BESIDE = "ort_dynamo.with_running_statistics"
 """On a BatchNorm without running statistics: the name of the one with them that it was split from."""

@@ -118,7 +118,7 @@ def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:
 
     def partition(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         check = options.dump.verify
-        mark(joint, options.passes, check=check)
+        mark(joint, options)
         casts = RecomputeOptions(recompute_casts=options.recompute.recompute_casts)
         tag_recomputed(joint, casts, kwargs.get("static_lifetime_input_indices") or (), check=check)
         rows = plan_rows(JointGraph(joint))

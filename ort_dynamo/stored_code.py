@@ -172,7 +172,7 @@ class StoredCode(OutputCode):
 
 def _record_alone(graph: GraphRecord, partition: PartitionRecord | None) -> None:
     """Record a graph that came without a compile."""
-    report(graph.role, graph.native, graph.by_design, graph.eager, len(graph.islands))
+    report(graph.role, graph.native, graph.by_design, graph.chosen, graph.eager, len(graph.islands))
     RECORDS.begin()(CompileRecord(partition, (graph,), 0.0, current_compile_id()))
 
 

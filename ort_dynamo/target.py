@@ -109,6 +109,19 @@ class Target:
         return self.device_type == "cpu"
 
     @property
+    def convolves_slower_than_torch(self) -> bool:
+        """Whether torch's convolutions take less time than the provider's, but for those that are products of matrices.
+
+        On the CPU, where torch's are oneDNN's.
+        """
+        return self.device_type == "cpu" and not self.stands_alone
+
+    @property
+    def shares_the_processor(self) -> bool:
+        """Whether its threads and torch's want the same cores: on the CPU."""
+        return self.device_type == "cpu"
+
+    @property
     def shares_an_arena(self) -> bool:
         """Whether all sessions of the process take their memory from one arena: on the CPU."""
         return self.device_type == "cpu"

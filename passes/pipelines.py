@@ -17,9 +17,11 @@ from ort_dynamo.passes.fx.hide_seedless import HideSeedless
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
 from ort_dynamo.passes.fx.keep_nothing import KeepNothing
 from ort_dynamo.passes.fx.keep_statistics_wide import KeepStatisticsWide
+from ort_dynamo.passes.fx.lay_out_channels_last import LayOutChannelsLast
 from ort_dynamo.passes.fx.locate_assertions import LocateAssertions
 from ort_dynamo.passes.fx.merge_statistics import MergeStatistics
 from ort_dynamo.passes.fx.own_results import OwnResults
+from ort_dynamo.passes.fx.place_in_torch import PlaceInTorch
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
 from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs
@@ -50,6 +52,7 @@ __all__ = [
     "opset_passes",
     "order_passes",
     "outer_passes",
+    "placement_passes",
     "plan_passes",
     "recompute_passes",
 ]
@@ -65,6 +68,21 @@ def fx_passes(options: PassOptions, *, draws: bool = False) -> tuple[PassBase, .
     drawn = () if draws else (HoistRandom(),)
     ours = (RemoveClones(), DropRunningStatistics(), KeepStatisticsWide(), *drawn)
     return (*outside_fx_passes(first=True), *ours, *outside_fx_passes(options.extra_passes, first=False))
+
+
+def placement_passes(options: PassOptions, target: Target, threads: int) -> tuple[PassBase, ...]:
+    """Give the passes on a joint graph, or on an inference graph, that decide what torch runs by choice.
+
+    They run after fx_passes, whose results may be faster in a session.
+
+    Args:
+        options: whether anything is chosen.
+        target: what the sessions are compiled for.
+        threads: how many a session has.
+    """
+    if options.placement == "onnxruntime":
+        return ()
+    return (PlaceInTorch(target, threads), LayOutChannelsLast())
 
 
 def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) -> tuple[PassBase, ...]:

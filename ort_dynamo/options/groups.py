@@ -60,6 +60,8 @@ class PassOptions:
     """Read by passes/pipelines.py.
 
     Attributes:
+        placement: "fastest" has torch run what it runs faster than a session, such as convolutions on the CPU;
+            "onnxruntime" leaves in torch only what has to be there.
         fuse: whether our own fusions run after lowering. Clean-up always does.
         excess_precision: whether bfloat16 values that are computed in float32 for lack of a kernel stay so between
             operators; otherwise they are rounded after each, like in eager.
@@ -70,6 +72,7 @@ class PassOptions:
         extra_passes: passes of the program's own, which run where those of register_pass do, in this compile alone.
     """
 
+    placement: Literal["fastest", "onnxruntime"] = "fastest"
     fuse: bool = True
     excess_precision: bool = True
     propagate_cast_ops_strategy: PropagateCastOpsStrategy = PropagateCastOpsStrategy.FLOOD_FILL
@@ -79,6 +82,7 @@ class PassOptions:
     extra_passes: tuple[PassBase | ir.passes.InPlacePass, ...] = ()
 
     def __post_init__(self) -> None:
+        _one_of("placement", self.placement, ("fastest", "onnxruntime"))
         _is_bool("fuse", self.fuse)
         _is_bool("excess_precision", self.excess_precision)
         object.__setattr__(self, "propagate_cast_ops_strategy", checked_strategy(self.propagate_cast_ops_strategy))

@@ -10,14 +10,23 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.options.groups import Options, PassOptions, RecomputeOptions
+from ort_dynamo.options.groups import Options, RecomputeOptions
 from ort_dynamo.pass_record import PassRecord
 from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, memory_record
-from ort_dynamo.passes.pipelines import backward_passes, cut_passes, forward_passes, fx_passes, recompute_passes
+from ort_dynamo.passes.pipelines import (
+    backward_passes,
+    cut_passes,
+    forward_passes,
+    fx_passes,
+    placement_passes,
+    recompute_passes,
+)
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.progress import stage
 from ort_dynamo.runtime.arena import ARENA
+from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.segment.classify import session_device
+from ort_dynamo.segment.segment import allowed_target
 from ort_dynamo.torch_internals.aot import default_partition
 
 __all__ = ["Halves", "PartitionRecord", "cut", "mark", "partitioner", "tag_recomputed"]
@@ -53,9 +62,17 @@ class PartitionRecord:
     memory: MemoryRecord
 
 
-def mark(gm: GraphModule, options: PassOptions, *, check: bool = False) -> tuple[PassRecord, ...]:
-    """Run the FX passes on a joint or inference graph, in place, and with `check` check it after each."""
-    return run_passes(fx_passes(options), gm, check=check)
+def mark(gm: GraphModule, options: Options) -> tuple[PassRecord, ...]:
+    """Run the FX passes on a joint or inference graph, in place, and those that say what torch runs by choice.
+
+    Raises:
+        ProviderNotAvailableError: no execution provider serves the graph's device.
+    """
+    check = options.dump.verify
+    marked = run_passes(fx_passes(options.passes), gm, check=check)
+    target = allowed_target(find_target(session_device(gm).type), options.segment)
+    threads = options.session.resolved().intra_op_num_threads
+    return marked + run_passes(placement_passes(options.passes, target, threads), gm, check=check)
 
 
 def tag_recomputed(
@@ -111,7 +128,7 @@ def partitioner(
     def partition(joint: GraphModule, inputs: Sequence[torch.Tensor], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         check = options.dump.verify
         stage("cutting into forward and backward")
-        marked = mark(joint, options.passes, check=check)
+        marked = mark(joint, options)
         halves = cut(joint, inputs, options.recompute, check, **kwargs)
         forward, backward = halves.forward, halves.backward
         memory = memory_record(joint, forward, backward, kwargs["num_fwd_outputs"])

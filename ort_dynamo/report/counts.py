@@ -15,16 +15,24 @@ _log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows all of it
 _said: set[tuple[str, str]] = set()
 
 
-def report(role: str, native: Counter[str], by_design: Counter[str], eager: Sequence[EagerNode], islands: int) -> None:
+def report(
+    role: str,
+    native: Counter[str],
+    by_design: Counter[str],
+    chosen: Counter[str],
+    eager: Sequence[EagerNode],
+    islands: int,
+) -> None:
     """Count a graph and its nodes by where they run, and warn about eager ones not warned about before.
 
-    Counters (torch._dynamo.utils.counters): "ort_train" -> graphs, islands, native_nodes, eager_nodes;
+    Counters (torch._dynamo.utils.counters): "ort_train" -> graphs, islands, native_nodes, chosen_nodes,
+    eager_nodes;
     "ort_train_native" -> "<target>" -> nodes; "ort_train_by_design" -> "<target>" -> nodes that torch runs by design;
-    "ort_train_eager" -> "<target>: <reason>" -> nodes.
+    "ort_train_chosen" and "ort_train_eager" -> "<target>: <reason>" -> nodes that torch runs by choice, or must run.
 
     Args:
         role: the graph's.
-        native, by_design, eager: its nodes, as in GraphRecord.
+        native, by_design, chosen, eager: its nodes, as in GraphRecord.
         islands: how many it has.
     """
     counts = counters["ort_train"]
@@ -33,6 +41,8 @@ def report(role: str, native: Counter[str], by_design: Counter[str], eager: Sequ
     counts["native_nodes"] += native.total()
     counters["ort_train_native"].update(native)
     counters["ort_train_by_design"].update(by_design)
+    counts["chosen_nodes"] += chosen.total()
+    counters["ort_train_chosen"].update(chosen)
     counts["eager_nodes"] += len(eager)
     for node in eager:
         counters["ort_train_eager"][f"{node.target}: {node.reason}"] += 1
@@ -45,7 +55,16 @@ def report(role: str, native: Counter[str], by_design: Counter[str], eager: Sequ
                 node.reason,
                 node.where,
             )
-    _log.info("%s graph: %d nodes in %d island(s), %d in eager", role, native.total(), islands, len(eager))
+    _log.info(
+        "%s graph: %d nodes in %d island(s), %d in torch by choice, %d in eager",
+        role,
+        native.total(),
+        islands,
+        chosen.total(),
+        len(eager),
+    )
+    for reason, count in chosen.items():
+        _log.info("in torch by choice, %d x %s", count, reason)
 
 
 def say_again() -> None:

@@ -54,6 +54,7 @@ class GraphRecord:
         role: "forward", "backward", "inference" or "training".
         native: overload, as text -> its nodes inside islands.
         by_design: overload, as text -> its nodes that torch runs by design: random draws and collectives.
+        chosen: "overload: reason", as text -> its nodes that torch runs by choice, since it is faster.
         eager: the nodes that stay in eager because they must, with reasons and lines.
         islands: the islands, in the order in which they run.
         passes: FX passes on this graph alone, in order.
@@ -64,6 +65,7 @@ class GraphRecord:
     role: str
     native: Counter[str]
     by_design: Counter[str]
+    chosen: Counter[str]
     eager: tuple[EagerNode, ...]
     islands: tuple[IslandRecord, ...]
     passes: tuple[PassRecord, ...]

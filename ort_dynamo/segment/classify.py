@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ort_dynamo.lowering.symbols import symbols_of
 from ort_dynamo.lowering.translate import COND
-from ort_dynamo.marks import DRAWN, OBSERVERS
+from ort_dynamo.marks import CHOSEN, DRAWN, OBSERVERS
 from ort_dynamo.passes.fx.analysis.mutation import writes_input
 from ort_dynamo.progress import counted
 from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload, aten
@@ -34,6 +34,8 @@ class Place(Enum):
     """An island takes it."""
     EAGER = auto()
     """ONNX Runtime cannot take it, so torch runs it, alone; it has a reason and is reported."""
+    CHOSEN = auto()
+    """An island could take it, and torch runs it faster (passes/fx/place_in_torch.py); it has a reason."""
     DRAWN = auto()
     """A random draw with no data input (passes/fx/hoist_random), torch's by design."""
     COLLECTIVE = auto()
@@ -54,7 +56,7 @@ class Placement:
 
     Attributes:
         place: who runs it.
-        reason: why it has to stay in eager, of EAGER alone.
+        reason: why it has to stay in eager, of EAGER; why torch runs it faster, of CHOSEN; None of any other.
     """
 
     place: Place
@@ -81,6 +83,9 @@ def classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.d
             placements[node] = placements.get(node.args[0], Placement(Place.HOST))
         elif node.op not in ("placeholder", "output"):
             place = _without_trial(node, carried)
+            if place is Place.CHOSEN:
+                placements[node] = Placement(place, node.meta[CHOSEN])
+                continue
             reason = None if place else _other_kind(node) or _other_device(node, device) or refuse(node)
             placements[node] = Placement(place or (Place.LOWERED if reason is None else Place.EAGER), reason)
     return placements
@@ -119,7 +124,9 @@ def _without_trial(node: Node, carried: Set[Any]) -> Place | None:
         return Place.INPUT_SIZE
     if node.op == "get_attr" or _is_host(node):
         return Place.HOST
-    return Place.WRITE if writes_input(node) else None
+    if writes_input(node):
+        return Place.WRITE
+    return Place.CHOSEN if CHOSEN in node.meta else None
 
 
 def _follows_from_inputs(node: Node, carried: Set[Any]) -> bool:

@@ -54,6 +54,7 @@ class Segmented:
         eager: the nodes that stay in eager because they must.
         native: overload, as text -> its nodes inside islands.
         by_design: overload, as text -> its nodes that torch runs by design: random draws and collectives.
+        chosen: "overload: reason" -> its nodes that torch runs by choice, since it is faster.
     """
 
     gm: GraphModule
@@ -61,6 +62,7 @@ class Segmented:
     eager: tuple[EagerNode, ...]
     native: Counter[str]
     by_design: Counter[str]
+    chosen: Counter[str]
 
 
 def segment(gm: GraphModule, refuse: Callable[[Node], str | None], device: torch.device) -> Segmented:
@@ -75,7 +77,12 @@ def segment(gm: GraphModule, refuse: Callable[[Node], str | None], device: torch
     outer, islands = build_islands(gm, placements, levels(gm.graph, placements))
     native = Counter(str(node.target) for island in islands.values() for node in _computing(island))
     by_design = Counter(str(node.target) for node in placements if _is_by_design(node, placements[node]))
-    return Segmented(outer, islands, _in_eager(placements), native, by_design)
+    chosen = Counter(
+        f"{node.target}: {placement.reason}"
+        for node, placement in placements.items()
+        if placement.place is Place.CHOSEN and node.target is not operator.getitem
+    )
+    return Segmented(outer, islands, _in_eager(placements), native, by_design, chosen)
 
 
 def _is_by_design(node: Node, placement: Placement) -> bool:
@@ -86,7 +93,7 @@ def _in_eager(placements: Mapping[Node, Placement]) -> tuple[EagerNode, ...]:
     return tuple(
         EagerNode(node.name, str(node.target), placement.reason, user_line(node))
         for node, placement in placements.items()
-        if placement.reason is not None and node.target is not operator.getitem
+        if placement.place is Place.EAGER and placement.reason is not None and node.target is not operator.getitem
     )
 
 

@@ -17,8 +17,7 @@ from ort_dynamo.errors import GradientGraphError, OpsetError
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.marks import DRAWN, READABLE
 from ort_dynamo.options.groups import PassOptions
-from ort_dynamo.partition.cut import mark
-from ort_dynamo.passes.pipelines import onnx_passes
+from ort_dynamo.passes.pipelines import fx_passes, onnx_passes
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.runtime.providers import recorded_cpu_targets
 from ort_dynamo.saving.files import write_model
@@ -151,7 +150,7 @@ class _Model:
     def build(self) -> ir.Model:
         """Lower the graph, and make inputs and outputs those that the file has."""
         joint = self._joint
-        mark(joint, PassOptions())
+        run_passes(fx_passes(PassOptions()), joint)
         name_nodes(joint, self._program)
         names = self._keep_outputs()
         _take_ones_for_tangents(joint)

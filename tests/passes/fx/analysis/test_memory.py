@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from ort_dynamo.capture.trace import trace
-from ort_dynamo.options.groups import PassOptions, RecomputeOptions
+from ort_dynamo.options.groups import Options, RecomputeOptions
 from ort_dynamo.partition.cut import cut, mark
 from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, memory_record
 
@@ -64,7 +64,7 @@ def observe(function: Callable[..., Tensor], *args: Tensor, **options: Any) -> t
     own: set[int] = set()
 
     def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        mark(joint, PassOptions())
+        mark(joint, Options())
         halves = cut(joint, inputs, RecomputeOptions(**options), **kwargs)
         records.append(memory_record(joint, halves.forward, halves.backward, kwargs["num_fwd_outputs"]))
         return halves.forward, halves.backward

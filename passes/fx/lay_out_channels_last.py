@@ -1,0 +1,260 @@
+"""A graph of convolutions that torch runs whole is computed in channels_last, as torch's kernels are made for it."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.marks import CHOSEN
+from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, convolution_weight
+from ort_dynamo.torch_internals.fakes import detect_fake_mode
+from ort_dynamo.torch_internals.operators import OpOverload, aten
+from ort_dynamo.torch_internals.symbols import hints, known_true
+
+__all__ = ["LayOutChannelsLast"]
+
+_FOLLOWING = frozenset(
+    {
+        *CONVOLUTIONS,
+        operator.getitem,
+        aten._native_batch_norm_legit_functional.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_no_training.default,
+        aten._batch_norm_with_update_functional.default,
+        aten.native_batch_norm.default,
+        aten.native_batch_norm_backward.default,
+        aten.batch_norm_backward.default,
+        aten.max_pool2d_with_indices.default,
+        aten.max_pool2d_with_indices_backward.default,
+        aten.avg_pool2d.default,
+        aten.avg_pool2d_backward.default,
+        aten._adaptive_avg_pool2d.default,
+        aten._adaptive_avg_pool2d_backward.default,
+        aten.upsample_nearest2d.vec,
+        aten.upsample_nearest2d.default,
+        aten.upsample_nearest2d_backward.default,
+        aten.upsample_bilinear2d.vec,
+        aten.upsample_bilinear2d.default,
+        aten.upsample_bilinear2d_backward.default,
+        aten.mean.dim,
+        aten.sum.dim_IntList,
+        aten.cat.default,
+        aten.constant_pad_nd.default,
+        aten.native_dropout.default,
+    }
+)
+"""Operators beside the pointwise ones whose kernels take channels_last and give it."""
+
+_VIEWS = (aten.slice.Tensor, aten.detach.default, aten.alias.default)
+"""Views that are made of a tensor in channels_last as they are of a contiguous one."""
+
+
+@dataclass(frozen=True)
+class LayOutChannelsLast(PassBase):
+    """What two-dimensional convolutions in torch read is laid out in channels_last, and so is all that follows from it.
+
+    oneDNN's kernels compute in channels_last; a contiguous tensor is put in order before each of them and its result
+    back afterwards. Where sessions take part of the graph, nothing is changed: a session's tensors are contiguous, and
+    would be put in order at each boundary. Nor where a convolution's weight, which is contiguous as its gradient has to
+    be, is larger than the images: it would be put in order in their place.
+
+    What leaves the graph, and what an operator reads that is not known to follow its input's layout, has the strides
+    that it was traced with. Values stay the same, but for the order in which sums are taken.
+    """
+
+    name: str = "lay_out_channels_last"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Rewrite a joint or inference graph in place."""
+        graph = graph_module.graph
+        computing = [node for node in graph.nodes if node.op == "call_function" and _is_tensor(node)]
+        convolutions = [node for node in computing if node.target in CONVOLUTIONS and _dim(node.args[0]) == 4]
+        if not convolutions or not all(CHOSEN in node.meta or _is_unplaced(node) for node in computing):
+            return PassResult(graph_module, False)
+        values = [node.meta.get("val") for node in graph.nodes]
+        with detect_fake_mode(values) or nullcontext():
+            modified = _Layout(graph_module).change()
+        if modified:
+            graph.lint()
+            graph_module.recompile()
+        return PassResult(graph_module, modified)
+
+
+class _Layout:
+    """Goes through a graph once; `_moved` holds the nodes that have other strides now."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self._gm = gm
+        self._moved: dict[Node, Any] = {}  # node -> the fake value that it was traced with
+        self._back: dict[Node, Node] = {}  # node that moved -> a copy as it was traced
+        self._over: dict[Node, Node] = {}  # node that did not -> a copy in channels_last
+        self._modified = False
+
+    def change(self) -> bool:
+        for node in tuple(self._gm.graph.nodes):
+            if node.op == "output":
+                self._read_as_traced(node)
+            elif node.op == "call_function":
+                self._visit(node)
+        return self._modified
+
+    def _visit(self, node: Node) -> None:
+        if node.target in CONVOLUTIONS and _dim(node.args[0]) == 4:
+            if _weighs_more_than_images(node):
+                self._read_as_traced(node)
+                return
+            images = node.args[:1] if node.target is CONVOLUTIONS[0] else node.args[:2]
+            for image in images:
+                self._read_channels_last(node, image)  # type: ignore[arg-type]
+        if not any(argument in self._moved for argument in node.all_input_nodes):
+            return
+        if not _follows(node):
+            self._read_as_traced(node)
+            return
+        if _is_pointwise(node):
+            for argument in node.all_input_nodes:
+                if argument not in self._moved and _shape(argument) == _shape(node):
+                    self._read_channels_last(node, argument)
+        self._trace_again(node)
+
+    def _trace_again(self, node: Node) -> None:
+        """Give `node` the fake value that follows from its inputs' present ones."""
+        args, kwargs = map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+        before, after = node.meta["val"], node.target(*args, **kwargs)  # type: ignore[operator]
+        if node.target is CONVOLUTIONS[1] and isinstance(after, (tuple, list)):
+            after = [after[0], *before[1:]]  # _keep_weights sees to the weight's
+        node.meta["val"] = after if isinstance(after, torch.Tensor) else type(before)(after)
+        if _strides(before) != _strides(after):
+            self._moved[node] = before
+        if node.target is CONVOLUTIONS[1]:
+            self._keep_weights(node)
+
+    def _keep_weights(self, convolution: Node) -> None:
+        """Have the gradient of a convolution's weight contiguous as it was traced: its kernel may follow the images."""
+        for item in tuple(convolution.users):
+            if item.args[1] == 1:
+                with self._gm.graph.inserting_after(item):
+                    kept = self._add(aten.contiguous.default, (item,), {}, item.meta["val"])
+                item.replace_all_uses_with(kept, lambda user, kept=kept: user is not kept)  # type: ignore[misc]
+                self._modified = True
+
+    def _read_channels_last(self, reader: Node, image: Node) -> None:
+        fake = image.meta["val"]
+        if image in self._moved or not _is_contiguous(fake) or _is_channels_last(fake):
+            return
+        if image not in self._over:
+            with self._gm.graph.inserting_before(reader):
+                self._over[image] = self._copy(image, torch.channels_last)
+            self._moved[self._over[image]] = fake
+        reader.replace_input_with(image, self._over[image])
+        self._modified = True
+
+    def _read_as_traced(self, reader: Node) -> None:
+        for argument in reader.all_input_nodes:
+            if argument in self._moved:
+                reader.replace_input_with(argument, self._as_traced(argument))
+
+    def _as_traced(self, moved: Node) -> Node:
+        """The node of what `moved` was traced as: a copy, and of a view the same view of its base's copy."""
+        if moved not in self._back:
+            base = self._as_traced(moved.args[0]) if moved.target in _VIEWS else None  # type: ignore[arg-type]
+            with self._gm.graph.inserting_after(moved):
+                if base is None:
+                    self._back[moved] = self._copy(moved, torch.contiguous_format)
+                else:
+                    self._back[moved] = self._add(
+                        moved.target, (base, *moved.args[1:]), moved.kwargs, self._moved[moved]
+                    )
+        return self._back[moved]
+
+    def _copy(self, source: Node, layout: torch.memory_format) -> Node:
+        kwargs = {"memory_format": layout}
+        return self._add(aten.clone.default, (source,), kwargs, aten.clone.default(source.meta["val"], **kwargs))
+
+    def _add(self, target: Any, args: tuple[Any, ...], kwargs: Any, fake: Any) -> Node:
+        made = self._gm.graph.call_function(target, args, dict(kwargs))
+        made.meta = {**{k: v for k, v in args[0].meta.items() if k in _KEPT}, "val": fake, CHOSEN: _REASON}
+        return made
+
+
+_KEPT = ("nn_module_stack", "stack_trace", "partitioner_tag", "seq_nr", "original_aten", "from_node")
+_REASON = "torch's convolutions are faster in channels_last"
+
+
+def _is_tensor(node: Node) -> bool:
+    return any(isinstance(one, torch.Tensor) for one in _values(node))
+
+
+def _values(node: Node) -> Sequence[Any]:
+    value = node.meta.get("val")
+    return value if isinstance(value, (tuple, list)) else [value]
+
+
+def _dim(node: Any) -> int:
+    return int(node.meta["val"].dim())
+
+
+def _weighs_more_than_images(convolution: Node) -> bool:
+    """Whether the weight, which is contiguous and so put in order instead, has more elements than what it meets."""
+    image = convolution.args[0 if convolution.target is CONVOLUTIONS[0] else 1]
+    return _numel(convolution_weight(convolution)) > _numel(image.meta["val"])  # type: ignore[union-attr]
+
+
+def _numel(fake: torch.Tensor) -> int:
+    return math.prod(1 if size is None else int(size) for size in hints(fake.shape))
+
+
+def _is_unplaced(node: Node) -> bool:
+    """Whether the node has no place of its own, or one that no session has: a draw, a collective, part of a tuple."""
+    return node.target is operator.getitem or not isinstance(node.target, OpOverload)
+
+
+def _is_pointwise(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
+
+
+def _follows(node: Node) -> bool:
+    """Whether the node can be given inputs in channels_last: its results are contiguous, or part of what follows."""
+    if node.target is operator.getitem or node.target in _VIEWS:
+        return True
+    tensors = [one for one in _values(node) if isinstance(one, torch.Tensor)]
+    return (node.target in _FOLLOWING or _is_pointwise(node)) and all(map(_is_contiguous, tensors))
+
+
+def _shape(node: Node) -> Any:
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, torch.Tensor) and value.dim() == 4 else None
+
+
+def _strides(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tuple(value.stride())
+    return [_strides(one) for one in value] if isinstance(value, (tuple, list)) else None
+
+
+def _is_contiguous(fake: Any) -> bool:
+    return isinstance(fake, torch.Tensor) and _has_strides(fake, range(fake.dim()))
+
+
+def _is_channels_last(fake: torch.Tensor) -> bool:
+    return fake.dim() == 4 and _has_strides(fake, (0, 2, 3, 1))
+
+
+def _has_strides(fake: torch.Tensor, order: Sequence[int]) -> bool:
+    """Whether memory goes through the dimensions in `order`, without gaps; installs no guard."""
+    expected: Any = 1
+    for axis in reversed(order):
+        if not known_true(fake.shape[axis] == 1):
+            if not known_true(fake.stride(axis) == expected):
+                return False
+            expected = expected * fake.shape[axis]
+    return True

@@ -1,0 +1,121 @@
+"""Convolutions run in torch where that is faster, and with them what would wait for them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.marks import CHOSEN
+from ort_dynamo.passes.fx.analysis.work import (
+    CONVOLUTIONS,
+    convolution_weight,
+    is_depthwise,
+    is_product,
+    multiplications,
+)
+from ort_dynamo.target import Target
+
+__all__ = ["PlaceInTorch"]
+
+CONVOLVES = "torch's convolutions are faster than ONNX Runtime's on this device"
+SURROUNDS = (
+    "torch's convolutions are faster in channels_last, and their threads would take the processor from a session"
+)
+
+
+@dataclass(frozen=True)
+class _Prices:
+    """What changes if torch runs all of a graph, for each multiplication, in units of one in a product of matrices.
+
+    Attributes:
+        convolution: the gain for a convolution.
+        depthwise: the same where each channel is convolved by itself, which is bound by memory.
+        product: the loss for a product of matrices, with what stands around it.
+    """
+
+    convolution: float
+    depthwise: float
+    product: float
+
+
+_ALONE = _Prices(convolution=0.25, depthwise=2.0, product=0.35)
+"""Against convolutions in torch between sessions: what is gained is the layout (lay_out_channels_last.py).
+
+Here and below: AVX-512, two cores, torch 2.13 in channels_last, ONNX Runtime 1.31, forward and gradients of single
+operators and of networks."""
+
+_CONTENDING = _Prices(convolution=0.8, depthwise=15.0, product=0.35)
+"""Against a graph that sessions run whole: a gradient of a depthwise convolution is made of slices there."""
+
+
+@dataclass(frozen=True)
+class PlaceInTorch(PassBase):
+    """Marks the nodes that a session could run and torch runs faster, each with the reason.
+
+    Of a convolution, torch's kernels on the CPU (oneDNN) are 1 to 3 times as fast as ONNX Runtime's with its weight an
+    input, forward and gradients together; where it is a product of matrices, ONNX Runtime's are as fast or faster. They
+    are faster still in channels_last, for which torch has to run what is between them, too.
+
+    With several threads it is all of a graph or nothing: torch's (OpenMP's) go on spinning for milliseconds after each
+    of its operators, so that a session between two of them gets a part of the processor only, and loses more than it can
+    gain. With one thread the alternative is that each operator runs where it is faster. An estimate of the cost decides.
+
+    Attributes:
+        target: what the sessions are compiled for.
+        threads: how many a session would have.
+    """
+
+    target: Target
+    threads: int
+    name: str = "place_in_torch"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Mark nodes of a joint or inference graph."""
+        graph = graph_module.graph
+        faster = [node for node in graph.nodes if self._convolves_faster(node)]
+        contends = self.threads > 1 and self.target.shares_the_processor
+        modified = False
+        if _gain(graph, faster, _CONTENDING if contends else _ALONE) > 0:
+            modified = _mark(faster, CONVOLVES)
+            modified |= _mark((node for node in graph.nodes if _computes(node)), SURROUNDS)
+        elif not contends:
+            modified = _mark(faster, CONVOLVES)
+        return PassResult(graph_module, modified)
+
+    def _convolves_faster(self, node: Node) -> bool:
+        return (
+            self.target.convolves_slower_than_torch
+            and node.target in CONVOLUTIONS
+            and convolution_weight(node).dtype in _ONEDNN_DTYPES
+            and not is_product(node)
+        )
+
+
+_ONEDNN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _mark(nodes: Iterable[Node], reason: str) -> bool:
+    new = [node for node in nodes if CHOSEN not in node.meta]
+    for node in new:
+        node.meta[CHOSEN] = reason
+    return bool(new)
+
+
+def _gain(graph: Graph, faster: Sequence[Node], prices: _Prices) -> float:
+    """Estimate what is gained if torch runs all: above 0 if it is faster."""
+    convolutions = set(faster)
+    return sum(
+        multiplications(node) * (prices.depthwise if is_depthwise(node) else prices.convolution)
+        if node in convolutions
+        else -multiplications(node) * prices.product
+        for node in graph.nodes
+    )
+
+
+def _computes(node: Node) -> bool:
+    return node.op == "call_function" and node.target is not operator.getitem

@@ -23,7 +23,7 @@ from ort_dynamo.target import Target
 __all__ = ["PlaceInTorch"]
 
 CONVOLVES = "torch's convolutions are faster than ONNX Runtime's on this device"
-SURROUNDS = (
+SURROUNDS = "torch's convolutions are faster if nothing between them changes the layout or wants their threads' cores"
     "torch's convolutions are faster in channels_last, and their threads would take the processor from a session"
 )
 
@@ -62,8 +62,8 @@ class PlaceInTorch(PassBase):
     are faster still in channels_last, for which torch has to run what is between them, too.
 
     With several threads it is all of a graph or nothing: torch's (OpenMP's) go on spinning for milliseconds after each
-    of its operators, so that a session between two of them gets a part of the processor only, and loses more than it can
-    gain. With one thread the alternative is that each operator runs where it is faster. An estimate of the cost decides.
+    of its operators, so that a session between two of them gets a part of the processor only, and loses more than it
+    can gain. With one thread the alternative is that each operator runs where it is faster. An estimate decides.
 
     Attributes:
         target: what the sessions are compiled for.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -22,20 +22,38 @@ _PRODUCTS = frozenset(
 
 def convolution_weight(node: Node) -> torch.Tensor:
     """Give the fake weight of one of CONVOLUTIONS."""
-    index = 1 if node.target is aten.convolution.default else 2
-    weight: torch.Tensor = node.args[index].meta["val"]  # type: ignore[union-attr]
+    weight: torch.Tensor = _arguments(node).weight.meta["val"]
     return weight
+
+
+class _Arguments(NamedTuple):
+    """What both of CONVOLUTIONS are given."""
+
+    image: Any
+    weight: Any
+    stride: Any
+    padding: Any
+    dilation: Any
+    transposed: Any
+    groups: Any
+
+
+def _arguments(node: Node) -> _Arguments:
+    args: Any = node.args
+    if node.target is aten.convolution.default:  # input, weight, bias, stride, padding, dilation, transposed, …, groups
+        return _Arguments(args[0], args[1], *args[3:7], args[8])
+    # grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
+    return _Arguments(args[1], args[2], *args[4:8], args[9])
 
 
 def is_product(node: Node) -> bool:
     """Whether a convolution is a product of matrices: its windows have one element, or do not overlap."""
-    rest = node.args[3:] if node.target is aten.convolution.default else node.args[4:]
-    stride, padding, dilation, transposed, _, groups = rest[:6]
+    given = _arguments(node)
     kernel = tuple(convolution_weight(node).shape[2:])
-    if groups != 1 or any(padding):  # type: ignore[arg-type]
+    if given.groups != 1 or any(given.padding):
         return False
-    is_apart = _filled(stride, kernel) == kernel and all(one == 1 for one in dilation) and not transposed  # type: ignore[union-attr]
-    return is_apart or all(size == 1 for size in kernel)
+    is_apart = _filled(given.stride, kernel) == kernel and all(one == 1 for one in given.dilation)
+    return (is_apart and not given.transposed) or all(size == 1 for size in kernel)
 
 
 def _filled(given: Any, kernel: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -54,16 +72,13 @@ def multiplications(node: Node) -> int:
     A size that no example is known of counts as 1.
     """
     if node.target in CONVOLUTIONS:
-        weight = _sizes(convolution_weight(node))
-        if node.target is aten.convolution_backward.default:
-            output, times = node.args[0].meta["val"], sum(node.args[-1][:2])  # type: ignore[union-attr, arg-type, misc]
-        else:
-            output, times = node.meta["val"], 1
-        transposed = bool(node.args[6 if node.target is aten.convolution.default else 7])
+        given, args = _arguments(node), list[Any](node.args)
+        is_forward = node.target is aten.convolution.default
+        output = node.meta["val"] if is_forward else args[0].meta["val"]
+        gradients = 1 if is_forward else sum(args[-1][:2])
         # Transposed, each element of the input, not of the output, meets the whole kernel.
-        windows = node.args[0 if node.target is aten.convolution.default else 1].meta["val"] if transposed else output  # type: ignore[union-attr]
-        batch, _, *places = _sizes(windows)
-        return times * batch * math.prod(places) * math.prod(weight)
+        batch, _, *places = _sizes(given.image.meta["val"] if given.transposed else output)
+        return gradients * batch * math.prod(places) * math.prod(_sizes(convolution_weight(node)))
     if node.target in _PRODUCTS:
         factors = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
         inner = _sizes(factors[-1].meta["val"])[-2]

@@ -24,8 +24,6 @@ __all__ = ["PlaceInTorch"]
 
 CONVOLVES = "torch's convolutions are faster than ONNX Runtime's on this device"
 SURROUNDS = "torch's convolutions are faster if nothing between them changes the layout or wants their threads' cores"
-    "torch's convolutions are faster in channels_last, and their threads would take the processor from a session"
-)
 
 
 @dataclass(frozen=True)

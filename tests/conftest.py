@@ -15,6 +15,7 @@ from torch._dynamo import guards
 from torch._dynamo.utils import counters
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from ort_dynamo.target import Target
 from ort_dynamo.torch_internals import answers
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -74,6 +75,13 @@ def unmeasured_guards() -> None:
     """Keep Dynamo from timing its guards after each compile: it flushes the CPU's caches first, a quarter of a test."""
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda *_: 0.0
+
+
+@pytest.fixture(autouse=True)
+def lowered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of lowerings have them run, also where a program would have torch run the operator by choice."""
+    if any(folder in request.path.parents for folder in (*OPERATORS, TESTS / "lowering", TESTS / "architectures")):
+        monkeypatch.setattr(Target, "convolves_slower_than_torch", False)
 
 
 @pytest.fixture(autouse=True)

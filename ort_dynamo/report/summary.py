@@ -67,6 +67,7 @@ class Summary:
         cache_hits: those islands that took the session of an earlier one.
         native: overload, as text -> nodes that ONNX Runtime runs.
         by_design: overload, as text -> nodes that torch runs by design: random draws and collectives.
+        chosen: "overload: reason", as text -> nodes that torch runs by choice, since it is faster.
         eager: nodes that torch runs because ONNX Runtime cannot.
         breaks: graph breaks: why graphs end inside a function, so that Python runs between two of them.
         skipped: functions that Dynamo gave up on or never traces: their own code runs in eager, what they call may be
@@ -81,6 +82,7 @@ class Summary:
     cache_hits: int
     native: Counter[str]
     by_design: Counter[str]
+    chosen: Counter[str]
     eager: tuple[EagerNodes, ...]
     breaks: tuple[FunctionNote, ...]
     skipped: tuple[FunctionNote, ...]
@@ -103,11 +105,12 @@ class Summary:
             )
             yield (
                 f"nodes: {self.native.total()} in ONNX Runtime, {self.by_design.total()} in torch by design, "
-                f"{self.eager_nodes} in eager"
+                f"{self.chosen.total()} in torch by choice, {self.eager_nodes} in eager"
             )
         else:
             yield "ort_train: nothing was compiled"
         yield from _section("in torch by design", (f"{n} x {target}" for target, n in self.by_design.most_common()))
+        yield from _section("in torch by choice", (f"{n} x {target}" for target, n in self.chosen.most_common()))
         yield from _section("in eager", map(_eager_text, self.eager))
         yield from _section("graph breaks", map(str, self.breaks))
         yield from _section("skipped by Dynamo, their own code runs in eager", map(str, self.skipped))
@@ -151,6 +154,7 @@ def _collect(
         cache_hits=sum(island.was_cached for island in islands),
         native=sum((graph.native for graph in graphs), Counter()),
         by_design=sum((graph.by_design for graph in graphs), Counter()),
+        chosen=sum((graph.chosen for graph in graphs), Counter()),
         eager=_by_reason(node for graph in graphs for node in graph.eager),
         breaks=tuple(
             FunctionNote(frame.function, frame.where, in_a_line(reason))

@@ -103,6 +103,8 @@ class _Backend:
                 "extra_passes": graph_optimizers(self.module_name, device),
                 "provider_options": self.settings.provider_options() if device == "cuda" else {},
                 "save_onnx": self.folder,
+                # Who saves models wants the graph, whole.
+                **({"placement": "onnxruntime"} if self.folder is not None else {}),
             },
         )
         with custom_gradients():

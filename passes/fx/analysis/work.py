@@ -40,10 +40,11 @@ class _Arguments(NamedTuple):
 
 def _arguments(node: Node) -> _Arguments:
     args: Any = node.args
-    if node.target is aten.convolution.default:  # input, weight, bias, stride, padding, dilation, transposed, …, groups
-        return _Arguments(args[0], args[1], *args[3:7], args[8])
-    # grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
-    return _Arguments(args[1], args[2], *args[4:8], args[9])
+    if node.target is aten.convolution.default:
+        image, weight, _, stride, padding, dilation, transposed, _, groups = args
+    else:
+        _, image, weight, _, stride, padding, dilation, transposed, _, groups, _ = args
+    return _Arguments(image, weight, stride, padding, dilation, transposed, groups)
 
 
 def is_product(node: Node) -> bool:

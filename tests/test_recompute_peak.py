@@ -23,6 +23,7 @@ from ort_dynamo import memory_plan
 
 torch.set_num_threads(1)
 name, size, options = json.loads(sys.argv[1])
+options = {**options, "placement": "onnxruntime"}  # what a session holds is what the plan is of
 workload = build(name, size)
 (plan,) = memory_plan(workload.module, *workload.batch, options=options).graphs
 for parameter in workload.module.parameters():

@@ -153,7 +153,10 @@ class _Layout:
             return
         if image not in self._over:
             with self._gm.graph.inserting_before(reader):
-                self._over[image] = self._copy(image, torch.channels_last)
+                copied = self._over[image] = self._copy(image, torch.channels_last)
+            copied.meta.pop(_HALF, None)
+            if _HALF in reader.meta:  # a forward's tensor that the backward alone wants so is not the forward's to copy
+                copied.meta[_HALF] = reader.meta[_HALF]
             self._moved[self._over[image]] = fake
         reader.replace_input_with(image, self._over[image])
         self._modified = True
@@ -186,7 +189,8 @@ class _Layout:
         return made
 
 
-_KEPT = ("nn_module_stack", "stack_trace", "partitioner_tag", "seq_nr", "original_aten", "from_node")
+_HALF = "partitioner_tag"  # torch's, by which its partitioner tells forward from backward
+_KEPT = ("nn_module_stack", "stack_trace", _HALF, "seq_nr", "original_aten", "from_node")
 _REASON = "torch's convolutions are faster in channels_last"
 
 

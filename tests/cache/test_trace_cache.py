@@ -39,7 +39,7 @@ model = torch.nn.Sequential(
     torch.nn.Linear(4 * 36, 3),
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-step = torch.compile(model, backend="ort_train")
+step = torch.compile(model, backend="ort_train", options={"placement": sys.argv[1]})
 losses = []
 for size in (4, 4, 5, 6):
     loss = torch.nn.functional.cross_entropy(step(torch.randn(size, 1, 8, 8)), torch.arange(size) % 3)
@@ -53,7 +53,7 @@ print(json.dumps({"losses": losses, "torch": counters["aot_autograd"], "counts":
 """
 
 
-def ran(tmp_path: Path, **variables: str) -> dict[str, Any]:
+def ran(tmp_path: Path, placement: str = "onnxruntime", **variables: str) -> dict[str, Any]:
     environment = {
         **os.environ,
         "ORT_DYNAMO_CACHE": "1",
@@ -62,7 +62,9 @@ def ran(tmp_path: Path, **variables: str) -> dict[str, Any]:
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch"),
         **variables,
     }
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, placement], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -76,6 +78,13 @@ def test_a_second_process_traces_nothing_and_trains_the_same(tmp_path: Path) -> 
     for name in ("losses", "counts", "native"):
         assert first[name] == second[name]
     assert "compiles 2, graphs 4, islands 4 (4 from the cache)" in second["summary"]
+
+
+def test_what_torch_runs_by_choice_is_found_again_as_well(tmp_path: Path) -> None:
+    first, second = ran(tmp_path, "fastest"), ran(tmp_path, "fastest")
+    assert second["torch"]["autograd_cache_hit"] == 2
+    assert first["losses"] == second["losses"]
+    assert first["counts"]["chosen_nodes"] == second["counts"]["chosen_nodes"] > 0
 
 
 @pytest.fixture
@@ -278,7 +287,7 @@ if artifacts.exists():
 torch.manual_seed(0)
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-step = torch.compile(model, backend="ort_train")
+step = torch.compile(model, backend="ort_train", options={"placement": sys.argv[1]})
 losses = []
 for _ in range(3):
     loss = step(torch.ones(3, 4))

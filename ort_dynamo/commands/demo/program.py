@@ -89,7 +89,7 @@ def run_demo(models: Sequence[str], steps: int, seed: int, save_onnx: Path | Non
 def _train(name: str, task: Task, steps: int, seed: int, folder: Path | None) -> Outcome:
     from tqdm import tqdm
 
-    options = {} if folder is None else {"save_onnx": str(folder)}
+    options = {} if folder is None else {"save_onnx": str(folder), "placement": "onnxruntime"}
     with tqdm(total=steps, desc=name, unit=" step", disable=None) as bar:  # None: no bar when stderr is a file
 
         def progress(eager: Trace, ort: Trace) -> None:

@@ -56,7 +56,7 @@ class Outcome:
 
     Attributes:
         eager, ort: the two trainings.
-        counts: the backend's counters: graphs, islands, native_nodes, eager_nodes.
+        counts: the backend's counters: graphs, islands, native_nodes, chosen_nodes, eager_nodes.
         reasons: why nodes stayed in eager -> how many.
     """
 

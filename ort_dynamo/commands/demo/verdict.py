@@ -57,8 +57,9 @@ def judge(outcome: Outcome) -> list[Verdict]:
         else:
             state = _state(outcome.ort.accuracy >= _ACCURACY)
             verdicts.append(Verdict(state, f"{claim}: {outcome.ort.accuracy:.3f}"))
-    native, in_eager = outcome.counts.get("native_nodes", 0), outcome.counts.get("eager_nodes", 0)
-    verdicts.append(Verdict(_state(native > 0 and in_eager == 0), f"no node in eager: {in_eager}"))
+    compiled = outcome.counts.get("native_nodes", 0) + outcome.counts.get("chosen_nodes", 0)
+    in_eager = outcome.counts.get("eager_nodes", 0)
+    verdicts.append(Verdict(_state(compiled > 0 and in_eager == 0), f"no node in eager: {in_eager}"))
     return verdicts
 
 
@@ -93,7 +94,7 @@ def describe(outcome: Outcome) -> list[str]:
     lines += _step_times(eager, ort)
     lines.append(
         f"graphs compiled: {counts.get('graphs', 0)}; nodes native: {counts.get('native_nodes', 0)}, "
-        f"in eager: {counts.get('eager_nodes', 0)}"
+        f"in torch by choice: {counts.get('chosen_nodes', 0)}, in eager: {counts.get('eager_nodes', 0)}"
     )
     lines += [f"  {count} of {reason}" for reason, count in sorted(outcome.reasons.items())]
     return lines

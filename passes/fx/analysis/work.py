@@ -15,9 +15,14 @@ __all__ = ["CONVOLUTIONS", "convolution_weight", "is_depthwise", "is_product", "
 
 CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
-_PRODUCTS = frozenset(
-    {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten._grouped_mm.default}
-)
+_PRODUCTS = {
+    aten.mm.default: 0,
+    aten.bmm.default: 0,
+    aten._grouped_mm.default: 0,
+    aten.addmm.default: 1,
+    aten.baddbmm.default: 1,
+}
+"""Products of matrices -> which argument is the left factor."""
 
 
 def convolution_weight(node: Node) -> torch.Tensor:
@@ -81,9 +86,8 @@ def multiplications(node: Node) -> int:
         batch, _, *places = _sizes(given.image.meta["val"] if given.transposed else output)
         return gradients * batch * math.prod(places) * math.prod(_sizes(convolution_weight(node)))
     if node.target in _PRODUCTS:
-        factors = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
-        inner = _sizes(factors[-1].meta["val"])[-2]
-        return math.prod(_sizes(node.meta["val"])) * inner
+        left: Any = node.args[_PRODUCTS[node.target]]
+        return math.prod(_sizes(node.meta["val"])) * _sizes(left.meta["val"])[-1]
     return 0
 
 

@@ -1,0 +1,170 @@
+"""What torch runs by choice: conv nets equal eager's on one and several threads, and the choice is reported apart."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+import ort_dynamo
+from ort_dynamo.report.record import RECORDS
+from ort_dynamo.testing import Tolerance, assert_close, assert_like_eager
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__()
+        out = width * stride
+        self.first = nn.Conv2d(width, out, 3, stride, 1, groups=groups, bias=False)
+        self.norm = nn.BatchNorm2d(out)
+        self.second = nn.Conv2d(out, out, 1)
+        self.beside = nn.Conv2d(width, out, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu6(self.second(F.relu(self.norm(self.first(x)))) + self.beside(x))
+
+
+class Upwards(nn.Module):
+    """A part of a U-Net: pooled, transposed back, and joined."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(width, 2 * width, 3, padding=1)
+        self.up = nn.ConvTranspose2d(2 * width, width, 2, 2)
+        self.last = nn.Conv2d(2 * width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside = F.gelu(self.down(F.max_pool2d(x, 2)))
+        return self.last(torch.cat([self.up(inside), x], 1))
+
+
+def net(*middle: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1), *middle,
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.LazyLinear(10),
+    )  # fmt: skip
+
+
+NETS = {
+    "residual": lambda: net(Block(8), Block(8, 2)),
+    "depthwise": lambda: net(Block(8, groups=8)),
+    "upwards": lambda: net(Upwards(8)),
+}
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def images(rows: int = 4) -> Tensor:
+    return torch.randn(rows, 3, 32, 32)
+
+
+def trained(model: nn.Module, run: Any, *batches: Tensor) -> dict[str, Tensor]:
+    """Everything that steps of SGD leave behind."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    found = {}
+    for index, batch in enumerate(batches):
+        torch.manual_seed(index)
+        optimizer.zero_grad()
+        result = run(batch)
+        F.cross_entropy(result, torch.arange(len(batch)) % 10).backward()
+        optimizer.step()
+        found[f"result {index}"] = result.detach()
+    return {**found, **{name: value.clone() for name, value in model.state_dict().items()}}
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("placement", ["fastest", "onnxruntime"])
+def test_training_equals_eager(name: str, channels_last: bool, placement: str, threads: int) -> None:
+    theirs = NETS[name]()
+    batches = [images() for _ in range(3)]
+    theirs(batches[0])  # the lazy layer
+    if channels_last:
+        theirs = theirs.to(memory_format=torch.channels_last)
+        batches = [batch.to(memory_format=torch.channels_last) for batch in batches]
+    ours = copy.deepcopy(theirs)
+    options = {"fallback": "error", "placement": placement}
+    compiled = torch.compile(ours, backend="ort_train", options=options, fullgraph=True)
+    expected, actual = trained(theirs, theirs, *batches), trained(ours, compiled, *batches)
+    for what, value in expected.items():
+        assert_close(actual[what], value, what, Tolerance(2e-4, 2e-5))
+    for (what, mine), (_, wanted) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        assert mine.grad is not None
+        assert wanted.grad is not None
+        mine_strides, theirs_strides = mine.grad.stride(), wanted.grad.stride()
+        assert mine_strides == theirs_strides, what
+    counts = counters["ort_train"]
+    assert (counts["chosen_nodes"] > 0) == (placement == "fastest")
+    assert counts["eager_nodes"] == 0
+
+
+def test_a_symbolic_batch_compiles_once(threads: int) -> None:
+    theirs = NETS["residual"]()
+    theirs(images())
+    ours = copy.deepcopy(theirs)
+    compiled = torch.compile(ours, backend="ort_train", dynamic=True)
+    batches = [images(rows) for rows in (4, 3, 7)]
+    expected, actual = trained(theirs, theirs, *batches), trained(ours, compiled, *batches)
+    for what, value in expected.items():
+        assert_close(actual[what], value, what, Tolerance(2e-4, 2e-5))
+    assert len(RECORDS) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_convolutions_equal_eager(dtype: torch.dtype, threads: int) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8)).to(dtype)
+    assert_like_eager(model, images().to(dtype).requires_grad_())
+    assert counters["ort_train"]["chosen_nodes"]
+
+
+def test_inference_equals_eager(threads: int) -> None:
+    model = NETS["residual"]()
+    model(images())
+    assert_like_eager(model.eval().requires_grad_(False), images(), gradients=False)
+    assert counters["ort_train"]["chosen_nodes"]
+
+
+def test_results_and_gradients_have_eagers_strides(threads: int) -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.conv2d(x, w, padding=1)
+        return y.relu(), y.transpose(1, 3)
+
+    assert_like_eager(
+        function, torch.randn(2, 8, 16, 16, requires_grad=True), torch.randn(8, 8, 3, 3, requires_grad=True)
+    )
+
+
+def test_the_choice_is_counted_with_its_reason_and_shown() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    torch.compile(model, backend="ort_train", options={"fallback": "error"})(images()).sum().backward()
+    reasons = counters["ort_train_chosen"]
+    assert {reason.split(":")[0] for reason in reasons} >= {"aten.convolution.default"}
+    assert reasons.total() == counters["ort_train"]["chosen_nodes"] == ort_dynamo.summary().chosen.total()
+    assert "in torch by choice:\n" in str(ort_dynamo.summary())
+
+
+def test_saved_models_are_whole_if_that_is_asked_for(tmp_path: Path) -> None:
+    torch.compile(
+        nn.Conv2d(3, 4, 3), backend="ort_train", options={"placement": "onnxruntime", "save_onnx": str(tmp_path)}
+    )(images()).sum().backward()
+    (record,) = RECORDS
+    assert [(len(graph.islands), graph.chosen.total()) for graph in record.graphs] == [(1, 0), (1, 0)]
+
+
+def test_an_unknown_placement_is_refused() -> None:
+    with pytest.raises(Exception, match="placement='torch' .*'fastest', 'onnxruntime'"):
+        torch.compile(nn.ReLU(), backend="ort_train", options={"placement": "torch"})(images())

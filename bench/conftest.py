@@ -68,10 +68,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.line(
             f"the machine was busy (load average {load:.1f} before the run): do not trust these", red=True
         )
-    for question, group in itertools.groupby(results, key=lambda result: result.question):
+    for question in dict.fromkeys(result.question for result in results):
         terminalreporter.line("")
         terminalreporter.line(question, bold=True)
-        for line in format_table(list(group)):
+        for line in format_table([result for result in results if result.question == question]):
             terminalreporter.line(line)
     for question, cases in itertools.groupby(rows, key=lambda row: row.question):
         terminalreporter.line("")
@@ -113,14 +113,19 @@ def compare(benchmark: Any, pytestconfig: pytest.Config) -> Compare:
     """Measures contestants and keeps the result for the JSON and the table."""
 
     def measure(
-        question: str, case: str, contestants: Mapping[str, Callable[[], object]], rounds: int, calls: int = 1
+        question: str,
+        case: str,
+        contestants: Mapping[str, Callable[[], object]],
+        rounds: int,
+        calls: int = 1,
+        worst_first: bool = False,
     ) -> None:
         rounds = pytestconfig.getoption("--bench-rounds") or rounds
         timings = run_interleaved(benchmark, contestants, SUBJECT, rounds)
         compiled = counters[SUBJECT]
         nodes = {"native": compiled["native_nodes"], "eager": compiled["eager_nodes"]}
         absent = {backend: reason for backend in BACKENDS if (reason := why_absent(backend))}
-        result = Result(question, case, timings, calls, nodes, absent)
+        result = Result(question, case, timings, calls, nodes, absent, worst_first)
         benchmark.extra_info.update(result.as_json(), size=pytestconfig.getoption("--bench-size"))
         pytestconfig.stash[_RESULTS].append(result)
 

@@ -19,7 +19,13 @@ class Compare(Protocol):
     """What the fixture `compare` is."""
 
     def __call__(
-        self, question: str, case: str, contestants: Mapping[str, Callable[[], object]], rounds: int, calls: int = 1
+        self,
+        question: str,
+        case: str,
+        contestants: Mapping[str, Callable[[], object]],
+        rounds: int,
+        calls: int = 1,
+        worst_first: bool = False,
     ) -> None:
         """Run contestants interleaved and keep the result; `calls` is how many calls one run makes."""
 
@@ -57,6 +63,7 @@ class Result:
         calls: how many calls one sample is of.
         nodes: how many nodes ort_train compiled ("native") and left in eager ("eager"), forward and backward.
         absent: contestant -> why it did not take part.
+        worst_first: whether the table of its question begins with the slowest, not with what ran first.
     """
 
     question: str
@@ -65,6 +72,7 @@ class Result:
     calls: int
     nodes: Mapping[str, int]
     absent: Mapping[str, str] = field(default_factory=dict)
+    worst_first: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """For benchmark.extra_info. `seconds` are of one call, wall time, for scale only."""
@@ -90,6 +98,8 @@ def format_table(results: Sequence[Result]) -> list[str]:
     """The results of one question as lines of text; a ratio is spelled median [quartiles]."""
     heads = [f"{above}/{below}" for above, below in PAIRS]
     rows = [["", *heads, f"cpu {heads[0]}", "nodes in eager"]]
+    if all(result.worst_first for result in results):
+        results = sorted(results, key=_slowness, reverse=True)
     for result in results:
         walls = [_spell(result.timings.ratio(*pair, "wall")) for pair in PAIRS]
         nodes = f"{result.nodes['eager']} of {sum(result.nodes.values())}"
@@ -97,6 +107,11 @@ def format_table(results: Sequence[Result]) -> list[str]:
     lines = _aligned(rows)
     reasons = {f"no {name}: {reason}" for result in results for name, reason in result.absent.items()}
     return lines + sorted(reasons)
+
+
+def _slowness(result: Result) -> float:
+    ratio = result.timings.ratio(*PAIRS[0], "wall")
+    return 0.0 if ratio is None else ratio.median
 
 
 def format_rows(rows: Sequence[Row]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 import torch
+from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.ops.activation import log1p_exp
@@ -39,8 +40,7 @@ def _smooth_l1(ctx: LoweringContext, x: ir.Value, t: ir.Value, beta: float) -> i
     distance = op.Abs(op.Sub(x, t))
     if beta == 0:
         return distance
-    near = op.Mul(op.Mul(distance, distance), 0.5 / beta)
-    return op.Where(op.Less(distance, beta), near, op.Sub(distance, 0.5 * beta))
+    return op.Mul(_rounded_off(op, distance, beta), 1 / beta)
 
 
 def _smooth_l1_slope(ctx: LoweringContext, x: ir.Value, t: ir.Value, beta: float) -> ir.Value:
@@ -54,9 +54,13 @@ def _smooth_l1_slope(ctx: LoweringContext, x: ir.Value, t: ir.Value, beta: float
 
 def _huber(ctx: LoweringContext, x: ir.Value, t: ir.Value, delta: float) -> ir.Value:
     op = ctx.op
-    distance = op.Abs(op.Sub(x, t))
-    near = op.Mul(op.Mul(distance, distance), 0.5)
-    return op.Where(op.Less(distance, delta), near, op.Mul(op.Sub(distance, 0.5 * delta), delta))
+    return _rounded_off(op, op.Abs(op.Sub(x, t)), delta)
+
+
+def _rounded_off(op: OpBuilder, distance: ir.Value, limit: float) -> ir.Value:
+    """d² / 2 up to the limit l, and l (d - l / 2) beyond: m (d - m / 2) with m = min(d, l), in three passes."""
+    least = op.Min(distance, limit)
+    return op.Mul(least, op.Sub(distance, op.Mul(least, 0.5)))
 
 
 def _huber_slope(ctx: LoweringContext, x: ir.Value, t: ir.Value, delta: float) -> ir.Value:

@@ -132,7 +132,7 @@ def mode(ctx: LoweringContext, self: ir.Value, dim: int = -1, keepdim: bool = Fa
     changes = op.Not(op.Equal(cut(ctx, values, a, 1, sys.maxsize), cut(ctx, values, a, 0, -1)))
     begins = op.Mul(op.Cast(changes, to=ir.DataType.INT64), cut(ctx, places, a, 1, sys.maxsize))
     begins = op.Concat(op.Mul(cut(ctx, positions, a, 0, 1), 0), begins, axis=a)
-    run = prefix_scan(ctx, begins, a, size, lambda op, earlier, later: op.Max(earlier, later))
+    run = prefix_scan(ctx, begins, a, ctx.sizes(self), lambda op, earlier, later: op.Max(earlier, later), 0)
     last = op.ArgMax(op.Cast(op.Sub(places, run), to=ir.DataType.INT32), axis=a)
     found = [op.GatherElements(of, last, axis=a) for of in (values, positions)]
     return tuple(found if keepdim else (op.Squeeze(one, [a]) for one in found))

@@ -14,6 +14,7 @@ from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.unary import is_float, square_root
 from ort_dynamo.lowering.ops.views import axis
 from ort_dynamo.lowering.recipes.accurate_sum import average, integer_total, sums_integers_exactly, total
+from ort_dynamo.lowering.recipes.branches import all_finite, either
 from ort_dynamo.lowering.recipes.prefix_scan import prefix_scan
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
@@ -101,9 +102,10 @@ def prod(
     missing = value.dtype == ir.DataType.DOUBLE and not ctx.target.takes("ReduceProd", "", {"T": value.dtype})
     if not (lossy or missing) or reduces_nothing(ctx, self, axes):
         return ctx.cast(reduce(ctx, "ReduceProd", value, axes, keepdim), ctx.out.dtype)
+    sizes = ctx.sizes(self)
     if dim is None:
-        value, axes = ctx.op.Reshape(value, [-1]), [0]
-    running = prefix_scan(ctx, value, axes[0], count_of(ctx, self, axes_of(dim, ctx.rank(self))), _multiply)
+        value, axes, sizes = ctx.op.Reshape(value, [-1]), [0], (count_of(ctx, self, axes),)
+    running = prefix_scan(ctx, value, axes[0], sizes, _multiply, 1)
     last = ctx.op.Gather(running, ctx.constant(-1, torch.int64), axis=axes[0])
     return ctx.cast(ctx.op.Unsqueeze(last, axes) if keepdim else last, ctx.out.dtype)
 
@@ -117,11 +119,21 @@ def _multiply(op: OpBuilder, earlier: ir.Value, later: ir.Value) -> ir.Value:
 
 def extremum(ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence[int], keepdim: bool) -> ir.Value:
     """ReduceMax or ReduceMin as torch has them: a nan wins. The kernels lose it (defect comparisons_lose_nan)."""
-    result = reduce(ctx, op_type, value, axes, keepdim)
     if not is_float(value):
-        return result
-    found = reduce(ctx, "ReduceMax", ctx.op.IsNaN(value), axes, keepdim)
-    return ctx.op.Where(found, math.nan, result)
+        return reduce(ctx, op_type, value, axes, keepdim)
+
+    def without_nan(op: OpBuilder) -> list[ir.Value]:
+        return [getattr(op, op_type)(value, ctx.ints(axes), keepdims=int(keepdim))]
+
+    def with_nan(op: OpBuilder) -> list[ir.Value]:
+        found = op.ReduceMax(op.IsNaN(value), ctx.ints(axes), keepdims=int(keepdim))
+        return [op.Where(found, math.nan, *without_nan(op))]
+
+    if not ctx.target.walks_entries:
+        return with_nan(ctx.op)[0]
+    # A sum of all is a tenth of the work, and finite where none is nan.
+    (result,) = either(ctx, all_finite(ctx, value), without_nan, with_nan)
+    return result
 
 
 def _extremum(op_type: str, ctx: LoweringContext, self: ir.Value, dim: Dims, keepdim: bool) -> ir.Value:

@@ -65,11 +65,12 @@ def _accumulator(ctx: LoweringContext) -> torch.dtype:
 @lowering(aten.cumprod.default)
 def cumprod(ctx: LoweringContext, self: ir.Value, dim: int, *, dtype: torch.dtype | None = None) -> ir.Value:
     """cumprod(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
-    value = ctx.cast(self, _accumulator(ctx))
-    if ctx.rank(self):
-        a = axis(dim, ctx.rank(self))
-        value = prefix_scan(ctx, value, a, ctx.sizes(self)[a], lambda op, earlier, later: op.Mul(earlier, later))
-    return ctx.cast(value, ctx.out.dtype)
+    within = _accumulator(ctx)
+    if not ctx.rank(self):
+        return ctx.cast(ctx.cast(self, within), ctx.out.dtype)
+    a = axis(dim, ctx.rank(self))
+    result = prefix_scan(ctx, self, a, ctx.sizes(self), lambda op, earlier, later: op.Mul(earlier, later), 1, within)
+    return ctx.cast(result, ctx.out.dtype)
 
 
 # -- extrema -----------------------------------------------------------------------------------------------------
@@ -81,9 +82,12 @@ def _running_extremum(op_type: str, ctx: LoweringContext, self: ir.Value, dim: i
     if rank == 0:
         return op.Identity(self), ctx.constant(0, torch.int64)
     a = axis(dim, rank)
-    size = ctx.sizes(self)[a]
+    sizes = ctx.sizes(self)
+    size = sizes[a]
     x = ctx.cast(self, float_dtype(ctx.dtype(self)))
-    extrema = prefix_scan(ctx, x, a, size, lambda op, earlier, later: getattr(op, op_type)(earlier, later))
+    extrema = prefix_scan(
+        ctx, x, a, sizes, lambda op, earlier, later: getattr(op, op_type)(earlier, later), _neutral(op_type, x)
+    )
     values = ctx.cast(extrema, ctx.dtype(self))
     if 1 not in ctx.used:
         return values, None
@@ -93,8 +97,22 @@ def _running_extremum(op_type: str, ctx: LoweringContext, self: ir.Value, dim: i
     holds = op.Equal(x, extrema)
     if is_float(x):
         holds = op.Or(holds, op.IsNaN(x))
-    places = op.Mul(op.Cast(holds, to=onnx_dtype(torch.int64)), positions_along(ctx, a, size, rank))
-    return values, prefix_scan(ctx, places, a, size, lambda op, earlier, later: op.Max(earlier, later))
+    # Places as floating-point numbers, as far as those hold them: a maximum of int64 takes six times as long.
+    number = torch.float32 if isinstance(size, int) and size <= 1 << 24 else torch.int64
+    along = ctx.cast(positions_along(ctx, a, size, rank), number)
+    places = op.Mul(op.Cast(holds, to=onnx_dtype(number)), along)
+    last = prefix_scan(ctx, places, a, sizes, lambda op, earlier, later: op.Max(earlier, later), 0)
+    return values, op.Cast(last, to=ir.DataType.INT64)
+
+
+def _neutral(op_type: str, value: ir.Value) -> float:
+    """What a Max or Min of numbers like `value` begins with."""
+    if is_float(value):
+        return -math.inf if op_type == "Max" else math.inf
+    assert value.dtype is not None
+    if value.dtype == ir.DataType.BOOL:
+        return int(op_type != "Max")
+    return int(value.dtype.min if op_type == "Max" else value.dtype.max)
 
 
 register(aten.cummax.default, functools.partial(_running_extremum, "Max"))
@@ -110,7 +128,7 @@ def logcumsumexp(ctx: LoweringContext, self: ir.Value, dim: int) -> ir.Value:
     x = ctx.cast(self, _accumulator(ctx))
     if ctx.rank(self):
         a = axis(dim, ctx.rank(self))
-        x = prefix_scan(ctx, x, a, ctx.sizes(self)[a], _log_add_exp)
+        x = prefix_scan(ctx, x, a, ctx.sizes(self), _log_add_exp, -math.inf)
     return ctx.cast(x, ctx.out.dtype)
 
 

@@ -9,10 +9,10 @@ import onnx_ir as ir
 from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.builder import LoweringBuilder
-from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.target import OPSET
 
-__all__ = ["all_finite", "either"]
+__all__ = ["all_finite", "either", "is_small"]
 
 Branch = Callable[[OpBuilder], Sequence[ir.Value]]
 """Builds one branch with the op builder of its own graph; it may read the values around it."""
@@ -32,6 +32,16 @@ def either(ctx: LoweringContext, condition: ir.Value, then: Branch, otherwise: B
 def all_finite(ctx: LoweringContext, value: ir.Value) -> ir.Value:
     """Say, as a 0-d bool, whether no element is infinite or NaN; False, too, where a sum of finite ones overflows."""
     return ctx.op.Less(ctx.op.Abs(ctx.op.ReduceSum(value, keepdims=0)), math.inf)
+
+
+_SMALL = 1 << 12
+"""Entries up to which a Where takes less time than asking whether all are finite."""
+
+
+def is_small(sizes: Sequence[Size]) -> bool:
+    """Say whether a tensor of `sizes` is known to have too few elements for a choice between two forms to pay."""
+    count = math.prod(sizes)
+    return isinstance(count, int) and count <= _SMALL
 
 
 def _graph(ctx: LoweringContext, name: str, build: Branch) -> ir.Graph:

@@ -43,7 +43,18 @@ def _least(op: OpBuilder, inputs: Sequence[ir.Value | None]) -> ir.Value:
 
 def _clipped(op: OpBuilder, inputs: Sequence[ir.Value | None]) -> ir.Value:
     x, low, high = (*inputs, None, None)[:3]
+    if _is_exact(low) and _is_exact(high):
+        # Beyond 2^53 float64 is not exact, but monotonic, and what lies there becomes a bound.
+        wide = [op.Cast(value, to=ir.DataType.DOUBLE) for value in (x, low, high)]
+        result: ir.Value = op.Cast(op.Clip(*wide), to=ir.DataType.INT64)
+        return result
     return _least(op, [_greatest(op, [x, low]), high])
+
+
+def _is_exact(bound: ir.Value | None) -> bool:
+    """Whether a bound is a constant that float64 holds."""
+    number = None if bound is None or bound.const_value is None else bound.const_value.numpy()
+    return number is not None and bool(abs(int(number)) <= 1 << 53)
 
 
 def _sign(op: OpBuilder, inputs: Sequence[ir.Value | None]) -> ir.Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 
@@ -9,21 +10,93 @@ import onnx_ir as ir
 import torch
 from onnxscript import OpBuilder
 
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.recipes.loops import repeat_while
+from ort_dynamo.torch_internals.symbols import is_unbacked
 
 __all__ = ["prefix_scan"]
 
 Combine = Callable[[OpBuilder, ir.Value, ir.Value], ir.Value]
-"""combine(op, earlier, later): an associative function of two values."""
+"""combine(op, earlier, later): an associative function of two values, which may broadcast."""
+
+_BLOCK = 8
+"""Entries that are combined one after another. More would be more nodes, fewer more levels."""
+
+_RUN = 16
+"""Entries side by side from which on parts are copied as rows."""
 
 
-def prefix_scan(ctx: LoweringContext, value: ir.Value, axis: int, size: Size, combine: Combine) -> ir.Value:
-    """Scan `value`, inclusively, along `axis`, which has `size` elements.
+def prefix_scan(
+    ctx: LoweringContext,
+    value: ir.Value,
+    axis: int,
+    sizes: Sequence[Size],
+    combine: Combine,
+    neutral: float,
+    within: torch.dtype | None = None,
+) -> ir.Value:
+    """Scan `value`, of shape `sizes`, inclusively along `axis`.
 
-    By doubling (Hillis and Steele 1986): after the step of `shift`, each place holds the combination of 2 * shift
-    entries. A symbolic size is doubled up to in a loop.
+    In blocks, each of which is scanned by itself, their last entries in blocks in turn: two combinations for each
+    entry, and some more. A symbolic size is doubled up to in a loop (Hillis and Steele 1986): after the step of
+    `shift`, each place holds the combination of 2 * shift entries.
+
+    Args:
+        ctx: the node's.
+        value: any dtype that `combine` takes.
+        axis: counted from the front.
+        sizes: its shape.
+        combine: applied to parts of `value`, all at once.
+        neutral: combined with any number, it gives that number.
+        within: the dtype to combine in, and of the result, if not that of `value`.
     """
+    size = sizes[axis]
+    op = ctx.op
+
+    def widened(value: ir.Value) -> ir.Value:
+        return value if within is None else ctx.cast(value, within)
+
+    if isinstance(size, torch.SymInt) or is_unbacked(*sizes) or is_empty(sizes):
+        return _by_doubling(ctx, widened(value), axis, size, combine)
+    if size == 1:
+        return widened(value)
+    if size <= _BLOCK:
+        parts = op.Split(widened(value), axis=axis, num_outputs=size, _outputs=size)
+        return op.Concat(*_chain(op, parts, combine), axis=axis)
+    blocks = -(-size // _BLOCK)
+    if missing := blocks * _BLOCK - size:  # entries that nothing comes after, so any will do
+        value = op.Concat(value, op.Slice(value, [0], [missing], [axis]), axis=axis)
+    before, after = list(sizes[:axis]), list(sizes[axis + 1 :])
+    value = ctx.reshape(value, [*before, blocks, _BLOCK, *after])
+    place, rank = axis + 1, len(sizes) + 1
+    run = math.prod(after)
+    to_front = isinstance(run, int) and run < _RUN
+    if to_front:
+        value = op.Transpose(value, perm=[place, *(a for a in range(rank) if a != place)])
+        place = 0
+    value = widened(value)
+    parts = _chain(op, op.Split(value, axis=place, num_outputs=_BLOCK, _outputs=_BLOCK), combine)
+    lasts = [*before, blocks, *after]
+    totals = prefix_scan(ctx, ctx.reshape(parts[-1], lasts), axis, lasts, combine, neutral)
+    assert value.dtype is not None
+    first = op.Expand(ctx.builder.constant(neutral, value.dtype), ctx.shape([*before, 1, *after]))
+    earlier = op.Concat(first, op.Slice(totals, [0], [-1], [axis]), axis=axis)
+    result = combine(op, op.Unsqueeze(earlier, [place]), op.Concat(*parts, axis=place))
+    if to_front:
+        result = op.Transpose(result, perm=[*range(1, axis + 2), 0, *range(axis + 2, rank)])
+    result = ctx.reshape(result, [*before, blocks * _BLOCK, *after])
+    return op.Slice(result, [0], [size], [axis]) if missing else result
+
+
+def _chain(op: OpBuilder, parts: Sequence[ir.Value], combine: Combine) -> list[ir.Value]:
+    """Each part combined with all before it."""
+    chain = [parts[0]]
+    for part in parts[1:]:
+        chain.append(combine(op, chain[-1], part))
+    return chain
+
+
+def _by_doubling(ctx: LoweringContext, value: ir.Value, axis: int, size: Size, combine: Combine) -> ir.Value:
     if isinstance(size, torch.SymInt):
         length = ctx.scalar(size, torch.int64)
 

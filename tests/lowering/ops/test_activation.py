@@ -152,3 +152,64 @@ def test_small_logarithms_keep_their_digits(function):
 def test_leaky_relu_of_edges_and_many_entries_equals_eager(slope):
     x = torch.cat([EDGES, -EDGES])
     assert_like_eager(functools.partial(F.leaky_relu, negative_slope=slope), x, gradients=False)
+
+
+_LARGE = 90, 70
+"""More entries than a choice between two forms takes."""
+
+PIECEWISE = {
+    "relu6": F.relu6,
+    "hardtanh": functools.partial(F.hardtanh, min_val=-0.4, max_val=1.1),
+    "hardsigmoid": F.hardsigmoid,
+    "hardswish": F.hardswish,
+    "elu": F.elu,
+    "elu alpha": functools.partial(F.elu, alpha=-0.3),
+    "celu": functools.partial(F.celu, alpha=1.7),
+    "selu": F.selu,
+    "softplus beta": functools.partial(F.softplus, beta=2.5, threshold=3),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("edges", ["finite", "all"])
+@pytest.mark.parametrize("name", PIECEWISE)
+def test_large_tensors_equal_eager_at_edges_too(name, edges, dtype):
+    x = torch.randn(_LARGE, dtype=dtype) * 3
+    steps = torch.tensor([3.0, -3.0, 0.0, 6.0, 1.0, -1.0], dtype=torch.float32)
+    around = torch.cat([steps, steps.nextafter(steps + 1), steps.nextafter(steps - 1)]).to(dtype)
+    x[0, : len(around)] = around
+    if edges == "all":
+        # Not nan, of which eager's gradient depends on the place: its vectors and their remainders differ.
+        x[1, : len(EDGES) - 1] = EDGES[:-1].to(dtype)
+        x[2, :2] = -math.inf
+    gradient = torch.randn(_LARGE, dtype=dtype)
+    if edges == "all":
+        gradient[3, :4] = torch.tensor([math.inf, -math.inf, math.nan, 0.0])
+        x[3, :4] = torch.tensor([-4.0, -7.0, 9.0, 9.0])
+
+    def value_and_gradient(function):
+        leaf = x.clone().requires_grad_()
+        value = function(leaf)
+        return value, torch.autograd.grad(value, leaf, gradient)[0]
+
+    function = PIECEWISE[name]
+    expected = value_and_gradient(function)
+    found = value_and_gradient(torch.compile(function, backend="ort_train", fullgraph=True, dynamic=False))
+    for what, one, other in zip(("value", "gradient"), found, expected, strict=True):
+        assert_close(one, other, what)
+
+
+@pytest.mark.parametrize("slope", [0.25, -2.0, math.inf, math.nan])
+def test_large_prelu_equals_eager(slope):
+    x = torch.randn(3, *_LARGE)
+    x[0, 0, : len(EDGES)] = EDGES
+    slopes = torch.tensor([0.1, slope, 0.0])
+    assert_like_eager(lambda x, w: F.prelu(x.transpose(0, 1), w), x, slopes, gradients=False)
+
+
+@pytest.mark.parametrize("is_result", [False, True])
+def test_gradients_of_elu_equal_eager(is_result):
+    x, grad = torch.randn(2, *_LARGE)
+    assert_like_eager(
+        lambda g, x: torch.ops.aten.elu_backward(g, 0.7, 1.3, 0.9, is_result, x), grad, x, gradients=False
+    )

@@ -60,3 +60,18 @@ def test_fused_multiply_add_equals_eager(function, value):
     assert_like_eager(
         lambda a, b, c: function(a, b, c, value=value), *(t.detach().half() for t in (a, b, c)), gradients=False
     )
+
+
+def test_clamps_of_great_integers_between_numbers_equal_eager():
+    n = torch.tensor([0, 1, 2**31, -(2**31), 2**53, 2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63), 2**32 + 5])
+    assert_like_eager(
+        lambda n: (
+            n.clamp(0, 2**40),
+            n.clamp(-(2**53), 2**53),
+            n.clamp(5, 2),
+            n.clamp(0, 2**53 + 1),
+            n.clamp(-(2**53) - 1, 2**63 - 1),
+        ),
+        n,
+        gradients=False,
+    )

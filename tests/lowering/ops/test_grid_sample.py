@@ -80,6 +80,19 @@ def test_affine_grids_equal_eager(size, align_corners):
     assert_like_eager(lambda theta: F.affine_grid(theta, list(size), align_corners=align_corners), theta)
 
 
+@pytest.mark.filterwarnings("ignore:Since version 1.3.0, affine_grid behavior has changed:UserWarning")
+@pytest.mark.parametrize("align_corners", [False, True])
+def test_affine_grids_of_one_pixel_and_of_symbolic_sizes_equal_eager(align_corners):
+    def grids(theta, image):
+        thin = (len(theta), 1, 1, 5), (len(theta), 1, 5, 1), (len(theta), 1, 1, 1)
+        return [F.affine_grid(theta, list(size), align_corners=align_corners) for size in (image.shape, *thin)]
+
+    theta, image = torch.randn(3, 2, 3), torch.randn(3, 1, 6, 7)
+    assert_like_eager(grids, theta, image, gradients=False)
+    assert_like_eager(grids, theta, image, gradients=False, dynamic=True)
+    assert_like_eager(grids, theta.double(), image, gradients=False)
+
+
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("shape", [(1, 2, 5, 6), (1, 2, 3, 5, 6)], ids=["image", "volume"])
 def test_a_grid_that_is_no_number_samples_where_eager_does(shape, padding):

@@ -129,3 +129,15 @@ def test_binary_cross_entropy_with_logits_of_float64_equals_eager():
     x = torch.tensor([-800.0, -40.0, 0.0, 1e-9, 40.0, 800.0], dtype=torch.float64, requires_grad=True)
     t = torch.rand(6, dtype=torch.float64)
     assert_like_eager(lambda x: F.binary_cross_entropy_with_logits(x, t, reduction="none"), x)
+
+
+def test_smooth_losses_of_infinities_and_nan_equal_eager():
+    x = torch.tensor([math.inf, -math.inf, math.nan, 1e30, 0.0, 0.7, -0.7, 0.0])
+    assert_like_eager(
+        lambda x: (
+            F.smooth_l1_loss(x, torch.zeros_like(x), reduction="none", beta=0.7),
+            F.huber_loss(x, torch.zeros_like(x), reduction="none", delta=0.7),
+        ),
+        x,
+        gradients=False,
+    )

@@ -92,3 +92,22 @@ def test_a_long_running_sum_past_infinity_and_nan_equals_eager():
     x = torch.rand(9000)
     x[5000], x[7000], x[8000] = inf, -inf, nan
     assert_like_eager(lambda x: (x.cumsum(0), x.view(3, 3000).cumsum(1)), x, gradients=False)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 64, 65, 1000], ids=str)
+@pytest.mark.parametrize("width", [1, 3, 20])
+def test_scans_in_blocks_equal_eager(size, width):
+    x = torch.randn(2, size, width, requires_grad=True)
+    assert_like_eager(lambda x: (x.cumprod(1), x.cummax(1), x.cummin(1), x.logcumsumexp(1)), x, gradients=width == 3)
+    n = torch.randint(-3, 4, (2, size, width))
+    assert_like_eager(
+        lambda n: (n.cumprod(1), n.cummax(1), n.int().cummin(1), (n > 1).cummax(1), (n > 1).cummin(1)), n,
+        gradients=False,
+    )  # fmt: skip
+
+
+def test_running_extrema_of_blocks_keep_nan_and_infinities():
+    x = torch.randn(3, 40)
+    x[0, 11], x[1, 0], x[1, 20], x[2, 30] = nan, -inf, inf, -inf
+    x[2, :5] = -inf
+    assert_like_eager(lambda x: (x.cummax(1), x.cummin(1), x.cumprod(1), x.logcumsumexp(1)), x, gradients=False)

@@ -8,17 +8,18 @@ from typing import Any, Self
 
 import torch
 from torch.fx import GraphModule
-from torch.fx.graph import CodeGen
 
-from ort_dynamo.runtime.compiled_graph import CompiledGraph, Stopped
+from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.data_errors import data_error
-from ort_dynamo.torch_internals.lazy import write_code
+from ort_dynamo.runtime.outer_code import IslandCall, outer_code
+from ort_dynamo.runtime.session_code import Stopped
+from ort_dynamo.runtime.written import written
 
 __all__ = ["Island", "RunWatch", "boxed"]
 
 
 class Island(torch.nn.Module):
-    """Stands in the outer graph for a compiled island.
+    """Stands in the outer graph for a compiled island, which `boxed` has it call without this module.
 
     Args:
         compiled: what runs.
@@ -30,17 +31,18 @@ class Island(torch.nn.Module):
         self.compiled = compiled
         self._places = places
 
-    def __call__(self, *values: Any) -> tuple[torch.Tensor, ...]:
-        """Run the island; plain, without nn.Module's hooks, since this is called on every step.
+    def as_call(self) -> IslandCall:
+        """What the outer graph's code does for it: raise, where ONNX Runtime stopped, an ExecutionError.
 
-        Raises:
-            ExecutionError: ONNX Runtime stopped; IndexOutOfBoundsError if at an index in the data,
-                IntegerDivisionByZeroError if at a divisor.
+        IndexOutOfBoundsError if at an index in the data, IntegerDivisionByZeroError if at a divisor.
         """
-        try:
-            return self.compiled(*values)
-        except Stopped as stopped:
-            raise data_error(str(stopped), self._places) from stopped.__cause__
+        places = self._places
+        return IslandCall(
+            self.compiled.run,
+            len(self.compiled.built.outputs),
+            Stopped,
+            lambda stopped: data_error(str(stopped), places),
+        )
 
 
 class RunWatch:
@@ -69,29 +71,17 @@ class RunWatch:
 _watches: list[RunWatch] = []
 
 
-class _BoxedCodeGen(CodeGen):
-    """Generates `forward(self, args_list)`, which takes its inputs out of the list and empties it."""
-
-    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **_: Any) -> str:
-        names = [var.split(":")[0].split("=")[0].strip() for var in free_vars if var != "self"]
-        lines = [f"def {self._func_name}(self, args_list){maybe_return_annotation}:"]
-        if names:
-            lines += [f"    {', '.join(names)}, = args_list", "    args_list.clear()"]
-        return "\n".join(lines)
+def _note_run() -> None:
+    for watch in tuple(_watches):
+        watch.note()
 
 
 def boxed(gm: GraphModule) -> Callable[[list[Any]], Any]:
-    """`gm` as a boxed function. FX's code sets each name to None after its last use."""
-    gm.graph.set_codegen(_BoxedCodeGen())
-    write_code(gm)
-    forward: Callable[[list[Any]], Any] = gm.forward
-    has_islands = any(isinstance(child, Island) for child in gm.children())
-
-    def run(args: list[Any]) -> Any:
-        if _watches and has_islands:
-            for watch in tuple(_watches):
-                watch.note()
-        return forward(args)
-
+    """`gm` as a boxed function, whose code is written by `outer_code`."""
+    islands = {name: child.as_call() for name, child in gm.named_children() if isinstance(child, Island)}
+    lines, values = outer_code(gm, islands)
+    if islands:
+        lines[1:1] = ["    if watches:", "        note_run()"]
+    run = written("outer", lines, values | {"watches": _watches, "note_run": _note_run})
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

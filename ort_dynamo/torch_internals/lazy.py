@@ -10,7 +10,7 @@ from torch.fx import Graph, GraphModule
 
 from ort_dynamo.torch_internals.lookup import private
 
-__all__ = ["graph_module", "lazily", "write_code"]
+__all__ = ["graph_module", "lazily"]
 
 _Lazy = private("torch.fx._lazy_graph_module:_LazyGraphModule", GraphModule)
 _use_lazy = private("torch.fx._lazy_graph_module:_use_lazy_graph_module", lambda _: nullcontext())
@@ -20,13 +20,6 @@ def graph_module(attributes: Mapping[str, Any], graph: Graph) -> GraphModule:
     """Make a module of a graph, without code where torch can leave it for later."""
     made: GraphModule = _Lazy(dict(attributes), graph)
     return made
-
-
-def write_code(gm: GraphModule) -> None:
-    """Write the code of a module's graph as it is now."""
-    gm.recompile()
-    if isinstance(gm, _Lazy) and hasattr(gm, "real_recompile"):
-        gm.real_recompile()
 
 
 def lazily() -> AbstractContextManager[Any]:

@@ -8,7 +8,7 @@ equals no node's target: a table may name it, and what registers the entries of 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +41,7 @@ __all__ = [
     "present",
     "prims",
     "schema_of",
+    "without_wrapper",
 ]
 
 _V = TypeVar("_V")
@@ -197,6 +198,16 @@ def can_decompose(overload: OpOverload) -> bool:
 def overloads_of(packet: OpOverloadPacket) -> list[OpOverload]:
     """All overloads of an operator."""
     return [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]
+
+
+def without_wrapper(overload: OpOverload) -> Callable[..., Any]:
+    """The C++ function that a call of an overload ends in, where the call does nothing else; else the overload.
+
+    What torch 2.15 gives a dispatcher of its own in Python goes by the overload, and so do subclasses.
+    """
+    plain = type(overload) is OpOverload and getattr(overload, "_pyobj_dispatcher", None) is None
+    function: Callable[..., Any] = getattr(overload, "_op", overload) if plain else overload
+    return function
 
 
 def custom_name(given: object) -> str | None:

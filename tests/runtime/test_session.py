@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -109,6 +110,24 @@ def test_numbers_are_fed_as_scalars() -> None:
     )
     assert run(3)[0].tolist() == [0, 1, 2]
     assert run(0)[0].tolist() == []
+
+
+def test_the_code_of_a_run_asks_only_what_the_graph_leaves_open() -> None:
+    permuted = ValueSpec(torch.float32, order=(1, 0))
+    run = graph(
+        "g (float[2, 3] x, float[n, 3] y) => (float[2, 3] z, float[n, 3] w) { z = Neg (x) w = Neg (y) }",
+        [permuted, ValueSpec(torch.float32)],
+        [permuted, ValueSpec(torch.float32)],
+    )
+    code = inspect.getsource(run.run)
+    assert code.startswith("def run(x0, x1):")
+    assert code.count(".permute(1, 0)") == 2  # the first input's, the first output's
+    assert "x1.numel()" in code
+    assert "x0.numel()" not in code
+    x, y = torch.randn(3, 2).t()._neg_view().t(), torch.randn(5, 3)[::2]
+    z, w = run(x, y)
+    torch.testing.assert_close(z, -x)
+    torch.testing.assert_close(w, -y)
 
 
 def test_one_graph_runs_in_many_threads() -> None:

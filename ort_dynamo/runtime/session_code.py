@@ -1,0 +1,196 @@
+"""Writes the Python that takes torch's tensors through a session, without copying them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ort_dynamo.boundary import ValueSpec, inverse, laid_out
+from ort_dynamo.build import BuiltGraph
+from ort_dynamo.runtime import processes
+from ort_dynamo.runtime.binding import Crossing, crossing
+from ort_dynamo.runtime.processes import own_session
+from ort_dynamo.runtime.written import written
+from ort_dynamo.torch_internals.dispatcher import sees_calls
+from ort_dynamo.torch_internals.dlpack import from_dlpack, to_dlpack
+from ort_dynamo.torch_internals.fakes import FakeTensor
+
+__all__ = ["OwnSession", "Stopped", "session_code"]
+
+
+class Stopped(Exception):  # noqa: N818
+    """ONNX Runtime stopped; its words. Whoever knows where the graph comes from makes an error of it."""
+
+
+class OwnSession:
+    """A session of this process: the first one, and in a forked child one that is opened at its first call."""
+
+    def __init__(self, opened: Callable[[], Any]) -> None:
+        self._opened = opened
+        self.open()
+
+    def open(self) -> None:
+        """Open it in the calling process."""
+        self.session = own_session(self._opened)  # keeps the raw session alive
+        self.run = crossing().run_of(self.session)
+        self.process = processes.current
+
+
+def session_code(built: BuiltGraph, own: OwnSession, device: torch.device, options: Any) -> Callable[..., Any]:
+    """Write the function that runs a graph on one value per input, on the stream of the session.
+
+    Of a graph that takes a matrix, a transposed one and a bool, and gives one tensor, with onnxruntime 1.31:
+
+        def run(x0, x1, x2):
+            if sees_calls() or processes.current != own.process:
+                results = instead(x0, x1, x2)
+                if results is not None:
+                    return results
+            feeds, fetches = vector(), vector()
+            feeds.reserve(3)
+            push = feeds.push_back
+            push(to_dlpack(x0 if x0.is_contiguous() and not x0.is_neg() else fitted(x0)), False)
+            x1 = x1.permute(1, 0)
+            push(to_dlpack(x1 if x1.is_contiguous() and not x1.is_neg() else fitted(x1)), False)
+            push(to_dlpack((x2 if x2.is_contiguous() and not x2.is_neg() else fitted(x2)).view(torch.uint8)), True)
+            try:
+                own.run(options, inputs, feeds, outputs, fetches, places)
+            except Exception as error:
+                raise Stopped(str(error)) from error
+            return (from_dlpack(fetches.dlpack_at(0)),)
+    """
+    how = crossing()
+    session = own.session
+    taken, given = session.get_inputs(), session.get_outputs()
+    names = [f"x{index}" for index in range(len(built.inputs))]
+    fed = [
+        line
+        for name, spec, value in zip(names, built.inputs, taken, strict=True)
+        for line in _feed(name, spec, how, may_be_empty=_may_be_empty(value))
+    ]
+    fetched = [
+        _fetch(f"from_dlpack(fetches.dlpack_at({index}))", spec, may_be_empty=_may_be_empty(value))
+        for index, (spec, value) in enumerate(zip(built.outputs, given, strict=True))
+    ]
+    lines = [
+        f"def run({', '.join(names)}):",
+        "    if sees_calls() or processes.current != own.process:",
+        f"        results = instead({', '.join(names)})",
+        "        if results is not None:",
+        "            return results",
+        "    feeds, fetches = vector(), vector()",
+        f"    feeds.reserve({len(names)})",
+        "    push = feeds.push_back",
+        *(f"    {line}" for line in fed),
+        "    try:",
+        "        own.run(options, inputs, feeds, outputs, fetches, places)",
+        "    except Exception as error:",  # pybind exposes about ten unrelated exception classes
+        "        raise Stopped(str(error)) from error",
+        f"    return ({' '.join(f'{one},' for one in fetched)})",
+    ]
+    values = {
+        "own": own,
+        "instead": partial(_instead, built, own, device),
+        "vector": how.vector,
+        "options": options,
+        "inputs": [value.name for value in taken],
+        "outputs": [value.name for value in given],
+        "places": [how.place(device)] * len(given),
+    }
+    return written("run", lines, {**_COMMON, **values})
+
+
+def _instead(built: BuiltGraph, own: OwnSession, device: torch.device, *values: Any) -> tuple[torch.Tensor, ...] | None:
+    """What comes in the place of a run, if anything does; in a forked child a session is opened first."""
+    if sees_calls() and any(isinstance(value, FakeTensor) for value in values):
+        return _fake(built, own.session, device)
+    if own.process != processes.current:
+        own.open()
+    return None
+
+
+def _fake(built: BuiltGraph, session: Any, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """The results' fake tensors, under the program's own FakeTensorMode: its inputs have no memory to read."""
+    shapes = [result.shape for result in session.get_outputs()]
+    if not all(isinstance(size, int) for shape in shapes for size in shape):
+        raise Stopped("the inputs are fake tensors, and a result's size is symbolic")
+    made = (torch.empty(s, dtype=o.dtype, device=device) for s, o in zip(shapes, built.outputs, strict=True))
+    return tuple(_arranged(tensor, spec) for tensor, spec in zip(made, built.outputs, strict=True))
+
+
+def _arranged(tensor: torch.Tensor, spec: ValueSpec) -> torch.Tensor:
+    """`tensor` as it comes out of the session, with the dimensions and strides of the spec."""
+    if spec.order:
+        return tensor.permute(inverse(spec.order))
+    return laid_out(tensor, spec.strides) if spec.strides else tensor
+
+
+def _may_be_empty(value: Any) -> bool:
+    """Whether a session's input or output may have no element."""
+    return not all(isinstance(size, int) and size for size in value.shape)
+
+
+def _feed(name: str, spec: ValueSpec, how: Crossing, *, may_be_empty: bool) -> Iterator[str]:
+    """The lines that hand one value to ONNX Runtime."""
+    if spec.is_number:
+        fits = f"tensor({name}, dtype={spec.dtype})"
+    else:
+        if spec.order:
+            yield f"{name} = {name}.permute({_spelled(spec.order)})"
+        has_elements = f" and {name}.numel()" if may_be_empty else ""
+        fits = f"{name} if {name}.is_contiguous() and not {name}.is_neg(){has_elements} else fitted({name})"
+    if not how.bool_is_bytes:
+        yield f"push(to_dlpack({fits}))"
+    elif spec.dtype is torch.bool:
+        yield f"push(to_dlpack(({fits}).view(torch.uint8)), True)"
+    else:  # given though it has a default: pybind takes longer to find that
+        yield f"push(to_dlpack({fits}), False)"
+
+
+def _fetch(tensor: str, spec: ValueSpec, *, may_be_empty: bool) -> str:
+    """The expression that makes of `tensor`, which ONNX Runtime gives, what the spec says."""
+    if spec.dtype is torch.bool:
+        tensor = f"as_bool({tensor})"
+    if may_be_empty:
+        tensor = f"contiguous_if_empty({tensor})"
+    if spec.order:
+        return f"{tensor}.permute({_spelled(inverse(spec.order))})"
+    return f"laid_out({tensor}, {spec.strides})" if spec.strides else tensor
+
+
+def _spelled(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _fitted(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers in memory that ONNX Runtime reads as they are."""
+    tensor = tensor.contiguous()
+    if not tensor.numel():
+        tensor = tensor.new_empty(tensor.shape)  # contiguous to torch with any strides, not to ONNX Runtime
+    return tensor.resolve_neg()  # DLPack hands over the memory and drops the bit that negates it
+
+
+def _as_bool(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype is torch.bool else tensor.view(torch.bool)
+
+
+def _contiguous_if_empty(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.numel() else tensor.new_empty(tensor.shape)  # onnxruntime 1.32 gives it strides of 0
+
+
+_COMMON: Mapping[str, Any] = {
+    "Stopped": Stopped,
+    "as_bool": _as_bool,
+    "contiguous_if_empty": _contiguous_if_empty,
+    "fitted": _fitted,
+    "from_dlpack": from_dlpack,
+    "laid_out": laid_out,
+    "processes": processes,
+    "sees_calls": sees_calls,
+    "tensor": torch.tensor,
+    "to_dlpack": to_dlpack,
+    "torch": torch,
+}

@@ -1,0 +1,33 @@
+"""Python that is written for one graph, so that each call of it runs through plain lines and asks nothing twice."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["written"]
+
+_numbers = itertools.count()
+
+
+def written(name: str, lines: Sequence[str], values: Mapping[str, Any]) -> Callable[..., Any]:
+    """Make a function of its source.
+
+    `print(inspect.getsource(function))` shows it, and a traceback that goes through it shows its lines.
+
+    Args:
+        name: the function's.
+        lines: its definition, from `def` on.
+        values: what it takes from outside itself, by the names that it has for them.
+    """
+    source = "".join(f"{line}\n" for line in lines)
+    file = f"<ort_dynamo {name} {next(_numbers)}>"
+    namespace = dict(values)
+    exec(compile(source, file, "exec"), namespace)
+    function: Callable[..., Any] = namespace.pop(name)  # whose reference to itself would keep it alive
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    weakref.finalize(function, linecache.cache.pop, file, None)
+    return function

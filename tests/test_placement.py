@@ -104,9 +104,7 @@ def test_training_equals_eager(name: str, channels_last: bool, placement: str, t
         assert_close(actual[what], value, what, Tolerance(2e-4, 2e-5))
     for (what, mine), (_, wanted) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
         assert mine.grad is not None
-        assert wanted.grad is not None
-        mine_strides, theirs_strides = mine.grad.stride(), wanted.grad.stride()
-        assert mine_strides == theirs_strides, what
+        assert_close(mine.grad, wanted.grad, f"gradient of {what}", Tolerance(2e-4, 2e-5), strides=not channels_last)
     counts = counters["ort_train"]
     assert (counts["chosen_nodes"] > 0) == (placement == "fastest")
     assert counts["eager_nodes"] == 0
@@ -166,5 +164,5 @@ def test_saved_models_are_whole_if_that_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_an_unknown_placement_is_refused() -> None:
-    with pytest.raises(Exception, match="placement='torch' .*'fastest', 'onnxruntime'"):
+    with pytest.raises(Exception, match="'placement' cannot be 'torch': expected one of 'fastest', 'onnxruntime'"):
         torch.compile(nn.ReLU(), backend="ort_train", options={"placement": "torch"})(images())

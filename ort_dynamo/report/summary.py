@@ -103,9 +103,10 @@ class Summary:
                 f"ort_train: compiles {self.compiles}, graphs {self.graphs}, islands {self.islands} "
                 f"({self.cache_hits} from the cache), {self.seconds:.1f} s"
             )
+            choice = f"{self.chosen.total()} in torch by choice, " if self.chosen else ""
             yield (
                 f"nodes: {self.native.total()} in ONNX Runtime, {self.by_design.total()} in torch by design, "
-                f"{self.chosen.total()} in torch by choice, {self.eager_nodes} in eager"
+                f"{choice}{self.eager_nodes} in eager"
             )
         else:
             yield "ort_train: nothing was compiled"

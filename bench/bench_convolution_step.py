@@ -1,0 +1,34 @@
+"""How long is a training step of a conv net, with one thread and with all, in units of eager's and of inductor's?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from bench.contestants import TrainingStep
+from bench.conv_nets import CONV_NETS, build_conv_net
+from bench.results import Compare
+from bench.workloads import Size
+
+_ROUNDS = {"tiny": 1, "small": 12, "medium": 6}
+
+_WARM_UP_STEPS = 3
+
+
+@pytest.fixture(params=[1, None], ids=["one thread", "all threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param or before)
+    yield str(torch.get_num_threads())
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("net", CONV_NETS)
+def test_convolution_step(net: str, threads: str, size: Size, backends: tuple[str, ...], compare: Compare) -> None:
+    torch._dynamo.reset()  # what is compiled is for so many threads
+    steps = {backend: TrainingStep(build_conv_net(net, size), backend) for backend in backends}
+    losses = {backend: torch.stack([step() for _ in range(_WARM_UP_STEPS)]) for backend, step in steps.items()}
+    torch.testing.assert_close(losses["ort_train"], losses["eager"], rtol=1e-2, atol=1e-3)
+    compare("convolution step", f"{net}, {threads} thread(s)", steps, _ROUNDS[size])

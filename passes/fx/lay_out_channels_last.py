@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import CHOSEN
+from ort_dynamo.marks import CHOSEN, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, convolution_weight
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
 from ort_dynamo.torch_internals.operators import OpOverload, aten
@@ -190,7 +190,8 @@ class _Layout:
 
 
 _HALF = "partitioner_tag"  # torch's, by which its partitioner tells forward from backward
-_KEPT = ("nn_module_stack", "stack_trace", _HALF, "seq_nr", "original_aten", "from_node")
+_KEPT = ("nn_module_stack", "stack_trace", "seq_nr", "original_aten", "from_node", _HALF, RECOMPUTE, "ac_graph_id")
+"""What a copy has of the node that it is of: where it is from, and whether torch.utils.checkpoint computes it again."""
 _REASON = "torch's convolutions are faster in channels_last"
 
 

@@ -50,6 +50,11 @@ _FOLLOWING = frozenset(
         aten.cat.default,
         aten.constant_pad_nd.default,
         aten.native_dropout.default,
+        # Pointwise ones without the tag.
+        aten.hardtanh_backward.default,
+        aten.hardswish_backward.default,
+        aten.elu_backward.default,
+        aten.leaky_relu_backward.default,
     }
 )
 """Operators beside the pointwise ones whose kernels take channels_last and give it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -14,11 +13,11 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from ort_dynamo.boundary import in_order
 from ort_dynamo.marks import CHOSEN, RECOMPUTE
-from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, convolution_weight
+from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, weighs_more_than_images
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
 from ort_dynamo.torch_internals.operators import OpOverload, aten
-from ort_dynamo.torch_internals.symbols import hints, known_true
 
 __all__ = ["LayOutChannelsLast"]
 
@@ -114,7 +113,8 @@ class _Layout:
 
     def _visit(self, node: Node) -> None:
         if node.target in CONVOLUTIONS and _dim(node.args[0]) == 4:
-            if _weighs_more_than_images(node):
+            # Its weight is contiguous, and would be put in order in their place.
+            if weighs_more_than_images(node):
                 self._read_as_traced(node)
                 return
             images = node.args[:1] if node.target is CONVOLUTIONS[0] else node.args[:2]
@@ -213,16 +213,6 @@ def _dim(node: Any) -> int:
     return int(node.meta["val"].dim())
 
 
-def _weighs_more_than_images(convolution: Node) -> bool:
-    """Whether the weight, which is contiguous and so put in order instead, has more elements than what it meets."""
-    image = convolution.args[0 if convolution.target is CONVOLUTIONS[0] else 1]
-    return _numel(convolution_weight(convolution)) > _numel(image.meta["val"])  # type: ignore[union-attr]
-
-
-def _numel(fake: torch.Tensor) -> int:
-    return math.prod(1 if size is None else int(size) for size in hints(fake.shape))
-
-
 def _is_unplaced(node: Node) -> bool:
     """Whether the node has no place of its own, or one that no session has: a draw, a collective, part of a tuple."""
     return node.target is operator.getitem or not isinstance(node.target, OpOverload)
@@ -260,11 +250,5 @@ def _is_channels_last(fake: torch.Tensor) -> bool:
 
 
 def _has_strides(fake: torch.Tensor, order: Sequence[int]) -> bool:
-    """Whether memory goes through the dimensions in `order`, without gaps; installs no guard."""
-    expected: Any = 1
-    for axis in reversed(order):
-        if not known_true(fake.shape[axis] == 1):
-            if not known_true(fake.stride(axis) == expected):
-                return False
-            expected = expected * fake.shape[axis]
-    return True
+    """Whether memory goes through the dimensions in `order`, without gaps."""
+    return in_order([fake.shape[axis] for axis in order], [fake.stride(axis) for axis in order])

@@ -76,6 +76,8 @@ class PlaceInTorch(PassBase):
         """Mark nodes of a joint or inference graph."""
         graph = graph_module.graph
         faster = [node for node in graph.nodes if self._convolves_faster(node)]
+        if not faster:
+            return PassResult(graph_module, False)
         contends = self.threads > 1 and self.target.shares_the_processor
         modified = False
         if _gain(graph, faster, _CONTENDING if contends else _ALONE) > 0:

@@ -11,7 +11,14 @@ from torch.fx import Node
 from ort_dynamo.torch_internals.operators import aten
 from ort_dynamo.torch_internals.symbols import hints
 
-__all__ = ["CONVOLUTIONS", "convolution_weight", "is_depthwise", "is_product", "multiplications"]
+__all__ = [
+    "CONVOLUTIONS",
+    "convolution_weight",
+    "is_depthwise",
+    "is_product",
+    "multiplications",
+    "weighs_more_than_images",
+]
 
 CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
@@ -70,6 +77,13 @@ def _filled(given: Any, kernel: tuple[Any, ...]) -> tuple[Any, ...]:
 def is_depthwise(node: Node) -> bool:
     """Whether a convolution takes each channel by itself."""
     return bool(convolution_weight(node).shape[1] == 1)
+
+
+def weighs_more_than_images(node: Node) -> bool:
+    """Whether the weight of a convolution has more elements than the images that it meets, by the example's sizes."""
+    given = _arguments(node)
+    weight, images = (math.prod(_sizes(one.meta["val"])) for one in (given.weight, given.image))
+    return weight > images
 
 
 def multiplications(node: Node) -> int:

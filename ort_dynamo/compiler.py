@@ -26,7 +26,7 @@ from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import DumpOptions, Options
 from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.passes.outside import outside_functions
-from ort_dynamo.passes.pipelines import onnx_passes, order_passes, outer_passes
+from ort_dynamo.passes.pipelines import onnx_passes, order_passes, outer_passes, running_passes
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.progress import stage
 from ort_dynamo.report.counts import report
@@ -103,6 +103,7 @@ def compile_graph(
         described=describe_graph(segmented, role, options.dump, seen),
     )
     record(learned)
+    run_passes(running_passes(), segmented.gm, check=options.dump.verify)
     if keeps:
         places = {name: place for name, (_, place) in islands.items()}
         return StoredCode(segmented.gm, places, learned, partition, options.cache)

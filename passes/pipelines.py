@@ -33,6 +33,7 @@ from ort_dynamo.passes.fx.remove_clones import RemoveClones
 from ort_dynamo.passes.fx.restore_seedless import RestoreSeedless
 from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
 from ort_dynamo.passes.fx.split_statistics import SplitStatistics
+from ort_dynamo.passes.fx.write_in_place import WriteInPlace
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
@@ -55,6 +56,7 @@ __all__ = [
     "placement_passes",
     "plan_passes",
     "recompute_passes",
+    "running_passes",
 ]
 
 
@@ -132,6 +134,11 @@ def plan_passes(outputs: int) -> tuple[PassBase, ...]:
 def outer_passes(seen: slice) -> tuple[PassBase, ...]:
     """Give the passes on an outer graph around islands, of whose outputs the program sees those in `seen`."""
     return (OwnResults(seen), LocateAssertions())
+
+
+def running_passes() -> tuple[PassBase, ...]:
+    """Give the passes on an outer graph that is to be run and no longer described: it may write over its tensors."""
+    return (WriteInPlace(),)
 
 
 def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlacePass, ...]:

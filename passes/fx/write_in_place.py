@@ -1,0 +1,148 @@
+"""What torch computes element by element is written over an input that nothing reads afterwards."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.passes.fx.analysis.storage import storages_of
+from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS
+from ort_dynamo.torch_internals.operators import OpOverload, aten
+
+__all__ = ["WriteInPlace"]
+
+_OVER_GRADIENT = {
+    aten.elu_backward.default: aten.elu_backward.grad_input,
+    aten.hardtanh_backward.default: aten.hardtanh_backward.grad_input,
+    aten.leaky_relu_backward.default: aten.leaky_relu_backward.grad_input,
+    aten.sigmoid_backward.default: aten.sigmoid_backward.grad_input,
+    aten.silu_backward.default: aten.silu_backward.grad_input,
+    aten.tanh_backward.default: aten.tanh_backward.grad_input,
+    aten.threshold_backward.default: aten.threshold_backward.grad_input,
+}
+"""Gradient of a pointwise operator -> the overload that writes it where it is told to, here over its first input."""
+
+_COMMUTES = (aten.add.Tensor, aten.mul.Tensor)
+
+_FRESH = frozenset(
+    {
+        *CONVOLUTIONS,
+        aten._native_batch_norm_legit_functional.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_no_training.default,
+        aten._batch_norm_with_update_functional.default,
+        aten.native_batch_norm.default,
+        aten.native_batch_norm_backward.default,
+        aten.batch_norm_backward.default,
+        aten.max_pool2d_with_indices_backward.default,
+        aten.avg_pool2d.default,
+        aten.avg_pool2d_backward.default,
+        aten._adaptive_avg_pool2d_backward.default,
+        aten.cat.default,
+        aten.mm.default,
+        aten.bmm.default,
+        aten.addmm.default,
+        aten.native_layer_norm.default,
+        aten.native_layer_norm_backward.default,
+    }
+)
+"""Operators beside the pointwise ones whose tensors are always in memory that they allocate themselves."""
+
+
+@dataclass(frozen=True)
+class WriteInPlace(PassBase):
+    """Pointwise operators that torch runs in an outer graph write their result over an input of the same layout.
+
+    Memory that was just written is in the processor's cache, or at least mapped; that of a new tensor is read in before
+    it is written, and a large one's pages are fetched from the system first. Only what the graph itself has allocated
+    is overwritten, of which there is no view, and which nothing reads afterwards: no input, no output, nothing saved.
+    """
+
+    name: str = "write_in_place"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Rewrite, in place, an outer graph with fake values."""
+        nodes = tuple(graph_module.graph.nodes)
+        place = {node: index for index, node in enumerate(nodes)}
+        holders = Counter(storage for node in nodes if not _is_tuple(node) for storage in storages_of(node))
+        fresh = {node for node in nodes if _is_fresh(node)}  # asked before anything is rewritten
+        modified = False
+        for node in nodes:
+            for over, target, args, kwargs in _in_place(node):
+                if over in fresh and _can_be_overwritten(over, node, place, holders):
+                    node.target, node.args, node.kwargs = target, args, kwargs
+                    modified = True
+                    break
+        if modified:
+            graph_module.recompile()
+        return PassResult(graph_module, modified)
+
+
+_Call = tuple[Node, OpOverload, tuple[Any, ...], dict[str, Any]]
+
+
+def _in_place(node: Node) -> Iterator[_Call]:
+    """The calls that give what `node` gives, each with the input that it writes over."""
+    args: tuple[Any, ...] = node.args
+    target: Any = node.target
+    if node.op != "call_function" or not args or not isinstance(first := args[0], Node):
+        return
+    if target in _OVER_GRADIENT:
+        yield first, _OVER_GRADIENT[target], args, {**node.kwargs, "grad_input": first}
+    elif written := _written_over(target):
+        yield first, written, args, dict(node.kwargs)
+        if target in _COMMUTES and not node.kwargs and isinstance(args[1], Node):
+            yield args[1], written, (args[1], first), {}
+
+
+def _written_over(target: Any) -> OpOverload | None:
+    """The overload that writes over its first argument and is otherwise the same."""
+    if not _is_pointwise(target) or target.namespace != "aten":
+        return None
+    packet = getattr(aten, f"{target._schema.name.removeprefix('aten::')}_")
+    overload = getattr(packet, target._overloadname)
+    if not isinstance(overload, OpOverload):
+        return None
+    pairs = zip(target._schema.arguments, overload._schema.arguments, strict=False)
+    same = len(target._schema.arguments) == len(overload._schema.arguments) and all(a.name == b.name for a, b in pairs)
+    return overload if same else None
+
+
+def _is_fresh(node: Node) -> bool:
+    maker = node.all_input_nodes[0] if node.target is operator.getitem else node
+    return maker.target in _FRESH or _is_pointwise(maker.target)
+
+
+def _can_be_overwritten(over: Node, writer: Node, place: Mapping[Node, int], holders: Counter[int]) -> bool:
+    return (
+        _same_layout(over.meta.get("val"), writer.meta.get("val"))
+        and all(holders[storage] == 1 for storage in storages_of(over))
+        and all(_reads_only(user) and place[user] <= place[writer] for user in over.users)
+    )
+
+
+def _reads_only(user: Node) -> bool:
+    """Whether `user` is one of torch's operators: what shares memory with its inputs, the fake tensors tell."""
+    return isinstance(user.target, OpOverload) and user.target.namespace == "aten"
+
+
+def _same_layout(over: Any, written: Any) -> bool:
+    if not (isinstance(over, torch.Tensor) and isinstance(written, torch.Tensor)):
+        return False
+    facts = [(one.dtype, one.device, tuple(one.shape), tuple(one.stride())) for one in (over, written)]
+    return facts[0] == facts[1]
+
+
+def _is_pointwise(target: Any) -> bool:
+    return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags and not target._schema.is_mutable
+
+
+def _is_tuple(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), (tuple, list))

@@ -1,8 +1,8 @@
-"""The op builder lowerings write to: onnxscript's GraphBuilder, with node dtypes and kernel dtypes settled at once.
+"""The op builder lowerings write to: a graph builder with node dtypes and kernel dtypes settled at once.
 
-Two of its hooks are replaced. Shape inference per node (about 100 µs, a protobuf round trip) gives way to type
-inference from the schema alone: lowerings take shapes from fake tensors, and ONNX Runtime infers the rest when the
-model is opened. Constant propagation is left to ONNX Runtime for the same reason.
+Dtypes come from the schema alone, without onnx's shape inference (about 100 µs a node, a protobuf round trip):
+lowerings take shapes from fake tensors, and ONNX Runtime infers the rest when the model is opened. Constants are folded
+there, too.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_ir as ir
-from onnxscript import GraphBuilder
 
 from ort_dynamo.errors import UnsupportedNodeError
+from ort_dynamo.lowering.op_builder import GraphBuilder
 from ort_dynamo.lowering.recipes.int64_order import ordering
 from ort_dynamo.marks import FOR_KERNEL, FX_NODE, READS_ROUNDED
 from ort_dynamo.target import OPSET, Target
@@ -59,7 +59,7 @@ class MixedTypesError(AssertionError):
     """Inputs of one ONNX node that must have one dtype have two."""
 
 
-class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
+class LoweringBuilder(GraphBuilder):
     """GraphBuilder that knows the target: an operator without a kernel for a dtype is computed in a wider one.
 
     Raises UnsupportedNodeError from a node's construction where no kernel fits, so that the ATen node at hand stays
@@ -103,29 +103,37 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
             self._constants[key] = self.initializer(tensor, name)
         return self._constants[key]
 
-    def _promote_constant(self, value: Any, dtype: ir.DataType | None) -> ir.Value:
+    def promote(self, value: Any, dtype: ir.DataType | None) -> ir.Value:
+        """A constant of Python numbers, or of a tensor or a text, as an operator of somebody else's may take."""
         if isinstance(value, (bool, int, float, list, tuple)):
             return self.constant(value, dtype or _default_dtype(value))
-        return super()._promote_constant(value, dtype)
+        return self.initializer(ir.tensor(value, dtype=dtype), f"given_{len(self.graph.initializers)}")
 
-    def call_op(  # type: ignore[no-untyped-def]
-        self, op_type, args, kwargs, /, domain="", version=None, outputs=1, name=None
+    def call_op(
+        self,
+        op_type: str,
+        inputs: Sequence[Any],
+        attributes: dict[str, Any],
+        domain: str,
+        version: int,
+        outputs: int | Sequence[str],
+        name: str | None,
     ) -> Any:
         """Add one node, with casts around it where the target's kernels need them."""
-        if op_type == "Transpose" and list(perm := kwargs.get("perm", ())) == list(range(len(perm))) != []:
+        if op_type == "Transpose" and list(perm := attributes.get("perm", ())) == list(range(len(perm))) != []:
             # Defect identity_transpose_before_gemm.
-            op_type, kwargs = "Identity", {}
-        kwargs = {key: _attribute(key, value) for key, value in kwargs.items()}
+            op_type, attributes = "Identity", {}
+        attributes = {key: _attribute(key, value) for key, value in attributes.items()}
         schema = self._get_schema(op_type, domain, version)
-        if schema is None and domain == "" and version is not None:
+        if schema is None and domain == "":
             raise AttributeError(f"ONNX has no operator {op_type} in opset {version}")
-        inputs = self._cast_inputs(schema, args)
+        inputs = self._as_values(schema, inputs)
         if (instead := ordering(self.target, op_type, domain, inputs)) is not None:
             return instead(self.op, inputs)
         bound = _bind(schema, inputs)
         substitute = self._substitutes(op_type, domain, bound)
         if not substitute:
-            return super().call_op(op_type, inputs, kwargs, domain, version, outputs, name)
+            return self.add_node(op_type, inputs, attributes, domain, version, outputs, name)
         if schema is None:  # a contrib operator: which inputs share a type variable is not known here
             raise UnsupportedNodeError(f"{self.target.provider} has no {op_type} kernel for {bound}")
         inputs = [
@@ -134,7 +142,7 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
             else value
             for index, value in enumerate(inputs)
         ]
-        results = super().call_op(op_type, inputs, kwargs, domain, version, outputs, name)
+        results = self.add_node(op_type, inputs, attributes, domain, version, outputs, name)
         if isinstance(results, ir.Value):
             return self._cast_back(schema, 0, results, bound, substitute)
         return tuple(self._cast_back(schema, index, value, bound, substitute) for index, value in enumerate(results))
@@ -153,7 +161,7 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         return self._cast_for_kernel(value, bound[variable])
 
     def _cast_for_kernel(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        cast: ir.Value = super().call_op("Cast", [value], {"to": dtype}, version=OPSET)
+        cast: ir.Value = self.add_node("Cast", [value], {"to": dtype}, "", OPSET, 1, None)
         node = cast.producer()
         assert node is not None
         node.metadata_props[FOR_KERNEL] = "1"
@@ -184,35 +192,23 @@ class LoweringBuilder(GraphBuilder):  # type: ignore[misc]
         if self._substitutes(node.op_type, node.domain, _bind(schema, node.inputs)):
             raise UnsupportedNodeError(f"{self.target.provider} has no {node.op_type} kernel for the node's dtypes")
 
-    def adopt(self, node: ir.Node) -> None:
-        """Append a node that was made elsewhere, with the dtypes of its outputs."""
-        self._annotate_node(node)
+    def append(self, node: ir.Node) -> None:
+        """Append a node, marked with where it comes from, with the dtypes of its outputs."""
+        node.metadata_props[FX_NODE] = self.origin
+        if self.reads_rounded:
+            node.metadata_props[READS_ROUNDED] = "1"
         self.graph.append(node)
-        self._infer_shapes(node)
+        self._infer_types(node)
 
-    def _cast_inputs(self, schema: onnx.defs.OpSchema | None, inputs: Sequence[Any]) -> Sequence[ir.Value | None]:
+    def _as_values(self, schema: onnx.defs.OpSchema | None, inputs: Sequence[Any]) -> Sequence[ir.Value | None]:
         if all(value is None or isinstance(value, ir.Value) for value in inputs):
-            return inputs  # onnxscript looks through the schema before it finds nothing to do
-        cast: Sequence[ir.Value | None] = super()._cast_inputs(schema, inputs)
-        return cast
+            return inputs  # as most are: there is no need to look through the schema
+        return self.cast_inputs(schema, inputs)
 
     def _get_schema(self, op_type: str, domain: str, version: int | None) -> onnx.defs.OpSchema | None:
         return _schema(op_type, domain, version) if version is not None else None
 
-    def _partition_inputs_attributes(
-        self, schema: onnx.defs.OpSchema | None, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Sequence[Any], dict[str, Any]]:
-        return args, kwargs
-
-    def _constant_propagation(self, node: ir.Node) -> None:
-        pass
-
-    def _annotate_node(self, node: ir.Node) -> None:
-        node.metadata_props[FX_NODE] = self.origin
-        if self.reads_rounded:
-            node.metadata_props[READS_ROUNDED] = "1"
-
-    def _infer_shapes(self, node: ir.Node) -> None:
+    def _infer_types(self, node: ir.Node) -> None:
         """Set the dtypes of the node's outputs."""
         if (to := node.attributes.get("to")) is not None:
             types: Sequence[ir.DataType | None] = [ir.DataType(to.as_int())]

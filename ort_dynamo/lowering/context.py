@@ -9,11 +9,11 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.dtypes import is_representable, onnx_dtype
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.lowering.builder import LoweringBuilder
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.symbols import Symbols
 from ort_dynamo.marks import FOR_KERNEL
 from ort_dynamo.target import Target

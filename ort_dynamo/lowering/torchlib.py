@@ -10,7 +10,6 @@ import functools
 from typing import Any
 
 import onnx_ir as ir
-import onnxscript
 import torch
 
 from ort_dynamo.dtypes import TORCH_TO_ONNX
@@ -59,7 +58,7 @@ def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         raise UnsupportedNodeError(f"no lowering of our own for {target}, and torch_lib's would fix a symbolic size")
 
     ctx.builder.origin += " (torch_lib)"
-    opset = onnxscript.values.Opset("", OPSET)
+    opset = exporter.opset(OPSET)
     aliases: dict[ir.Value, ir.Value] = {}
 
     def alias(value: Any) -> Any:
@@ -106,7 +105,7 @@ def _adopt(ctx: LoweringContext, nodes: list[ir.Node]) -> None:
     for node in nodes:
         node.version = OPSET if not node.domain else node.version
         ctx.builder.check_kernel(node)
-        ctx.builder.adopt(node)
+        ctx.builder.append(node)
 
 
 def _typed(ctx: LoweringContext, outputs: Any, real: dict[ir.Value, ir.Value]) -> Any:

@@ -6,11 +6,11 @@ import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import onnx_ir as ir
-import onnxscript
 
 from ort_dynamo.torch_internals.lookup import private
 
@@ -26,6 +26,7 @@ class Exporter:
     """The exporter's parts.
 
     Attributes:
+        opset: makes the opset of a version.
         recorder: makes, of an opset, what records the nodes that a function calls.
         recording: a context in which calls of ONNX operators go to a recorder.
         stand_in: makes, of an opset and a value, the value that a function is given for it.
@@ -33,6 +34,7 @@ class Exporter:
         functions: torch_lib's functions for an overload's full name, "aten::relu", the best first.
     """
 
+    opset: Callable[[int], Any]
     recorder: Callable[[Any], Any]
     recording: Callable[[Any], AbstractContextManager[Any]]
     stand_in: Callable[[Any, ir.Value], ir.Value]
@@ -59,7 +61,7 @@ def _try(opset_version: int) -> Exporter | str:
     """The parts, or what is wrong with them."""
     try:
         found = _find()
-        opset = onnxscript.values.Opset("", opset_version)
+        opset = found.opset(opset_version)
         found.stand_in(opset, ir.Value(name="x"))
         found.functions("aten::relu")
         with found.recording(found.recorder(opset)):
@@ -70,6 +72,7 @@ def _try(opset_version: int) -> Exporter | str:
 
 
 def _find() -> Exporter:
+    onnxscript = import_module("onnxscript")  # 20 MB, so only when needed
     exporter = "torch.onnx._internal.exporter"
     recorder = private(f"{exporter}._building:OpRecorder")
     tensor = private(f"{exporter}._tensors:SymbolicTensor")
@@ -79,6 +82,7 @@ def _find() -> Exporter:
     for error in ("torch.onnx.errors:OnnxExporterError", f"{exporter}._errors:GraphConstructionError"):
         errors += filter(None, [private(error)])
     return Exporter(
+        opset=partial(onnxscript.values.Opset, ""),
         recorder=lambda opset: recorder(opset, {}),
         recording=onnxscript.evaluator.default_as,
         stand_in=lambda opset, value: tensor(opset, value.name, value.shape, value.type),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import logging
 from collections.abc import Callable
@@ -164,7 +165,7 @@ def test_an_exporter_whose_parts_take_other_arguments_is_not_used(monkeypatch: p
     def stand_in(opset: Any, value: ir.Value) -> ir.Value:
         raise TypeError("SymbolicTensor() takes 2 arguments")
 
-    changed = exporter.Exporter(found.recorder, found.recording, stand_in, found.errors, found.functions)
+    changed = dataclasses.replace(found, stand_in=stand_in)
     monkeypatch.setattr(exporter, "_find", lambda: changed)
     assert exporter._try.__wrapped__(OPSET) == "TypeError: SymbolicTensor() takes 2 arguments"
 

@@ -11,9 +11,9 @@ from typing import Any
 import mpmath
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.error_function import erf
 from ort_dynamo.lowering.ops.unary import log1p
 from ort_dynamo.lowering.recipes.approximation import fit, polynomial

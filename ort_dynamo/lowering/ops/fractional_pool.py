@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.recipes.branches import all_finite, either
 from ort_dynamo.lowering.recipes.positions import positions_along

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.matmul import product, transposed
 from ort_dynamo.lowering.recipes.loops import Carried, for_each
 from ort_dynamo.lowering.registry import lowering, named_lowering

@@ -9,9 +9,9 @@ from typing import Any
 import mpmath
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, is_empty
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.error_function import erfc
 from ort_dynamo.lowering.ops.gamma import bernoulli, log_gamma_of_positive

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.views import size_is_zero
 from ort_dynamo.lowering.recipes.loops import Carried, any_of, repeat_while

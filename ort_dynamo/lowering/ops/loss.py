@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.activation import log1p_exp
 from ort_dynamo.lowering.recipes.accurate_sum import total
 from ort_dynamo.lowering.recipes.promotion import float_dtype, promote

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.ordering import sorted_along, sorted_with_nan
 from ort_dynamo.lowering.ops.views import axis, cut
 from ort_dynamo.lowering.recipes.branches import all_finite, either

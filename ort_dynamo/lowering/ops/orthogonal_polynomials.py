@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.trigonometry import acos, cos
 from ort_dynamo.lowering.ops.unary import truncate

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Number
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.recipes.branches import all_finite, either, is_small
 from ort_dynamo.lowering.recipes.promotion import promote
 from ort_dynamo.lowering.registry import lowering

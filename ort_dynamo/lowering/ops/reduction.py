@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.unary import is_float, square_root
 from ort_dynamo.lowering.ops.views import axis

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.unary import is_float
 from ort_dynamo.lowering.ops.views import axis, size_is_zero
 from ort_dynamo.lowering.recipes.positions import positions_along

@@ -8,9 +8,9 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size, is_empty
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.views import axis, size_is_zero
 from ort_dynamo.lowering.recipes.branches import either

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.recipes.loops import repeat_while
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, is_empty
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.gamma import bernoulli
 from ort_dynamo.lowering.recipes.loops import Carried, any_of, repeat_while

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.recipes.branches import either
 from ort_dynamo.lowering.symbols import factors
 from ort_dynamo.torch_internals.symbols import is_unbacked

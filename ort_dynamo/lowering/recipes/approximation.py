@@ -8,7 +8,8 @@ from typing import Any
 
 import mpmath
 import onnx_ir as ir
-from onnxscript import OpBuilder
+
+from ort_dynamo.lowering.op_builder import OpBuilder
 
 __all__ = ["fit", "polynomial"]
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.builder import LoweringBuilder
 from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.target import OPSET
 
 __all__ = ["all_finite", "either", "is_small"]

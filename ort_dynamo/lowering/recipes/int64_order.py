@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
-from onnxscript import OpBuilder
 
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.target import Target
 
 __all__ = ["Ordering", "ordering"]

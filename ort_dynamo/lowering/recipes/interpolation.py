@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.recipes.branches import all_finite, either
 from ort_dynamo.torch_internals.dispatcher import real_kernels
 from ort_dynamo.torch_internals.operators import aten

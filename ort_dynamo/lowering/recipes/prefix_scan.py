@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.recipes.loops import repeat_while
 from ort_dynamo.torch_internals.symbols import is_unbacked
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.recipes.add_rows import row_places
 from ort_dynamo.lowering.recipes.positions import from_start, positions_along
 from ort_dynamo.lowering.symbols import same_size

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 import torch
-from onnxscript import OpBuilder
 
 from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.torch_internals.symbols import expression
 
 __all__ = [

@@ -39,11 +39,17 @@ def why_absent(backend: str) -> str | None:
 
 
 class TrainingStep:
-    """Trains a workload under one backend; a call is one step. The optimizer is AdamW in eager for every backend."""
+    """Trains a workload under one backend; a call is one step. The optimizer is AdamW in eager for every backend.
 
-    def __init__(self, workload: Workload, backend: str, options: dict[str, Any] | None = None) -> None:
+    Without `update` a step ends with the gradients.
+    """
+
+    def __init__(
+        self, workload: Workload, backend: str, options: dict[str, Any] | None = None, *, update: bool = True
+    ) -> None:
         self.workload = workload
         self._loss = compile_with(backend, workload.module, options)
+        self._update = update
         self._optimizer = torch.optim.AdamW(workload.module.parameters(), lr=1e-4, foreach=True)
 
     def loss(self) -> torch.Tensor:
@@ -56,5 +62,6 @@ class TrainingStep:
         self._optimizer.zero_grad(set_to_none=True)
         loss = self.loss()
         loss.backward()
-        self._optimizer.step()
+        if self._update:
+            self._optimizer.step()
         return loss.detach()

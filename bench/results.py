@@ -9,9 +9,12 @@ from typing import Any, Protocol
 
 from bench.interleaved import Spread, Timings
 
-__all__ = ["PAIRS", "Compare", "Result", "Row", "Rows", "format_rows", "format_table"]
+__all__ = ["PAIRS", "PRODUCTS", "Compare", "Result", "Row", "Rows", "format_rows", "format_table"]
 
-PAIRS = (("ort_train", "eager"), ("ort_train", "inductor"), ("inductor", "eager"))
+PRODUCTS = "products"
+"""The contestant that runs nothing but the matrix products of eager's step."""
+
+PAIRS = (("ort_train", "eager"), ("ort_train", "inductor"), ("inductor", "eager"), ("ort_train", PRODUCTS))
 """(numerator, denominator) of each ratio reported: below 1 the numerator is faster."""
 
 
@@ -96,12 +99,13 @@ class Result:
 
 def format_table(results: Sequence[Result]) -> list[str]:
     """The results of one question as lines of text; a ratio is spelled median [quartiles]."""
-    heads = [f"{above}/{below}" for above, below in PAIRS]
+    pairs = [pair for pair in PAIRS if PRODUCTS not in pair or any(PRODUCTS in r.timings.samples for r in results)]
+    heads = [f"{above}/{below}" for above, below in pairs]
     rows = [["", *heads, f"cpu {heads[0]}", "nodes in eager"]]
     if all(result.worst_first for result in results):
         results = sorted(results, key=_slowness, reverse=True)
     for result in results:
-        walls = [_spell(result.timings.ratio(*pair, "wall")) for pair in PAIRS]
+        walls = [_spell(result.timings.ratio(*pair, "wall")) for pair in pairs]
         nodes = f"{result.nodes['eager']} of {sum(result.nodes.values())}"
         rows.append([result.case, *walls, _spell(result.timings.ratio(*PAIRS[0], "cpu")), nodes])
     lines = _aligned(rows)

@@ -14,15 +14,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = ["DEEP", "SIZES", "WORKLOADS", "Size", "Workload", "build"]
+__all__ = ["DEEP", "LARGE", "SIZES", "WORKLOADS", "Size", "Workload", "build"]
 
-Size = Literal["tiny", "small", "medium", "deep"]
+Size = Literal["tiny", "small", "medium", "deep", "large"]
 
 SIZES: tuple[Size, ...] = ("tiny", "small", "medium")
 """tiny: only shows that it runs. small: an eager step of 50 to 300 ms on two cores. medium: about ten times that."""
 
 DEEP = ("bert", "gpt2", "resnet")
 """Workloads that have the size "deep", too: 12 layers, or 4 stages of 4 blocks, with more activations than weights."""
+
+LARGE = ("bert", "gpt2", "llama", "vit")
+"""Workloads that have the size "large", too: 768 wide, and an eager step takes one to three seconds on one core."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +119,12 @@ def _llama(size: Size) -> Workload:
 def _vit(size: Size) -> Workload:
     from transformers import ViTConfig, ViTForImageClassification
 
-    width, layers = {"tiny": (32, 1), "small": (192, 6), "medium": (384, 8)}[size]
-    rows, side, patch = {"tiny": (2, 16, 8), "small": (8, 64, 8), "medium": (8, 96, 8)}[size]
+    width, layers = {"tiny": (32, 1), "small": (192, 6), "medium": (384, 8), "large": (768, 4)}[size]
+    rows, side, patch = {"tiny": (2, 16, 8), "small": (8, 64, 8), "medium": (8, 96, 8), "large": (4, 224, 16)}[size]
     config = ViTConfig(
         hidden_size=width,
         num_hidden_layers=layers,
-        num_attention_heads=width // 32,
+        num_attention_heads=width // (64 if size == "large" else 32),
         intermediate_size=4 * width,
         image_size=side,
         patch_size=patch,
@@ -200,6 +203,7 @@ _TEXT: dict[Size, _Text] = {
     "small": _Text(vocabulary=4096, width=256, layers=4, heads=4, rows=4, length=128),
     "medium": _Text(vocabulary=8192, width=512, layers=6, heads=8, rows=4, length=256),
     "deep": _Text(vocabulary=512, width=256, layers=12, heads=4, rows=4, length=256),
+    "large": _Text(vocabulary=8192, width=768, layers=2, heads=12, rows=2, length=512),
 }
 
 

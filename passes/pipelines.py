@@ -41,6 +41,7 @@ from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
+from ort_dynamo.passes.onnx.transpose_once import TransposeOnce
 from ort_dynamo.passes.outside import outside_fx_passes, outside_onnx_passes
 from ort_dynamo.target import Target
 
@@ -150,7 +151,7 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         allow_layer_norm_mod_precision=options.allow_layer_norm_mod_precision,
         target=target,
     )
-    fusions = (FuseRowSum(),) if options.fuse and target.prefers_dense_products else ()
+    fusions = (FuseRowSum(), TransposeOnce()) if options.fuse and target.prefers_dense_products else ()
     return (
         *outside_onnx_passes(first=True),
         IdentityEliminationPass(),

@@ -74,6 +74,7 @@ PASSES: dict[str, ModelPass] = {
     ),
     "fold-casts": ModelPass("FoldCasts", "Two casts in a row become one."),
     "fuse-row-sum": ModelPass("FuseRowSum", "A sum over leading axes becomes a matrix product with ones."),
+    "transpose-once": ModelPass("TransposeOnce", "A product that transposes its left operand reads a transposed copy."),
     "separate-outputs": ModelPass("SeparateOutputs", "Every graph output gets a value of its own."),
 }
 """Name on the command line -> the pass; what needs the lowering's metadata or another model is left out."""

@@ -7,6 +7,7 @@ from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
+from ort_dynamo.passes.onnx.transpose_once import TransposeOnce
 
 __all__ = [
     "CastSummary",
@@ -17,4 +18,5 @@ __all__ = [
     "RemoveRoundTrips",
     "RestoreOrder",
     "SeparateOutputs",
+    "TransposeOnce",
 ]

@@ -117,6 +117,19 @@ class Target:
         return self.device_type == "cpu" and not self.stands_alone
 
     @property
+    def has_slower_operators(self) -> bool:
+        """Whether the operators in the table `passes/fx/analysis/slower_operators.py` take longer than torch's kernels.
+
+        On the CPU, where it was measured.
+        """
+        return self.device_type == "cpu" and not self.stands_alone
+
+    @property
+    def is_training_build(self) -> bool:
+        """Whether its kernels are those of onnxruntime-training 1.19.2, which are older than all others'."""
+        return self.package == TRAINING_PACKAGE
+
+    @property
     def shares_the_processor(self) -> bool:
         """Whether its threads and torch's want the same cores: on the CPU."""
         return self.device_type == "cpu"

@@ -22,6 +22,7 @@ from ort_dynamo.passes.fx.locate_assertions import LocateAssertions
 from ort_dynamo.passes.fx.merge_statistics import MergeStatistics
 from ort_dynamo.passes.fx.own_results import OwnResults
 from ort_dynamo.passes.fx.place_in_torch import PlaceInTorch
+from ort_dynamo.passes.fx.place_slower_operators import PlaceSlowerOperators
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
 from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs
@@ -85,7 +86,8 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
     """
     if options.placement == "onnxruntime":
         return ()
-    return (PlaceInTorch(target, threads), LayOutChannelsLast())
+    # What torch runs whole is known after the first, so that there the second finds no boundary to pay for.
+    return (PlaceInTorch(target, threads), PlaceSlowerOperators(target, threads), LayOutChannelsLast())
 
 
 def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) -> tuple[PassBase, ...]:

@@ -82,6 +82,7 @@ def lowered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Tests of lowerings have them run, also where a program would have torch run the operator by choice."""
     if any(folder in request.path.parents for folder in (*OPERATORS, TESTS / "lowering", TESTS / "architectures")):
         monkeypatch.setattr(Target, "convolves_slower_than_torch", False)
+        monkeypatch.setattr(Target, "has_slower_operators", False)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import ort_dynamo
+from ort_dynamo.passes.fx import place_slower_operators
 from ort_dynamo.report.record import RECORDS
 from ort_dynamo.testing import Tolerance, assert_close, assert_like_eager
 
@@ -195,3 +196,70 @@ def test_saved_models_are_whole_if_that_is_asked_for(tmp_path: Path) -> None:
 def test_an_unknown_placement_is_refused() -> None:
     with pytest.raises(Exception, match="'placement' cannot be 'torch': expected one of 'fastest', 'onnxruntime'"):
         torch.compile(nn.ReLU(), backend="ort_train", options={"placement": "torch"})(images())
+
+
+# -- single operators ----------------------------------------------------------------------------------------------
+
+SIDE = 64
+SINGLE: dict[str, Callable[..., Tensor]] = {
+    "lgamma": lambda x, i: x.square().lgamma(),
+    "remainder": lambda x, i: x % 0.7,
+    "atan2": lambda x, i: torch.atan2(x, x.flip(-1) + 3),
+    "cumprod": lambda x, i: (x.tanh() / 8 + 1).cumprod(-1),
+    "cummax": lambda x, i: x.cummax(-1).values,
+    "prod": lambda x, i: (x.tanh() / 8 + 1).prod(-1),
+    "gather": lambda x, i: x.gather(-1, i),
+    "scatter_add": lambda x, i: x.scatter_add(-1, i, x.t()),
+    "index_select": lambda x, i: x.index_select(0, i[0]),
+    "index_put": lambda x, i: x.index_put((i[0],), x.t(), accumulate=True),
+    "slice": lambda x, i: x[:, ::2],
+    "embedding": lambda x, i: F.embedding(i[:4], x),
+    "embedding_bag": lambda x, i: F.embedding_bag(i[0], x, i[1, :1] * 0),
+    "embedding_bag max": lambda x, i: F.embedding_bag(i[:4], x, mode="max"),
+    "grid_sample": lambda x, i: F.grid_sample(x[None, None], x[None, :, None, :2].tanh(), align_corners=False),
+    "adaptive_max_pool2d": lambda x, i: F.adaptive_max_pool2d(x[None], 4),
+    "frexp": lambda x, i: torch.frexp(x)[0],
+}
+
+
+@pytest.fixture
+def free_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cut costs nothing: what tests compute is too small to pay for one."""
+    for cost in ("_CUT", "_CROSSING", "_SPINNING"):
+        monkeypatch.setattr(place_slower_operators, cost, 0)
+
+
+@pytest.mark.usefixtures("free_cuts")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("placement", ["fastest", "onnxruntime"])
+@pytest.mark.parametrize("name", SINGLE)
+def test_slower_operators_equal_eager(name: str, placement: str, dynamic: bool) -> None:
+    def function(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        y = SINGLE[name](x.t().sin(), index)
+        return y, y.cos()
+
+    x, index = torch.randn(SIDE, SIDE, requires_grad=True), torch.randint(SIDE, (SIDE, SIDE))
+    options = {"fallback": "error", "placement": placement}
+    assert_like_eager(function, x, index, options=options, dynamic=dynamic)
+    counts = counters["ort_train"]
+    assert (counts["chosen_nodes"] > 0) == (placement == "fastest")
+    assert counts["eager_nodes"] == 0
+    assert counts["native_nodes"] > 0
+    assert counters["ort_train_chosen"].total() == counts["chosen_nodes"]
+
+
+def test_a_cut_that_costs_more_than_it_gains_is_not_made() -> None:
+    function = SINGLE["lgamma"]
+    x, index = torch.randn(SIDE // 8, SIDE, requires_grad=True), torch.randint(SIDE, (SIDE, SIDE))
+    assert_like_eager(function, x, index)
+    assert not counters["ort_train"]["chosen_nodes"]
+
+
+@pytest.mark.usefixtures("free_cuts")
+def test_the_gradient_of_a_resize_equals_eager() -> None:
+    # With symbolic sizes torch takes it apart.
+    x = torch.randn(1, 2, SIDE, SIDE, requires_grad=True)
+    assert_like_eager(lambda x: F.interpolate(x.sin(), scale_factor=2.0).cos(), x, dynamic=False)
+    assert [reason.split(":")[0] for reason in counters["ort_train_chosen"]] == [
+        "aten.upsample_nearest2d_backward.default"
+    ]

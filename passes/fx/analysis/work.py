@@ -14,6 +14,7 @@ from ort_dynamo.torch_internals.symbols import hints
 __all__ = [
     "CONVOLUTIONS",
     "convolution_weight",
+    "example_sizes",
     "is_depthwise",
     "is_product",
     "multiplications",
@@ -82,7 +83,7 @@ def is_depthwise(node: Node) -> bool:
 def weighs_more_than_images(node: Node) -> bool:
     """Whether the weight of a convolution has more elements than the images that it meets, by the example's sizes."""
     given = _arguments(node)
-    weight, images = (math.prod(_sizes(one.meta["val"])) for one in (given.weight, given.image))
+    weight, images = (math.prod(example_sizes(one.meta["val"])) for one in (given.weight, given.image))
     return weight > images
 
 
@@ -97,13 +98,14 @@ def multiplications(node: Node) -> int:
         output = node.meta["val"] if is_forward else args[0].meta["val"]
         gradients = 1 if is_forward else sum(args[-1][:2])
         # Transposed, each element of the input, not of the output, meets the whole kernel.
-        batch, _, *places = _sizes(given.image.meta["val"] if given.transposed else output)
-        return gradients * batch * math.prod(places) * math.prod(_sizes(convolution_weight(node)))
+        batch, _, *places = example_sizes(given.image.meta["val"] if given.transposed else output)
+        return gradients * batch * math.prod(places) * math.prod(example_sizes(convolution_weight(node)))
     if node.target in _PRODUCTS:
         left: Any = node.args[_PRODUCTS[node.target]]
-        return math.prod(_sizes(node.meta["val"])) * _sizes(left.meta["val"])[-1]
+        return math.prod(example_sizes(node.meta["val"])) * example_sizes(left.meta["val"])[-1]
     return 0
 
 
-def _sizes(fake: torch.Tensor) -> list[int]:
+def example_sizes(fake: torch.Tensor) -> list[int]:
+    """The sizes of the example; one that no example is known of is 1."""
     return [1 if size is None else int(size) for size in hints(fake.shape)]

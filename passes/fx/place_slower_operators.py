@@ -1,0 +1,106 @@
+"""Operators for which ONNX Runtime takes several times torch's time run in torch, where that pays for the boundary."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Set
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.marks import CHOSEN, DRAWN
+from ort_dynamo.passes.fx.analysis.slower_operators import SLOWER
+from ort_dynamo.passes.fx.analysis.views import is_remakable_view
+from ort_dynamo.target import Target
+
+__all__ = ["PlaceSlowerOperators"]
+
+FILLS = "it makes what only an operator reads that torch is faster at"
+
+# In nanoseconds. AVX-512, two cores, torch 2.13, ONNX Runtime 1.31: an operator for which both take the same time,
+# between products of matrices, in torch beside in the session.
+
+_CUT = 10_000
+"""What the call of torch and that of one more session take."""
+
+_CROSSING = 0.5
+"""What each element takes that is in new memory, not in what a session has at hand."""
+
+_SPINNING = 5_000_000
+"""How long OpenMP's threads go on spinning after an operator of torch: what a session that follows loses at most."""
+
+
+@dataclass(frozen=True)
+class PlaceSlowerOperators(PassBase):
+    """Marks nodes of the table of slower operators whose gain in torch exceeds the cost of the cut, with the ratio.
+
+    The gain is what the table says, times the elements, by the example's sizes. The cost is that of a boundary, and,
+    with several threads, of torch's threads, which go on spinning for milliseconds after it, while a session that
+    follows wants the cores. If none follows, as with the gradient of an embedding that is a result, that costs nothing,
+    and where torch runs all that there is to compute, nothing does.
+
+    What fills a tensor that only such nodes read, as the gradients of gather and index_select add to zeros, goes with
+    them.
+
+    Attributes:
+        target: what the sessions are compiled for.
+        threads: how many a session would have.
+    """
+
+    target: Target
+    threads: int
+    name: str = "place_slower_operators"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Mark nodes of a joint or inference graph."""
+        if not self.target.has_slower_operators:
+            return PassResult(graph_module, False)
+        graph = graph_module.graph
+        slower = {node for node in graph.nodes if node.target in SLOWER and SLOWER[node.target].takes(node)}
+        if not slower:
+            return PassResult(graph_module, False)
+        alone = not any(
+            _is_the_sessions(node) for node in graph.nodes if node not in slower and not _fills(node, slower)
+        )
+        leads: set[Node] = set()  # to a session: one of its nodes is among those that depend on it
+        modified = False
+        for node in reversed(graph.nodes):
+            if any(user in leads or _is_the_sessions(user) for user in node.users):
+                leads.add(node)
+            if CHOSEN in node.meta:
+                continue
+            if node in slower and (alone or self._gain(node) > self._cost(node, node in leads)):
+                node.meta[CHOSEN] = f"ONNX Runtime takes {SLOWER[node.target].of(self.target).ratio:g} times as long"
+                modified = True
+            elif _fills(node, {user for user in node.users if CHOSEN in user.meta}):
+                node.meta[CHOSEN] = FILLS
+                modified = True
+        return PassResult(graph_module, modified)
+
+    def _gain(self, node: Node) -> float:
+        row = SLOWER[node.target]  # type: ignore[index]
+        return row.counts(node) * row.of(self.target).saved / self.threads
+
+    def _cost(self, node: Node, session_follows: bool) -> float:
+        crossing = SLOWER[node.target].counts(node) * _CROSSING / self.threads  # type: ignore[index]
+        contends = session_follows and self.threads > 1 and self.target.shares_the_processor
+        return _CUT + crossing + contends * _SPINNING
+
+
+def _is_the_sessions(node: Node) -> bool:
+    """Whether a node computes a tensor that torch has no reason to."""
+    return (
+        node.op == "call_function"
+        and node.target is not operator.getitem
+        and not is_remakable_view(node)
+        and CHOSEN not in node.meta
+        and DRAWN not in node.meta
+        and not isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+    )
+
+
+def _fills(node: Node, readers: Set[Node]) -> bool:
+    """Whether a node makes a tensor from no other, and only `readers` read it."""
+    return _is_the_sessions(node) and not node.all_input_nodes and bool(node.users) and node.users.keys() <= readers

@@ -1,0 +1,172 @@
+"""Which nodes of the table of slower operators are marked for torch, and where they are left to a session."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ort_dynamo.lowering.registry import registered
+from ort_dynamo.marks import CHOSEN
+from ort_dynamo.passes.fx.analysis.slower_operators import SLOWER
+from ort_dynamo.passes.fx.place_slower_operators import FILLS, PlaceSlowerOperators
+from ort_dynamo.runtime.providers import recorded_cpu_targets
+
+aten = torch.ops.aten
+
+_OLDER, _TARGET = recorded_cpu_targets()
+
+FEW, MANY, VERY_MANY = (8, 32), (512, 512), (2048, 1024)
+"""The cut costs more than FEW gain, and on several threads more than MANY gain."""
+
+
+def chosen(
+    function: Callable[..., Any],
+    *tensors: Tensor | tuple[int, ...],
+    threads: int = 1,
+    mode: Literal["fake", "symbolic"] = "fake",
+    target: Any = _TARGET,
+) -> dict[str, str]:
+    """Overload -> reason, of the marked nodes of the function's graph; a second run must change nothing."""
+    given = [one if isinstance(one, Tensor) else torch.zeros(one) for one in tensors]
+    gm = make_fx(function, tracing_mode=mode)(*given)
+    pass_ = PlaceSlowerOperators(target, threads)
+    result = pass_(gm)
+    found = {str(node.target): node.meta[CHOSEN] for node in gm.graph.nodes if CHOSEN in node.meta}
+    assert result is not None
+    assert result.modified == bool(found)
+    again = pass_(gm)
+    assert again is not None
+    assert not again.modified
+    return found
+
+
+def between(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function with work for a session on either side."""
+    return lambda x, *others: function(x.exp(), *others).exp()
+
+
+def test_an_operator_whose_gain_exceeds_the_cut_is_torchs() -> None:
+    marked = chosen(between(torch.lgamma), MANY)
+    assert marked == {"aten.lgamma.default": "ONNX Runtime takes 6.9 times as long"}
+    assert not chosen(between(torch.lgamma), FEW)
+
+
+def test_the_ratio_is_that_of_the_targets_runtime() -> None:
+    assert chosen(between(torch.lgamma), MANY, target=_OLDER) == {
+        "aten.lgamma.default": "ONNX Runtime takes 8.7 times as long"
+    }
+
+
+def test_with_several_threads_a_session_that_follows_costs_what_spinning_threads_take_from_it() -> None:
+    assert chosen(between(torch.lgamma), VERY_MANY, threads=2)
+    assert not chosen(between(torch.lgamma), MANY, threads=2)
+
+
+def test_with_several_threads_what_no_session_follows_is_torchs() -> None:
+    def last(x: Tensor) -> Tensor:
+        return x.exp().lgamma().t()
+
+    assert chosen(last, MANY, threads=2)
+    assert not chosen(last, FEW, threads=2)
+    assert not chosen(lambda x: (x.exp().lgamma().t(), x.exp().lgamma() + 1), FEW, threads=2)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_where_torch_can_run_all_there_is_no_cost(threads: int) -> None:
+    assert set(chosen(lambda x: x.lgamma().t().flip(-1), FEW, threads=threads)) == {
+        "aten.lgamma.default",
+        "aten.flip.default",
+    }
+
+
+def test_symbolic_sizes_are_those_of_the_example() -> None:
+    assert chosen(between(torch.lgamma), MANY, mode="symbolic")
+    assert not chosen(between(torch.lgamma), FEW, mode="symbolic")
+
+
+def test_zeros_that_only_such_an_operator_reads_go_with_it() -> None:
+    def gradient(x: Tensor, index: Tensor) -> Tensor:
+        return torch.zeros(MANY).scatter_add(-1, index, x.exp())
+
+    index = torch.zeros(MANY, dtype=torch.int64)
+    assert chosen(gradient, MANY, index)["aten.zeros.default"] == FILLS
+    assert not chosen(gradient, FEW, torch.zeros(FEW, dtype=torch.int64))
+
+    def read_elsewhere(x: Tensor, index: Tensor) -> Any:
+        zeros = torch.zeros(MANY)
+        return zeros.scatter_add(-1, index, x.exp()), zeros + x
+
+    assert set(chosen(read_elsewhere, MANY, index)) == {"aten.scatter_add.default"}
+
+
+INDEX = torch.zeros(MANY, dtype=torch.int64)
+ROWS = torch.zeros(512, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("function", "nearest_other", "others"),
+    [
+        (lambda x: x.cumprod(-1), lambda x: x.cumprod(0), ()),
+        (lambda x: x.cummax(1)[0], lambda x: x.cummax(0)[0], ()),
+        (lambda x: x.cumsum(1), lambda x: x.cumsum(0), ()),
+        (lambda x: x.prod(-1), lambda x: x.prod(0), ()),
+        (lambda x: x.flip(0, 1), lambda x: x.flip(0), ()),
+        (lambda x: x % 0.7, lambda x: x.fmod(0.7), ()),
+        (lambda x: x % 0.7, lambda x: x.double() % 0.7, ()),
+        (lambda x: x.lgamma(), lambda x: x.bfloat16().lgamma(), ()),
+        (lambda x, i: x.scatter_add(1, i, x), lambda x, i: x.scatter_add(0, i, x), (INDEX,)),
+        (lambda x, i: x.scatter(1, i, x), lambda x, i: x.scatter(1, i, x, reduce="add"), (INDEX,)),
+        (lambda x, i: x.index_add(0, i, x), lambda x, i: x.index_add(1, i, x), (ROWS,)),
+        (
+            lambda x, i: aten.index_put(x, [i], x, True),
+            lambda x, i: aten.index_put(x, [i], x),
+            (ROWS,),
+        ),
+        (
+            lambda x: aten.slice_backward(x, [512, 1024], 1, 0, 1024, 2),
+            lambda x: aten.slice_backward(x, [512, 1024], 1, 0, 512, 1),
+            (),
+        ),
+        (
+            lambda x: sum(aten.adaptive_max_pool2d(x[None, None], [4, 4])),
+            lambda x: aten.adaptive_max_pool2d(x[None, None], [4, 4])[0],
+            (),
+        ),
+    ],
+)
+def test_only_forms_that_were_measured_are_chosen(
+    function: Callable[..., Tensor], nearest_other: Callable[..., Tensor], others: tuple[Tensor, ...]
+) -> None:
+    assert chosen(between(function), MANY, *others)
+    assert not chosen(between(nearest_other), MANY, *others)
+
+
+def test_bags_are_counted_by_what_they_read() -> None:
+    def bags(table: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
+        found: Tensor = aten._embedding_bag(table.exp(), rows, starts)[0]
+        return found.exp()
+
+    starts = torch.arange(0, 8, 4)
+    many = torch.zeros(4096, dtype=torch.int64)
+    assert chosen(bags, (4096, 64), many, starts)
+    assert not chosen(bags, (4096, 64), many[:8], starts)
+
+
+@pytest.mark.parametrize("overload", SLOWER, ids=str)
+def test_a_session_could_run_what_is_in_the_table(overload: Any) -> None:
+    assert overload in registered()
+
+
+def test_a_file_that_stands_alone_is_whole() -> None:
+    assert not chosen(torch.lgamma, MANY, target=dataclasses.replace(_TARGET, stands_alone=True))
+
+
+def test_nothing_was_measured_on_another_device() -> None:
+    cuda = dataclasses.replace(_TARGET, provider="CUDAExecutionProvider", device_type="cuda")
+    assert not chosen(torch.lgamma, VERY_MANY, target=cuda)

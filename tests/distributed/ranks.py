@@ -7,6 +7,7 @@ guessed and the store outlives each rank.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib.util
 import multiprocessing
@@ -55,12 +56,14 @@ class Result:
     Attributes:
         value: what its function returned; None where it did not return.
         error: its traceback; empty where it returned. Of a rank that was stopped: where it was.
+        printed: its standard output.
         exitcode: as multiprocessing says it, negative for a signal.
         seconds: how long it ran.
     """
 
     value: Any
     error: str
+    printed: str
     exitcode: int | None
     seconds: float
 
@@ -168,6 +171,7 @@ def _result(folder: Path, rank: int, exitcode: int | None, seconds: float) -> Re
     return Result(
         value=pickle.loads(value.read_bytes()) if value.exists() else None,
         error=error.read_text() if error.exists() else "",
+        printed=printed.read_text() if (printed := folder / f"printed-{rank}").exists() else "",
         exitcode=exitcode,
         seconds=seconds,
     )
@@ -180,7 +184,11 @@ def _in_rank(
     os.environ.update(environment)
     rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     torch.set_num_threads(1)
-    with open(folder / f"error-{rank}", "w", buffering=1) as errors:
+    with (
+        open(folder / f"error-{rank}", "w", buffering=1) as errors,
+        open(folder / f"printed-{rank}", "w", buffering=1) as printed,
+        contextlib.redirect_stdout(printed),  # the server's own is that of the test that started it
+    ):
         faulthandler.enable(errors)
         faulthandler.dump_traceback_later(max(timeout - 3, 1), file=errors)
         try:

@@ -1,11 +1,8 @@
-"""The scripts of examples/distributed, each run; one by torchrun itself, the others as it runs them."""
+"""The scripts of examples/distributed, each run as torchrun runs it."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -40,19 +37,3 @@ def test_training_goes_on_with_fewer_ranks(ranks: Ranks, tmp_path: Path) -> None
     assert list(runs[1]) == list(range(6, 11))
     for step, loss in runs[1].items():
         assert loss == pytest.approx(runs[0][step], rel=2e-5, abs=1e-6)
-
-
-def test_torchrun_starts_anew_from_the_checkpoint(tmp_path: Path, compiled_graphs: Path) -> None:
-    variables = {"OMP_NUM_THREADS": "1", "ORT_DYNAMO_CACHE": "1", "ORT_DYNAMO_CACHE_DIR": str(compiled_graphs)}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    done = subprocess.run(
-        [*torchrun, str(EXAMPLES / "checkpoint_resume.py"), str(tmp_path), "--fail-once"],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert list(losses(done.stdout)) == list(range(1, 11))
-    assert done.stdout.count("step 5:") == 1

@@ -40,6 +40,7 @@ from ort_dynamo.saving.files import check_model
 from ort_dynamo.saving.island import IslandFiles
 from ort_dynamo.saving.join import describe_graph
 from ort_dynamo.segment.classify import session_device
+from ort_dynamo.segment.compare_ranks import compare_ranks, graph_of_ranks
 from ort_dynamo.segment.segment import allowed_target, check_fallback, segment
 from ort_dynamo.segment.trials import Trials
 from ort_dynamo.source_line import describe
@@ -76,6 +77,7 @@ def compile_graph(
     begin = time.perf_counter()
     device = session_device(gm)
     target = allowed_target(find_target(device.type), options.segment)
+    graph = graph_of_ranks(gm, options.segment)
     segmented = segment(gm, Trials(partial(refusal, target=target)), device)
     report(role, segmented.native, segmented.by_design, segmented.chosen, segmented.eager, len(segmented.islands))
     check_fallback(segmented, options.segment, role)
@@ -83,6 +85,7 @@ def compile_graph(
     for name, island in segmented.islands.items():
         island.meta[WRITTEN_FOR] = f"{gm.meta.get(WRITTEN_FOR, '')} {role} {name}".strip()
     functions = outside_functions(options.passes.extra_passes)
+    compare_ranks(graph, role, segmented, spec, functions)
     # What is to be saved or verified is built, and looked at on the way.
     stored = disk_cache(options.cache) if options.dump == DumpOptions() else None
     islands = {
@@ -171,13 +174,14 @@ def _opened(
         stage("opening in ONNX Runtime")
         return open_graph(built, spec.target, spec.device), _Made(built, "built", "unkeyed" if key is None else "off")
     place = disk_key(key, runtime_facts())
-    read = stored.load(place, called, spec, partial(open_graph, target=spec.target, device=spec.device))
-    if not isinstance(read, Miss):
-        return read, _Made(read.built, "disk")
-    built = build_island(island, spec, called)
-    stage("opening in ONNX Runtime")
-    opened = open_graph(built, spec.target, spec.device)
-    stored.store(place, built)
+    with stored.making(place):
+        read = stored.load(place, called, spec, partial(open_graph, target=spec.target, device=spec.device))
+        if not isinstance(read, Miss):
+            return read, _Made(read.built, "disk")
+        built = build_island(island, spec, called)
+        stage("opening in ONNX Runtime")
+        opened = open_graph(built, spec.target, spec.device)
+        stored.store(place, built)
     return opened, _Made(built, "built", read.reason)
 
 

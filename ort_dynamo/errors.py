@@ -27,6 +27,7 @@ __all__ = [
     "OrtDynamoError",
     "PassBrokeGraphError",
     "ProviderNotAvailableError",
+    "RanksDisagreeError",
     "RuntimeNotInstalledError",
     "SessionError",
     "SeveralProcessesError",
@@ -227,6 +228,17 @@ class OpsetError(OrtDynamoError):
     """A model cannot be written with another version of ONNX's operators."""
 
     message = "onnx cannot convert it to opset {version}: {reason}"
+
+
+class RanksDisagreeError(OrtDynamoError):
+    """Ranks of a process group compile the same graph, and decide differently what runs where or by what."""
+
+    message = (
+        "rank {rank} ({host}) and rank {other} ({other_host}) compile the same {role} graph differently:\n"
+        "{differences}\n"
+        "Give all ranks the same options, packages and environment variables. If they are to differ, compile with "
+        "options={{'compare_ranks': False}}."
+    )
 
 
 class PassBrokeGraphError(OrtDynamoError):

@@ -14,7 +14,8 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -111,6 +112,18 @@ class DiskCache:
         found = self._load(key, lambda entry: entry)
         COUNTS["hit"] += isinstance(found, Entry)
         return found
+
+    @contextmanager
+    def making(self, key: str) -> Iterator[None]:
+        """Have one process at a time look for what a key has, and make it where there is nothing."""
+        with ExitStack() as stack:
+            try:
+                if not self._folder.holds(key):
+                    stack.enter_context(self._folder.making(key))
+            except (FolderRefusedError, OSError) as error:
+                # Whoever reads or writes the folder says so; here it is only made twice.
+                _log.info("%s: several processes may make %s: %s", self._folder.path, key[:16], error)
+            yield
 
     def holds(self, key: str) -> bool:
         """Whether there is an entry of a key, as far as its name goes."""

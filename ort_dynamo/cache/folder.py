@@ -1,8 +1,9 @@
 """A folder of cache entries that several processes share: whole files, bounded, and of one user.
 
 An entry is one file, which is written beside its place and then moved there, so a reader sees all of it or nothing. Two
-processes that make the same entry each write it: the second replaces what is equal. Nothing in the folder is followed,
-waited for or executed: only regular files of the user's own are read.
+processes that write the same entry do no harm: the second replaces what is equal. Nothing in the folder is followed or
+executed: only regular files of the user's own are read. A process may wait for another one that makes what it wants,
+but not for one that is gone, nor for long (`making.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from ort_dynamo.cache.making import making
 
 __all__ = ["SUFFIX", "CacheFolder", "FolderRefusedError", "StoredEntry"]
 
@@ -116,6 +121,17 @@ class CacheFolder:
                 os.unlink(name)
             raise
         self.make_room()
+
+    def making(self, key: str) -> AbstractContextManager[None]:
+        """Be the one process that makes a file, or wait until it is there.
+
+        Raises, when it is entered:
+            FolderRefusedError: the folder is not to be trusted.
+            OSError: it cannot be written.
+        """
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._is_there()
+        return making(self.path / f"{_TEMPORARY}{key}.lock", partial(self.holds, key))
 
     def make_room(self) -> None:
         """Remove files until the others fit, and what processes that are gone have not finished."""

@@ -40,19 +40,22 @@ GraphOptimization = Literal["disable", "basic", "extended", "all"]
 
 @dataclass(frozen=True)
 class SegmentOptions:
-    """Read by segment/segment.py.
+    """Read by segment/segment.py, and the last by segment/compare_ranks.py.
 
     Attributes:
         fallback: "eager" runs a node that ONNX Runtime cannot take in eager, alone; "error" raises instead.
         contrib_ops: whether models may have operators that ONNX Runtime has beside the standard.
+        compare_ranks: whether ranks of a process group that compile the same graph have to decide the same.
     """
 
     fallback: Literal["eager", "error"] = "eager"
     contrib_ops: bool = True
+    compare_ranks: bool = True
 
     def __post_init__(self) -> None:
         _one_of("fallback", self.fallback, ("eager", "error"))
         _is_bool("contrib_ops", self.contrib_ops)
+        _is_bool("compare_ranks", self.compare_ranks)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 from ort_dynamo.segment.classify import Place, Placement
 from ort_dynamo.torch_internals.operators import OpOverload, is_mutable
 
-__all__ = ["levels"]
+__all__ = ["is_ordered", "is_wait", "levels", "writes"]
 
 
 def levels(graph: Graph, placements: Mapping[Node, Placement]) -> dict[Node, int]:
@@ -40,19 +40,31 @@ def levels(graph: Graph, placements: Mapping[Node, Placement]) -> dict[Node, int
             # Within a level, what torch runs comes before the island: only the way back opens a new level.
             opens = not lowered and argument in placements and placements[argument].place is Place.LOWERED
             level = max(level, found[argument] + opens)
-        if not lowered and _is_ordered(node, place):
+        if not lowered and is_ordered(node, place):
             # Effects and draws keep eager's order among themselves.
             last_ordered = level = max(level, last_ordered)
-        if place is Place.WRITE or (not lowered and _is_mutable(node)):
+        if writes(node, place):
             earliest = level = max(level, done)
         done = max(done, level + lowered)
         found[node] = level
     return found
 
 
-def _is_ordered(node: Node, place: Place | None) -> bool:
-    """Whether the node has an effect or draws: an operator that is not ATen's may do either."""
+def writes(node: Node, place: Place | None) -> bool:
+    """Whether the node, which runs at `place`, writes to a tensor that others see."""
+    return place is Place.WRITE or (place is not Place.LOWERED and _is_mutable(node))
+
+
+def is_wait(node: Node) -> bool:
+    """Whether the node waits for a collective that an earlier one has started."""
+    return isinstance(node.target, OpOverload) and str(node.target).endswith("c10d_functional.wait_tensor.default")
+
+
+def is_ordered(node: Node, place: Place | None) -> bool:
+    """Whether a node that torch runs has an effect or draws: an operator that is not ATen's may do either."""
     target = node.target
+    if is_wait(node):
+        return False
     if not isinstance(target, OpOverload):
         return node.op == "call_function" and place is not Place.HOST and target is not operator.getitem
     if target.namespace not in ("aten", "prims"):

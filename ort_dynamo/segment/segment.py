@@ -1,7 +1,7 @@
 """Splits one half (forward, backward or inference graph) into islands for ONNX Runtime and nodes that torch runs.
 
-Three steps, each of which reads only what those before it found: where every node runs and why (classify.py), in which
-round (levels.py), and the graphs that follow from that (islands.py).
+Four steps, each of which reads only what those before it found: where every node runs and why (classify.py), in which
+round (levels.py), how communication overlaps with computation (overlap.py), and the graphs that follow (islands.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ort_dynamo.options.groups import SegmentOptions
 from ort_dynamo.segment.classify import Place, Placement, classify
 from ort_dynamo.segment.islands import build_islands
 from ort_dynamo.segment.levels import levels
+from ort_dynamo.segment.overlap import overlap
 from ort_dynamo.source_line import user_line
 from ort_dynamo.target import Target
 
@@ -74,7 +75,8 @@ def segment(gm: GraphModule, refuse: Callable[[Node], str | None], device: torch
         device: the device of the graph's sessions; nodes on any other stay in eager.
     """
     placements = classify(gm.graph, refuse, device)
-    outer, islands = build_islands(gm, placements, levels(gm.graph, placements))
+    rounds = overlap(gm.graph, placements, levels(gm.graph, placements))
+    outer, islands = build_islands(gm, placements, rounds)
     native = Counter(str(node.target) for island in islands.values() for node in _computing(island))
     by_design = Counter(str(node.target) for node in placements if _is_by_design(node, placements[node]))
     chosen = Counter(

@@ -1,0 +1,146 @@
+"""Moves collectives to where they overlap with computation: their starts to the front, the waits for them to the back.
+
+A collective has two nodes: its start, whose tensor is not there yet, and `wait_tensor`, which waits for it. By levels
+alone a start comes after the whole island before its level, also after what it does not need, and a wait follows its
+start at once. Here
+
+- a wait runs right before the first that reads its tensor, or at the graph's end;
+- the starts of a level, and what torch has to run for them, come before all else that torch runs there;
+- what a start does not need of the island before it becomes an island of its own, which runs while others communicate,
+  if there is a matrix product, a convolution or an attention in it: less does not repay a session's call.
+
+Starts keep their order among themselves and with draws and effects, so all ranks communicate in the same order. No wait
+passes a write to a tensor, since what is sent may be read until it is over.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from itertools import chain
+
+from torch.fx import Graph, Node
+from torch.utils.flop_counter import flop_registry
+
+from ort_dynamo.passes.fx.analysis.views import is_remakable_view
+from ort_dynamo.segment.classify import Place, Placement
+from ort_dynamo.segment.levels import is_ordered, is_wait, writes
+from ort_dynamo.torch_internals.operators import OpOverload
+
+__all__ = ["overlap"]
+
+
+def overlap(graph: Graph, placements: Mapping[Node, Placement], levels: Mapping[Node, int]) -> Mapping[Node, int]:
+    """Give levels by which collectives overlap with computation; those of a graph without any as they are.
+
+    Args:
+        graph: a functional graph.
+        placements: where its nodes run.
+        levels: the level of each node (levels.py).
+    """
+    if not any(_is_start(node, placements) for node in placements):
+        return levels
+    late = _with_late_waits(graph, placements, levels)
+    return _with_early_starts(graph, placements, late)
+
+
+def _is_start(node: Node, placements: Mapping[Node, Placement]) -> bool:
+    return node in placements and placements[node].place is Place.COLLECTIVE and is_ordered(node, Place.COLLECTIVE)
+
+
+def _with_late_waits(graph: Graph, placements: Mapping[Node, Placement], levels: Mapping[Node, int]) -> dict[Node, int]:
+    """Raise waits, and the views of what they give, to the level of the first node that reads more than a view."""
+    last: dict[Node, float] = {}  # node -> the level by which it has to run
+    end = max(levels.values()) + 1
+    barrier: float = end  # the level of the first write after the node
+    for node in reversed(graph.nodes):
+        bounds = (
+            last[user] if user.op == "output" or _moves(user, placements) else levels[user] for user in node.users
+        )
+        last[node] = end if node.op == "output" else min(chain(bounds, [barrier]))
+        if node in placements and writes(node, placements[node].place):
+            barrier = min(barrier, levels[node])
+    raised = dict(levels)
+    waited: set[Node] = set()
+    for node in graph.nodes:
+        if node in placements and is_wait(node):
+            waited.add(node)
+            raised[node] = max(levels[node], int(last[node]))
+        elif _moves(node, placements) and (base := node.all_input_nodes[0]) in waited:
+            waited.add(node)
+            raised[node] = max(levels[node], raised[base])
+    return raised
+
+
+def _moves(node: Node, placements: Mapping[Node, Placement]) -> bool:
+    """Whether the node may run later at no cost: a wait, or a view that whoever reads it makes again."""
+    if node not in placements:
+        return False
+    return is_wait(node) or (placements[node].place is Place.LOWERED and is_remakable_view(node))
+
+
+def _with_early_starts(
+    graph: Graph, placements: Mapping[Node, Placement], levels: Mapping[Node, int]
+) -> dict[Node, int]:
+    """Make three levels of each: starts and what they do not need of the island before, torch's nodes, and waits."""
+    torch_runs: dict[int, list[Node]] = {}
+    islands: dict[int, list[Node]] = {}
+    for node in graph.nodes:
+        if node in placements and placements[node].place is not Place.INPUT_SIZE:
+            lowered = placements[node].place is Place.LOWERED
+            (islands if lowered else torch_runs).setdefault(levels[node], []).append(node)
+    split = {node: 3 * level for node, level in levels.items()}
+    for level, nodes in torch_runs.items():
+        if any(writes(node, placements[node].place) for node in nodes):
+            continue
+        first, last = _first(nodes, placements), _last(nodes)
+        split.update((node, 3 * level - 2 if node in first else 3 * level - 1) for node in nodes if node not in last)
+        before = islands.get(level - 1, [])
+        needed = _ancestors(first, before)
+        others = [node for node in before if _source(node) not in needed]
+        if first and any(map(_is_large, others)):
+            split.update(dict.fromkeys(others, 3 * level - 2))
+    return split
+
+
+def _first(nodes: list[Node], placements: Mapping[Node, Placement]) -> set[Node]:
+    """Of what torch runs at one level, the starts that need no wait of it, and what has to run before them."""
+    behind_waits: set[Node] = set()
+    ordered: list[Node] = []
+    last_start = 0
+    for node in nodes:
+        if is_wait(node) or not behind_waits.isdisjoint(node.all_input_nodes):
+            behind_waits.add(node)
+        if is_ordered(node, placements[node].place):
+            if node in behind_waits:
+                break
+            ordered.append(node)
+            last_start = len(ordered) if _is_start(node, placements) else last_start
+    return _ancestors(ordered[:last_start], nodes) | {*ordered[:last_start]}
+
+
+def _last(nodes: list[Node]) -> set[Node]:
+    """Of what torch runs at one level, the waits for what none of it reads."""
+    return {node for node in nodes if is_wait(node) and node.users.keys().isdisjoint(nodes)}
+
+
+def _ancestors(nodes: Iterable[Node], among: Iterable[Node]) -> set[Node]:
+    """Those of `among` that a path leads from, inside it, to one of `nodes`."""
+    inside, found = set(among), set[Node]()
+    stack = [value for node in nodes for value in node.all_input_nodes]
+    while stack:
+        node = stack.pop()
+        if node in inside and node not in found:
+            found.add(node)
+            stack += node.all_input_nodes
+    return found
+
+
+def _source(node: Node) -> Node:
+    """The node that runs: what an operator's several results are taken out of cannot cross a boundary."""
+    return node.all_input_nodes[0] if node.target is operator.getitem else node
+
+
+def _is_large(node: Node) -> bool:
+    """Whether torch counts its multiplications: matrix products, convolutions, fused attention."""
+    return isinstance(node.target, OpOverload) and node.target.overloadpacket in flop_registry

@@ -1,0 +1,43 @@
+"""The store of the process group that torch.distributed's initialisation made, which torch has no public name for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import distributed
+
+from ort_dynamo.torch_internals.lookup import private
+
+__all__ = ["GroupStore", "group_store"]
+
+_default_store = private("torch.distributed.distributed_c10d:_get_default_store")
+
+
+@dataclass(frozen=True)
+class GroupStore:
+    """What the processes of the default group share.
+
+    Attributes:
+        store: a torch.distributed.Store.
+        rank: this process's.
+    """
+
+    store: Any
+    rank: int
+
+    def first(self, key: str, value: str) -> str:
+        """Set a key that nobody has set, and give the value of who was first; waits for no other rank.
+
+        Raises:
+            RuntimeError: the store is gone, or cannot do this.
+        """
+        found: bytes = self.store.compare_set(f"ort_dynamo/{key}", "", value)
+        return found.decode()
+
+
+def group_store() -> GroupStore | None:
+    """The store of the default group; None outside of one, in a group of one, and where torch does not tell."""
+    if _default_store is None or not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return None
+    return GroupStore(_default_store(), distributed.get_rank())

@@ -1,0 +1,20 @@
+"""What the tests of torch.distributed share: ranks, with a folder of compiled graphs of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ranks import Ranks
+
+
+@pytest.fixture(scope="session")
+def compiled_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of compiled graphs for the tests that do not ask what is built: they read what others have built."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, compiled_graphs: Path) -> Ranks:
+    variables = {"ORT_DYNAMO_CACHE": "1", "ORT_DYNAMO_CACHE_DIR": str(compiled_graphs), "ORT_DYNAMO_TRACE_CACHE": "0"}
+    return Ranks(tmp_path, variables)

@@ -1,0 +1,100 @@
+"""What belongs to data parallelism beside the losses: accumulation, buckets, clipping, activation checkpoints."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from engines import share, whole_mesh
+from gpt import batches, compiled, loss_of, make
+from ranks import Ranks
+from torch import distributed, nn
+from torch._dynamo.utils import counters
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from ort_dynamo.testing import assert_close
+
+
+class Wide(nn.Module):
+    """A class of the program's: Dynamo does not begin at a frame of torch's, such as nn.Sequential's."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def wide() -> nn.Module:
+    """Two layers of 1 MB, the size of torch's first bucket."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 8))
+    return Wide(layers)
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def accumulate(inside: bool) -> int:
+    """Three batches; outside, DDP reduces with the last alone. Gives how many graphs that took."""
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    model, alone = wide(), wide()
+    if inside:
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=1)
+        net: Any = compiled(wrapped)
+    else:
+        wrapped = net = DistributedDataParallel(compiled(model), bucket_cap_mb=1)
+    generator = torch.Generator().manual_seed(1)
+    for turn in range(3):
+        x = torch.randn(8, 512, generator=generator)
+        with wrapped.no_sync() if turn < 2 and not inside else nullcontext():
+            net(share(x, rank, world)).square().mean().backward()
+        alone(x).square().mean().backward()
+    for mine, theirs in zip(gradients(model), gradients(alone), strict=True):
+        assert_close(mine, theirs, "an accumulated gradient")
+    assert not counters["ort_train_eager"]
+    return counters["ort_train"]["graphs"]
+
+
+def test_gradients_accumulate_without_reduction_around_a_compiled_model(ranks: Ranks) -> None:
+    graphs = ranks.run(accumulate, 2, False)
+    assert graphs[0] == graphs[1] >= 2
+
+
+def test_a_graph_is_cut_at_its_buckets_inside_the_compile(ranks: Ranks) -> None:
+    graphs = ranks.run(accumulate, 2, True)
+    assert graphs[0] == graphs[1] > 2
+
+
+def clip(checkpointed: bool) -> None:
+    """Clip the gradients of a sharded GPT, and compare their norm with that of one process."""
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    model, alone = make(), make()
+    for index, block in enumerate(model.blocks):
+        block.forward = compiled(block.forward)
+        if checkpointed:
+            model.blocks[index] = checkpoint_wrapper(block)
+        fully_shard(model.blocks[index], mesh=whole_mesh())
+    fully_shard(model, mesh=whole_mesh())
+    for tokens, labels in batches(2):
+        loss_of(model(share(tokens, rank, world)), share(labels, rank, world)).backward()
+        loss_of(alone(tokens), labels).backward()
+        mine = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        theirs = nn.utils.clip_grad_norm_(alone.parameters(), 0.5)
+        assert_close(mine.full_tensor(), theirs, "the norm of all gradients")
+    for (name, one), other in zip(model.named_parameters(), alone.parameters(), strict=True):
+        assert_close(one.grad.full_tensor(), other.grad, f"the clipped gradient of {name}")
+    assert not counters["ort_train_eager"]
+
+
+def test_sharded_gradients_are_clipped_by_their_norm_over_all_ranks(ranks: Ranks) -> None:
+    ranks.run(clip, 2, False)
+
+
+def test_sharded_blocks_compute_their_activations_again(ranks: Ranks) -> None:
+    ranks.run(clip, 2, True)

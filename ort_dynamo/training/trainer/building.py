@@ -22,14 +22,16 @@ from ort_dynamo.training.requirements import require
 from ort_dynamo.training.trainer.combined import CombinedModel
 from ort_dynamo.training.trainer.files import StepFiles
 from ort_dynamo.training.trainer.onnx_combined import OnnxCombined, postprocessed
+from ort_dynamo.training.trainer.processes import join_processes, refuse_what_is_not_there
+from ort_dynamo.training.trainer.replicas import Replicas
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.settings import (
     backend_options,
-    check_one_process,
     fits_one_session,
     rules_of,
 )
 from ort_dynamo.training.trainer.training_state import TrainingState
+from ort_dynamo.training.trainer.zero import ZeroUpdate
 
 __all__ = ["Parts", "step_files"]
 
@@ -82,7 +84,8 @@ class Parts:
         require(given, "the first step needs all inputs, for the ONNX model that extra_postprocess is given")
         if not combined.model.training:
             combined.train()
-        files = step_files(self._running(combined, torch.device("cpu")), self.description, self.config, self.options)
+        alone = self._running(combined, torch.device("cpu"), alone=True)
+        files = step_files(alone, self.description, self.config, self.options)
         on_cpu = [tensor.cpu() for tensor in inputs]
         made = [
             postprocessed(
@@ -92,9 +95,11 @@ class Parts:
         ]
         return OnnxCombined(OnnxModule(made[0]), self.description, self._narrow, evaluated=OnnxModule(made[1]))
 
-    def _running(self, combined: CombinedModel, device: torch.device) -> RunningModel:
-        check_one_process(self.options)
-        return _running_model(combined, self.description, self.config, self.options, device)
+    def _running(self, combined: CombinedModel, device: torch.device, *, alone: bool = False) -> RunningModel:
+        """Make what runs; `alone`, without other processes, where it only writes files."""
+        refuse_what_is_not_there(self.options)
+        several = not alone and join_processes(self.options)
+        return _running_model(combined, self.description, self.config, self.options, device, several=several)
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -139,6 +144,8 @@ def _running_model(
     config: _OptimizerConfig,
     options: ORTTrainerOptions,
     device: torch.device,
+    *,
+    several: bool,
 ) -> RunningModel:
     """Make what runs.
 
@@ -148,6 +155,7 @@ def _running_model(
         config: the optimizer's.
         options: all else.
         device: where to train.
+        several: whether the processes of the default group train together.
 
     Raises:
         RuntimeError: "... params from 'frozen_weights' not found in the ONNX model."
@@ -168,15 +176,24 @@ def _running_model(
     tied = {name: names[one] for name, one in every.items() if names[one] != name}
     rules = rules_of(config, list(trained), known, tied)
     gathers = options.batch.gradient_accumulation_steps
+    asked = options.distributed
+    replicas = zero = None
+    if several:  # before masters are copied: all processes get rank 0's weights
+        replicas = Replicas(combined, postpones=asked.allreduce_post_accumulation, adasum=asked.enable_adasum)
     state = TrainingState(trained, rules, gathers=gathers > 1, tied=tied)
+    if several and asked.deepspeed_zero_optimization.stage:
+        zero = ZeroUpdate(list(trained.values()))
+        state.divide(zero.own)
     return RunningModel(
         combined,
         state,
         description,
         backend_options(options, device),
-        one_session=fits_one_session(options, config.name, state.elements, device),
+        one_session=not several and fits_one_session(options, config.name, state.elements, device),
         deterministic=options.debug.deterministic_compute,
         clips=options.utils.grad_norm_clip,
         gathers=gathers,
         scales=options.mixed_precision.enabled,
+        replicas=replicas,
+        zero=zero,
     )

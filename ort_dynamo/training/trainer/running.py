@@ -25,9 +25,11 @@ from ort_dynamo.torch_internals.dynamo import (
 )
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
+from ort_dynamo.training.trainer.replicas import Replicas
 from ort_dynamo.training.trainer.split_step import SplitStep
 from ort_dynamo.training.trainer.training_state import TrainingState
 from ort_dynamo.training.trainer.whole_step import MOST_GRAPHS, StepKind, WholeStep
+from ort_dynamo.training.trainer.zero import ZeroUpdate
 
 __all__ = ["RunningModel"]
 
@@ -45,6 +47,8 @@ class RunningModel:
         clips: whether gradients are clipped to the norm that the optimizer has.
         gathers: over how many steps gradients are gathered.
         scales: whether the loss is scaled.
+        replicas: reduces gradients over processes, and asks for steps in two halves; None where there is one.
+        zero: divides updates among processes; None where each does all of it.
     """
 
     def __init__(
@@ -59,7 +63,11 @@ class RunningModel:
         clips: bool,
         gathers: int,
         scales: bool,
+        replicas: Replicas | None = None,
+        zero: ZeroUpdate | None = None,
     ) -> None:
+        self._replicas = replicas
+        self.zero = zero
         self.combined = combined
         self.state = state
         self.options = options
@@ -90,6 +98,11 @@ class RunningModel:
         return self._one_session
 
     @property
+    def keeps_gradients_apart(self) -> bool:
+        """Whether sums of gradients are this process's alone until an update."""
+        return self._replicas is not None and self._replicas.postpones
+
+    @property
     def kind(self) -> StepKind:
         """What a step does that updates the weights."""
         return self._kinds[True]
@@ -102,7 +115,9 @@ class RunningModel:
         return list(outputs)
 
     def regrouped(self) -> None:
-        """Take note that the state's groups are others: steps are compiled anew."""
+        """Take note that the state is another: processes get what is theirs, and steps are compiled anew."""
+        if self.zero is not None:
+            self.zero.step()
         self._split = None
         self._begin()
 
@@ -121,7 +136,8 @@ class RunningModel:
                 else:
                     return list(outputs), all_finite
             if self._split is None:
-                self._split = SplitStep(self._entry("train"), self.state, self.options)
+                entry = self._entry("train")
+                self._split = SplitStep(entry, self.state, self.options, self._replicas, self.zero)
             try:
                 (_, outputs), all_finite = self._split(inputs, lr, scale, self._kinds[updates])
             except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ __all__ = [
     "load_optimizer",
     "model_section",
     "optimizer_section",
+    "own_part",
+    "partition_section",
     "section_of",
 ]
 
@@ -71,6 +73,8 @@ def optimizer_section(state: TrainingState) -> _Section:
             continue
         count = np.array([int(group.count) + 1], dtype=np.int64)
         for weight in group.weights:
+            if not weight.is_own:
+                continue
             found[weight.name] = {key: _array(one) for key, one in zip(_MOMENTS, weight.moments, strict=True)}
             if isinstance(group.rule, LambRule):
                 found[_SHARED] = {"step": count.copy()}
@@ -79,8 +83,26 @@ def optimizer_section(state: TrainingState) -> _Section:
     return found
 
 
-def check_keys(current: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def own_part(section: _Section, state: TrainingState, *, is_first: bool) -> _Section:
+    """Give what a process saves of the model where ZeRO divides it: its own weights; the first one, all else, too."""
+    others = {weight.name for weight in state.weights if not weight.is_own}
+    shared = {name for name in section[_FULL] if state.master_of(name) is None or state.name_of(name) != name}
+    left_out = others if is_first else others | shared
+    return {_FULL: {name: value for name, value in section[_FULL].items() if name not in left_out}}
+
+
+def partition_section(state: TrainingState) -> _Section:
+    """Give the shapes of what ZeRO divides, which `aggregate_checkpoints` joins."""
+    return {weight.name: {"original_dim": np.array(weight.parameter.shape, dtype=np.int64)} for weight in state.weights}
+
+
+def check_keys(current: Mapping[str, Any], given: Mapping[str, Any], free: Container[str] = ()) -> None:
     """Compare what a state_dict has with what it should have; a section that is not there is warned of.
+
+    Args:
+        current: what it should have: of the model, all.
+        given: what it has.
+        free: weights that may be there or not: ZeRO gives them to other processes.
 
     Raises:
         RuntimeError: "Missing keys: [...] in ..." or "Unexpected keys: [...] in ...".
@@ -92,13 +114,14 @@ def check_keys(current: Mapping[str, Any], given: Mapping[str, Any]) -> None:
             continue
         place = f"state_dict[{section}]"
         own, other = current[section], _renamed(section_of(given, section))
-        _check_same(own, other, place)
+        _check_same(own, other, place, free)
         for key in own:
-            _check_same(own[key], _mapping(other[key], f"{place}[{key}]"), f"{place}[{key}]")
+            _check_same(own[key], _mapping(other[key], f"{place}[{key}]"), f"{place}[{key}]", free)
 
 
-def _check_same(own: Iterable[str], other: Iterable[str], place: str) -> None:
-    own, other = list(own), list(other)
+def _check_same(own: Iterable[str], other: Iterable[str], place: str, free: Container[str]) -> None:
+    """Compare keys but for those that are free to be there or not."""
+    own, other = ([key for key in keys if key not in free] for keys in (own, other))
     if missing := [key for key in own if key not in other]:
         raise RuntimeError(f"Missing keys: {missing} in {place}")
     if unexpected := [key for key in other if key not in own]:

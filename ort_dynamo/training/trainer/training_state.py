@@ -25,6 +25,7 @@ class TrainedWeight:
         master: what is updated: a float32 copy of a float16 or bfloat16 parameter, otherwise its own memory.
         moments: the optimizer's, as many as its rule has, each of the master's shape and dtype.
         gathered: the sum of gradients since the last update, like the master; None where an update follows each step.
+        is_own: whether this process updates it; otherwise it has no moments, and the parameter itself for a master.
     """
 
     name: str
@@ -32,6 +33,12 @@ class TrainedWeight:
     master: Tensor
     moments: list[Tensor]
     gathered: Tensor | None
+    is_own: bool = True
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What gradients are summed and the update is computed in."""
+        return torch.float32 if self.is_narrow else self.parameter.dtype
 
     @property
     def is_narrow(self) -> bool:
@@ -79,6 +86,12 @@ class TrainingState:
         for weight in self.weights:
             grouped.setdefault(rules[weight.name], []).append(weight)
         self.groups = [UpdateGroup(rule, weights) for rule, weights in grouped.items()]
+
+    def divide(self, own: Container[int]) -> None:
+        """Keep the optimizer's state of those weights alone whose parameters' `id`s are given."""
+        for weight in self.weights:
+            if id(weight.parameter) not in own:
+                weight.is_own, weight.moments, weight.master = False, [], weight.parameter.detach()
 
     @property
     def elements(self) -> int:

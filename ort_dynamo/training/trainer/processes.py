@@ -22,20 +22,16 @@ def refuse_what_is_not_there(options: ORTTrainerOptions) -> None:
         ProcessGroupError: Adasum has to pair processes whose number is no power of two.
     """
     asked = options.distributed
-    shares = {
-        "horizontal_parallel_size": asked.horizontal_parallel_size,
-        "pipeline_parallel.pipeline_parallel_size": asked.pipeline_parallel.pipeline_parallel_size,
-    }
-    for name, value in shares.items():
-        if value > 1:
-            reason = (
-                f"distributed.{name} is {value}, and its processes each have a whole model. Set it to 1; to share a "
-                "model, take torch.distributed.tensor.parallel or torch.distributed.pipelining with "
-                "torch.compile(model, backend='ort_train')"
-            )
-            raise SeveralProcessesError(reason=reason)
+    stages = asked.pipeline_parallel.pipeline_parallel_size
+    if stages > 1:
+        reason = (
+            f"distributed.pipeline_parallel.pipeline_parallel_size is {stages}, and each process runs all layers. Set "
+            "it to 1; for stages, take torch.distributed.pipelining with torch.compile(stage, backend='ort_train')"
+        )
+        raise SeveralProcessesError(reason=reason)
     if asked.world_size == 1:
         return
+    _refuse_with_horizontal(options)
     if asked.enable_adasum and asked.world_size & (asked.world_size - 1):
         reason = f"enable_adasum pairs processes, and world_size, {asked.world_size}, is no power of two"
         raise ProcessGroupError(reason=reason)
@@ -44,6 +40,27 @@ def refuse_what_is_not_there(options: ORTTrainerOptions) -> None:
             "debug.graph_save_paths asks for the graph of a step, and with deepspeed_zero_optimization.stage 1 no "
             "process has all of the optimizer's state. Save the graphs in one process, or with stage 0"
         )
+        raise SeveralProcessesError(reason=reason)
+
+
+def _refuse_with_horizontal(options: ORTTrainerOptions) -> None:
+    """Raise SeveralProcessesError for what does not go with layers that processes share."""
+    asked = options.distributed
+    size = asked.horizontal_parallel_size
+    if size == 1:
+        return
+    if asked.world_size % size:
+        reason = f"horizontal_parallel_size, {size}, does not divide world_size, {asked.world_size}"
+        raise ProcessGroupError(reason=reason)
+    with_it = {
+        "deepspeed_zero_optimization.stage 1": asked.deepspeed_zero_optimization.stage,
+        "enable_adasum": asked.enable_adasum,
+        "debug.graph_save_paths": any(options.debug.graph_save_paths._validated_opts.values()),
+        "debug.check_model_export": options.debug.check_model_export,
+        "_internal_use.extra_postprocess": options._internal_use.extra_postprocess,
+    }
+    if found := [name for name, is_there in with_it.items() if is_there]:
+        reason = f"horizontal_parallel_size {size} and {found[0]} do not go together. Leave one of them out"
         raise SeveralProcessesError(reason=reason)
 
 

@@ -25,6 +25,7 @@ from ort_dynamo.torch_internals.dynamo import (
 )
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
+from ort_dynamo.training.trainer.horizontal import LayerReplicas
 from ort_dynamo.training.trainer.replicas import Replicas
 from ort_dynamo.training.trainer.split_step import SplitStep
 from ort_dynamo.training.trainer.training_state import TrainingState
@@ -63,7 +64,7 @@ class RunningModel:
         clips: bool,
         gathers: int,
         scales: bool,
-        replicas: Replicas | None = None,
+        replicas: Replicas | LayerReplicas | None = None,
         zero: ZeroUpdate | None = None,
     ) -> None:
         self._replicas = replicas
@@ -96,6 +97,11 @@ class RunningModel:
     def in_one_session(self) -> bool:
         """Whether whole steps are one graph."""
         return self._one_session
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether other processes have parts of this model's layers."""
+        return isinstance(self._replicas, LayerReplicas)
 
     @property
     def keeps_gradients_apart(self) -> bool:

@@ -6,6 +6,7 @@ Where weights are large, the update is a walk over memory: torch's fused kernel 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from ort_dynamo.options.groups import Options
 from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.torch_internals.dynamo import compile_region
 from ort_dynamo.torch_internals.optimizers import fused_adamw
+from ort_dynamo.training.trainer.horizontal import LayerReplicas
+from ort_dynamo.training.trainer.layer_parts import local_of, norm_over, square_sum_over
 from ort_dynamo.training.trainer.replicas import Replicas
 from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
-from ort_dynamo.training.trainer.update_rules import AdamRule, gradient_divisor, gradient_norm
+from ort_dynamo.training.trainer.update_rules import AdamRule, LambRule, gradient_divisor, gradient_norm
 from ort_dynamo.training.trainer.whole_step import MOST_GRAPHS, StepKind
 from ort_dynamo.training.trainer.zero import ZeroUpdate
 
@@ -42,7 +45,7 @@ class SplitStep:
         called: Callable[..., Any],
         state: TrainingState,
         options: Options,
-        replicas: Replicas | None = None,
+        replicas: Replicas | LayerReplicas | None = None,
         zero: ZeroUpdate | None = None,
     ) -> None:
         self._replicas = replicas
@@ -68,12 +71,17 @@ class SplitStep:
         reached = [(w, g) for w, g in zip(self._state.weights, found, strict=True) if g is not None]
         weights = [weight for weight, _ in reached]
         gradients = [g.to(weight.dtype) for weight, g in reached]
-        if kind.gathers > 1 and not (kind.updates and self._postpones):
+        shares = isinstance(self._replicas, LayerReplicas)
+        if isinstance(self._replicas, LayerReplicas) and not self._postpones:
+            self._replicas.reduce(gradients)
+        if kind.gathers > 1 and (shares or not (kind.updates and self._postpones)):
             gathered = [weight.gathered for weight in weights if weight.gathered is not None]
             torch._foreach_add_(gathered, gradients)
             gradients = gathered
         if not kind.updates:
             return outputs, True
+        if isinstance(self._replicas, LayerReplicas) and self._postpones:
+            self._replicas.reduce(gradients)
         with torch.no_grad():
             all_finite = update(self._state, weights, gradients, lr, scale, kind, self._replicas, self._zero)
             self._state.forget_gathered()
@@ -89,11 +97,14 @@ class SplitStep:
         Where the reduction was put off to a step that updates, that step's gradients are the sums of all steps.
         """
         parameters = [weight.parameter for weight in self._state.weights]
-        if self._replicas is None:
+        if not isinstance(self._replicas, Replicas):
             with torch.enable_grad():
-                outputs = self._region(*inputs)
+                run = self._region
+                outputs = run(*inputs) if self._replicas is None else self._replicas.run(run, inputs)
             loss = outputs[0]
             found = torch.autograd.grad(loss, parameters, torch.full_like(loss, scale), allow_unused=True)
+            if self._replicas is not None:
+                found = tuple(g if g is None else local_of(g, p) for g, p in zip(found, parameters, strict=True))
             return (loss.detach(), *outputs[1:]), found
         adds = kind.updates and kind.gathers > 1 and self._postpones
         for weight in self._state.weights:
@@ -120,7 +131,7 @@ def update(
     lr: float,
     scale: float,
     kind: StepKind,
-    replicas: Replicas | None = None,
+    replicas: Replicas | LayerReplicas | None = None,
     zero: ZeroUpdate | None = None,
 ) -> bool:
     """Update weights in place, with torch's fused and foreach kernels.
@@ -145,7 +156,7 @@ def update(
     scaled = torch.tensor(scale, dtype=torch.float64)
     norm = None
     if gradients and (kind.scales or (kind.clips and any(group.rule.max_norm_clip is not None for group in groups))):
-        norm = gradient_norm(gradients)
+        norm = _norm_of(weights, gradients)
     if kind.scales:
         all_finite = norm is None or bool(norm.isfinite())
         if not (all_finite if replicas is None else replicas.agree(all_finite, state.weights[0].master.device)):
@@ -170,6 +181,19 @@ def update(
     return True
 
 
+def _norm_of(weights: Sequence[TrainedWeight], gradients: Sequence[Tensor]) -> Tensor:
+    """The norm of all gradients, with the parts of them that other processes have."""
+    own = [g for weight, g in zip(weights, gradients, strict=True) if weight.group is None]
+    parts = [(weight.group, g) for weight, g in zip(weights, gradients, strict=True) if weight.group is not None]
+    if not parts:
+        return gradient_norm(gradients)
+    group = parts[0][0]
+    assert group is not None
+    flat = torch.cat([g.reshape(-1) for _, g in parts])
+    of_parts = square_sum_over(flat, group).double()
+    return (of_parts + gradient_norm(own) ** 2).sqrt() if own else of_parts.sqrt()
+
+
 def _update_group(group: UpdateGroup, gradients: list[Tensor], lr: float, divisor: Tensor | None) -> None:
     rule, masters = group.rule, [weight.master for weight in group.weights]
     count = int(group.count) + 1
@@ -181,7 +205,11 @@ def _update_group(group: UpdateGroup, gradients: list[Tensor], lr: float, diviso
     rate = torch.tensor(lr, dtype=torch.float64, device=masters[0].device)
     updates = group.count.to(masters[0].device) + 1
     for weight, gradient in zip(group.weights, gradients, strict=True):  # alone: what it computes is freed at once
-        updated = rule.update([weight.master], [gradient], [[moment] for moment in weight.moments], updates, rate)
+        given = [weight.master], [gradient], [[moment] for moment in weight.moments], updates, rate
+        if isinstance(rule, LambRule):
+            updated = rule.update(*given, partial(norm_over, group=weight.group))
+        else:
+            updated = rule.update(*given)
         weight.master.copy_(updated.weights[0])
         for moment, (made,) in zip(weight.moments, updated.moments, strict=True):
             moment.copy_(made)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ort_dynamo.training.trainer.layer_parts import local_of, part_of, split_axis
 from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
 from ort_dynamo.training.trainer.update_rules import LambRule
 
@@ -25,6 +26,7 @@ __all__ = [
     "own_part",
     "partition_section",
     "section_of",
+    "shares_section",
 ]
 
 _FULL = "full_precision"
@@ -96,6 +98,19 @@ def partition_section(state: TrainingState) -> _Section:
     return {weight.name: {"original_dim": np.array(weight.parameter.shape, dtype=np.int64)} for weight in state.weights}
 
 
+def shares_section(module: nn.Module) -> _Section:
+    """Give the shapes of weights whose parts processes have, and along which axis they were divided."""
+    found = {name: (tuple(one.shape), split_axis(one)) for name, one in module.state_dict().items()}
+    return {
+        name: {
+            "original_dim": np.array(shape, dtype=np.int64),
+            "megatron_row_partition": np.array([1 if axis == 0 else 0], dtype=np.int64),
+        }
+        for name, (shape, axis) in found.items()
+        if axis is not None
+    }
+
+
 def check_keys(current: Mapping[str, Any], given: Mapping[str, Any], free: Container[str] = ()) -> None:
     """Compare what a state_dict has with what it should have; a section that is not there is warned of.
 
@@ -142,6 +157,7 @@ def load_model(
         for name, value in _mapping(section, f"state_dict[model][{precision}]").items():
             if name in own:
                 target = _full(state, name, own[name])
+                value = _part(value, own[name])
                 taken.append((target, _like(value, target, f"state_dict[model][{precision}][{name}]")))
             elif strict:
                 raise RuntimeError(f"Unexpected key: {name} in state_dict[model][{precision}]")
@@ -194,7 +210,10 @@ def load_gathered(state: TrainingState, given: Mapping[str, Any]) -> Callable[[]
     """
     section = section_of(given, "gathered_gradients")
     taken = [
-        (one.gathered, _like(section[one.name], one.gathered, f"state_dict[gathered_gradients][{one.name}]"))
+        (
+            one.gathered,
+            _like(_part(section[one.name], one.parameter), one.gathered, f"state_dict[gathered_gradients][{one.name}]"),
+        )
         for one in state.weights
         if one.gathered is not None and one.name in section
     ]
@@ -220,6 +239,7 @@ def _load_weight(
     if count is not None and group.rule.moments:
         counts[weight.name] = _count(count, place)
     keys = zip(_MOMENTS, weight.moments, strict=False)
+    given = {key: _part(value, weight.parameter) if key in _MOMENTS else value for key, value in given.items()}
     return [(moment, _like(given[key], moment, f"{place}[{key}]")) for key, moment in keys if key in given]
 
 
@@ -228,6 +248,13 @@ def _count(value: Any, place: str) -> int:
     if array.size != 1 or not np.issubdtype(array.dtype, np.integer) or int(array.reshape(())) < 1:
         raise RuntimeError(f"{place} has {value!r} for a count of updates, which is an integer from 1 up")
     return int(array.reshape(())) - 1
+
+
+def _part(value: Any, like: Tensor) -> Any:
+    """This process's part of an array that is of the whole of a weight."""
+    if split_axis(like) is None or not isinstance(value, (Tensor, np.ndarray)):
+        return value
+    return part_of(torch.as_tensor(value), like)
 
 
 def _like(value: Any, target: Tensor, place: str) -> Tensor:
@@ -253,7 +280,7 @@ def _mapping(section: Any, place: str) -> Mapping[str, Any]:
 def _full(state: TrainingState, name: str, own: Tensor) -> Tensor:
     """What is updated of an entry of the model's state_dict, or the entry where it is not trained."""
     master = state.master_of(name)
-    return own if master is None else master
+    return local_of(own.detach()) if master is None else master
 
 
 def _renamed(section: Mapping[str, Any]) -> dict[str, Any]:

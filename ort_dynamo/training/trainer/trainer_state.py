@@ -23,6 +23,7 @@ from ort_dynamo.training.trainer.state_dicts import (
     own_part,
     partition_section,
     section_of,
+    shares_section,
 )
 
 __all__ = ["load_trainer_state", "trainer_state"]
@@ -38,6 +39,11 @@ def trainer_state(
     """
     distributed = options.distributed
     gathers = info.step % options.batch.gradient_accumulation_steps != 0
+    if gathers and running.shares_layers:
+        reason = (
+            "a state in the midst of an accumulation has sums of parts of layers. Save it after a step that updates"
+        )
+        raise SeveralProcessesError(reason=reason)
     if gathers and running.keeps_gradients_apart:
         reason = (
             "with allreduce_post_accumulation each process has its own sums of gradients until an update, and a state "
@@ -66,6 +72,8 @@ def trainer_state(
     if distributed.deepspeed_zero_optimization.stage:
         found["partition_info"] = partition_section(running.state)
         found["model"] = own_part(found["model"], running.state, is_first=distributed.world_rank == 0)
+    elif running.shares_layers:
+        found["partition_info"] = shares_section(running.combined.model)
     if gathers:
         found["gathered_gradients"] = gathered_section(running.state)
     return found

@@ -174,10 +174,7 @@ def test_adasum_of_three_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "world_size, 3, is no power of two" in refusal(monkeypatch, world_size=3, enable_adasum=True)
 
 
-def test_what_shares_a_model_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = refusal(monkeypatch, world_size=2, horizontal_parallel_size=2)
-    assert "distributed.horizontal_parallel_size is 2" in text
-    assert "torch.distributed.tensor.parallel" in text
+def test_a_pipeline_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     text = refusal(monkeypatch, world_size=2, pipeline_parallel={"pipeline_parallel_size": 2})
     assert "distributed.pipeline_parallel.pipeline_parallel_size is 2" in text
 

@@ -9,7 +9,7 @@ from torch import distributed
 from ort_dynamo.errors import ProcessGroupError, SeveralProcessesError
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 
-__all__ = ["join_processes", "refuse_what_is_not_there"]
+__all__ = ["join_processes", "local_rank_of_environment", "refuse_what_is_not_there"]
 
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -81,10 +81,15 @@ def join_processes(options: ORTTrainerOptions) -> bool:
     size, rank = distributed.get_world_size(), distributed.get_rank()
     _compare("world_size", asked.world_size, size, "the process group's size")
     _compare("world_rank", asked.world_rank, rank, "this process's rank")
-    local = os.environ.get("LOCAL_RANK")
-    if size > 1 and local is not None:
-        _compare("local_rank", asked.local_rank, int(local), "the environment's LOCAL_RANK")
+    if size > 1:
+        local = local_rank_of_environment(asked.local_rank)
+        _compare("local_rank", asked.local_rank, local, "the environment's LOCAL_RANK")
     return size > 1
+
+
+def local_rank_of_environment(otherwise: int) -> int:
+    """The number of this process on its machine, as torchrun says it."""
+    return int(os.environ.get("LOCAL_RANK", otherwise))
 
 
 def _initialise(size: int, rank: int) -> None:

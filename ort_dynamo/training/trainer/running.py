@@ -169,7 +169,8 @@ class RunningModel:
                 _raise_inner(error)
 
     def _region(self, called: Callable[..., Any]) -> Callable[..., Any]:
-        return compile_region(called, self._compile, dynamic=None, recompile_limit=MOST_GRAPHS)
+        dynamic = False if self.shares_layers else None  # as in SplitStep
+        return compile_region(called, self._compile, dynamic=dynamic, recompile_limit=MOST_GRAPHS)
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled, record = compile_recorded(gm, example_inputs, self.options)
@@ -201,6 +202,8 @@ class RunningModel:
                 module.training = mode
 
     def _mark(self, inputs: Sequence[Tensor]) -> None:
+        if self.shares_layers:
+            return
         for tensor, described in zip(inputs, self._description.inputs, strict=False):
             for axis, size in enumerate(described.shape[: tensor.dim()]):
                 if isinstance(size, str):

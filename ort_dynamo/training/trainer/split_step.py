@@ -52,7 +52,9 @@ class SplitStep:
         self._zero = zero
         self._state = state
         self._options = options
-        self._region = compile_region(called, self._compile, dynamic=None, recompile_limit=MOST_GRAPHS)
+        # Of symbolic sizes and DTensors together torch's tracer makes endless recursions: each size has its graph.
+        dynamic = False if isinstance(replicas, LayerReplicas) else None
+        self._region = compile_region(called, self._compile, dynamic=dynamic, recompile_limit=MOST_GRAPHS)
         self.records: list[CompileRecord] = []
 
     def __call__(self, inputs: Sequence[Any], lr: float, scale: float, kind: StepKind) -> tuple[Any, bool]:

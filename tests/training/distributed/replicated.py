@@ -11,6 +11,8 @@ from small_trainers import DESC, Mlp, batches, classify, make_options
 from torch import Tensor, distributed, nn
 
 from ort_dynamo import ORTTrainer, amp, optim
+from ort_dynamo.training.ort_trainer import IODescription, ModelDescription
+from ort_dynamo.training.ort_trainer import ORTTrainer as FirstTrainer
 
 __all__ = ["CASES", "Normed", "cases", "joined", "make", "resume", "save", "share", "train"]
 
@@ -84,7 +86,12 @@ def cases(rank: int, world: int) -> dict[str, Any]:
         assert running is not None
         moments = sum(one.numel() for weight in running.state.weights for one in weight.moments)
         found[name] = {"losses": losses, "weights": weights_of(trainer), "moments": moments}
-    return {"cases": found, "overflow": overflow(rank, world), "buffers": buffers(rank, world)}
+    return {
+        "cases": found,
+        "overflow": overflow(rank, world),
+        "buffers": buffers(rank, world),
+        "first": first(rank, world),
+    }
 
 
 def overflow(rank: int, world: int) -> Any:
@@ -108,6 +115,21 @@ def buffers(rank: int, world: int) -> Any:
     train(trainer, share(joined(3), rank, world))
     trainer.eval_step(*joined(1)[0])
     return weights_of(trainer)
+
+
+def first(rank: int, world: int) -> list[float]:
+    """Losses of the trainer that has no argument for local_rank."""
+    inputs = [
+        IODescription("input1", ["batch", 4], torch.float32),
+        IODescription("label", ["batch"], torch.int64, num_classes=3),
+    ]
+    outputs = [IODescription("loss", [], torch.float32), IODescription("predictions", ["batch", 3], torch.float32)]
+    described, rate = ModelDescription(inputs, outputs), IODescription("rate", [1], torch.float32)
+    torch.manual_seed(rank + 1)
+    trainer = FirstTrainer(
+        Mlp(), classify, described, "SGDOptimizer", None, rate, "cpu", world_rank=rank, world_size=world
+    )
+    return [float(trainer.train_step(*batch, 0.1)[0]) for batch in share(joined(), rank, world)]
 
 
 # -- Adasum --------------------------------------------------------------------------------------------------------

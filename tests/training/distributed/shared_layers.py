@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from replicated import joined, make, share, train
+from small_trainers import make_options
 from torch import Tensor, nn
 
-from ort_dynamo import optim
+from ort_dynamo import ORTTrainer, optim
 
-__all__ = ["CASES", "Attention", "TooManyHeads", "cases"]
+__all__ = ["CASES", "MODELS", "Attention", "TooManyHeads", "cases", "model_steps", "models"]
 
 
 class Attention(nn.Module):
@@ -81,3 +82,71 @@ def cases(rank: int, world: int, folder: Path) -> dict[str, Any]:
     except NotImplementedError as error:
         found["refused"] = str(error)
     return found
+
+
+# -- models as they are ----------------------------------------------------------------------------------------------
+
+
+class Encoder(nn.Module):
+    """torch's own encoder layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 32)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.layers(self.embed(input_ids)))
+
+
+class Logits(nn.Module):
+    """The logits of a transformers model, by whose own plan, if it has one, layers are divided."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        import transformers
+
+        sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 32}
+        more = {"intermediate_size": 32, "max_position_embeddings": 16}
+        if name == "llama":
+            config = transformers.LlamaConfig(**sizes, **more, num_key_value_heads=2)
+            self.model = transformers.LlamaForCausalLM(config)
+        else:
+            without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+            self.model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, **more, **without))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.model(input_ids=input_ids).logits
+
+
+TOKENS: dict[str, Any] = {
+    "inputs": [("input_ids", ["batch", "length"]), ("label", ["batch", "length"])],
+    "outputs": [("loss", [], True), ("logits", ["batch", "length", 32])],
+}
+MODELS = ("encoder", "llama", "bert")
+
+
+def model_steps(name: str, rank: int, world: int) -> tuple[list[float], int]:
+    """Losses of five steps and one evaluation, and how many numbers this rank trains."""
+    torch.manual_seed(rank + 1)
+    model = Encoder() if name == "encoder" else Logits(name)
+    distributed = {"world_size": world, "world_rank": rank, "local_rank": rank, "horizontal_parallel_size": world}
+    options = make_options(distributed=distributed)
+    trainer = ORTTrainer(model, TOKENS, optim.AdamConfig(lr=0.01), next_token, options)
+    generator = torch.Generator().manual_seed(0)
+    data = [torch.randint(0, 32, (2, 8), generator=generator) for _ in range(5)]
+    losses = [float(trainer.train_step(tokens, tokens.roll(-1, 1))[0]) for tokens in data]
+    losses.append(float(trainer.eval_step(data[0], data[0].roll(-1, 1))[0]))
+    running = trainer._running
+    assert running is not None
+    return losses, running.state.elements
+
+
+def next_token(logits: Tensor, label: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), label.flatten())
+
+
+def models(rank: int, world: int) -> dict[str, Any]:
+    return {name: model_steps(name, rank, world) for name in MODELS}

@@ -44,6 +44,9 @@ def assert_cases(found: list[Any]) -> None:
     divided = [rank["cases"]["zero"]["moments"] for rank in found]
     assert sum(divided) == 2 * elements
     assert max(divided) < 2 * elements
+    config, levels = CASES["sgd"]
+    expected = train(make(0, 1, config, levels), joined())
+    np.testing.assert_allclose(np.mean([rank["first"] for rank in found], 0), expected, **CLOSE)
     for rank in found:
         steps = [(all_finite, step, scale) for all_finite, step, scale, _ in rank["overflow"]]
         assert steps == [(True, 1, 1024.0), (True, 2, 1024.0), (False, 2, 512.0), (True, 3, 512.0)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import shared_layers
 from replicated import joined, make, train
-from shared_layers import CASES, Attention
+from shared_layers import CASES, MODELS, Attention, model_steps
 from small_trainers import make_trainer
 from torch import nn
 from trainer_ranks import run_ranks
@@ -36,6 +36,16 @@ def test_processes_that_share_layers_train_as_one_does(tmp_path: Path, world: in
     for rank in found:
         assert "block.q_proj" in rank["refused"]
         assert "number of heads" in rank["refused"]
+
+
+@pytest.mark.slow
+def test_models_as_they_are_share_layers(tmp_path: Path) -> None:
+    found = run_ranks(tmp_path, 2, shared_layers.models)
+    for name in MODELS:
+        losses, elements = model_steps(name, 0, 1)
+        for rank in found:
+            np.testing.assert_allclose(rank[name][0], losses, err_msg=name, rtol=1e-4, atol=1e-5)
+            assert rank[name][1] < elements
 
 
 def test_a_plan_is_found_by_structure() -> None:

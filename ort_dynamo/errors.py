@@ -26,6 +26,7 @@ __all__ = [
     "OpsetError",
     "OrtDynamoError",
     "PassBrokeGraphError",
+    "ProcessGroupError",
     "ProviderNotAvailableError",
     "RanksDisagreeError",
     "RuntimeNotInstalledError",
@@ -200,13 +201,16 @@ class GradientGraphError(OrtDynamoError):
     message = "The gradients of this model cannot be exported as one ONNX model: {reason}"
 
 
-class SeveralProcessesError(OrtDynamoError, NotImplementedError):
-    """Options of an ORTTrainer ask for several processes, which it does not train in yet."""
+class ProcessGroupError(OrtDynamoError, ValueError):
+    """Options of an ORTTrainer and the processes that are there do not agree."""
 
-    message = (
-        "ORTTrainer trains in one process, and its options ask for several: distributed.{name} is {value}. Wrap the "
-        "module that torch.compile(model, backend='ort_train') runs in torch.distributed's DistributedDataParallel."
-    )
+    message = "ORTTrainer's options and torch.distributed do not agree: {reason}"
+
+
+class SeveralProcessesError(OrtDynamoError, NotImplementedError):
+    """Options of an ORTTrainer ask for a way to train in several processes that it does not have."""
+
+    message = "ORTTrainer cannot train in several processes so: {reason}"
 
 
 class TrainingGraphError(OrtDynamoError):

@@ -20,6 +20,7 @@ from ort_dynamo.training.legacy_loss_scaler import LossScaler
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require
 from ort_dynamo.training.train_step_info import TrainStepInfo
+from ort_dynamo.training.trainer.processes import local_rank_of_environment
 from ort_dynamo.training.trainer.step_values import Scaler, StepRate, StepScale
 from ort_dynamo.training.trainer.weight_attributes import Attributes, attributes_of, optimizer_config
 
@@ -135,6 +136,7 @@ class ORTTrainer:
             "distributed": {
                 "world_rank": world_rank,
                 "world_size": world_size,
+                "local_rank": local_rank_of_environment(0) if world_size > 1 else 0,  # it had no argument for it
                 "allreduce_post_accumulation": allreduce_post_accumulation,
                 "deepspeed_zero_optimization": {"stage": deepspeed_zero_stage},
                 "enable_adasum": enable_adasum,

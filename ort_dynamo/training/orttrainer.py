@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from ort_dynamo.errors import SeveralProcessesError
 from ort_dynamo.saving.files import write_model
 from ort_dynamo.training.checkpoint import load_state, save_state
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
@@ -282,6 +283,9 @@ class ORTTrainer:
         """The forward with the weights as they are."""
         running = self._running
         assert running is not None
+        if running.shares_layers:
+            reason = "no process has all of the model to write. Aggregate checkpoints, and write it in one process"
+            raise SeveralProcessesError(reason=reason)
         if isinstance(running.combined, OnnxCombined):
             return running.combined.model_proto()
         return ir.to_proto(self._files(running).forward(self._example))

@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from ort_dynamo.errors import SeveralProcessesError
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.onnx_module import OnnxModule
 from ort_dynamo.training.optim.config import _OptimizerConfig
@@ -21,15 +22,18 @@ from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require
 from ort_dynamo.training.trainer.combined import CombinedModel
 from ort_dynamo.training.trainer.files import StepFiles
+from ort_dynamo.training.trainer.horizontal import LayerReplicas, divide_layers
 from ort_dynamo.training.trainer.onnx_combined import OnnxCombined, postprocessed
+from ort_dynamo.training.trainer.processes import join_processes, refuse_what_is_not_there
+from ort_dynamo.training.trainer.replicas import Replicas
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.settings import (
     backend_options,
-    check_one_process,
     fits_one_session,
     rules_of,
 )
 from ort_dynamo.training.trainer.training_state import TrainingState
+from ort_dynamo.training.trainer.zero import ZeroUpdate
 
 __all__ = ["Parts", "step_files"]
 
@@ -70,7 +74,7 @@ class Parts:
         combined = CombinedModel(_copied(model), loss_fn, names, len(self.description.outputs), loss, self._narrow)
         if self.options._internal_use.extra_postprocess is not None:
             combined = self._postprocessed(combined, inputs)
-        return self._running(combined, self.device)
+        return self._running(combined, self.device, inputs=inputs)
 
     @property
     def _narrow(self) -> torch.dtype | None:
@@ -82,7 +86,8 @@ class Parts:
         require(given, "the first step needs all inputs, for the ONNX model that extra_postprocess is given")
         if not combined.model.training:
             combined.train()
-        files = step_files(self._running(combined, torch.device("cpu")), self.description, self.config, self.options)
+        alone = self._running(combined, torch.device("cpu"), alone=True)
+        files = step_files(alone, self.description, self.config, self.options)
         on_cpu = [tensor.cpu() for tensor in inputs]
         made = [
             postprocessed(
@@ -92,9 +97,18 @@ class Parts:
         ]
         return OnnxCombined(OnnxModule(made[0]), self.description, self._narrow, evaluated=OnnxModule(made[1]))
 
-    def _running(self, combined: CombinedModel, device: torch.device) -> RunningModel:
-        check_one_process(self.options)
-        return _running_model(combined, self.description, self.config, self.options, device)
+    def _running(
+        self,
+        combined: CombinedModel,
+        device: torch.device,
+        *,
+        alone: bool = False,
+        inputs: Sequence[Tensor] | None = None,
+    ) -> RunningModel:
+        """Make what runs; `alone`, without other processes, where it only writes files."""
+        refuse_what_is_not_there(self.options)
+        several = not alone and join_processes(self.options)
+        return _running_model(combined, self.description, self.config, self.options, device, several, inputs)
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -139,6 +153,8 @@ def _running_model(
     config: _OptimizerConfig,
     options: ORTTrainerOptions,
     device: torch.device,
+    several: bool,
+    inputs: Sequence[Tensor] | None,
 ) -> RunningModel:
     """Make what runs.
 
@@ -148,12 +164,21 @@ def _running_model(
         config: the optimizer's.
         options: all else.
         device: where to train.
+        several: whether the processes of the default group train together.
+        inputs: of the first step, on the device; None of an ONNX model.
 
     Raises:
         RuntimeError: "... params from 'frozen_weights' not found in the ONNX model."
         InvalidOptionError: an option has a value that the backend cannot take.
     """
     model = combined.to(device).model
+    asked = options.distributed
+    mesh = None
+    if several and asked.horizontal_parallel_size > 1:
+        if inputs is None or len(inputs) < len(description.inputs):
+            reason = "horizontal_parallel_size needs a torch model, and a first step with all inputs"
+            raise SeveralProcessesError(reason=reason)
+        mesh = divide_layers(combined, model, inputs, asked.horizontal_parallel_size)
     parameters = dict(model.named_parameters())
     every = dict(model.named_parameters(remove_duplicate=False))
     known = {*every, *dict(model.named_buffers())}
@@ -168,15 +193,26 @@ def _running_model(
     tied = {name: names[one] for name, one in every.items() if names[one] != name}
     rules = rules_of(config, list(trained), known, tied)
     gathers = options.batch.gradient_accumulation_steps
+    replicas: Replicas | LayerReplicas | None = None
+    zero = None
+    if mesh is not None:
+        replicas = LayerReplicas(combined, mesh, postpones=asked.allreduce_post_accumulation)
+    elif several:  # before masters are copied: all processes get rank 0's weights
+        replicas = Replicas(combined, postpones=asked.allreduce_post_accumulation, adasum=asked.enable_adasum)
     state = TrainingState(trained, rules, gathers=gathers > 1, tied=tied)
+    if several and asked.deepspeed_zero_optimization.stage:
+        zero = ZeroUpdate(list(trained.values()))
+        state.divide(zero.own)
     return RunningModel(
         combined,
         state,
         description,
         backend_options(options, device),
-        one_session=fits_one_session(options, config.name, state.elements, device),
+        one_session=not several and fits_one_session(options, config.name, state.elements, device),
         deterministic=options.debug.deterministic_compute,
         clips=options.utils.grad_norm_clip,
         gathers=gathers,
         scales=options.mixed_precision.enabled,
+        replicas=replicas,
+        zero=zero,
     )

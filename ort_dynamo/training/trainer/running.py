@@ -25,9 +25,12 @@ from ort_dynamo.torch_internals.dynamo import (
 )
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
+from ort_dynamo.training.trainer.horizontal import LayerReplicas
+from ort_dynamo.training.trainer.replicas import Replicas
 from ort_dynamo.training.trainer.split_step import SplitStep
 from ort_dynamo.training.trainer.training_state import TrainingState
 from ort_dynamo.training.trainer.whole_step import MOST_GRAPHS, StepKind, WholeStep
+from ort_dynamo.training.trainer.zero import ZeroUpdate
 
 __all__ = ["RunningModel"]
 
@@ -45,6 +48,8 @@ class RunningModel:
         clips: whether gradients are clipped to the norm that the optimizer has.
         gathers: over how many steps gradients are gathered.
         scales: whether the loss is scaled.
+        replicas: reduces gradients over processes, and asks for steps in two halves; None where there is one.
+        zero: divides updates among processes; None where each does all of it.
     """
 
     def __init__(
@@ -59,7 +64,11 @@ class RunningModel:
         clips: bool,
         gathers: int,
         scales: bool,
+        replicas: Replicas | LayerReplicas | None = None,
+        zero: ZeroUpdate | None = None,
     ) -> None:
+        self._replicas = replicas
+        self.zero = zero
         self.combined = combined
         self.state = state
         self.options = options
@@ -90,6 +99,16 @@ class RunningModel:
         return self._one_session
 
     @property
+    def shares_layers(self) -> bool:
+        """Whether other processes have parts of this model's layers."""
+        return isinstance(self._replicas, LayerReplicas)
+
+    @property
+    def keeps_gradients_apart(self) -> bool:
+        """Whether sums of gradients are this process's alone until an update."""
+        return self._replicas is not None and self._replicas.postpones
+
+    @property
     def kind(self) -> StepKind:
         """What a step does that updates the weights."""
         return self._kinds[True]
@@ -102,7 +121,9 @@ class RunningModel:
         return list(outputs)
 
     def regrouped(self) -> None:
-        """Take note that the state's groups are others: steps are compiled anew."""
+        """Take note that the state is another: processes get what is theirs, and steps are compiled anew."""
+        if self.zero is not None:
+            self.zero.step()
         self._split = None
         self._begin()
 
@@ -121,7 +142,8 @@ class RunningModel:
                 else:
                     return list(outputs), all_finite
             if self._split is None:
-                self._split = SplitStep(self._entry("train"), self.state, self.options)
+                entry = self._entry("train")
+                self._split = SplitStep(entry, self.state, self.options, self._replicas, self.zero)
             try:
                 (_, outputs), all_finite = self._split(inputs, lr, scale, self._kinds[updates])
             except Exception as error:
@@ -147,7 +169,8 @@ class RunningModel:
                 _raise_inner(error)
 
     def _region(self, called: Callable[..., Any]) -> Callable[..., Any]:
-        return compile_region(called, self._compile, dynamic=None, recompile_limit=MOST_GRAPHS)
+        dynamic = False if self.shares_layers else None  # as in SplitStep
+        return compile_region(called, self._compile, dynamic=dynamic, recompile_limit=MOST_GRAPHS)
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled, record = compile_recorded(gm, example_inputs, self.options)
@@ -179,6 +202,8 @@ class RunningModel:
                 module.training = mode
 
     def _mark(self, inputs: Sequence[Tensor]) -> None:
+        if self.shares_layers:
+            return
         for tensor, described in zip(inputs, self._description.inputs, strict=False):
             for axis, size in enumerate(described.shape[: tensor.dim()]):
                 if isinstance(size, str):

@@ -8,39 +8,31 @@ from typing import Any
 
 import torch
 
-from ort_dynamo.errors import DeviceNotAvailableError, SeveralProcessesError
+from ort_dynamo.errors import DeviceNotAvailableError
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.training.optim.config import AdamConfig, LambConfig, _OptimizerConfig
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.trainer.update_rules import AdamRule, LambRule, Rule, SGDRule
 
-__all__ = ["backend_options", "check_device", "check_one_process", "fits_one_session", "rules_of", "training_device"]
+__all__ = ["backend_options", "check_device", "fits_one_session", "rules_of", "training_device"]
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
-def check_one_process(options: ORTTrainerOptions) -> None:
-    """Raise SeveralProcessesError where options ask for more than one process: they would train apart, unsaid."""
-    distributed = options.distributed
-    sizes = {
-        "world_size": distributed.world_size,
-        "horizontal_parallel_size": distributed.horizontal_parallel_size,
-        "pipeline_parallel.pipeline_parallel_size": distributed.pipeline_parallel.pipeline_parallel_size,
-    }
-    for name, value in sizes.items():
-        if value > 1:
-            raise SeveralProcessesError(name=name, value=value)
-
-
 def training_device(options: ORTTrainerOptions | None) -> torch.device:
-    """The device to train on: device.id, or without any options CUDA where there is it.
+    """The device to train on: device.id; without any options CUDA where there is it.
+
+    "cuda" is local_rank's device where there are several processes.
 
     Raises:
         RuntimeError: torch knows no such device, or there is no CUDA.
     """
     if options is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(options.device.id)
+    device = torch.device(options.device.id)
+    if device.type == "cuda" and device.index is None and options.distributed.world_size > 1:
+        return torch.device("cuda", options.distributed.local_rank)
+    return device
 
 
 def check_device(device: torch.device) -> None:

@@ -6,6 +6,7 @@ Where weights are large, the update is a walk over memory: torch's fused kernel 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,13 @@ from ort_dynamo.options.groups import Options
 from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.torch_internals.dynamo import compile_region
 from ort_dynamo.torch_internals.optimizers import fused_adamw
+from ort_dynamo.training.trainer.horizontal import LayerReplicas
+from ort_dynamo.training.trainer.layer_parts import local_of, norm_over, square_sum_over
+from ort_dynamo.training.trainer.replicas import Replicas
 from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
-from ort_dynamo.training.trainer.update_rules import AdamRule, gradient_divisor, gradient_norm
+from ort_dynamo.training.trainer.update_rules import AdamRule, LambRule, gradient_divisor, gradient_norm
 from ort_dynamo.training.trainer.whole_step import MOST_GRAPHS, StepKind
+from ort_dynamo.training.trainer.zero import ZeroUpdate
 
 __all__ = ["SplitStep", "update"]
 
@@ -31,12 +36,25 @@ class SplitStep:
         called: gives the loss and the outputs of the model; the loss alone of them has a gradient.
         state: what is trained; the steps change it.
         options: what to compile by.
+        replicas: reduces gradients over processes; None where there is one.
+        zero: divides the update among them; None where each does all of it.
     """
 
-    def __init__(self, called: Callable[..., Any], state: TrainingState, options: Options) -> None:
+    def __init__(
+        self,
+        called: Callable[..., Any],
+        state: TrainingState,
+        options: Options,
+        replicas: Replicas | LayerReplicas | None = None,
+        zero: ZeroUpdate | None = None,
+    ) -> None:
+        self._replicas = replicas
+        self._zero = zero
         self._state = state
         self._options = options
-        self._region = compile_region(called, self._compile, dynamic=None, recompile_limit=MOST_GRAPHS)
+        # Of symbolic sizes and DTensors together torch's tracer makes endless recursions: each size has its graph.
+        dynamic = False if isinstance(replicas, LayerReplicas) else None
+        self._region = compile_region(called, self._compile, dynamic=dynamic, recompile_limit=MOST_GRAPHS)
         self.records: list[CompileRecord] = []
 
     def __call__(self, inputs: Sequence[Any], lr: float, scale: float, kind: StepKind) -> tuple[Any, bool]:
@@ -51,25 +69,56 @@ class SplitStep:
         Returns:
             What the model returns, the loss first, and whether all gradients were finite: if not, no weight changed.
         """
-        with torch.enable_grad():
-            outputs = self._region(*inputs)
-        loss = outputs[0]
-        parameters = [weight.parameter for weight in self._state.weights]
-        found = torch.autograd.grad(loss, parameters, torch.full_like(loss, scale), allow_unused=True)
+        outputs, found = self._gradients(inputs, scale, kind)
         reached = [(w, g) for w, g in zip(self._state.weights, found, strict=True) if g is not None]
         weights = [weight for weight, _ in reached]
-        gradients = [g.to(weight.master.dtype) for weight, g in reached]
-        outputs = (loss.detach(), *outputs[1:])
-        if kind.gathers > 1:
+        gradients = [g.to(weight.dtype) for weight, g in reached]
+        shares = isinstance(self._replicas, LayerReplicas)
+        if isinstance(self._replicas, LayerReplicas) and not self._postpones:
+            self._replicas.reduce(gradients)
+        if kind.gathers > 1 and (shares or not (kind.updates and self._postpones)):
             gathered = [weight.gathered for weight in weights if weight.gathered is not None]
             torch._foreach_add_(gathered, gradients)
             gradients = gathered
         if not kind.updates:
             return outputs, True
+        if isinstance(self._replicas, LayerReplicas) and self._postpones:
+            self._replicas.reduce(gradients)
         with torch.no_grad():
-            all_finite = update(self._state, weights, gradients, lr, scale, kind)
+            all_finite = update(self._state, weights, gradients, lr, scale, kind, self._replicas, self._zero)
             self._state.forget_gathered()
         return outputs, all_finite
+
+    @property
+    def _postpones(self) -> bool:
+        return self._replicas is not None and self._replicas.postpones
+
+    def _gradients(self, inputs: Sequence[Any], scale: float, kind: StepKind) -> tuple[Any, Sequence[Tensor | None]]:
+        """What the model returns, and the gradient of each weight; of all processes, where they are reduced.
+
+        Where the reduction was put off to a step that updates, that step's gradients are the sums of all steps.
+        """
+        parameters = [weight.parameter for weight in self._state.weights]
+        if not isinstance(self._replicas, Replicas):
+            with torch.enable_grad():
+                run = self._region
+                outputs = run(*inputs) if self._replicas is None else self._replicas.run(run, inputs)
+            loss = outputs[0]
+            found = torch.autograd.grad(loss, parameters, torch.full_like(loss, scale), allow_unused=True)
+            if self._replicas is not None:
+                found = tuple(g if g is None else local_of(g, p) for g, p in zip(found, parameters, strict=True))
+            return (loss.detach(), *outputs[1:]), found
+        adds = kind.updates and kind.gathers > 1 and self._postpones
+        for weight in self._state.weights:
+            before = weight.gathered if adds else None
+            weight.parameter.grad = None if before is None else before.to(weight.parameter.dtype, copy=True)
+        with torch.enable_grad():
+            loss, outputs = self._replicas.run(self._region, inputs, reduces=kind.updates or not self._postpones)
+        torch.autograd.backward(loss, torch.full_like(loss, scale))
+        reduced = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        return (loss.detach(), *outputs[1:]), reduced
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled, record = compile_recorded(gm, example_inputs, self._options)
@@ -84,6 +133,8 @@ def update(
     lr: float,
     scale: float,
     kind: StepKind,
+    replicas: Replicas | LayerReplicas | None = None,
+    zero: ZeroUpdate | None = None,
 ) -> bool:
     """Update weights in place, with torch's fused and foreach kernels.
 
@@ -94,6 +145,8 @@ def update(
         lr: the learning rate.
         scale: the loss scale.
         kind: what the step does.
+        replicas: those that have to agree on whether gradients are finite.
+        zero: divides the update among processes.
 
     Returns:
         Whether all gradients were finite, where they are scaled; if not, nothing has changed.
@@ -105,18 +158,42 @@ def update(
     scaled = torch.tensor(scale, dtype=torch.float64)
     norm = None
     if gradients and (kind.scales or (kind.clips and any(group.rule.max_norm_clip is not None for group in groups))):
-        norm = gradient_norm(gradients)
-        if kind.scales and not norm.isfinite():
+        norm = _norm_of(weights, gradients)
+    if kind.scales:
+        all_finite = norm is None or bool(norm.isfinite())
+        if not (all_finite if replicas is None else replicas.agree(all_finite, state.weights[0].master.device)):
             return False
-    for group in groups:
-        divisor = None
-        if norm is not None:
-            divisor = gradient_divisor(norm, scaled.to(norm.device), group.rule.max_norm_clip if kind.clips else None)
-        _update_group(group, [by_name[weight.name] for weight in group.weights], lr, divisor)
+
+    def apply() -> None:
+        own = {weight.name for weight in weights if weight.is_own}
+        for group in state.groups_of(own):
+            divisor = None
+            if norm is not None:
+                most = group.rule.max_norm_clip if kind.clips else None
+                divisor = gradient_divisor(norm, scaled.to(norm.device), most)
+            _update_group(group, [by_name[weight.name] for weight in group.weights], lr, divisor)
+        state.round()
+
+    if zero is None:
+        apply()
+    else:
+        zero.step(apply)
     for group in state.groups:
         group.count += 1
-    state.round()
     return True
+
+
+def _norm_of(weights: Sequence[TrainedWeight], gradients: Sequence[Tensor]) -> Tensor:
+    """The norm of all gradients, with the parts of them that other processes have."""
+    own = [g for weight, g in zip(weights, gradients, strict=True) if weight.group is None]
+    parts = [(weight.group, g) for weight, g in zip(weights, gradients, strict=True) if weight.group is not None]
+    if not parts:
+        return gradient_norm(gradients)
+    group = parts[0][0]
+    assert group is not None
+    flat = torch.cat([g.reshape(-1) for _, g in parts])
+    of_parts = square_sum_over(flat, group).double()
+    return (of_parts + gradient_norm(own) ** 2).sqrt() if own else of_parts.sqrt()
 
 
 def _update_group(group: UpdateGroup, gradients: list[Tensor], lr: float, divisor: Tensor | None) -> None:
@@ -130,7 +207,11 @@ def _update_group(group: UpdateGroup, gradients: list[Tensor], lr: float, diviso
     rate = torch.tensor(lr, dtype=torch.float64, device=masters[0].device)
     updates = group.count.to(masters[0].device) + 1
     for weight, gradient in zip(group.weights, gradients, strict=True):  # alone: what it computes is freed at once
-        updated = rule.update([weight.master], [gradient], [[moment] for moment in weight.moments], updates, rate)
+        given = [weight.master], [gradient], [[moment] for moment in weight.moments], updates, rate
+        if isinstance(rule, LambRule):
+            updated = rule.update(*given, partial(norm_over, group=weight.group))
+        else:
+            updated = rule.update(*given)
         weight.master.copy_(updated.weights[0])
         for moment, (made,) in zip(weight.moments, updated.moments, strict=True):
             moment.copy_(made)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ort_dynamo.training.trainer.layer_parts import local_of, part_of, split_axis
 from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
 from ort_dynamo.training.trainer.update_rules import LambRule
 
@@ -22,7 +23,10 @@ __all__ = [
     "load_optimizer",
     "model_section",
     "optimizer_section",
+    "own_part",
+    "partition_section",
     "section_of",
+    "shares_section",
 ]
 
 _FULL = "full_precision"
@@ -71,6 +75,8 @@ def optimizer_section(state: TrainingState) -> _Section:
             continue
         count = np.array([int(group.count) + 1], dtype=np.int64)
         for weight in group.weights:
+            if not weight.is_own:
+                continue
             found[weight.name] = {key: _array(one) for key, one in zip(_MOMENTS, weight.moments, strict=True)}
             if isinstance(group.rule, LambRule):
                 found[_SHARED] = {"step": count.copy()}
@@ -79,8 +85,39 @@ def optimizer_section(state: TrainingState) -> _Section:
     return found
 
 
-def check_keys(current: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def own_part(section: _Section, state: TrainingState, *, is_first: bool) -> _Section:
+    """Give what a process saves of the model where ZeRO divides it: its own weights; the first one, all else, too."""
+    others = {weight.name for weight in state.weights if not weight.is_own}
+    shared = {name for name in section[_FULL] if state.master_of(name) is None or state.name_of(name) != name}
+    left_out = others if is_first else others | shared
+    return {_FULL: {name: value for name, value in section[_FULL].items() if name not in left_out}}
+
+
+def partition_section(state: TrainingState) -> _Section:
+    """Give the shapes of what ZeRO divides, which `aggregate_checkpoints` joins."""
+    return {weight.name: {"original_dim": np.array(weight.parameter.shape, dtype=np.int64)} for weight in state.weights}
+
+
+def shares_section(module: nn.Module) -> _Section:
+    """Give the shapes of weights whose parts processes have, and along which axis they were divided."""
+    found = {name: (tuple(one.shape), split_axis(one)) for name, one in module.state_dict().items()}
+    return {
+        name: {
+            "original_dim": np.array(shape, dtype=np.int64),
+            "megatron_row_partition": np.array([1 if axis == 0 else 0], dtype=np.int64),
+        }
+        for name, (shape, axis) in found.items()
+        if axis is not None
+    }
+
+
+def check_keys(current: Mapping[str, Any], given: Mapping[str, Any], free: Container[str] = ()) -> None:
     """Compare what a state_dict has with what it should have; a section that is not there is warned of.
+
+    Args:
+        current: what it should have: of the model, all.
+        given: what it has.
+        free: weights that may be there or not: ZeRO gives them to other processes.
 
     Raises:
         RuntimeError: "Missing keys: [...] in ..." or "Unexpected keys: [...] in ...".
@@ -92,13 +129,14 @@ def check_keys(current: Mapping[str, Any], given: Mapping[str, Any]) -> None:
             continue
         place = f"state_dict[{section}]"
         own, other = current[section], _renamed(section_of(given, section))
-        _check_same(own, other, place)
+        _check_same(own, other, place, free)
         for key in own:
-            _check_same(own[key], _mapping(other[key], f"{place}[{key}]"), f"{place}[{key}]")
+            _check_same(own[key], _mapping(other[key], f"{place}[{key}]"), f"{place}[{key}]", free)
 
 
-def _check_same(own: Iterable[str], other: Iterable[str], place: str) -> None:
-    own, other = list(own), list(other)
+def _check_same(own: Iterable[str], other: Iterable[str], place: str, free: Container[str]) -> None:
+    """Compare keys but for those that are free to be there or not."""
+    own, other = ([key for key in keys if key not in free] for keys in (own, other))
     if missing := [key for key in own if key not in other]:
         raise RuntimeError(f"Missing keys: {missing} in {place}")
     if unexpected := [key for key in other if key not in own]:
@@ -119,6 +157,7 @@ def load_model(
         for name, value in _mapping(section, f"state_dict[model][{precision}]").items():
             if name in own:
                 target = _full(state, name, own[name])
+                value = _part(value, own[name])
                 taken.append((target, _like(value, target, f"state_dict[model][{precision}][{name}]")))
             elif strict:
                 raise RuntimeError(f"Unexpected key: {name} in state_dict[model][{precision}]")
@@ -171,7 +210,10 @@ def load_gathered(state: TrainingState, given: Mapping[str, Any]) -> Callable[[]
     """
     section = section_of(given, "gathered_gradients")
     taken = [
-        (one.gathered, _like(section[one.name], one.gathered, f"state_dict[gathered_gradients][{one.name}]"))
+        (
+            one.gathered,
+            _like(_part(section[one.name], one.parameter), one.gathered, f"state_dict[gathered_gradients][{one.name}]"),
+        )
         for one in state.weights
         if one.gathered is not None and one.name in section
     ]
@@ -197,6 +239,7 @@ def _load_weight(
     if count is not None and group.rule.moments:
         counts[weight.name] = _count(count, place)
     keys = zip(_MOMENTS, weight.moments, strict=False)
+    given = {key: _part(value, weight.parameter) if key in _MOMENTS else value for key, value in given.items()}
     return [(moment, _like(given[key], moment, f"{place}[{key}]")) for key, moment in keys if key in given]
 
 
@@ -205,6 +248,13 @@ def _count(value: Any, place: str) -> int:
     if array.size != 1 or not np.issubdtype(array.dtype, np.integer) or int(array.reshape(())) < 1:
         raise RuntimeError(f"{place} has {value!r} for a count of updates, which is an integer from 1 up")
     return int(array.reshape(())) - 1
+
+
+def _part(value: Any, like: Tensor) -> Any:
+    """This process's part of an array that is of the whole of a weight."""
+    if split_axis(like) is None or not isinstance(value, (Tensor, np.ndarray)):
+        return value
+    return part_of(torch.as_tensor(value), like)
 
 
 def _like(value: Any, target: Tensor, place: str) -> Tensor:
@@ -230,7 +280,7 @@ def _mapping(section: Any, place: str) -> Mapping[str, Any]:
 def _full(state: TrainingState, name: str, own: Tensor) -> Tensor:
     """What is updated of an entry of the model's state_dict, or the entry where it is not trained."""
     master = state.master_of(name)
-    return own if master is None else master
+    return local_of(own.detach()) if master is None else master
 
 
 def _renamed(section: Mapping[str, Any]) -> dict[str, Any]:

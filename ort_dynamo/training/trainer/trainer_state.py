@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ort_dynamo.errors import SeveralProcessesError
 from ort_dynamo.training.optim.config import _OptimizerConfig
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require
@@ -19,7 +20,10 @@ from ort_dynamo.training.trainer.state_dicts import (
     load_optimizer,
     model_section,
     optimizer_section,
+    own_part,
+    partition_section,
     section_of,
+    shares_section,
 )
 
 __all__ = ["load_trainer_state", "trainer_state"]
@@ -28,8 +32,24 @@ __all__ = ["load_trainer_state", "trainer_state"]
 def trainer_state(
     running: RunningModel, info: TrainStepInfo, options: ORTTrainerOptions, config: _OptimizerConfig
 ) -> dict[str, Any]:
-    """Give all that a run goes on with: copies, as arrays and numbers, in ORTTrainer's schema."""
+    """Give all that a run goes on with: copies, as arrays and numbers, in ORTTrainer's schema.
+
+    Raises:
+        SeveralProcessesError: an accumulation is under way whose sums each process has its own of.
+    """
     distributed = options.distributed
+    gathers = info.step % options.batch.gradient_accumulation_steps != 0
+    if gathers and running.shares_layers:
+        reason = (
+            "a state in the midst of an accumulation has sums of parts of layers. Save it after a step that updates"
+        )
+        raise SeveralProcessesError(reason=reason)
+    if gathers and running.keeps_gradients_apart:
+        reason = (
+            "with allreduce_post_accumulation each process has its own sums of gradients until an update, and a state "
+            "cannot have them all. Save it after a step that updates"
+        )
+        raise SeveralProcessesError(reason=reason)
     found: dict[str, Any] = {
         "model": model_section(running.state, running.combined.model),
         "optimizer": optimizer_section(running.state),
@@ -49,7 +69,12 @@ def trainer_state(
         found["loss_scaler"] = {"loss_scale": scaler.loss_scale}
         if hasattr(scaler, "_stable_steps_count"):
             found["loss_scaler"]["stable_steps"] = scaler._stable_steps_count
-    if info.step % options.batch.gradient_accumulation_steps:
+    if distributed.deepspeed_zero_optimization.stage:
+        found["partition_info"] = partition_section(running.state)
+        found["model"] = own_part(found["model"], running.state, is_first=distributed.world_rank == 0)
+    elif running.shares_layers:
+        found["partition_info"] = shares_section(running.combined.model)
+    if gathers:
         found["gathered_gradients"] = gathered_section(running.state)
     return found
 
@@ -74,7 +99,10 @@ def load_trainer_state(
     require(name == config.name, f"Optimizer mismatch: expected {config.name}, got {name}")
     state, module = running.state, running.combined.model
     if strict:
-        check_keys({"model": model_section(state, module), "optimizer": optimizer_section(state)}, given)
+        own = {"model": model_section(state, module), "optimizer": optimizer_section(state)}
+        mine = own_part(own["model"], state, is_first=False)["full_precision"]
+        others = own["model"]["full_precision"].keys() - mine.keys() if running.zero is not None else ()
+        check_keys(own, given, free=others)
     steps = section_of(given, "train_step_info")
     optimization_step = _count(steps, "optimization_step", info.optimization_step)
     step = _count(steps, "step", info.step)

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
+from ort_dynamo.training.trainer.layer_parts import group_of, local_of
 from ort_dynamo.training.trainer.update_rules import Rule
 
 __all__ = ["TrainedWeight", "TrainingState", "UpdateGroup"]
@@ -25,6 +27,9 @@ class TrainedWeight:
         master: what is updated: a float32 copy of a float16 or bfloat16 parameter, otherwise its own memory.
         moments: the optimizer's, as many as its rule has, each of the master's shape and dtype.
         gathered: the sum of gradients since the last update, like the master; None where an update follows each step.
+        is_own: whether this process updates it; otherwise it has no moments, and the parameter itself for a master.
+        group: the processes that have a part of it each, where one alone does not have it: master, moments and gathered
+            are this process's part then.
     """
 
     name: str
@@ -32,6 +37,13 @@ class TrainedWeight:
     master: Tensor
     moments: list[Tensor]
     gathered: Tensor | None
+    is_own: bool = True
+    group: ProcessGroup | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What gradients are summed and the update is computed in."""
+        return torch.float32 if self.is_narrow else self.parameter.dtype
 
     @property
     def is_narrow(self) -> bool:
@@ -79,6 +91,12 @@ class TrainingState:
         for weight in self.weights:
             grouped.setdefault(rules[weight.name], []).append(weight)
         self.groups = [UpdateGroup(rule, weights) for rule, weights in grouped.items()]
+
+    def divide(self, own: Container[int]) -> None:
+        """Keep the optimizer's state of those weights alone whose parameters' `id`s are given."""
+        for weight in self.weights:
+            if id(weight.parameter) not in own:
+                weight.is_own, weight.moments, weight.master = False, [], weight.parameter.detach()
 
     @property
     def elements(self) -> int:
@@ -128,12 +146,12 @@ class TrainingState:
         """Round masters to the parameters that are narrower."""
         for weight in self.weights:
             if weight.is_narrow:
-                weight.parameter.detach().copy_(weight.master)
+                local_of(weight.parameter.detach()).copy_(weight.master)
 
 
 def _weight(name: str, parameter: nn.Parameter, rule: Rule, gathers: bool) -> TrainedWeight:
-    own = parameter.detach()
+    own = local_of(parameter.detach())
     master = own.float() if parameter.dtype in _NARROW else own
     moments = [torch.zeros_like(master, memory_format=torch.contiguous_format) for _ in range(rule.moments)]
     gathered = torch.zeros_like(master, memory_format=torch.contiguous_format) if gathers else None
-    return TrainedWeight(name, parameter, master, moments, gathered)
+    return TrainedWeight(name, parameter, master, moments, gathered, group=group_of(parameter))

@@ -7,7 +7,7 @@ on the number of updates are computed in float64: in float32, 1 - 0.999 alone is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -152,8 +152,15 @@ class LambRule:
         moments: Sequence[Sequence[Tensor]],
         count: Tensor,
         lr: Tensor,
+        norm: Callable[[Tensor], Tensor] | None = None,
     ) -> Updated:
-        """Compute the new weights and moments; arguments as for `SGDRule.update`, with `moments` m and v."""
+        """Compute the new weights and moments.
+
+        Args:
+            weights, gradients, moments, count, lr: as for `SGDRule.update`, with `moments` m and v.
+            norm: computes the norm of a weight of which `weights` has a part; None computes it of what is there.
+        """
+        norm = norm or _norm
         a, b = _corrections(self, count)
         root = b.sqrt()
         made = Updated([], [[], []])
@@ -167,7 +174,7 @@ class LambRule:
             if self.lambda_coef:
                 d = d + w * self.lambda_coef
             d = torch.where(d.isfinite(), d, torch.zeros_like(d))
-            of_weight, of_step = _norm(w), _norm(d)
+            of_weight, of_step = norm(w), norm(d)
             ratio = of_weight / of_step
             if self.ratio_min > -math.inf or self.ratio_max < math.inf:
                 ratio = ratio.clamp(self.ratio_min, self.ratio_max)

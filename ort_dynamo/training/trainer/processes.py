@@ -1,0 +1,110 @@
+"""The processes that train together: who they are, and whether an ORTTrainer's options say the same."""
+
+from __future__ import annotations
+
+import os
+
+from torch import distributed
+
+from ort_dynamo.errors import ProcessGroupError, SeveralProcessesError
+from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
+
+__all__ = ["join_processes", "local_rank_of_environment", "refuse_what_is_not_there"]
+
+_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def refuse_what_is_not_there(options: ORTTrainerOptions) -> None:
+    """Raise what says which options cannot be had, or not together, and what to do instead.
+
+    Raises:
+        SeveralProcessesError: layers or a pipeline are to be shared, or a file is to have what ZeRO splits.
+        ProcessGroupError: Adasum has to pair processes whose number is no power of two.
+    """
+    asked = options.distributed
+    stages = asked.pipeline_parallel.pipeline_parallel_size
+    if stages > 1:
+        reason = (
+            f"distributed.pipeline_parallel.pipeline_parallel_size is {stages}, and each process runs all layers. Set "
+            "it to 1; for stages, take torch.distributed.pipelining with torch.compile(stage, backend='ort_train')"
+        )
+        raise SeveralProcessesError(reason=reason)
+    if asked.world_size == 1:
+        return
+    _refuse_with_horizontal(options)
+    if asked.enable_adasum and asked.world_size & (asked.world_size - 1):
+        reason = f"enable_adasum pairs processes, and world_size, {asked.world_size}, is no power of two"
+        raise ProcessGroupError(reason=reason)
+    if asked.deepspeed_zero_optimization.stage and any(options.debug.graph_save_paths._validated_opts.values()):
+        reason = (
+            "debug.graph_save_paths asks for the graph of a step, and with deepspeed_zero_optimization.stage 1 no "
+            "process has all of the optimizer's state. Save the graphs in one process, or with stage 0"
+        )
+        raise SeveralProcessesError(reason=reason)
+
+
+def _refuse_with_horizontal(options: ORTTrainerOptions) -> None:
+    """Raise SeveralProcessesError for what does not go with layers that processes share."""
+    asked = options.distributed
+    size = asked.horizontal_parallel_size
+    if size == 1:
+        return
+    if asked.world_size % size:
+        reason = f"horizontal_parallel_size, {size}, does not divide world_size, {asked.world_size}"
+        raise ProcessGroupError(reason=reason)
+    with_it = {
+        "deepspeed_zero_optimization.stage 1": asked.deepspeed_zero_optimization.stage,
+        "enable_adasum": asked.enable_adasum,
+        "debug.graph_save_paths": any(options.debug.graph_save_paths._validated_opts.values()),
+        "debug.check_model_export": options.debug.check_model_export,
+        "_internal_use.extra_postprocess": options._internal_use.extra_postprocess,
+    }
+    if found := [name for name, is_there in with_it.items() if is_there]:
+        reason = f"horizontal_parallel_size {size} and {found[0]} do not go together. Leave one of them out"
+        raise SeveralProcessesError(reason=reason)
+
+
+def join_processes(options: ORTTrainerOptions) -> bool:
+    """Join the default process group, where options ask for one; a program that has made it keeps its own.
+
+    Returns:
+        Whether there are several processes.
+
+    Raises:
+        ProcessGroupError: options and the group, or torchrun's variables, do not say the same; or there is neither.
+    """
+    asked = options.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        if asked.world_size == 1:
+            return False
+        _initialise(asked.world_size, asked.world_rank)
+    size, rank = distributed.get_world_size(), distributed.get_rank()
+    _compare("world_size", asked.world_size, size, "the process group's size")
+    _compare("world_rank", asked.world_rank, rank, "this process's rank")
+    if size > 1:
+        local = local_rank_of_environment(asked.local_rank)
+        _compare("local_rank", asked.local_rank, local, "the environment's LOCAL_RANK")
+    return size > 1
+
+
+def local_rank_of_environment(otherwise: int) -> int:
+    """The number of this process on its machine, as torchrun says it."""
+    return int(os.environ.get("LOCAL_RANK", otherwise))
+
+
+def _initialise(size: int, rank: int) -> None:
+    if not all(name in os.environ for name in _OF_TORCHRUN):
+        reason = (
+            f"distributed.world_size is {size}, and neither is there a process group, nor are there the variables "
+            f"{', '.join(_OF_TORCHRUN)} to make one. Start the program by: torchrun --nproc-per-node {size} PROGRAM"
+        )
+        raise ProcessGroupError(reason=reason)
+    # Looked at first: a group of another size would wait for processes that never come.
+    _compare("world_size", size, int(os.environ["WORLD_SIZE"]), "the environment's WORLD_SIZE")
+    _compare("world_rank", rank, int(os.environ["RANK"]), "the environment's RANK")
+    distributed.init_process_group()  # gloo for the CPU's tensors, NCCL for CUDA's
+
+
+def _compare(name: str, asked: int, found: int, what: str) -> None:
+    if asked != found:
+        raise ProcessGroupError(reason=f"distributed.{name} is {asked}, and {what} is {found}")

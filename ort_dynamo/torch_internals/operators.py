@@ -32,6 +32,7 @@ __all__ = [
     "can_decompose",
     "custom_name",
     "higher_order",
+    "in_place_of",
     "inductor_prims",
     "is_absent",
     "is_mutable",
@@ -187,6 +188,18 @@ def schema_of(overload: OpOverload) -> FunctionSchema:
 def is_mutable(overload: OpOverload) -> bool:
     """Whether the operator writes to an argument."""
     return schema_of(overload).is_mutable
+
+
+def in_place_of(overload: OpOverload) -> OpOverload | None:
+    """The overload that takes the same arguments and writes its result over the first; None where there is none."""
+    schema = schema_of(overload)
+    library, _, operator_name = schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, library), f"{operator_name}_", None)
+    found = getattr(packet, schema.overload_name or "default", None)
+    if not isinstance(found, OpOverload) or not is_mutable(found):
+        return None
+    same = [one.name for one in schema_of(found).arguments] == [one.name for one in schema.arguments]
+    return found if same else None
 
 
 def can_decompose(overload: OpOverload) -> bool:

@@ -14,11 +14,11 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.storage import storages_of
 from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS
-from ort_dynamo.torch_internals.operators import OpOverload, aten
+from ort_dynamo.torch_internals.operators import OpOverload, aten, in_place_of, is_absent, is_mutable
 
 __all__ = ["WriteInPlace"]
 
-_OVER_GRADIENT = {
+_OVER_GRADIENT: Mapping[OpOverload, OpOverload] = {
     aten.elu_backward.default: aten.elu_backward.grad_input,
     aten.hardtanh_backward.default: aten.hardtanh_backward.grad_input,
     aten.leaky_relu_backward.default: aten.leaky_relu_backward.grad_input,
@@ -94,25 +94,12 @@ def _in_place(node: Node) -> Iterator[_Call]:
     target: Any = node.target
     if node.op != "call_function" or not args or not isinstance(first := args[0], Node):
         return
-    if target in _OVER_GRADIENT:
+    if target in _OVER_GRADIENT and not is_absent(_OVER_GRADIENT[target]):
         yield first, _OVER_GRADIENT[target], args, {**node.kwargs, "grad_input": first}
-    elif written := _written_over(target):
+    elif _is_pointwise(target) and target.namespace == "aten" and (written := in_place_of(target)):
         yield first, written, args, dict(node.kwargs)
         if target in _COMMUTES and not node.kwargs and isinstance(args[1], Node):
             yield args[1], written, (args[1], first), {}
-
-
-def _written_over(target: Any) -> OpOverload | None:
-    """The overload that writes over its first argument and is otherwise the same."""
-    if not _is_pointwise(target) or target.namespace != "aten":
-        return None
-    packet = getattr(aten, f"{target._schema.name.removeprefix('aten::')}_")
-    overload = getattr(packet, target._overloadname)
-    if not isinstance(overload, OpOverload):
-        return None
-    pairs = zip(target._schema.arguments, overload._schema.arguments, strict=False)
-    same = len(target._schema.arguments) == len(overload._schema.arguments) and all(a.name == b.name for a, b in pairs)
-    return overload if same else None
 
 
 def _is_fresh(node: Node) -> bool:
@@ -141,7 +128,7 @@ def _same_layout(over: Any, written: Any) -> bool:
 
 
 def _is_pointwise(target: Any) -> bool:
-    return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags and not target._schema.is_mutable
+    return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags and not is_mutable(target)
 
 
 def _is_tuple(node: Node) -> bool:

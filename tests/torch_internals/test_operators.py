@@ -19,6 +19,7 @@ from ort_dynamo.torch_internals.operators import (
     absent_operators,
     aten,
     higher_order,
+    in_place_of,
     is_absent,
     namespace,
     present,
@@ -168,3 +169,17 @@ def test_a_model_trains_where_torch_lacks_operators(
     assert "aten.native_layer_norm" in absent
     assert "aten.native_layer_norm.default" not in registered
     assert len(registered) > 500
+
+
+@pytest.mark.parametrize(
+    ("overload", "written"),
+    [
+        (torch.ops.aten.relu.default, torch.ops.aten.relu_.default),
+        (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor),
+        (torch.ops.aten.where.self, None),
+        (torch.ops.aten.__lshift__.Scalar, None),
+        (torch.ops.aten.clone.default, None),
+    ],
+)
+def test_what_writes_over_its_first_argument_is_found(overload: Any, written: Any) -> None:
+    assert in_place_of(overload) is written

@@ -73,6 +73,38 @@ def test_a_graph_is_cut_at_its_buckets_inside_the_compile(ranks: Ranks) -> None:
     assert graphs[0] == graphs[1] > 2
 
 
+def reduce_in_the_graph(mode: str) -> int:
+    """Two compiled steps beside one process; gives how many reductions were in graphs, the backward's or another."""
+    torch._dynamo.config.optimize_ddp = mode
+    torch._dynamo.config.compiled_autograd = mode == "python_reducer"
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    model, alone = wide(), wide()
+    net = DistributedDataParallel(model)
+
+    def step(x: torch.Tensor) -> None:
+        net(x).square().mean().backward()
+
+    run = compiled(step)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(2):
+        x = torch.randn(8, 512, generator=generator)
+        run(share(x, rank, world))
+        alone(x).square().mean().backward()
+    for mine, theirs in zip(gradients(model), gradients(alone), strict=True):
+        assert_close(mine, theirs, "an accumulated gradient")
+    assert not counters["ort_train_eager"]
+    assert counters["ort_train"]["native_nodes"] > 0
+    return sum(n for name, n in counters["ort_train_by_design"].items() if "all_reduce" in name)
+
+
+def test_the_python_reducer_puts_reductions_into_the_graph_of_the_backward(ranks: Ranks) -> None:
+    assert min(ranks.run(reduce_in_the_graph, 2, "python_reducer")) >= len(list(wide().parameters()))
+
+
+def test_without_torch_s_optimization_ddp_reduces_outside(ranks: Ranks) -> None:
+    assert ranks.run(reduce_in_the_graph, 2, "no_optimization") == [0, 0]
+
+
 def clip(checkpointed: bool) -> None:
     """Clip the gradients of a sharded GPT, and compare their norm with that of one process."""
     rank, world = distributed.get_rank(), distributed.get_world_size()

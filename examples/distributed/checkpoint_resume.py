@@ -60,7 +60,7 @@ for step in range(begin, 10):
     distributed.all_reduce(loss)
     if rank == 0:
         print(f"step {step + 1}: loss {loss.item() / world:.6f}", flush=True)
-    if step == 4:
+    if step % 4 == 3:
         save(step + 1)
 
 distributed.destroy_process_group()

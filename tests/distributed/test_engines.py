@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import ENGINES, train
-from gpt import STEPS, alone
+from engines import ENGINES, pipeline, train
+from gpt import STEPS, alone, compiled
 from ranks import Ranks
+from torch import distributed
+from torch.distributed.pipelining import ScheduleGPipe
 
 from ort_dynamo.testing import assert_close
 
@@ -41,3 +43,19 @@ def test_dropout_draws_what_it_draws_in_eager(ranks: Ranks, engine: str) -> None
         assert_close(torch.tensor(one.losses), torch.tensor(other.losses), f"rank {rank}'s losses")
         assert one.eager == {}
     assert_close(torch.tensor(mine[0].losses).isfinite().all(), torch.tensor(True), "losses")
+
+
+def uneven(eager: bool) -> str:
+    """Cut a batch of 8 into 3 microbatches; what the rank is told."""
+    try:
+        pipeline(ScheduleGPipe, 0.0, (lambda module: module) if eager else compiled, 1, microbatches=3)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}" if distributed.get_rank() else type(error).__name__
+    return ""
+
+
+def test_an_uneven_last_microbatch_is_refused_as_in_eager(ranks: Ranks) -> None:
+    """A stage of torch's receives what the first microbatch had room for, whatever the stage runs."""
+    mine, theirs = (ranks.run(uneven, 2, eager) for eager in (False, True))
+    assert mine == theirs
+    assert "to match target batch_size (32)" in mine[1]

@@ -1,0 +1,31 @@
+"""Runs the program that its arguments name; rank 1 is killed in the middle of the second checkpoint that it writes."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+from typing import Any
+
+from torch.distributed.checkpoint import FileSystemWriter
+
+write = FileSystemWriter.write_data
+written = 0
+
+
+def write_half_of_the_second(self: FileSystemWriter, *args: Any) -> Any:
+    global written
+    written += 1
+    future = write(self, *args)
+    if (written, os.environ["RANK"]) == (2, "1"):
+        future.wait()
+        for file in self.path.glob("__1_*"):
+            os.truncate(file, file.stat().st_size // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return future
+
+
+FileSystemWriter.write_data = write_half_of_the_second
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")

@@ -66,7 +66,7 @@ def mark(gm: GraphModule, options: Options) -> tuple[PassRecord, ...]:
     """Run the FX passes on a joint or inference graph, in place, and those that say what torch runs by choice.
 
     Raises:
-        ProviderNotAvailableError: no execution provider serves the graph's device.
+        ProviderNotAvailableError: no execution provider serves the graph's device, or it cannot load.
     """
     check = options.dump.verify
     marked = run_passes(fx_passes(options.passes), gm, check=check)

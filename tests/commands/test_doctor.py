@@ -224,6 +224,16 @@ def test_this_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "not").exists()
 
 
+def test_of_several_distributions_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}
+    monkeypatch.setattr(gather, "find_distributions", lambda: both)
+    facts = gather.gather()
+    assert facts.trials == ()
+    assert [one.fix.partition(" && ")[0] for one in findings(facts) if one.is_fault] == [
+        "pip uninstall -y onnxruntime onnxruntime-gpu"
+    ]
+
+
 def test_a_folder_of_others_and_a_wrong_variable_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORT_DYNAMO_CACHE", "1")
     monkeypatch.setenv("ORT_DYNAMO_CACHE_DIR", str(tmp_path))

@@ -76,7 +76,7 @@ class Facts:
         torch: torch's CUDA.
         devices: names of the CUDA devices that torch sees.
         runtime: the module `onnxruntime`.
-        trials: what was tried; nothing is where the module does not import.
+        trials: what was tried; nothing is where the module does not import, or several distributions provide it.
         cache: the folder of compiled graphs.
     """
 

@@ -34,7 +34,8 @@ def gather() -> Facts:
     """Gather the facts of this process's environment."""
     runtime = _runtime()
     devices = tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    tried = () if runtime.error else ("cpu", *["cuda"] * bool(devices and runtime.cuda is not None))
+    untried = runtime.error or len(runtime.distributions) > 1  # what a compile refuses, too
+    tried = () if untried else ("cpu", *["cuda"] * bool(devices and runtime.cuda is not None))
     return Facts(
         python=platform.python_version(),
         packages=tuple((name, _version(name)) for name in _PACKAGES),

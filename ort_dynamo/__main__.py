@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ort_dynamo.commands import cache, demo, operators, passes
+from ort_dynamo.commands import cache, demo, doctor, operators, passes
 from ort_dynamo.errors import OrtDynamoError
 
 __all__ = ["COMMANDS", "main"]
@@ -30,6 +30,7 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "cache": Command(cache.SUMMARY, cache.add_arguments, cache.run),
     "demo": Command(demo.SUMMARY, demo.add_arguments, demo.run),
+    "doctor": Command(doctor.SUMMARY, doctor.add_arguments, doctor.run),
     "operators": Command(operators.SUMMARY, operators.add_arguments, operators.run),
     "passes": Command(passes.SUMMARY, passes.add_arguments, passes.run),
 }

@@ -34,7 +34,7 @@ from ort_dynamo.report.record import GraphRecord, IslandRecord, Source
 from ort_dynamo.runtime.boxed import Island, boxed
 from ort_dynamo.runtime.capabilities import runtime_facts
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
-from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.runtime.providers import usable_target
 from ort_dynamo.runtime.session import optimize
 from ort_dynamo.saving.files import check_model
 from ort_dynamo.saving.island import IslandFiles
@@ -76,7 +76,7 @@ def compile_graph(
     """
     begin = time.perf_counter()
     device = session_device(gm)
-    target = allowed_target(find_target(device.type), options.segment)
+    target = allowed_target(usable_target(device.type), options.segment)
     graph = graph_of_ranks(gm, options.segment)
     segmented = segment(gm, Trials(partial(refusal, target=target)), device)
     report(role, segmented.native, segmented.by_design, segmented.chosen, segmented.eager, len(segmented.islands))

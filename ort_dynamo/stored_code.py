@@ -29,7 +29,7 @@ from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.boxed import Island, boxed
 from ort_dynamo.runtime.capabilities import runtime_facts
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
-from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.runtime.providers import usable_target
 from ort_dynamo.torch_internals.aot_cache import BypassError, CacheMissError, OutputCode
 from ort_dynamo.torch_internals.frames import current_compile_id
 from ort_dynamo.torch_internals.lazy import graph_module
@@ -191,7 +191,7 @@ def _opened(place: IslandPlace, entry: Entry) -> tuple[Island, Source]:
     def make() -> CompiledGraph:
         source.append("disk")
         built = entry.built(entry.name, place.session, in_order=place.in_order)
-        return open_graph(built, find_target(place.device.type), place.device)
+        return open_graph(built, usable_target(place.device.type), place.device)
 
     compiled = CACHE.get_or_make(place.key, make)
     return Island(compiled, place.places), source[0] if source else "memory"

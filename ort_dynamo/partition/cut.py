@@ -24,7 +24,7 @@ from ort_dynamo.passes.pipelines import (
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.progress import stage
 from ort_dynamo.runtime.arena import ARENA
-from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.runtime.providers import usable_target
 from ort_dynamo.segment.classify import session_device
 from ort_dynamo.segment.segment import allowed_target
 from ort_dynamo.torch_internals.aot import default_partition
@@ -66,11 +66,11 @@ def mark(gm: GraphModule, options: Options) -> tuple[PassRecord, ...]:
     """Run the FX passes on a joint or inference graph, in place, and those that say what torch runs by choice.
 
     Raises:
-        ProviderNotAvailableError: no execution provider serves the graph's device.
+        ProviderNotAvailableError: no execution provider serves the graph's device, or it cannot load.
     """
     check = options.dump.verify
     marked = run_passes(fx_passes(options.passes), gm, check=check)
-    target = allowed_target(find_target(session_device(gm).type), options.segment)
+    target = allowed_target(usable_target(session_device(gm).type), options.segment)
     threads = options.session.resolved().intra_op_num_threads
     return marked + run_passes(placement_passes(options.passes, target, threads), gm, check=check)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
-__all__ = ["binding", "onnxruntime", "restore_torch"]
+__all__ = ["binding", "build_info", "onnxruntime", "restore_torch"]
 
 
 @functools.cache
@@ -54,3 +54,11 @@ def binding() -> Any:
     from onnxruntime.capi import onnxruntime_pybind11_state
 
     return onnxruntime_pybind11_state
+
+
+def build_info() -> Any:
+    """onnxruntime's module of what the build says of itself: package_name, __version__ and, of CUDA's, cuda_version."""
+    onnxruntime()
+    from onnxruntime.capi import build_and_package_info
+
+    return build_and_package_info

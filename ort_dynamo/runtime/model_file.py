@@ -10,7 +10,7 @@ import torch
 from ort_dynamo.build import BuildRecord, BuiltGraph
 from ort_dynamo.options.groups import SessionOptions
 from ort_dynamo.runtime.importing import onnxruntime
-from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.runtime.providers import usable_target
 from ort_dynamo.runtime.session import optimize
 
 __all__ = ["optimized_model", "run_model"]
@@ -39,4 +39,4 @@ def optimized_model(model: bytes) -> bytes:
         origins={},
         record=BuildRecord(0, (), {}),
     )
-    return optimize(built, find_target(device.type), device)
+    return optimize(built, usable_target(device.type), device)

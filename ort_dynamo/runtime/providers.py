@@ -14,22 +14,19 @@ from ort_dynamo.runtime.capabilities import (
     recorded_kernel_table,
     say_if_untested,
 )
+from ort_dynamo.runtime.cuda_build import Misfit, installed_cuda_build, misfit, replacing, torch_cuda
 from ort_dynamo.runtime.defects import defects_of
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.target import Target
 
-__all__ = ["find_target", "provider_options", "recorded_cpu_targets"]
+__all__ = ["find_target", "not_loaded", "provider_options", "recorded_cpu_targets", "usable_target"]
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-
-_ADVICE = {
-    "CUDAExecutionProvider": "Install 'ort-dynamo[cuda]' in place of the present runtime, or use the CPU.",
-}
 
 
 @lru_cache(maxsize=8)
 def find_target(device_type: str) -> Target:
-    """The target for tensors on a device type.
+    """The target for tensors on a device type: what its kernels are, not whether they load.
 
     Raises:
         ProviderNotAvailableError: no provider serves the device, or the installed runtime lacks it.
@@ -46,7 +43,7 @@ def find_target(device_type: str) -> Target:
             package=runtime.package,
             version=runtime.version,
             available=", ".join(available),
-            advice=_ADVICE.get(provider or "", ""),
+            advice=f"Run {replacing([runtime.package], 'cuda')}, or use the CPU." if provider else "",
         )
     return Target(
         package=runtime.package,
@@ -57,6 +54,45 @@ def find_target(device_type: str) -> Target:
         kernels=kernel_table(runtime, provider),
         defects=defects_of(runtime.package, runtime.version, provider),
     )
+
+
+def usable_target(device_type: str) -> Target:
+    """The target for tensors on a device type, whose provider has all the libraries that it needs.
+
+    Raises:
+        ProviderNotAvailableError: no provider serves the device, the installed runtime lacks it, or it cannot load.
+    """
+    target = find_target(device_type)
+    if device_type == "cuda" and _cuda_misfit() is not None:
+        raise not_loaded(target, torch.device(device_type))
+    return target
+
+
+def not_loaded(target: Target, device: torch.device, error: object = "") -> ProviderNotAvailableError:
+    """The error for a provider that the installed runtime has and that does not load, with what is known of why.
+
+    Args:
+        target: what was to be opened.
+        device: of its tensors.
+        error: ONNX Runtime's own words, if it said any.
+    """
+    found = _cuda_misfit() if target.device_type == "cuda" else None
+    said = f": {error}" if str(error) else " (its libraries, or a device, are missing)"
+    return ProviderNotAvailableError(
+        provider=target.provider,
+        device=device,
+        reason=f"it does not load{said}" if found is None else f"it cannot load: {found.reason}",
+        package=target.package,
+        version=target.version,
+        available=", ".join(onnxruntime().get_available_providers()),
+        advice="'python -m ort_dynamo doctor' tries it and says more." if found is None else f"Run {found.fix}.",
+    )
+
+
+@lru_cache(maxsize=1)
+def _cuda_misfit() -> Misfit | None:
+    build = installed_cuda_build()
+    return None if build is None else misfit(build, torch_cuda(), installed_runtime().package)
 
 
 def recorded_cpu_targets() -> tuple[Target, ...]:

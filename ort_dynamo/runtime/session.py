@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from ort_dynamo.build import BuiltGraph
-from ort_dynamo.errors import InvalidOptionError, ProviderNotAvailableError, SessionError
+from ort_dynamo.errors import InvalidOptionError, SessionError
 from ort_dynamo.options.groups import SessionSettings
 from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.binding import keep_order
 from ort_dynamo.runtime.capabilities import omitted_optimizers, waiting_threads
 from ort_dynamo.runtime.importing import onnxruntime
-from ort_dynamo.runtime.providers import provider_options
+from ort_dynamo.runtime.providers import not_loaded, provider_options
 from ort_dynamo.target import Target
 
 __all__ = ["open_session", "optimize"]
@@ -25,6 +25,12 @@ __all__ = ["open_session", "optimize"]
 
 _UNKNOWN_OPTION = re.compile("unknown provider option|failed to (parse|map)", re.IGNORECASE)
 """How ONNX Runtime's ProviderOptionsParser says that it does not know an option, or its value."""
+
+_NOT_LOADED = re.compile(
+    "CUDA wasn.?t able to be loaded|Failed to load (shared )?library|"
+    "driver version is insufficient|no CUDA-capable device"
+)
+"""How ONNX Runtime, and CUDA through it, say that the provider or its device is not to be had."""
 
 
 def open_session(built: BuiltGraph, target: Target, device: torch.device) -> Any:
@@ -77,19 +83,13 @@ def _open(built: BuiltGraph, settings: Any, target: Target, device: torch.device
         if options.provider_options and _UNKNOWN_OPTION.search(str(error)):
             value, said = dict(options.provider_options), f"what {target.provider} takes, which says: {error}"
             raise InvalidOptionError(name="provider_options", value=value, expected=said) from error
+        if _NOT_LOADED.search(str(error)):
+            raise not_loaded(target, device, error) from error
         raise SessionError(
             package=target.package, version=target.version, provider=target.provider, graph=built.name, error=error
         ) from error
     if target.provider not in session.get_providers():
-        raise ProviderNotAvailableError(
-            provider=target.provider,
-            device=device,
-            reason="it does not load on this machine (its libraries, or a device, are missing)",
-            package=target.package,
-            version=target.version,
-            available=", ".join(session.get_providers()),
-            advice="",
-        )
+        raise not_loaded(target, device)
     return session
 
 

@@ -11,14 +11,22 @@ import torch
 from ort_dynamo.errors import ProviderNotAvailableError, RuntimeNotInstalledError, SeveralRuntimesError
 from ort_dynamo.runtime import capabilities, providers
 from ort_dynamo.runtime.capabilities import installed_runtime, kernel_table, nearest_record, omitted_optimizers
+from ort_dynamo.runtime.cuda_build import CudaBuild, TorchCuda
 
 
 @pytest.fixture
 def uncached() -> Iterator[None]:
-    for function in (installed_runtime, kernel_table, capabilities.say_if_untested, providers.find_target):
+    functions = (
+        installed_runtime,
+        kernel_table,
+        capabilities.say_if_untested,
+        providers.find_target,
+        providers._cuda_misfit,
+    )
+    for function in functions:
         function.cache_clear()
     yield
-    for function in (installed_runtime, kernel_table, capabilities.say_if_untested, providers.find_target):
+    for function in functions:
         function.cache_clear()
 
 
@@ -55,9 +63,41 @@ def test_a_missing_provider_names_what_is_there(monkeypatch: pytest.MonkeyPatch)
     text = str(caught.value)
     assert "CUDAExecutionProvider is needed for tensors on cuda" in text
     assert "Available providers" in text
-    assert "[cuda]" in text
+    assert f"Run pip uninstall -y {installed_runtime().package} && pip install --upgrade 'ort-dynamo[cuda]'" in text
     with pytest.raises(ProviderNotAvailableError, match="no provider serves this device"):
         providers.find_target("mps")
+
+
+@pytest.fixture
+def no_cublas(uncached: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime with a provider for CUDA 13, beside a torch with CUDA 12."""
+    build = CudaBuild("13.0", ("libcublas.so.13", "libcudart.so.13"), ("libcublas.so.13",))
+    available = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: available)
+    monkeypatch.setattr(providers, "installed_cuda_build", lambda: build)
+    monkeypatch.setattr(providers, "torch_cuda", lambda: TorchCuda("2.13.0+cu126", "12.6", 91002))
+
+
+@pytest.mark.usefixtures("no_cublas")
+def test_a_provider_without_its_libraries_is_refused_where_it_is_to_load() -> None:
+    assert providers.find_target("cuda").provider == "CUDAExecutionProvider"  # its kernels can be asked about
+    assert providers.usable_target("cpu") is providers.find_target("cpu")
+    with pytest.raises(ProviderNotAvailableError) as caught:
+        providers.usable_target("cuda")
+    text = str(caught.value)
+    assert "CUDAExecutionProvider is needed for tensors on cuda, but it cannot load" in text
+    assert "was built for CUDA 13.0, and torch 2.13.0+cu126 brings CUDA 12.6 and cuDNN 9" in text
+    assert "libcublas.so.13 is not found" in text
+    assert text.endswith("Run pip install --upgrade --force-reinstall torch.")
+
+
+@pytest.mark.usefixtures("no_cublas")
+def test_a_compile_on_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ort_dynamo.partition.cut.session_device", lambda gm: torch.device("cuda"))
+    layer = torch.nn.Linear(3, 2)
+    compiled = torch.compile(layer, backend="ort_train")
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"it cannot load.*libcublas\.so\.13 is not"):
+        compiled(torch.ones(4, 3))
 
 
 def test_the_installed_runtimes_table_knows_float_and_its_limits() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import onnx_ir as ir
@@ -14,13 +15,14 @@ import torch
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildRecord, BuiltGraph
 from ort_dynamo.dtypes import TORCH_TO_ONNX
-from ort_dynamo.errors import InvalidOptionError, SessionError
+from ort_dynamo.errors import InvalidOptionError, ProviderNotAvailableError, SessionError
 from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import SessionOptions
-from ort_dynamo.runtime import arena, binding, importing, session
+from ort_dynamo.runtime import arena, binding, importing, providers, session
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.runtime.session import open_session
+from ort_dynamo.target import Target
 
 CPU = torch.device("cpu")
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
@@ -223,3 +225,68 @@ def test_what_a_provider_says_of_its_options_is_told(
         compiled_with({"gpu_mem_limit": "lots"})
     assert isinstance(raised.value.inner_exception, kind)
     assert words in str(raised.value)
+
+
+NEG = HEADER + "g (float[n] x) => (float[n] y) { y = Neg (x) }"
+
+
+@pytest.fixture
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Target:
+    """A target on CUDA, of which nothing is known but that it is tried."""
+    monkeypatch.setattr(session, "provider_options", lambda device, given: {})
+    monkeypatch.setattr(providers, "_cuda_misfit", lambda: None)
+    return dataclasses.replace(find_target("cpu"), provider="CUDAExecutionProvider", device_type="cuda")
+
+
+def open_on_cuda(target: Target, monkeypatch: pytest.MonkeyPatch, make: Callable[..., object]) -> None:
+    module = SimpleNamespace(**{**vars(importing.onnxruntime()), "InferenceSession": make})
+    monkeypatch.setattr(session, "onnxruntime", lambda: module)
+    specs = [ValueSpec(torch.float32)]
+    open_session(built("test", NEG, specs, specs), target, torch.device("cuda"))
+
+
+def test_a_fall_back_to_the_cpu_is_an_error(on_cuda: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importing.onnxruntime().InferenceSession
+
+    def falls_back(model: bytes, settings: object, *, providers: list[object], **rest: object) -> object:
+        return real(model, settings, providers=providers[1:], **rest)
+
+    with pytest.raises(ProviderNotAvailableError, match=r"tensors on cuda, but it does not load .*doctor"):
+        open_on_cuda(on_cuda, monkeypatch, falls_back)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA_PATH is set but CUDA wasnt able to be loaded. Please install the correct version of CUDA",
+        "Failed to load library libonnxruntime_providers_cuda.so with error: libcudnn.so.9: cannot open",
+        "CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version",
+    ],
+)
+def test_a_provider_that_says_why_it_does_not_load_is_heard(
+    on_cuda: Target, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    def raises(*given: object, **named: object) -> object:
+        raise RuntimeError(said)
+
+    with pytest.raises(ProviderNotAvailableError, match=f"it does not load: {said}") as caught:
+        open_on_cuda(on_cuda, monkeypatch, raises)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_a_refused_model_stays_a_refused_model(on_cuda: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*given: object, **named: object) -> object:
+        raise RuntimeError("This is an invalid model")
+
+    with pytest.raises(SessionError, match="This is an invalid model"):
+        open_on_cuda(on_cuda, monkeypatch, raises)
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() or "CUDAExecutionProvider" not in importing.onnxruntime().get_available_providers(),
+    reason="needs a build for CUDA on a machine without",
+)
+def test_onnx_runtimes_own_fall_back_is_an_error(on_cuda: Target) -> None:
+    specs = [ValueSpec(torch.float32)]
+    with pytest.raises(ProviderNotAvailableError, match="it does not load"):
+        open_session(built("test", NEG, specs, specs), on_cuda, torch.device("cuda"))

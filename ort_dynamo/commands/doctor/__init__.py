@@ -1,0 +1,39 @@
+"""python -m ort_dynamo doctor: what is installed, what can run where, and what is wrong, with its fix."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+
+from ort_dynamo.errors import MissingDependencyError
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "Say what is installed, what can run where, and what is wrong, with the command that fixes it."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print facts and findings as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look, and print.
+
+    Returns:
+        0, or 1 if something is wrong.
+
+    Raises:
+        MissingDependencyError: a package without which it cannot look is not installed.
+    """
+    for module, package in (("torch", "torch"), ("numpy", "numpy"), ("onnx_ir", "onnx-ir")):
+        if find_spec(module) is None:
+            raise MissingDependencyError(what="The doctor", package=package)
+    from ort_dynamo.commands.doctor.findings import findings
+    from ort_dynamo.commands.doctor.gather import gather
+    from ort_dynamo.commands.doctor.text import as_json, as_text
+
+    facts = gather()
+    found = findings(facts)
+    print((as_json if arguments.json else as_text)(facts, found))
+    return int(any(one.is_fault for one in found))

@@ -1,0 +1,89 @@
+"""What the doctor looks at, as values: whatever follows from it can be asked of a machine that nobody has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ort_dynamo.runtime.cuda_build import CudaBuild, TorchCuda
+
+__all__ = ["CacheFacts", "Facts", "RuntimeFacts", "Trial"]
+
+
+@dataclass(frozen=True)
+class RuntimeFacts:
+    """The module `onnxruntime`.
+
+    Attributes:
+        distributions: (name, version) of those installed that provide it; more than one overwrite one another's files.
+        says: (name, version) that its files say; None where it does not import.
+        path: its folder; "" where it does not import.
+        providers: execution providers of the build, whether or not they load.
+        cuda: its CUDA provider, if it has one.
+        error: what its import raised; "" where it imports.
+    """
+
+    distributions: tuple[tuple[str, str], ...]
+    says: tuple[str, str] | None
+    path: str
+    providers: tuple[str, ...]
+    cuda: CudaBuild | None
+    error: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A session of one node, tried in a process of its own.
+
+    Attributes:
+        on: "cpu" or "cuda".
+        said: what went wrong; "" where it ran, and its result was right.
+    """
+
+    on: str
+    said: str
+
+
+@dataclass(frozen=True)
+class CacheFacts:
+    """The folder of compiled graphs.
+
+    Attributes:
+        path: where it is, or would be.
+        in_use: whether compiles use it (ORT_DYNAMO_CACHE).
+        writable: whether files can be made in it, or it can be made.
+        entries: how many it has.
+        nbytes: their size.
+        max_bytes: what they may take.
+        error: why it is not to be used; "" where nothing speaks against it.
+    """
+
+    path: str
+    in_use: bool
+    writable: bool
+    entries: int
+    nbytes: int
+    max_bytes: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All of it.
+
+    Attributes:
+        python: its version.
+        packages: (name, version) of what is needed beside ONNX Runtime; None for what is not installed.
+        torch: torch's CUDA.
+        devices: names of the CUDA devices that torch sees.
+        runtime: the module `onnxruntime`.
+        trials: what was tried; nothing is where the module does not import, or several distributions provide it.
+        cache: the folder of compiled graphs.
+    """
+
+    python: str
+    packages: tuple[tuple[str, str | None], ...]
+    torch: TorchCuda
+    devices: tuple[str, ...]
+    runtime: RuntimeFacts
+    trials: tuple[Trial, ...]
+    cache: CacheFacts

@@ -1,0 +1,140 @@
+"""What is wrong, by recorded facts, each with its fix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ort_dynamo.commands.doctor.facts import Facts, RuntimeFacts
+from ort_dynamo.runtime.cuda_build import misfit, replacing
+from ort_dynamo.target import TRAINING_PACKAGE
+
+__all__ = ["Finding", "findings"]
+
+_CUDA = "CUDAExecutionProvider"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that the user should know.
+
+    Attributes:
+        what: a sentence.
+        fix: a command, or what to do.
+        is_fault: whether it is wrong; else it only says why something that is there is not used.
+    """
+
+    what: str
+    fix: str
+    is_fault: bool = True
+
+
+def findings(facts: Facts) -> tuple[Finding, ...]:
+    """All findings, what others may follow from first."""
+    runtime = tuple(_runtime(facts))
+    # Of files of two builds, or of none, nothing more can be said.
+    sessions = () if runtime else (*_cpu(facts), *_cuda(facts))
+    return (*_packages(facts), *runtime, *sessions, *_cache(facts))
+
+
+def _packages(facts: Facts) -> Iterator[Finding]:
+    missing = [name for name, version in facts.packages if version is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        yield Finding(f"{', '.join(missing)} {verb} not installed.", f"pip install {' '.join(missing)}")
+
+
+def _runtime(facts: Facts) -> Iterator[Finding]:
+    runtime = facts.runtime
+    names = [name for name, _ in runtime.distributions]
+    put_right = replacing(names, _extra(facts))
+    if len(names) > 1:
+        listed = ", ".join(f"{name} {version}" for name, version in runtime.distributions)
+        what = f"Several distributions of ONNX Runtime are installed ({listed}), which overwrite one another's files"
+        yield Finding(f"{what}{_now_of(runtime)}.", put_right)
+    elif not names and runtime.error:
+        yield Finding("ONNX Runtime is not installed.", put_right)
+    elif runtime.error:
+        yield Finding(f"{_installed(runtime)} is installed, but does not import: {runtime.error}.", _again(facts))
+    elif names and runtime.says is not None and _plain(runtime.says) != _plain(runtime.distributions[0]):
+        what = f"{_installed(runtime)} is installed, but its files are those of {' '.join(runtime.says)}"
+        yield Finding(f"{what}: another distribution was installed over it.", put_right)
+
+
+def _cpu(facts: Facts) -> Iterator[Finding]:
+    for trial in facts.trials:
+        if trial.on == "cpu" and trial.said:
+            yield Finding(f"A session on the CPU does not run: {trial.said}.", _again(facts))
+
+
+def _cuda(facts: Facts) -> Iterator[Finding]:
+    runtime, torch = facts.runtime, facts.torch
+    if not facts.devices:
+        yield from _no_device(facts)
+        return
+    devices = f"torch sees {', '.join(facts.devices)}"
+    if _CUDA not in runtime.providers:
+        what = f"{devices}, but {_installed(runtime)} has no {_CUDA}: models on CUDA cannot be compiled"
+        yield Finding(f"{what}.", replacing([name for name, _ in runtime.distributions], "cuda"))
+        return
+    found = None if runtime.cuda is None else misfit(runtime.cuda, torch, _named(runtime)[0])
+    if found is not None:
+        yield Finding(f"{_CUDA} cannot load: {found.reason}.", found.fix)
+        return
+    for trial in facts.trials:
+        if trial.on == "cuda" and trial.said:
+            built = "" if runtime.cuda is None or not str(runtime.cuda) else f", which is built for {runtime.cuda}"
+            what = f"A session on CUDA does not run, though the libraries of {_installed(runtime)}{built}, are there"
+            fix = "nvidia-smi prints the newest CUDA version that the driver runs: update the driver if it is older"
+            yield Finding(f"{what}: {trial.said}.", fix)
+
+
+def _no_device(facts: Facts) -> Iterator[Finding]:
+    if facts.torch.version is not None:
+        what = f"torch {facts.torch.torch} is built for CUDA {facts.torch.version}, but sees no CUDA device."
+        yield Finding(what, "nvidia-smi says whether the driver sees one; for the CPU nothing is amiss", is_fault=False)
+    elif _CUDA in facts.runtime.providers and _named(facts.runtime)[0] != TRAINING_PACKAGE:
+        what = f"{_installed(facts.runtime)} has {_CUDA}, but torch {facts.torch.torch} is a build without CUDA."
+        fix = "For CUDA: pip install --upgrade --force-reinstall torch; for the CPU nothing is amiss"
+        yield Finding(what, fix, is_fault=False)
+
+
+def _cache(facts: Facts) -> Iterator[Finding]:
+    cache = facts.cache
+    elsewhere = "Set ORT_DYNAMO_CACHE_DIR to a folder of your own, or ORT_DYNAMO_CACHE=0"
+    if cache.in_use and cache.error:
+        yield Finding(f"The cache of compiled graphs is not used: {cache.error}.", elsewhere)
+    elif cache.in_use and not cache.writable:
+        yield Finding(f"The cache of compiled graphs cannot be written: {cache.path}.", elsewhere)
+
+
+def _installed(runtime: RuntimeFacts) -> str:
+    return " ".join(_named(runtime)).strip()
+
+
+def _named(runtime: RuntimeFacts) -> tuple[str, str]:
+    return runtime.distributions[0] if runtime.distributions else runtime.says or ("onnxruntime", "")
+
+
+def _now_of(runtime: RuntimeFacts) -> str:
+    return f"; what is imported says that it is {' '.join(runtime.says)}" if runtime.says else ""
+
+
+def _plain(named: tuple[str, str]) -> tuple[str, str]:
+    """Name and version as they can be compared, whatever pip and the build put between a name's words."""
+    name, version = named
+    return re.sub(r"[-_.]+", "-", name).lower(), version.partition("+")[0]
+
+
+def _extra(facts: Facts) -> str:
+    """The extra for this machine: what is there is kept where it serves."""
+    if facts.devices:
+        return "cuda"
+    return "training" if [name for name, _ in facts.runtime.distributions] == [TRAINING_PACKAGE] else "cpu"
+
+
+def _again(facts: Facts) -> str:
+    """The command that installs the same anew."""
+    again = " ".join(f"{name}=={version}" for name, version in facts.runtime.distributions)
+    return f"pip install --force-reinstall --no-deps {again}" if again else replacing([], _extra(facts))

@@ -1,0 +1,101 @@
+"""Looks at what is installed, and tries what can be tried."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
+from ort_dynamo.commands.doctor.facts import CacheFacts, Facts, RuntimeFacts, Trial
+from ort_dynamo.errors import InvalidVariableError
+from ort_dynamo.options.cache_place import cache_place
+from ort_dynamo.runtime.capabilities import find_distributions
+from ort_dynamo.runtime.cuda_build import installed_cuda_build, torch_cuda
+from ort_dynamo.runtime.importing import build_info, onnxruntime
+
+__all__ = ["gather"]
+
+_PACKAGES = ("torch", "numpy", "onnx", "onnx-ir", "onnxscript")
+_SECONDS = 120
+"""A session of one node takes a hundredth; the rest is importing torch on a slow disk, and starting CUDA."""
+
+_LIBRARY_ERROR = re.compile(r"with error: (?P<why>.+)")
+"""How ONNX Runtime's log says on stderr why a provider's library does not load."""
+
+
+def gather() -> Facts:
+    """Gather the facts of this process's environment."""
+    runtime = _runtime()
+    devices = tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    untried = runtime.error or len(runtime.distributions) > 1  # what a compile refuses, too
+    tried = () if untried else ("cpu", *["cuda"] * bool(devices and runtime.cuda is not None))
+    return Facts(
+        python=platform.python_version(),
+        packages=tuple((name, _version(name)) for name in _PACKAGES),
+        torch=torch_cuda(),
+        devices=devices,
+        runtime=runtime,
+        trials=tuple(try_device(device) for device in tried),
+        cache=_cache(),
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _runtime() -> RuntimeFacts:
+    distributions = tuple(find_distributions().items())
+    try:
+        module, says = onnxruntime(), build_info()
+        providers, cuda = tuple(module.get_available_providers()), installed_cuda_build()
+    except Exception as error:  # files of two builds raise whatever comes first: it is the answer
+        return RuntimeFacts(distributions, None, "", (), None, f"{type(error).__name__}: {error}")
+    path = str(Path(module.__file__).parent)
+    return RuntimeFacts(distributions, (says.package_name, says.__version__), path, providers, cuda, "")
+
+
+def try_device(device_type: str) -> Trial:
+    """Run a session of one node in a process of its own: what does not fit can crash it."""
+    command = [sys.executable, "-m", "ort_dynamo.runtime.trial", device_type]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Trial(device_type, f"it does not end within {_SECONDS} seconds")
+    return Trial(device_type, explain(done.returncode, done.stdout, done.stderr))
+
+
+def explain(status: int, out: str, err: str) -> str:
+    """What a trial's process said of what went wrong; "" if nothing did."""
+    if status == 0:
+        return ""
+    said = out.strip() or f"its process ended with status {status}, {(err.strip().splitlines() or ['silently'])[-1]}"
+    why = _LIBRARY_ERROR.search(err)
+    return f"{said} ({why['why'].strip()})" if why and why["why"].strip() not in said else said
+
+
+def _cache() -> CacheFacts:
+    try:
+        in_use, place = cache_place() is not None, cache_place(True)
+        assert place is not None
+    except InvalidVariableError as error:
+        return CacheFacts("", True, False, 0, 0, 0, str(error).removesuffix("."))
+    entries, refused = [], ""
+    try:
+        entries = CacheFolder(place.path, place.max_bytes).entries()
+    except (FolderRefusedError, OSError) as error:
+        refused = str(error)
+    there = next(path for path in (place.path, *place.path.parents) if path.exists())
+    writable = os.access(there, os.W_OK | os.X_OK)
+    size = sum(one.nbytes for one in entries)
+    return CacheFacts(str(place.path), in_use, writable, len(entries), size, place.max_bytes, refused)

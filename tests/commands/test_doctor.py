@@ -1,0 +1,249 @@
+"""python -m ort_dynamo doctor: findings of made-up machines, and a look at this one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ort_dynamo.__main__ import main
+from ort_dynamo.commands.doctor import gather
+from ort_dynamo.commands.doctor.facts import CacheFacts, Facts, RuntimeFacts, Trial
+from ort_dynamo.commands.doctor.findings import findings
+from ort_dynamo.commands.doctor.text import as_json, as_text
+from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.runtime.cuda_build import CudaBuild, TorchCuda
+
+STOCK = RuntimeFacts(
+    distributions=(("onnxruntime", "1.31.1"),),
+    says=("onnxruntime", "1.31.1"),
+    path="/site-packages/onnxruntime",
+    providers=("CPUExecutionProvider",),
+    cuda=None,
+    error="",
+)
+LIBRARIES = ("libcublas.so.13", "libcudnn.so.9", "libcudart.so.13")
+GPU = replace(
+    STOCK,
+    distributions=(("onnxruntime-gpu", "1.31.1"),),
+    says=("onnxruntime-gpu", "1.31.1"),
+    providers=("CUDAExecutionProvider", "CPUExecutionProvider"),
+    cuda=CudaBuild("13.0", LIBRARIES, ()),
+)
+TRAINING = replace(
+    GPU,
+    distributions=(("onnxruntime-training", "1.19.2"),),
+    says=("onnxruntime-training", "1.19.2"),
+    cuda=CudaBuild("11.8", ("libcublas.so.11", "libcudnn.so.8"), ("libcublas.so.11", "libcudnn.so.8")),
+)
+CPU = Facts(
+    python="3.12.1",
+    packages=(("torch", "2.13.0+cpu"), ("numpy", "2.4.6"), ("onnx", "1.23.2")),
+    torch=TorchCuda("2.13.0+cpu", None, None),
+    devices=(),
+    runtime=STOCK,
+    trials=(Trial("cpu", ""),),
+    cache=CacheFacts("/home/me/.cache/ort_dynamo", True, True, 3, 3 * 2**20, 2**31, ""),
+)
+CUDA = replace(
+    CPU,
+    torch=TorchCuda("2.13.0+cu130", "13.0", 91200),
+    devices=("NVIDIA H100",),
+    runtime=GPU,
+    trials=(Trial("cpu", ""), Trial("cuda", "")),
+)
+
+
+def only(facts: Facts) -> tuple[str, str, bool]:
+    (found,) = findings(facts)
+    return found.what, found.fix, found.is_fault
+
+
+@pytest.mark.parametrize(
+    "facts", [CPU, CUDA, replace(CPU, runtime=TRAINING)], ids=["cpu", "cuda", "training without a device"]
+)
+def test_nothing_is_wrong_where_all_fits(facts: Facts) -> None:
+    assert findings(facts) == ()
+    assert "Nothing is wrong." in as_text(facts, ())
+
+
+def test_several_distributions_are_one_fault_whatever_they_break() -> None:
+    both = (("onnxruntime", "1.31.1"), ("onnxruntime-gpu", "1.31.1"))
+    what, fix, is_fault = only(replace(CUDA, runtime=replace(STOCK, distributions=both)))
+    assert is_fault
+    assert "(onnxruntime 1.31.1, onnxruntime-gpu 1.31.1), which overwrite one another's files" in what
+    assert "what is imported says that it is onnxruntime 1.31.1" in what
+    assert fix == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install --upgrade 'ort-dynamo[cuda]'"
+    broken = replace(STOCK, distributions=both, says=None, error="ImportError: undefined symbol")
+    assert only(replace(CPU, runtime=broken))[1].endswith("'ort-dynamo[cpu]'")
+
+
+def test_no_runtime_is_a_fault_with_the_extra_for_the_machine() -> None:
+    none = replace(STOCK, distributions=(), says=None, error="ModuleNotFoundError: onnxruntime")
+    expected = "ONNX Runtime is not installed.", "pip install --upgrade 'ort-dynamo[cpu]'", True
+    assert only(replace(CPU, runtime=none, trials=())) == expected
+    assert only(replace(CUDA, runtime=none, trials=()))[1] == "pip install --upgrade 'ort-dynamo[cuda]'"
+
+
+def test_a_runtime_that_does_not_import_is_installed_anew() -> None:
+    broken = replace(STOCK, says=None, error="ImportError: libz.so")
+    what, fix, is_fault = only(replace(CPU, runtime=broken, trials=()))
+    assert (what, is_fault) == (
+        "onnxruntime 1.31.1 is installed, but does not import: ImportError: libz.so.",
+        True,
+    )
+    assert fix == "pip install --force-reinstall --no-deps onnxruntime==1.31.1"
+
+
+def test_files_of_another_distribution_are_a_fault() -> None:
+    what, fix, _ = only(replace(CPU, runtime=replace(STOCK, says=("onnxruntime-training", "1.19.2"))))
+    assert "onnxruntime 1.31.1 is installed, but its files are those of onnxruntime-training 1.19.2" in what
+    assert fix == "pip uninstall -y onnxruntime && pip install --upgrade 'ort-dynamo[cpu]'"
+    same = replace(GPU, says=("onnxruntime_gpu", "1.31.1+local"))
+    assert findings(replace(CUDA, runtime=same)) == ()
+    unpacked = replace(STOCK, distributions=())  # a build on the path, which pip knows nothing of
+    assert findings(replace(CPU, runtime=unpacked)) == ()
+
+
+def test_a_session_that_does_not_run_on_the_cpu_is_a_fault() -> None:
+    what, fix, is_fault = only(replace(CPU, trials=(Trial("cpu", "its process ended with status -4"),)))
+    assert (what, is_fault) == ("A session on the CPU does not run: its process ended with status -4.", True)
+    assert fix == "pip install --force-reinstall --no-deps onnxruntime==1.31.1"
+
+
+def test_a_device_without_a_provider_is_a_fault() -> None:
+    what, fix, is_fault = only(replace(CUDA, runtime=STOCK))
+    assert is_fault
+    assert what.startswith("torch sees NVIDIA H100, but onnxruntime 1.31.1 has no CUDAExecutionProvider")
+    assert fix == "pip uninstall -y onnxruntime && pip install --upgrade 'ort-dynamo[cuda]'"
+
+
+def test_a_provider_for_other_libraries_is_a_fault_and_its_trial_no_second() -> None:
+    facts = replace(CUDA, runtime=TRAINING, trials=(Trial("cpu", ""), Trial("cuda", "it falls back")))
+    what, fix, is_fault = only(facts)
+    assert is_fault
+    assert "onnxruntime-training was built for CUDA 11.8 and cuDNN 8, and torch 2.13.0+cu130 brings CUDA 13.0" in what
+    assert "libcublas.so.11, libcudnn.so.8 are not found" in what
+    assert fix == "pip uninstall -y onnxruntime-training && pip install --upgrade 'ort-dynamo[cuda]'"
+
+
+def test_a_provider_that_fails_with_all_its_libraries_is_a_fault() -> None:
+    what, fix, is_fault = only(replace(CUDA, trials=(Trial("cpu", ""), Trial("cuda", "CUDA failure 35"))))
+    assert is_fault
+    assert "onnxruntime-gpu 1.31.1, which is built for CUDA 13.0 and cuDNN 9, are there: CUDA failure 35." in what
+    assert "update the driver" in fix
+
+
+def test_what_only_explains_is_no_fault() -> None:
+    what, _, is_fault = only(replace(CUDA, devices=(), trials=(Trial("cpu", ""),)))
+    assert (what, is_fault) == ("torch 2.13.0+cu130 is built for CUDA 13.0, but sees no CUDA device.", False)
+    what, fix, is_fault = only(replace(CPU, runtime=GPU))
+    assert "has CUDAExecutionProvider, but torch 2.13.0+cpu is a build without CUDA" in what
+    assert "--force-reinstall torch" in fix
+    assert not is_fault
+
+
+def test_missing_packages_are_one_fault() -> None:
+    packages = (("torch", "2.13.0"), ("onnx", None), ("onnxscript", None))
+    expected = "onnx, onnxscript are not installed.", "pip install onnx onnxscript", True
+    assert only(replace(CPU, packages=packages)) == expected
+
+
+def test_a_cache_that_cannot_be_used_is_a_fault_unless_it_is_off() -> None:
+    refused = replace(CPU.cache, error="/cache belongs to another user")
+    assert only(replace(CPU, cache=refused))[0].endswith("is not used: /cache belongs to another user.")
+    read_only = replace(CPU.cache, writable=False)
+    what, fix, _ = only(replace(CPU, cache=read_only))
+    assert what.endswith("cannot be written: /home/me/.cache/ort_dynamo.")
+    assert "ORT_DYNAMO_CACHE_DIR" in fix
+    for cache in (refused, read_only):
+        assert findings(replace(CPU, cache=replace(cache, in_use=False))) == ()
+
+
+def test_the_text_has_faults_with_their_fixes_and_notes_apart() -> None:
+    facts = replace(CUDA, runtime=TRAINING, trials=(Trial("cpu", ""), Trial("cuda", "it falls back")))
+    text = as_text(facts, findings(facts)).splitlines()
+    assert "  CUDA          no: it falls back" in text
+    assert "  torch          2.13.0+cpu, CUDA 13.0 and cuDNN 9" in text
+    assert text[text.index("Wrong") + 2] == f"    {only(facts)[1]}"
+    note = replace(CPU, runtime=GPU)
+    expected = ["Nothing is wrong.", "", "Also", f"  {only(note)[0]}", f"    {only(note)[1]}"]
+    assert as_text(note, findings(note)).splitlines()[-5:] == expected
+
+
+def test_json_says_the_same() -> None:
+    facts = replace(CUDA, runtime=STOCK)
+    said = json.loads(as_json(facts, findings(facts)))
+    assert said["ok"] is False
+    assert said["findings"][0]["fix"] == only(facts)[1]
+    assert said["facts"]["devices"] == ["NVIDIA H100"]
+    assert json.loads(as_json(CPU, ()))["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("status", "out", "err", "said"),
+    [
+        (0, "\n", "[W: a warning]", ""),
+        (1, "it falls back\n", "Failed to load x with error: liby.so: no file\n", "it falls back (liby.so: no file)"),
+        (-11, "", "", "its process ended with status -11, silently"),
+        (-6, "", "first\nterminate called\n", "its process ended with status -6, terminate called"),
+    ],
+)
+def test_a_trials_process_is_understood(status: int, out: str, err: str, said: str) -> None:
+    assert gather.explain(status, out, err) == said
+
+
+def test_a_trial_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "_SECONDS", 0.01)
+    assert gather.try_device("cpu") == Trial("cpu", "it does not end within 0.01 seconds")
+
+
+def test_a_trial_of_what_is_not_there_says_so() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("it may be there")
+    assert gather.try_device("cuda").said
+
+
+def test_this_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORT_DYNAMO_CACHE", "1")
+    monkeypatch.setenv("ORT_DYNAMO_CACHE_DIR", str(tmp_path / "not" / "there"))
+    command = [sys.executable, "-m", "ort_dynamo", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = json.loads(done.stdout)
+    assert done.returncode == int(not said["ok"]) == int(any(one["is_fault"] for one in said["findings"]))
+    runtime = installed_runtime()
+    assert said["facts"]["runtime"]["distributions"] == [[runtime.package, runtime.version]]
+    assert {"on": "cpu", "said": ""} in said["facts"]["trials"]
+    cache = said["facts"]["cache"]
+    assert (cache["path"], cache["writable"], cache["entries"]) == (str(tmp_path / "not" / "there"), True, 0)
+    assert not (tmp_path / "not").exists()
+
+
+def test_of_several_distributions_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}
+    monkeypatch.setattr(gather, "find_distributions", lambda: both)
+    facts = gather.gather()
+    assert facts.trials == ()
+    assert [one.fix.partition(" && ")[0] for one in findings(facts) if one.is_fault] == [
+        "pip uninstall -y onnxruntime onnxruntime-gpu"
+    ]
+
+
+def test_a_folder_of_others_and_a_wrong_variable_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORT_DYNAMO_CACHE", "1")
+    monkeypatch.setenv("ORT_DYNAMO_CACHE_DIR", str(tmp_path))
+    tmp_path.chmod(0o777)
+    assert "can be written by other users" in gather._cache().error
+    monkeypatch.setenv("ORT_DYNAMO_CACHE_SIZE", "much")
+    assert "ORT_DYNAMO_CACHE_SIZE cannot be 'much'" in gather._cache().error
+
+
+def test_the_doctor_needs_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("ort_dynamo.commands.doctor.find_spec", lambda name: None)
+    assert main(["doctor"]) == 2
+    assert "The doctor needs torch, which is not installed. Install it: pip install torch." in capsys.readouterr().err

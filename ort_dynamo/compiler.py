@@ -175,13 +175,19 @@ def _opened(
         return open_graph(built, spec.target, spec.device), _Made(built, "built", "unkeyed" if key is None else "off")
     place = disk_key(key, runtime_facts())
     with stored.making(place):
-        read = stored.load(place, called, spec, partial(open_graph, target=spec.target, device=spec.device))
-        if not isinstance(read, Miss):
-            return read, _Made(read.built, "disk")
-        built = build_island(island, spec, called)
-        stage("opening in ONNX Runtime")
-        opened = open_graph(built, spec.target, spec.device)
-        stored.store(place, built)
+        return _read_or_made(island, spec, called, stored, place)
+
+
+def _read_or_made(
+    island: GraphModule, spec: BuildSpec, called: str, stored: DiskCache, place: str
+) -> tuple[CompiledGraph, _Made]:
+    read = stored.load(place, called, spec, partial(open_graph, target=spec.target, device=spec.device))
+    if not isinstance(read, Miss):
+        return read, _Made(read.built, "disk")
+    built = build_island(island, spec, called)
+    stage("opening in ONNX Runtime")
+    opened = open_graph(built, spec.target, spec.device)
+    stored.store(place, built)
     return opened, _Made(built, "built", read.reason)
 
 

@@ -143,13 +143,15 @@ def runtime_facts() -> tuple[str, ...]:
 def kernel_table(runtime: InstalledRuntime, provider: str) -> KernelTable:
     """Which dtypes the kernels of `provider` take, at this project's opset and in com.microsoft.
 
-    The stock builds answer themselves. The training build has no such call, so its CPU kernels come from a table
-    read off the stock build of the same version, plus the gradient operators. For its CUDA provider, which cannot
-    be asked either, the CPU table stands in. A stock build without the call has those of the nearest recorded release.
+    The stock builds answer themselves. The training build has no such call, so its kernels come from a record made of
+    the stock build of the same version (.ci/record_kernels.py), plus the gradient operators. A stock build without the
+    call has those of the nearest recorded release, and so has one with TensorRT's provider: the call makes each
+    provider, and that one, without TensorRT's libraries, ends the process.
     """
-    definitions = kernel_definitions()
+    has_tensorrt = "TensorrtExecutionProvider" in onnxruntime().get_available_providers()
+    definitions = None if has_tensorrt else kernel_definitions()
     if definitions is None:
-        return _table(_recorded_kernels(nearest_record(runtime.version)), runtime)
+        return _table(_recorded_kernels(nearest_record(runtime.version), provider), runtime)
     return _table(_asked_kernels(definitions, provider), runtime)
 
 
@@ -160,14 +162,15 @@ def nearest_record(version: str) -> str:
     return min(records, key=lambda record: abs((release(record)[0] - major) * 1000 + release(record)[1] - minor))
 
 
-@lru_cache(maxsize=2)
-def recorded_kernel_table(runtime: InstalledRuntime) -> KernelTable:
-    """The CPU kernels of one of TESTED_RUNTIMES, read from a record: the same whatever is installed."""
-    return _table(_recorded_kernels(runtime.version), runtime)
+@lru_cache(maxsize=4)
+def recorded_kernel_table(runtime: InstalledRuntime, provider: str) -> KernelTable:
+    """The kernels of one of TESTED_RUNTIMES, read from a record: the same whatever is installed."""
+    return _table(_recorded_kernels(runtime.version, provider), runtime)
 
 
 TESTED_RUNTIMES = (InstalledRuntime(TRAINING_PACKAGE, "1.19.2"), InstalledRuntime("onnxruntime", "1.31.1"))
-"""A release of each of the two builds that CI runs the tests on, with a record of its CPU kernels."""
+"""A release of each of the two builds that CI runs the tests on, with a record of the kernels of the CPU and of
+CUDA, which onnxruntime-gpu has."""
 
 NEWEST_TESTED = "1.32"
 """The newest release of ONNX Runtime that the tests passed on (docs/versions.md)."""
@@ -231,8 +234,9 @@ def _asked_kernels(definitions: Iterable[Any], provider: str) -> Iterable[tuple[
             yield "", kernel.op_name, kernel.type_constraints
 
 
-def _recorded_kernels(version: str) -> Iterable[tuple[str, str, dict[str, list[str]]]]:
-    text = (files("ort_dynamo.runtime") / f"kernels_{version}_cpu.json").read_text()
+def _recorded_kernels(version: str, provider: str) -> Iterable[tuple[str, str, dict[str, list[str]]]]:
+    device = provider.removesuffix("ExecutionProvider").lower()
+    text = (files("ort_dynamo.runtime") / f"kernels_{version}_{device}.json").read_text()
     kernels: dict[str, list[dict[str, Any]]] = json.loads(text)
     for name, entries in kernels.items():
         domain, op_type = name.split("::")

@@ -9,6 +9,7 @@ import torch
 from ort_dynamo.errors import InvalidOptionError, ProviderNotAvailableError
 from ort_dynamo.runtime.capabilities import (
     TESTED_RUNTIMES,
+    InstalledRuntime,
     installed_runtime,
     kernel_table,
     recorded_kernel_table,
@@ -19,7 +20,14 @@ from ort_dynamo.runtime.defects import defects_of
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.target import Target
 
-__all__ = ["find_target", "not_loaded", "provider_options", "recorded_cpu_targets", "usable_target"]
+__all__ = [
+    "find_target",
+    "not_loaded",
+    "provider_options",
+    "recorded_cpu_targets",
+    "recorded_cuda_targets",
+    "usable_target",
+]
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
@@ -97,17 +105,24 @@ def _cuda_misfit() -> Misfit | None:
 
 def recorded_cpu_targets() -> tuple[Target, ...]:
     """The CPU targets of the tested runtimes, whatever is installed: for documentation."""
-    return tuple(
-        Target(
-            package=runtime.package,
-            version=runtime.version,
-            provider=_PROVIDERS["cpu"],
-            device_type="cpu",
-            gradient_kernels=runtime.has_gradient_kernels,
-            kernels=recorded_kernel_table(runtime),
-            defects=defects_of(runtime.package, runtime.version, _PROVIDERS["cpu"]),
-        )
-        for runtime in TESTED_RUNTIMES
+    return tuple(_recorded_target(runtime, "cpu") for runtime in TESTED_RUNTIMES)
+
+
+def recorded_cuda_targets() -> tuple[Target, ...]:
+    """The same of CUDA, to say without a GPU what would run there."""
+    return tuple(_recorded_target(runtime, "cuda") for runtime in TESTED_RUNTIMES)
+
+
+def _recorded_target(runtime: InstalledRuntime, device_type: str) -> Target:
+    provider = _PROVIDERS[device_type]
+    return Target(
+        package=runtime.package,
+        version=runtime.version,
+        provider=provider,
+        device_type=device_type,
+        gradient_kernels=runtime.has_gradient_kernels,
+        kernels=recorded_kernel_table(runtime, provider),
+        defects=defects_of(runtime.package, runtime.version, provider),
     )
 
 

@@ -146,6 +146,23 @@ def test_a_build_that_does_not_tell_its_kernels_has_the_recorded_ones(monkeypatc
 
 
 @pytest.mark.usefixtures("uncached")
+def test_a_build_with_tensorrts_provider_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask() -> None:
+        raise AssertionError("without TensorRT's libraries, the call ends the process")
+
+    class Runtime:
+        @staticmethod
+        def get_available_providers() -> list[str]:
+            return ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+
+    monkeypatch.setattr(capabilities, "kernel_definitions", ask)
+    monkeypatch.setattr(capabilities, "onnxruntime", Runtime)
+    gpu = capabilities.InstalledRuntime("onnxruntime-gpu", "1.31.1")
+    _, recorded = providers.recorded_cuda_targets()
+    assert kernel_table(gpu, "CUDAExecutionProvider") == recorded.kernels
+
+
+@pytest.mark.usefixtures("uncached")
 def test_newer_versions_are_used_and_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -31,8 +31,9 @@ def ordinals(ctx: LoweringContext, mask: ir.Value) -> ir.Value:
 def from_start(ctx: LoweringContext, index: ir.Value) -> ir.Value:
     """Make negative positions out of bounds, where torch's operator rejects them and ONNX's counts from the end.
 
-    Without its sign bit, which valid positions do not have, a negative number lies beyond any size. In a file they
-    count from the end.
+    Without its sign bit, which valid positions do not have, a negative number lies beyond any size. Where BitwiseAnd
+    has no kernel, on CUDA, a negative number is exchanged for the greatest of int32, as kernels there read the lower
+    half of an int64, which would be -1 again. In a file they count from the end.
 
     Args:
         ctx: the node's.
@@ -40,8 +41,14 @@ def from_start(ctx: LoweringContext, index: ir.Value) -> ir.Value:
     """
     if ctx.target.stands_alone:
         return index
-    greatest = (1 << 31 if index.dtype == ir.DataType.INT32 else 1 << 63) - 1
+    assert index.dtype is not None
+    if not ctx.target.takes("BitwiseAnd", "", {"T": index.dtype}):
+        return ctx.op.Where(ctx.op.Less(index, 0), _GREATEST_INT32, index)
+    greatest = _GREATEST_INT32 if index.dtype == ir.DataType.INT32 else (1 << 63) - 1
     return ctx.op.BitwiseAnd(index, greatest)
+
+
+_GREATEST_INT32 = (1 << 31) - 1
 
 
 def entries_at(

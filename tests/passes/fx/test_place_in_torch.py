@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.marks import CHOSEN
 from ort_dynamo.passes.fx.place_in_torch import CONVOLVES, SURROUNDS, PlaceInTorch
-from ort_dynamo.runtime.providers import recorded_cpu_targets
+from ort_dynamo.runtime.providers import recorded_cpu_targets, recorded_cuda_targets
 
 _TARGET = recorded_cpu_targets()[-1]
 
@@ -115,5 +115,5 @@ def test_a_file_that_stands_alone_is_whole() -> None:
 
 
 def test_another_device_has_facts_of_its_own() -> None:
-    cuda = dataclasses.replace(_TARGET, provider="CUDAExecutionProvider", device_type="cuda")
+    cuda = recorded_cuda_targets()[-1]
     assert not marks(convolved, IMAGES, WEIGHT, target=cuda, threads=8)

@@ -15,7 +15,7 @@ from ort_dynamo.lowering.registry import registered
 from ort_dynamo.marks import CHOSEN
 from ort_dynamo.passes.fx.analysis.slower_operators import SLOWER
 from ort_dynamo.passes.fx.place_slower_operators import FILLS, PlaceSlowerOperators
-from ort_dynamo.runtime.providers import recorded_cpu_targets
+from ort_dynamo.runtime.providers import recorded_cpu_targets, recorded_cuda_targets
 
 aten = torch.ops.aten
 
@@ -168,5 +168,5 @@ def test_a_file_that_stands_alone_is_whole() -> None:
 
 
 def test_nothing_was_measured_on_another_device() -> None:
-    cuda = dataclasses.replace(_TARGET, provider="CUDAExecutionProvider", device_type="cuda")
+    cuda = recorded_cuda_targets()[-1]
     assert not chosen(torch.lgamma, VERY_MANY, target=cuda)

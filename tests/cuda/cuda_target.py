@@ -1,0 +1,128 @@
+"""Compiles for CUDA where there is none: what a program's graphs become there, up to the sessions, which never open.
+
+torch without CUDA can trace no gradient of a CUDA tensor. So a program is traced on the CPU, and each graph goes to
+CUDA before anything of ours looks at it: its fake tensors, and the devices that its nodes name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_map
+
+from ort_dynamo import backend, compiler
+from ort_dynamo.build import BuiltGraph
+from ort_dynamo.options.groups import parse_options
+from ort_dynamo.partition import cut
+from ort_dynamo.report.record import CompileRecord
+from ort_dynamo.target import OPSET, Target
+from ort_dynamo.torch_internals.fakes import FakeTensor
+
+__all__ = ["Compiled", "compiled_for", "kernels_lacking"]
+
+_CUDA = torch.device("cuda", 0)
+
+
+@dataclass
+class Compiled:
+    """What was compiled: models as a session would get them, and what the compiles say."""
+
+    models: list[onnx.ModelProto] = field(default_factory=list)
+    records: list[CompileRecord] = field(default_factory=list)
+
+    @property
+    def eager(self) -> dict[str, str]:
+        """Overload -> why it stays in eager."""
+        return {str(n.target): n.reason for r in self.records for graph in r.graphs for n in graph.eager}
+
+
+@contextmanager
+def compiled_for(target: Target) -> Iterator[tuple[Callable[..., Any], Compiled]]:
+    """A backend for torch.compile that compiles for `target` and runs eager, and what it has compiled."""
+    found = Compiled()
+
+    def open_graph(built: BuiltGraph, _: Target, device: torch.device) -> Any:
+        assert device == _CUDA
+        found.models.append(onnx.ModelProto.FromString(built.model))
+        return SimpleNamespace(built=built, run=None)
+
+    def marked(gm: GraphModule, options: Any) -> Any:
+        move(gm)
+        return mark(gm, options)
+
+    def in_eager(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        found.records.append(backend.compile_recorded(gm, inputs, options)[1])
+        return gm.forward
+
+    options, mark = parse_options(None, {}), cut.mark
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (compiler, cut):
+            patch.setattr(module, "usable_target", lambda _: target)
+        patch.setattr(compiler, "open_graph", open_graph)
+        for module in (backend, cut):
+            patch.setattr(module, "mark", marked)
+        yield in_eager, found
+
+
+def move(gm: GraphModule) -> None:
+    """Put a graph's fake tensors on CUDA, and what its nodes name as their device."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return _CUDA
+        if not isinstance(value, FakeTensor):
+            return value
+        meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return FakeTensor(value.fake_mode, meta, _CUDA)
+
+    for node in gm.graph.nodes:
+        node.args, node.kwargs = tree_map(moved, (node.args, node.kwargs))
+        if "val" in node.meta:
+            node.meta["val"] = tree_map(moved, node.meta["val"])
+
+
+def kernels_lacking(model: onnx.ModelProto, target: Target) -> Counter[str]:
+    """The nodes of a model, counted, that no kernel of the target takes: "Operator, type variable=dtype …"."""
+    types = {v.name: v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)}
+    types |= {v.name: v.type.tensor_type.elem_type for v in model.graph.value_info}
+    types |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    return _lacking(model.graph, types, target)
+
+
+def _lacking(graph: onnx.GraphProto, types: dict[str, int], target: Target) -> Counter[str]:
+    types = types | {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    lacking: Counter[str] = Counter()
+    for node in graph.node:
+        bound = _bound(node, types)
+        if not target.takes(node.op_type, node.domain, bound):
+            said = " ".join(f"{variable}={dtype.name}" for variable, dtype in bound.items())
+            lacking[f"{node.op_type}, {said}"] += 1
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                lacking += _lacking(attribute.g, types, target)
+    return lacking
+
+
+def _bound(node: onnx.NodeProto, types: dict[str, int]) -> dict[str, ir.DataType]:
+    """Type variable -> dtype of what a node reads and makes; of com.microsoft, whose schemas onnx lacks, T alone."""
+    if node.domain:
+        return {"T": ir.DataType(types[node.input[0]])}
+    schema = onnx.defs.get_schema(node.op_type, OPSET)
+    found = {}
+    for names, formals in ((node.input, schema.inputs), (node.output, schema.outputs)):
+        for index, name in enumerate(names):
+            formal = formals[min(index, len(formals) - 1)]
+            if name and "(" not in formal.type_str and formal.is_homogeneous:
+                found[formal.type_str] = ir.DataType(types[name])
+    return found

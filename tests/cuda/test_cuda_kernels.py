@@ -1,0 +1,64 @@
+"""What runs on CUDA, said without a GPU: each node of the benchmarks' models has a kernel there, and each operator has.
+
+By the records of ONNX Runtime's kernels (.ci/record_kernels.py). What has none is named here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import onnx.parser
+import pytest
+import torch
+import torch.nn.functional as F
+from cuda_target import compiled_for, kernels_lacking
+from torch import Tensor
+
+from bench.workloads import WORKLOADS, build
+from ort_dynamo.runtime.providers import recorded_cuda_targets
+
+STOCK = recorded_cuda_targets()[-1]
+
+
+def autocast(dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_node_of_a_model_has_a_kernel(name: str, dtype: torch.dtype) -> None:
+    workload = build(name, "tiny")
+    with compiled_for(STOCK) as (backend, found), autocast(dtype):
+        torch.compile(workload.module, backend=backend, fullgraph=True)(*workload.batch)
+    assert len(found.models) == 2, "a forward and a backward, each one session"
+    assert not found.eager
+    for model in found.models:
+        assert not kernels_lacking(model, STOCK)
+
+
+def looked_up(table: Tensor, index: Tensor) -> Tensor:
+    return F.embedding(index, table).sum() + table.gather(0, index).sum()
+
+
+def loss(logits: Tensor, index: Tensor) -> Tensor:
+    return F.nll_loss(logits.log_softmax(-1), index[:, 0])
+
+
+@pytest.mark.parametrize("function", [looked_up, loss])
+def test_checked_indices_take_what_cuda_has(function: Callable[..., Tensor]) -> None:
+    table, index = torch.randn(4, 3, requires_grad=True), torch.tensor([[0, 1, 2]] * 4)
+    with compiled_for(STOCK) as (backend, found):
+        torch.compile(function, backend=backend, fullgraph=True)(table, index)
+    assert not found.eager
+    assert "BitwiseAnd" not in {node.op_type for model in found.models for node in model.graph.node}
+    assert not STOCK.has_op("BitwiseAnd")
+
+
+def test_a_node_without_a_kernel_is_seen() -> None:
+    model = onnx.parser.parse_model(MODEL)
+    assert kernels_lacking(model, STOCK) == {"BitwiseAnd, T=INT64": 1}
+
+
+MODEL = """<ir_version: 9, opset_import: ["": 20]>
+test (int64[2] x, float[2] y) => (int64[2] z, float[2] w) { z = BitwiseAnd (x, x)  w = Relu (y) }"""

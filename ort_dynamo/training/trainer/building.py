@@ -116,6 +116,13 @@ class Parts:
             if combined.loss_fn is None:
                 reason = "pipeline_parallel_size above 1 needs a loss_fn: labels go into the last stage alone"
                 raise SeveralProcessesError(reason=reason)
+            if odd := [
+                name for name, one in combined.model.named_modules() if getattr(one, "track_running_stats", False)
+            ]:
+                reason = (
+                    f"a pipeline keeps no running statistics, and {', '.join(odd)} have them. Leave one of them out"
+                )
+                raise SeveralProcessesError(reason=reason)
             cuts_of(self.options, combined.model)  # looked at before processes wait for one another
         several = not alone and join_processes(self.options)
         return _running_model(combined, self.description, self.config, self.options, device, several, inputs)

@@ -40,10 +40,10 @@ def test_stages_train_as_one_process_does(tmp_path: Path, world: int) -> None:
         np.testing.assert_allclose(train(loaded, data[6:]), expected[6:], err_msg=name, **CLOSE)
 
 
-def test_models_of_other_forms_have_stages_or_are_an_error(tmp_path: Path) -> None:
+def test_models_of_other_forms_are_an_error(tmp_path: Path) -> None:
     found = run_ranks(tmp_path, 2, pipelines.others)
     for rank in found:
-        np.testing.assert_allclose(rank["normed"], pipelines.normed(0, 1, {}), **CLOSE)
+        assert "keeps no running statistics, and norm have them" in rank["normed"]
         assert "has to use each of the model's inputs; " in rank["late"]
         assert "tracer cannot split this model" in rank["branching"]
         assert "num_pipeline_micro_batches, 3, does not divide" in rank["odd"]

@@ -35,7 +35,7 @@ class ORTTrainerOptions:
         distributed.horizontal_parallel_size: processes that share each layer; 1.
         distributed.pipeline_parallel.pipeline_parallel_size: stages of a pipeline; 1.
         distributed.pipeline_parallel.num_pipeline_micro_batches: parts that a batch is cut into; 1.
-        distributed.pipeline_parallel.pipeline_cut_info_string: where the pipeline is cut; "".
+        distributed.pipeline_parallel.pipeline_cut_info_string: names of modules at which stages begin, by commas; "".
         distributed.pipeline_parallel.sliced_schema: shapes of tensors that are cut, by name; {}.
         distributed.pipeline_parallel.sliced_axes: axes along which they are cut, by name; {}.
         distributed.pipeline_parallel.sliced_tensor_names: tensors that are cut; [].

@@ -37,7 +37,12 @@ _SAME = {
 
 def needs_aggregation(trainer_options: Mapping[str, Any]) -> bool:
     """Say whether a rank of these options has only a part of the states."""
-    return int(trainer_options["zero_stage"]) > 0 or int(trainer_options["horizontal_parallel_size"]) > 1
+    split = int(trainer_options["zero_stage"]) > 0 or int(trainer_options["horizontal_parallel_size"]) > 1
+    return split or _stages(trainer_options) > 1
+
+
+def _stages(trainer_options: Mapping[str, Any]) -> int:
+    return int(trainer_options.get("pipeline_parallel_size", 1))
 
 
 def aggregate(paths: Sequence[PathOrFile]) -> dict[str, Any]:
@@ -56,7 +61,7 @@ def aggregate(paths: Sequence[PathOrFile]) -> dict[str, Any]:
     zero, horizontal = int(options["zero_stage"]) > 0, int(options["horizontal_parallel_size"])
     parts = _Parts(zero, zero and bool(options["mixed_precision"]), horizontal)
     first: dict[str, Any] = {}
-    for rank, (path, _) in enumerate(ordered if zero else ordered[:horizontal]):
+    for rank, (path, _) in enumerate(ordered if zero else ordered[: horizontal * _stages(options)]):
         loaded = check_sections(_checkpoint_storage.load(path), path)
         assert "partition_info" in loaded or not needs_aggregation(options), "Missing information: partition_info"
         first = first or {key: value for key, value in loaded.items() if key not in ("model", "optimizer")}
@@ -70,7 +75,8 @@ def aggregate(paths: Sequence[PathOrFile]) -> dict[str, Any]:
     rest = {key: value for key, value in first.items() if key not in ("partition_info", *lost)}
     one_rank = {"zero_stage": 0, "world_rank": 0, "world_size": 1}
     sizes = {"data_parallel_size": 1, "horizontal_parallel_size": 1}
-    return {**parts.join(), **rest, "trainer_options": {**options, **one_rank, **sizes}}
+    joined = {key: value for key, value in options.items() if key != "pipeline_parallel_size"}
+    return {**parts.join(), **rest, "trainer_options": {**joined, **one_rank, **sizes}}
 
 
 def _order(paths: Sequence[PathOrFile]) -> list[tuple[PathOrFile, dict[str, Any]]]:
@@ -96,7 +102,7 @@ def _order(paths: Sequence[PathOrFile]) -> list[tuple[PathOrFile, dict[str, Any]
         )
     expected = int(first["world_size"])
     assert len(found) == expected, f"Expected number of files to load: {expected}, got {len(found)}"
-    ranks = int(first["data_parallel_size"]) * int(first["horizontal_parallel_size"])
+    ranks = int(first["data_parallel_size"]) * int(first["horizontal_parallel_size"]) * _stages(first)
     assert ranks == expected, f"World size {expected} is not the product of the parallel sizes, {ranks}"
     return found
 

@@ -7,6 +7,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx
@@ -24,6 +25,7 @@ from ort_dynamo.training.trainer.combined import CombinedModel
 from ort_dynamo.training.trainer.files import StepFiles
 from ort_dynamo.training.trainer.horizontal import LayerReplicas, divide_layers
 from ort_dynamo.training.trainer.onnx_combined import OnnxCombined, postprocessed
+from ort_dynamo.training.trainer.pipelined import PipelinedModel
 from ort_dynamo.training.trainer.processes import join_processes, refuse_what_is_not_there
 from ort_dynamo.training.trainer.replicas import Replicas
 from ort_dynamo.training.trainer.running import RunningModel
@@ -32,6 +34,7 @@ from ort_dynamo.training.trainer.settings import (
     fits_one_session,
     rules_of,
 )
+from ort_dynamo.training.trainer.stages import Stages, cuts_of, mesh_of_stages
 from ort_dynamo.training.trainer.training_state import TrainingState
 from ort_dynamo.training.trainer.zero import ZeroUpdate
 
@@ -107,6 +110,20 @@ class Parts:
     ) -> RunningModel:
         """Make what runs; `alone`, without other processes, where it only writes files."""
         refuse_what_is_not_there(self.options)
+        if self.options.distributed.pipeline_parallel.pipeline_parallel_size > 1:
+            if inputs is None:
+                raise SeveralProcessesError(reason="pipeline_parallel_size above 1 needs a torch model, no ONNX model")
+            if combined.loss_fn is None:
+                reason = "pipeline_parallel_size above 1 needs a loss_fn: labels go into the last stage alone"
+                raise SeveralProcessesError(reason=reason)
+            if odd := [
+                name for name, one in combined.model.named_modules() if getattr(one, "track_running_stats", False)
+            ]:
+                reason = (
+                    f"a pipeline keeps no running statistics, and {', '.join(odd)} have them. Leave one of them out"
+                )
+                raise SeveralProcessesError(reason=reason)
+            cuts_of(self.options, combined.model)  # looked at before processes wait for one another
         several = not alone and join_processes(self.options)
         return _running_model(combined, self.description, self.config, self.options, device, several, inputs)
 
@@ -188,7 +205,16 @@ def _running_model(
     for name, parameter in every.items():
         if name in frozen:
             parameter.requires_grad_(False)
-    trained = {name: one for name, one in parameters.items() if one.requires_grad}
+    stages = None
+    if several and asked.pipeline_parallel.pipeline_parallel_size > 1:
+        assert inputs is not None
+        cuts = cuts_of(options, model)
+        mesh = mesh_of_stages(combined, len(cuts) + 1)
+        stages = Stages(combined, mesh, cuts, asked.pipeline_parallel.num_pipeline_micro_batches)
+        stages.divide(inputs, predicts=len(inputs) < len(description.inputs))
+    trained = {
+        name: one for name, one in parameters.items() if one.requires_grad and (stages is None or name in stages.own)
+    }
     names = {one: name for name, one in parameters.items()}
     tied = {name: names[one] for name, one in every.items() if names[one] != name}
     rules = rules_of(config, list(trained), known, tied)
@@ -196,14 +222,17 @@ def _running_model(
     replicas: Replicas | LayerReplicas | None = None
     zero = None
     if mesh is not None:
-        replicas = LayerReplicas(combined, mesh, postpones=asked.allreduce_post_accumulation)
+        replicas = LayerReplicas(
+            combined, mesh, postpones=asked.allreduce_post_accumulation, stages=None if stages is None else stages.group
+        )
     elif several:  # before masters are copied: all processes get rank 0's weights
         replicas = Replicas(combined, postpones=asked.allreduce_post_accumulation, adasum=asked.enable_adasum)
     state = TrainingState(trained, rules, gathers=gathers > 1, tied=tied)
     if several and asked.deepspeed_zero_optimization.stage:
         zero = ZeroUpdate(list(trained.values()))
         state.divide(zero.own)
-    return RunningModel(
+    make = RunningModel if stages is None else partial(PipelinedModel, stages)
+    return make(
         combined,
         state,
         description,

@@ -54,7 +54,7 @@ class CombinedModel(nn.Module):
         """Compute the loss, and the outputs in the order of model_desc: the loss among them, the others detached."""
         given = inputs if self.loss_fn is None else inputs[:-1]
         with self._computing(given):
-            found = self._call(given)
+            found = self.called(given)
         of_model = self._outputs - (self.loss_fn is not None)
         outputs = list(islice(flat_outputs(found), of_model))  # what is behind them may be anything
         if len(outputs) < of_model:
@@ -74,10 +74,11 @@ class CombinedModel(nn.Module):
     def predict(self, *inputs: Any) -> list[Tensor]:
         """Compute the outputs of model_desc but the loss, which a loss_fn would compute, without the label."""
         with self._computing(inputs):
-            found = self._call(inputs)
+            found = self.called(inputs)
         return [self._given(one) for one in islice(flat_outputs(found), self._outputs - 1)]
 
-    def _call(self, inputs: Sequence[Any]) -> Any:
+    def called(self, inputs: Sequence[Any]) -> Any:
+        """What the model returns of its own inputs."""
         if self._keywords is None:
             return self.model(*inputs)
         return self.model(**dict(zip(self._keywords, inputs, strict=True)))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
@@ -156,11 +157,15 @@ class LayerReplicas:
 
     Args:
         combined: model and loss.
-        mesh: all processes by "data" and "horizontal".
+        mesh: all processes by "data" and what they share.
         postpones: whether gradients are reduced in steps that update alone.
+        stages: the processes that have the other stages of a pipeline; None where there is none.
     """
 
-    def __init__(self, combined: nn.Module, mesh: DeviceMesh, *, postpones: bool) -> None:
+    def __init__(
+        self, combined: nn.Module, mesh: DeviceMesh, *, postpones: bool, stages: ProcessGroup | None = None
+    ) -> None:
+        self.stages = stages
         self.postpones = postpones
         self._combined = combined
         self._group = mesh["data"].get_group()

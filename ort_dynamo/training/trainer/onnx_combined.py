@@ -74,7 +74,8 @@ class OnnxCombined(CombinedModel):
         """The file for inference, with the tensors as they are now."""
         return to_model_proto(self._evaluated[0] if self._evaluated else self.model)  # type: ignore[arg-type]
 
-    def _call(self, inputs: Sequence[Any]) -> Any:
+    def called(self, inputs: Sequence[Any]) -> Any:
+        """What the model returns of its own inputs."""
         training = self.training
         module = self.model if training or not self._evaluated else self._evaluated[0]
         found = module(*(inputs[index] for index in self._takes[training]))

@@ -24,11 +24,7 @@ def refuse_what_is_not_there(options: ORTTrainerOptions) -> None:
     asked = options.distributed
     stages = asked.pipeline_parallel.pipeline_parallel_size
     if stages > 1:
-        reason = (
-            f"distributed.pipeline_parallel.pipeline_parallel_size is {stages}, and each process runs all layers. Set "
-            "it to 1; for stages, take torch.distributed.pipelining with torch.compile(stage, backend='ort_train')"
-        )
-        raise SeveralProcessesError(reason=reason)
+        _refuse_with_pipeline(options, stages)
     if asked.world_size == 1:
         return
     _refuse_with_horizontal(options)
@@ -41,6 +37,26 @@ def refuse_what_is_not_there(options: ORTTrainerOptions) -> None:
             "process has all of the optimizer's state. Save the graphs in one process, or with stage 0"
         )
         raise SeveralProcessesError(reason=reason)
+
+
+def _refuse_with_pipeline(options: ORTTrainerOptions, stages: int) -> None:
+    """Raise SeveralProcessesError for what does not go with stages of a model."""
+    asked = options.distributed
+    with_it = {
+        "horizontal_parallel_size above 1": asked.horizontal_parallel_size > 1,
+        "deepspeed_zero_optimization.stage 1": asked.deepspeed_zero_optimization.stage,
+        "enable_adasum": asked.enable_adasum,
+        "mixed_precision.enabled": options.mixed_precision.enabled,
+        "debug.graph_save_paths": any(options.debug.graph_save_paths._validated_opts.values()),
+        "debug.check_model_export": options.debug.check_model_export,
+        "_internal_use.extra_postprocess": options._internal_use.extra_postprocess,
+    }
+    if found := [name for name, is_there in with_it.items() if is_there]:
+        reason = f"pipeline_parallel_size {stages} and {found[0]} do not go together. Leave one of them out"
+        raise SeveralProcessesError(reason=reason)
+    if asked.world_size % stages:
+        reason = f"pipeline_parallel_size, {stages}, does not divide world_size, {asked.world_size}"
+        raise ProcessGroupError(reason=reason)
 
 
 def _refuse_with_horizontal(options: ORTTrainerOptions) -> None:

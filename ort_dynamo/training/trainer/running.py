@@ -104,6 +104,11 @@ class RunningModel:
         return isinstance(self._replicas, LayerReplicas)
 
     @property
+    def own_names(self) -> set[str] | None:
+        """The entries of the model's state_dict that this process alone has of a pipeline; None without one."""
+        return None
+
+    @property
     def keeps_gradients_apart(self) -> bool:
         """Whether sums of gradients are this process's alone until an update."""
         return self._replicas is not None and self._replicas.postpones
@@ -142,13 +147,15 @@ class RunningModel:
                 else:
                     return list(outputs), all_finite
             if self._split is None:
-                entry = self._entry("train")
-                self._split = SplitStep(entry, self.state, self.options, self._replicas, self.zero)
+                self._split = self._made_step()
             try:
                 (_, outputs), all_finite = self._split(inputs, lr, scale, self._kinds[updates])
             except Exception as error:
                 _raise_inner(error)
             return list(outputs), all_finite
+
+    def _made_step(self) -> SplitStep:
+        return SplitStep(self._entry("train"), self.state, self.options, self._replicas, self.zero)
 
     def evaluate(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run the model in evaluation mode; gives the outputs of model_desc."""

@@ -157,8 +157,13 @@ def update(
     groups = state.groups_of(by_name)
     scaled = torch.tensor(scale, dtype=torch.float64)
     norm = None
-    if gradients and (kind.scales or (kind.clips and any(group.rule.max_norm_clip is not None for group in groups))):
-        norm = _norm_of(weights, gradients)
+    stages = replicas.stages if isinstance(replicas, LayerReplicas) else None
+    clipped = state.groups if stages is not None else groups  # in a pipeline, where other stages ask for a norm, too
+    clips = kind.clips and any(group.rule.max_norm_clip is not None for group in clipped)
+    if (gradients or stages is not None) and (kind.scales or clips):
+        norm = _norm_of(weights, gradients) if gradients else torch.zeros((), device=state.weights[0].master.device)
+        if stages is not None:
+            norm = square_sum_over(norm.double(), stages).sqrt()
     if kind.scales:
         all_finite = norm is None or bool(norm.isfinite())
         if not (all_finite if replicas is None else replicas.agree(all_finite, state.weights[0].master.device)):

@@ -50,6 +50,7 @@ def trainer_state(
             "cannot have them all. Save it after a step that updates"
         )
         raise SeveralProcessesError(reason=reason)
+    stages = distributed.pipeline_parallel.pipeline_parallel_size
     found: dict[str, Any] = {
         "model": model_section(running.state, running.combined.model),
         "optimizer": optimizer_section(running.state),
@@ -59,8 +60,9 @@ def trainer_state(
             "world_rank": distributed.world_rank,
             "world_size": distributed.world_size,
             "optimizer_name": config.name,
-            "data_parallel_size": distributed.data_parallel_size,
+            "data_parallel_size": distributed.data_parallel_size // stages,
             "horizontal_parallel_size": distributed.horizontal_parallel_size,
+            **({"pipeline_parallel_size": stages} if stages > 1 else {}),
         },
         "train_step_info": {"optimization_step": info.optimization_step, "step": info.step},
     }
@@ -74,6 +76,9 @@ def trainer_state(
         found["model"] = own_part(found["model"], running.state, is_first=distributed.world_rank == 0)
     elif running.shares_layers:
         found["partition_info"] = shares_section(running.combined.model)
+    if (names := running.own_names) is not None:
+        full = found["model"]["full_precision"]
+        found["model"] = {"full_precision": {name: value for name, value in full.items() if name in names}}
     if gathers:
         found["gathered_gradients"] = gathered_section(running.state)
     return found
@@ -101,7 +106,9 @@ def load_trainer_state(
     if strict:
         own = {"model": model_section(state, module), "optimizer": optimizer_section(state)}
         mine = own_part(own["model"], state, is_first=False)["full_precision"]
-        others = own["model"]["full_precision"].keys() - mine.keys() if running.zero is not None else ()
+        others = own["model"]["full_precision"].keys() - mine.keys() if running.zero is not None else set()
+        if running.own_names is not None:
+            others = own["model"]["full_precision"].keys() - running.own_names
         check_keys(own, given, free=others)
     steps = section_of(given, "train_step_info")
     optimization_step = _count(steps, "optimization_step", info.optimization_step)

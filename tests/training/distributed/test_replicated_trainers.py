@@ -177,11 +177,6 @@ def test_adasum_of_three_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "world_size, 3, is no power of two" in refusal(monkeypatch, world_size=3, enable_adasum=True)
 
 
-def test_a_pipeline_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = refusal(monkeypatch, world_size=2, pipeline_parallel={"pipeline_parallel_size": 2})
-    assert "distributed.pipeline_parallel.pipeline_parallel_size is 2" in text
-
-
 def test_variables_of_another_size_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)

@@ -1,0 +1,92 @@
+"""Several processes have stages of a model, and train as one process does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pipelines
+import pytest
+from pipelines import CASES
+from replicated import joined, make, train
+from small_trainers import DESC, Mlp, make_options, make_trainer
+from trainer_ranks import run_ranks
+
+from ort_dynamo import ORTTrainer, optim
+from ort_dynamo.errors import ProcessGroupError, SeveralProcessesError
+
+CLOSE: dict[str, float] = {"rtol": 3e-5, "atol": 3e-6}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_stages_train_as_one_process_does(tmp_path: Path, world: int) -> None:
+    found = run_ranks(tmp_path / "ranks", world, pipelines.cases, tmp_path, timeout=220)
+    for name, (config, levels) in CASES.items():
+        trainer = make(0, 1, config, levels)
+        data = joined(10)
+        expected = train(trainer, data)
+        losses = [rank[name]["losses"] for rank in found]
+        np.testing.assert_allclose(np.mean(losses, 0), expected, err_msg=name, **CLOSE)
+        assert losses[0] == losses[1]
+        assert found[0][name]["trained"] == ["fc1.weight", "fc1.bias"]
+        assert found[1][name]["trained"] == ["fc2.weight", "fc2.bias"]
+        evaluated = [one.numpy() for one in trainer.eval_step(*data[0])]
+        every = found[::2]
+        np.testing.assert_allclose(np.mean([rank[name]["eval"][0] for rank in every], 0), evaluated[0], **CLOSE)
+        np.testing.assert_allclose(np.concatenate([rank[name]["eval"][1] for rank in every]), evaluated[1], **CLOSE)
+        loaded = make(0, 1, config, levels)
+        loaded.load_checkpoint(*(tmp_path / f"{name}-{rank}" for rank in range(world)))
+        np.testing.assert_allclose(train(loaded, data[6:]), expected[6:], err_msg=name, **CLOSE)
+
+
+def test_models_of_other_forms_are_an_error(tmp_path: Path) -> None:
+    found = run_ranks(tmp_path, 2, pipelines.others)
+    for rank in found:
+        assert "keeps no running statistics, and norm have them" in rank["normed"]
+        assert "has to use each of the model's inputs; " in rank["late"]
+        assert "tracer cannot split this model" in rank["branching"]
+        assert "num_pipeline_micro_batches, 3, does not divide" in rank["odd"]
+
+
+def _asked(cuts: str = "fc2", world: int = 2, size: int = 2, **other: Any) -> dict[str, Any]:
+    asked = {"pipeline_parallel_size": size, "pipeline_cut_info_string": cuts}
+    return {"world_size": world, "pipeline_parallel": asked, **other}
+
+
+@pytest.mark.parametrize(
+    ("cuts", "size", "message"),
+    [
+        ("fc3", 2, "names fc3, and the model has no such modules"),
+        ("12:13/15", 2, "not ONNX edges"),
+        ("", 2, "names 0 modules. Name 1"),
+        ("drop,fc2", 2, "names 2 modules. Name 1"),
+        ("fc2,fc2", 3, "names 1 modules. Name 2"),
+    ],
+)
+def test_cuts_that_do_not_fit_are_an_error(cuts: str, size: int, message: str) -> None:
+    trainer = make_trainer(distributed=_asked(cuts, world=size, size=size))
+    with pytest.raises(SeveralProcessesError, match=message):
+        trainer.train_step(*joined(1)[0])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"enable_adasum": True}, {"deepspeed_zero_optimization": {"stage": 1}}, {"horizontal_parallel_size": 2}],
+)
+def test_what_does_not_go_with_a_pipeline_is_an_error(other: dict[str, object]) -> None:
+    trainer = make_trainer(distributed=_asked(**other))
+    with pytest.raises(SeveralProcessesError, match="do not go together"):
+        trainer.train_step(*joined(1)[0])
+
+
+def test_a_model_with_a_loss_of_its_own_is_an_error() -> None:
+    trainer = ORTTrainer(Mlp(), DESC, optim.SGDConfig(), None, make_options(distributed=_asked()))
+    with pytest.raises(SeveralProcessesError, match="needs a loss_fn"):
+        trainer.train_step(*joined(1)[0])
+
+
+def test_a_size_that_does_not_divide_the_processes_is_an_error() -> None:
+    trainer = make_trainer(distributed=_asked(world=3))
+    with pytest.raises(ProcessGroupError, match="pipeline_parallel_size, 2, does not divide world_size, 3"):
+        trainer.train_step(*joined(1)[0])

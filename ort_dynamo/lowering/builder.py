@@ -116,7 +116,7 @@ class LoweringBuilder(GraphBuilder):
         attributes: dict[str, Any],
         domain: str,
         version: int,
-        outputs: int | Sequence[str],
+        outputs: int | Sequence[str | ir.Value],
         name: str | None,
     ) -> Any:
         """Add one node, with casts around it where the target's kernels need them."""

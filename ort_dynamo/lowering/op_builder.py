@@ -20,8 +20,9 @@ class OpBuilder:
     """The operators of one domain, each a method: `op.Add(x, 1)` adds a node and returns its output.
 
     Inputs are positional, None for one that is left out; attributes are keywords. Four keywords are not attributes:
-    `_outputs` is how many outputs there are (1), or their names; several come as a sequence. `_name` is the node's
-    name; `_domain` and `_version` are in the place of this builder's.
+    `_outputs` is how many outputs there are (1), or their names, or values, of which one without a name stands for an
+    output that is left out; several come as a sequence. `_name` is the node's name; `_domain` and `_version` are in the
+    place of this builder's.
     """
 
     def __init__(self, builder: GraphBuilder, domain: str, version: int) -> None:
@@ -35,7 +36,7 @@ class OpBuilder:
 
         def call(
             *inputs: Any,
-            _outputs: int | Sequence[str] = 1,
+            _outputs: int | Sequence[str | ir.Value] = 1,
             _name: str | None = None,
             _domain: str | None = None,
             _version: int | None = None,
@@ -97,7 +98,7 @@ class GraphBuilder(ABC):
         attributes: dict[str, Any],
         domain: str,
         version: int,
-        outputs: int | Sequence[str],
+        outputs: int | Sequence[str | ir.Value],
         name: str | None,
     ) -> Any:
         """Append one node, of inputs that are values, and return its output, or a sequence of several."""
@@ -111,7 +112,7 @@ class GraphBuilder(ABC):
             op_type,
             inputs,
             attributes=ir.convenience.convert_attributes(attributes) if attributes else (),
-            outputs=[ir.Value(name=before + output) for output in outputs],
+            outputs=[output if isinstance(output, ir.Value) else ir.Value(name=before + output) for output in outputs],
             version=version,
             name="/".join([*self._modules, f"{op_type}_node_{count}"]) if name is None else name,
         )
@@ -152,7 +153,7 @@ class GraphBuilder(ABC):
         attributes: dict[str, Any],
         domain: str,
         version: int,
-        outputs: int | Sequence[str],
+        outputs: int | Sequence[str | ir.Value],
         name: str | None,
     ) -> Any:
         """Add what computes one operator, whose inputs may be Python numbers; return what `add_node` does."""

@@ -105,6 +105,14 @@ def test_a_domain_of_one_call_is_that_of_its_builder(builder: LoweringBuilder) -
     assert [value.producer().domain for value in found] == ["com.microsoft"] * 2
 
 
+def test_an_output_without_a_name_is_left_out(builder: LoweringBuilder) -> None:
+    x = builder.input("x", ir.DataType.FLOAT, [2])
+    outputs = [ir.Value(name=""), ir.Value(name="places")]
+    found = builder.op.TopK(x, builder.input("k", ir.DataType.INT64, [1]), _outputs=outputs)
+    assert [value.name for value in found] == ["", "places"]
+    assert found[1] is outputs[1]
+
+
 @pytest.mark.parametrize("given", ["text", np.arange(3.0), torch.arange(3)], ids=["text", "numpy", "torch"])
 def test_a_tensor_and_a_text_become_constants(builder: LoweringBuilder, given: Any) -> None:
     node = builder.op.Identity(given).producer()

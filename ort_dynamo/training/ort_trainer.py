@@ -20,7 +20,7 @@ from ort_dynamo.training.legacy_loss_scaler import LossScaler
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require
 from ort_dynamo.training.train_step_info import TrainStepInfo
-from ort_dynamo.training.trainer.processes import local_rank_of_environment
+from ort_dynamo.training.trainer.environment import local_rank_of_environment
 from ort_dynamo.training.trainer.step_values import Scaler, StepRate, StepScale
 from ort_dynamo.training.trainer.weight_attributes import Attributes, attributes_of, optimizer_config
 

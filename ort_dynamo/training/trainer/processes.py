@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 from torch import distributed
 
 from ort_dynamo.errors import ProcessGroupError, SeveralProcessesError
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
+from ort_dynamo.training.trainer.environment import TORCHRUN, local_rank_of_environment, torchrun_says
 
-__all__ = ["join_processes", "local_rank_of_environment", "refuse_what_is_not_there"]
-
-_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+__all__ = ["join_processes", "refuse_what_is_not_there"]
 
 
 def refuse_what_is_not_there(options: ORTTrainerOptions) -> None:
@@ -103,21 +100,17 @@ def join_processes(options: ORTTrainerOptions) -> bool:
     return size > 1
 
 
-def local_rank_of_environment(otherwise: int) -> int:
-    """The number of this process on its machine, as torchrun says it."""
-    return int(os.environ.get("LOCAL_RANK", otherwise))
-
-
 def _initialise(size: int, rank: int) -> None:
-    if not all(name in os.environ for name in _OF_TORCHRUN):
+    said = torchrun_says()
+    if said is None:
         reason = (
             f"distributed.world_size is {size}, and neither is there a process group, nor are there the variables "
-            f"{', '.join(_OF_TORCHRUN)} to make one. Start the program by: torchrun --nproc-per-node {size} PROGRAM"
+            f"{', '.join(TORCHRUN)} to make one. Start the program by: torchrun --nproc-per-node {size} PROGRAM"
         )
         raise ProcessGroupError(reason=reason)
     # Looked at first: a group of another size would wait for processes that never come.
-    _compare("world_size", size, int(os.environ["WORLD_SIZE"]), "the environment's WORLD_SIZE")
-    _compare("world_rank", rank, int(os.environ["RANK"]), "the environment's RANK")
+    _compare("world_size", size, said[1], "the environment's WORLD_SIZE")
+    _compare("world_rank", rank, said[0], "the environment's RANK")
     distributed.init_process_group()  # gloo for the CPU's tensors, NCCL for CUDA's
 
 

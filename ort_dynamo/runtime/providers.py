@@ -18,7 +18,7 @@ from ort_dynamo.runtime.capabilities import (
 from ort_dynamo.runtime.cuda_build import Misfit, installed_cuda_build, misfit, replacing, torch_cuda
 from ort_dynamo.runtime.defects import defects_of
 from ort_dynamo.runtime.importing import onnxruntime
-from ort_dynamo.target import Target
+from ort_dynamo.target import KernelTable, Target
 
 __all__ = [
     "find_target",
@@ -53,15 +53,7 @@ def find_target(device_type: str) -> Target:
             available=", ".join(available),
             advice=f"Run {replacing([runtime.package], 'cuda')}, or use the CPU." if provider else "",
         )
-    return Target(
-        package=runtime.package,
-        version=runtime.version,
-        provider=provider,
-        device_type=device_type,
-        gradient_kernels=runtime.has_gradient_kernels,
-        kernels=kernel_table(runtime, provider),
-        defects=defects_of(runtime.package, runtime.version, provider),
-    )
+    return _target(runtime, device_type, kernel_table(runtime, provider))
 
 
 def usable_target(device_type: str) -> Target:
@@ -114,6 +106,10 @@ def recorded_cuda_targets() -> tuple[Target, ...]:
 
 
 def _recorded_target(runtime: InstalledRuntime, device_type: str) -> Target:
+    return _target(runtime, device_type, recorded_kernel_table(runtime, _PROVIDERS[device_type]))
+
+
+def _target(runtime: InstalledRuntime, device_type: str, kernels: KernelTable) -> Target:
     provider = _PROVIDERS[device_type]
     return Target(
         package=runtime.package,
@@ -121,7 +117,7 @@ def _recorded_target(runtime: InstalledRuntime, device_type: str) -> Target:
         provider=provider,
         device_type=device_type,
         gradient_kernels=runtime.has_gradient_kernels,
-        kernels=recorded_kernel_table(runtime, provider),
+        kernels=kernels,
         defects=defects_of(runtime.package, runtime.version, provider),
     )
 

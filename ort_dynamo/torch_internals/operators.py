@@ -36,6 +36,7 @@ __all__ = [
     "inductor_prims",
     "is_absent",
     "is_mutable",
+    "is_pointwise",
     "namespace",
     "overload",
     "overloads_of",
@@ -188,6 +189,11 @@ def schema_of(overload: OpOverload) -> FunctionSchema:
 def is_mutable(overload: OpOverload) -> bool:
     """Whether the operator writes to an argument."""
     return schema_of(overload).is_mutable
+
+
+def is_pointwise(target: object) -> bool:
+    """Whether what a node calls is an operator that torch says computes element by element."""
+    return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
 
 
 def in_place_of(overload: OpOverload) -> OpOverload | None:

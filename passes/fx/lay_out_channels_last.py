@@ -17,7 +17,7 @@ from ort_dynamo.boundary import in_order
 from ort_dynamo.marks import CHOSEN, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, weighs_more_than_images
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
-from ort_dynamo.torch_internals.operators import OpOverload, aten
+from ort_dynamo.torch_internals.operators import OpOverload, aten, is_pointwise
 
 __all__ = ["LayOutChannelsLast"]
 
@@ -125,7 +125,7 @@ class _Layout:
         if not _follows(node):
             self._read_as_traced(node)
             return
-        if _is_pointwise(node):
+        if is_pointwise(node.target):
             for argument in node.all_input_nodes:
                 if argument not in self._moved and _shape(argument) == _shape(node):
                     self._read_channels_last(node, argument)
@@ -218,16 +218,12 @@ def _is_unplaced(node: Node) -> bool:
     return node.target is operator.getitem or not isinstance(node.target, OpOverload)
 
 
-def _is_pointwise(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
-
-
 def _follows(node: Node) -> bool:
     """Whether the node can be given inputs in channels_last: its results are contiguous, or part of what follows."""
     if node.target is operator.getitem or node.target in _VIEWS:
         return True
     tensors = [one for one in _values(node) if isinstance(one, torch.Tensor)]
-    return (node.target in _FOLLOWING or _is_pointwise(node)) and all(map(_is_contiguous, tensors))
+    return (node.target in _FOLLOWING or is_pointwise(node.target)) and all(map(_is_contiguous, tensors))
 
 
 def _shape(node: Node) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
@@ -13,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, can_recompute, is_number, is_tensor, tag
 from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.passes.fx.analysis.views import is_view
-from ort_dynamo.torch_internals.operators import OpOverload
+from ort_dynamo.torch_internals.operators import is_pointwise
 
 __all__ = ["RecomputeFromInputs"]
 
@@ -42,7 +41,7 @@ def _repeatable(joint: JointGraph) -> Iterator[Node]:
     kept = {storage_of(one.nodes[0]): one for one in joint.cut(joint.tagged()).kept}
     lives = joint.inputs | kept.keys()
     for maker in joint.forward:
-        if not is_tensor(maker) or is_view(maker) or storage_of(maker) not in kept or not _is_pointwise(maker):
+        if not is_tensor(maker) or is_view(maker) or storage_of(maker) not in kept or not is_pointwise(maker.target):
             continue
         storage = storage_of(maker)
         if storage in returned or not all(map(can_recompute, joint.sharing([maker]))):
@@ -51,7 +50,3 @@ def _repeatable(joint: JointGraph) -> Iterator[Node]:
         if all(is_tensor(one) and storage_of(one) in lives for one in arguments):
             lives = lives - {storage}
             yield maker
-
-
-def _is_pointwise(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags

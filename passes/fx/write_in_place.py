@@ -14,7 +14,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.storage import storages_of
 from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS
-from ort_dynamo.torch_internals.operators import OpOverload, aten, in_place_of, is_absent, is_mutable
+from ort_dynamo.torch_internals.operators import OpOverload, aten, in_place_of, is_absent, is_mutable, is_pointwise
 
 __all__ = ["WriteInPlace"]
 
@@ -96,7 +96,7 @@ def _in_place(node: Node) -> Iterator[_Call]:
         return
     if target in _OVER_GRADIENT and not is_absent(_OVER_GRADIENT[target]):
         yield first, _OVER_GRADIENT[target], args, {**node.kwargs, "grad_input": first}
-    elif _is_pointwise(target) and target.namespace == "aten" and (written := in_place_of(target)):
+    elif is_pointwise(target) and target.namespace == "aten" and (written := in_place_of(target)):
         yield first, written, args, dict(node.kwargs)
         if target in _COMMUTES and not node.kwargs and isinstance(args[1], Node):
             yield args[1], written, (args[1], first), {}
@@ -104,7 +104,8 @@ def _in_place(node: Node) -> Iterator[_Call]:
 
 def _is_fresh(node: Node) -> bool:
     maker = node.all_input_nodes[0] if node.target is operator.getitem else node
-    return maker.target in _FRESH or _is_pointwise(maker.target)
+    target: Any = maker.target
+    return target in _FRESH or (is_pointwise(target) and not is_mutable(target))
 
 
 def _can_be_overwritten(over: Node, writer: Node, place: Mapping[Node, int], holders: Counter[int]) -> bool:
@@ -125,10 +126,6 @@ def _same_layout(over: Any, written: Any) -> bool:
         return False
     facts = [(one.dtype, one.device, tuple(one.shape), tuple(one.stride())) for one in (over, written)]
     return facts[0] == facts[1]
-
-
-def _is_pointwise(target: Any) -> bool:
-    return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags and not is_mutable(target)
 
 
 def _is_tuple(node: Node) -> bool:

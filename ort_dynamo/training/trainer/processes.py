@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import distributed
 
 from ort_dynamo.errors import ProcessGroupError, SeveralProcessesError
@@ -41,19 +43,10 @@ def _refuse_with_pipeline(options: ORTTrainerOptions, stages: int) -> None:
     asked = options.distributed
     with_it = {
         "horizontal_parallel_size above 1": asked.horizontal_parallel_size > 1,
-        "deepspeed_zero_optimization.stage 1": asked.deepspeed_zero_optimization.stage,
-        "enable_adasum": asked.enable_adasum,
-        "mixed_precision.enabled": options.mixed_precision.enabled,
-        "debug.graph_save_paths": any(options.debug.graph_save_paths._validated_opts.values()),
-        "debug.check_model_export": options.debug.check_model_export,
-        "_internal_use.extra_postprocess": options._internal_use.extra_postprocess,
+        **_of_whole_models(options),
     }
-    if found := [name for name, is_there in with_it.items() if is_there]:
-        reason = f"pipeline_parallel_size {stages} and {found[0]} do not go together. Leave one of them out"
-        raise SeveralProcessesError(reason=reason)
-    if asked.world_size % stages:
-        reason = f"pipeline_parallel_size, {stages}, does not divide world_size, {asked.world_size}"
-        raise ProcessGroupError(reason=reason)
+    _refuse_together("pipeline_parallel_size", stages, with_it)
+    _refuse_remainder("pipeline_parallel_size", stages, asked.world_size)
 
 
 def _refuse_with_horizontal(options: ORTTrainerOptions) -> None:
@@ -62,19 +55,33 @@ def _refuse_with_horizontal(options: ORTTrainerOptions) -> None:
     size = asked.horizontal_parallel_size
     if size == 1:
         return
-    if asked.world_size % size:
-        reason = f"horizontal_parallel_size, {size}, does not divide world_size, {asked.world_size}"
-        raise ProcessGroupError(reason=reason)
-    with_it = {
-        "deepspeed_zero_optimization.stage 1": asked.deepspeed_zero_optimization.stage,
+    _refuse_remainder("horizontal_parallel_size", size, asked.world_size)
+    with_it = {**_of_whole_models(options), "mixed_precision.enabled": False}  # that goes with shared layers
+    _refuse_together("horizontal_parallel_size", size, with_it)
+
+
+def _of_whole_models(options: ORTTrainerOptions) -> dict[str, bool]:
+    """What goes with a model that each process has whole, and whether it is asked for."""
+    asked = options.distributed
+    return {
+        "deepspeed_zero_optimization.stage 1": bool(asked.deepspeed_zero_optimization.stage),
         "enable_adasum": asked.enable_adasum,
+        "mixed_precision.enabled": options.mixed_precision.enabled,
         "debug.graph_save_paths": any(options.debug.graph_save_paths._validated_opts.values()),
         "debug.check_model_export": options.debug.check_model_export,
-        "_internal_use.extra_postprocess": options._internal_use.extra_postprocess,
+        "_internal_use.extra_postprocess": bool(options._internal_use.extra_postprocess),
     }
-    if found := [name for name, is_there in with_it.items() if is_there]:
-        reason = f"horizontal_parallel_size {size} and {found[0]} do not go together. Leave one of them out"
+
+
+def _refuse_together(name: str, size: int, with_it: Mapping[str, bool]) -> None:
+    if found := [other for other, is_there in with_it.items() if is_there]:
+        reason = f"{name} {size} and {found[0]} do not go together. Leave one of them out"
         raise SeveralProcessesError(reason=reason)
+
+
+def _refuse_remainder(name: str, size: int, world: int) -> None:
+    if world % size:
+        raise ProcessGroupError(reason=f"{name}, {size}, does not divide world_size, {world}")
 
 
 def join_processes(options: ORTTrainerOptions) -> bool:

@@ -1,8 +1,9 @@
-"""Resizes stay whole while AOTAutograd traces, though torch decomposes them before any table is asked.
+"""Resizes and shrinks stay whole while AOTAutograd traces, though torch decomposes them before any table is asked.
 
 torch registers Python decompositions of its resizing operators at the Autograd key: what reaches a backend are four or
 sixteen gathers and, backward, as many scatters that add. Kept whole, a resize and its gradient are a product with a
-small matrix for each axis. With symbolic sizes, and for integers, torch's decomposition stays.
+small matrix for each axis. A shrink, whole, is two to four operators without a Where, which the CPU's sessions are slow
+at. With symbolic sizes, of which torch has no shapes for them, and for integers, torch's decomposition stays.
 
 Those decompositions stand in tables of the process, and other threads may trace at the same time. So when this module
 is imported, a kernel takes the place of each that does just what the decomposition does, unless its own thread is
@@ -14,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +41,8 @@ _RESIZES = (
     aten.upsample_bicubic2d,
 )
 
+_SHRINKS = (aten.softshrink.default, aten.hardshrink.default)
+
 
 class _Thread(threading.local):
     """What this thread traces.
@@ -57,7 +61,7 @@ _thread = _Thread()
 
 @contextmanager
 def whole_resizes() -> Iterator[None]:
-    """Trace resizes of floating-point tensors with fixed sizes whole, in this thread, while the context is open."""
+    """Trace resizes and shrinks of floating-point tensors with fixed sizes whole, in this thread, while it is open."""
     before, _thread.whole = _thread.whole, True
     try:
         yield
@@ -68,14 +72,21 @@ def whole_resizes() -> Iterator[None]:
 def _install() -> None:
     """Put our kernels in the place of torch's decompositions, for good."""
     for packet in _RESIZES:
-        for overload, kernel in ((packet.vec, _vec), (packet.default, _default)):
-            if is_absent(overload) or is_absent(packet.default):
-                continue
-            table = python_kernels(overload)
-            for key in TRACING_KEYS:
-                if key in table:
-                    table[key] = kernel(packet.default, table[key])
-            forget_dispatch(overload)
+        if not is_absent(packet.default):
+            _replace(packet.vec, partial(_vec, packet.default))
+            _replace(packet.default, partial(_default, packet.default, _is_fixed))
+    for overload in _SHRINKS:
+        _replace(overload, partial(_default, overload, _is_fixed_shrink))
+
+
+def _replace(overload: OpOverload, kernel: Callable[[_Kernel], _Kernel]) -> None:
+    if is_absent(overload):
+        return
+    table = python_kernels(overload)
+    for key in TRACING_KEYS:
+        if key in table:
+            table[key] = kernel(table[key])
+    forget_dispatch(overload)
 
 
 def _vec(default: OpOverload, original: _Kernel) -> _Kernel:
@@ -94,13 +105,13 @@ def _vec(default: OpOverload, original: _Kernel) -> _Kernel:
     return kernel
 
 
-def _default(overload: OpOverload, original: _Kernel) -> _Kernel:
-    """Make a kernel that calls torch's own C++ kernel of `overload` in the place of its decomposition."""
+def _default(overload: OpOverload, keeps: Callable[..., bool], original: _Kernel) -> _Kernel:
+    """Make a kernel that calls torch's own C++ kernel of `overload`, if `keeps`, in the place of its decomposition."""
 
     def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
         if _thread.inside is overload:
             return NotImplemented  # a mode has asked for a decomposition, and is told so that there is none
-        if not _thread.whole or kwargs or not _is_fixed(*args[:2]):
+        if not _thread.whole or kwargs or not keeps(*args[:2]):
             return original(*args, **kwargs)
         before, _thread.inside = _thread.inside, overload
         try:
@@ -117,6 +128,10 @@ def _is_fixed(self: torch.Tensor, output_size: Sequence[int]) -> bool:
     # A symbolic or empty batch counts too: torch cannot infer the shapes of a whole resize with one.
     sizes = [*self.shape, *output_size]
     return self.is_floating_point() and not any(isinstance(size, torch.SymInt) or size == 0 for size in sizes)
+
+
+def _is_fixed_shrink(self: torch.Tensor, lambd: Any = 0.5) -> bool:
+    return isinstance(lambd, (int, float)) and _is_fixed(self, ())
 
 
 _install()

@@ -149,3 +149,26 @@ def test_contexts_nest_and_an_error_closes_them() -> None:
             F.interpolate(x, size=(0, 3), mode="bilinear")
         assert is_whole(called(function, x))
     assert not is_whole(called(function, x))
+
+
+@pytest.mark.parametrize("shrink", [F.softshrink, F.hardshrink], ids=lambda shrink: shrink.__name__)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_shrinks_of_fixed_sizes_and_their_gradients_stay_whole(shrink: Callable[..., Tensor], dynamic: bool) -> None:
+    found = set()
+
+    def keep(gm: GraphModule, _: Any) -> Any:
+        found.update(str(node.target) for node in gm.graph.nodes if node.op == "call_function")
+        return make_boxed_func(gm)
+
+    def backend(gm: GraphModule, inputs: Any) -> Any:
+        with whole_resizes():
+            return aot_autograd(fw_compiler=keep, bw_compiler=keep)(gm, inputs)
+
+    x = torch.randn(3, 4, requires_grad=True)
+    result = torch.compile(lambda x: shrink(x, 0.3), backend=backend, dynamic=dynamic)(x)
+    torch.testing.assert_close(result, shrink(x, 0.3))
+    (slope,) = torch.autograd.grad(result.sum(), x)
+    torch.testing.assert_close(slope, torch.autograd.grad(shrink(x, 0.3).sum(), x)[0])
+    whole = {f"aten.{shrink.__name__}.default", f"aten.{shrink.__name__}_backward.default"}
+    assert found & whole == (set() if dynamic else whole)
+    assert any("where" in target for target in found) == dynamic

@@ -1,6 +1,6 @@
 """Activation functions and their gradients; most of those of straight pieces are in a file of their own.
 
-Those that torch's decompositions already write in a few elementwise operators (mish, hardshrink, glu …) are not here.
+Those that torch's decompositions already write in a few elementwise operators (mish, glu …) are not here.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_ir as ir
 import torch
@@ -69,6 +71,36 @@ def prelu(ctx: LoweringContext, self: ir.Value, weight: ir.Value) -> ir.Value:
         return ctx.cast(in_choices(op)[0], ctx.out.dtype)
     (result,) = either(ctx, all_finite(ctx, slope), in_products, in_choices)
     return ctx.cast(result, ctx.out.dtype)
+
+
+# -- shrinks -----------------------------------------------------------------------------------------------------
+
+
+@lowering(aten.softshrink.default)
+def softshrink(ctx: LoweringContext, self: ir.Value, lambd: Number = 0.5) -> ir.Value:
+    """softshrink(Tensor self, Scalar lambd=0.5) -> Tensor"""
+    # The CPU's Shrink takes 5 ns an element, and gives 0 for nan.
+    (x,), dtype = promote(ctx, self)
+    op, limit = ctx.op, ctx.scalar(lambd, dtype)
+    return ctx.cast(op.Sub(x, op.Clip(x, op.Neg(limit), limit)), ctx.out.dtype)
+
+
+@lowering(aten.hardshrink.default)
+def hardshrink(ctx: LoweringContext, self: ir.Value, lambd: Number = 0.5) -> ir.Value:
+    """hardshrink(Tensor self, Scalar lambd=0.5) -> Tensor"""
+    (x,), dtype = promote(ctx, self)
+    op, limit = ctx.op, ctx.scalar(lambd, dtype)
+    if not ctx.target.walks_entries or not (isinstance(lambd, (int, float)) and math.isfinite(lambd)):
+        return ctx.cast(op.Where(op.LessOrEqual(op.Abs(x), limit), ctx.scalar(0, dtype), x), ctx.out.dtype)
+    # What is infinite is beyond the limit, and nan stays nan in a product with zero, too.
+    return ctx.cast(op.Mul(x, op.Cast(op.Greater(op.Abs(x), limit), to=x.dtype)), ctx.out.dtype)
+
+
+@lowering(aten.softshrink_backward.default, aten.hardshrink_backward.default)
+def shrink_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.Value, lambd: Number) -> ir.Value:
+    """softshrink_backward(Tensor grad_output, Tensor self, Scalar lambd) -> Tensor"""
+    (dy, x), dtype = promote(ctx, grad_output, self)
+    return ctx.cast(_passed(ctx, dy, ctx.op.LessOrEqual(ctx.op.Abs(x), ctx.scalar(lambd, dtype))), ctx.out.dtype)
 
 
 # -- two bends ---------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
+from ort_dynamo.lowering.recipes.branches import is_small
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.lowering.symbols import same_size
 from ort_dynamo.torch_internals.operators import aten
@@ -151,7 +152,30 @@ def expand_to(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], new:
     target = [n if i < lead or not same_size(sizes[i - lead], n) else 1 for i, n in enumerate(new)]
     if lead == 0 and all(isinstance(size, int) and size == 1 for size in target):
         return value
+    # An index that is repeated stays an Expand, which says what it was made of (recipes/scatter_places.py).
+    floats = value.dtype is not None and value.dtype.is_floating_point()
+    if floats and lead == 0 and ctx.target.walks_entries and not is_small(new) and _repeats_entries(sizes, new):
+        # Repeated as a whole, and transposed.
+        copies = ctx.op.Expand(
+            ctx.op.Unsqueeze(ctx.op.Squeeze(value, [-1]), [0]), ctx.shape([target[-1], *target[:-1]])
+        )
+        return ctx.op.Transpose(copies, perm=[*range(1, len(new)), 0])
     return ctx.op.Expand(value, ctx.shape(target))
+
+
+_OFTEN = 32
+
+
+def _repeats_entries(sizes: Sequence[Size], new: Sequence[Size]) -> bool:
+    """Whether each of the entries is to come a few times in a row, and nothing else is expanded.
+
+    The CPU's Expand takes 10 ns for each entry then, in float32 with 2 of each 14 times as long as a Transpose of
+    copies, with 32 of each four times.
+    """
+    *before, one = sizes
+    *after, count = new
+    single = isinstance(one, int) and one == 1 and isinstance(count, int) and 1 < count <= _OFTEN
+    return single and all(map(same_size, before, after))
 
 
 @lowering(aten.repeat.default)

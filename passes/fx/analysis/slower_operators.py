@@ -1,9 +1,13 @@
 """The table of operators that sessions on a CPU run several times slower than torch, with what was measured of each.
 
 Measured: each operator as a graph of its own, a million float32 elements, one thread, AVX-512, torch 2.13, beside eager
-in interleaved rounds (bench/bench_operators.py). A row is there where a session took about three times eager's time or
-more, or, in gradients that many models have, a few nanoseconds an element longer, and where no better form in ONNX is
-known. Pointwise operators of one or two nanoseconds are not: a tensor that crosses a boundary costs half of one.
+in interleaved rounds (bench/bench_operators.py). Of a gradient, `ratio` is that of forward and gradient together, and
+`saved` what these take more than the forward alone. cummin, igammac, scatter.value, remainder.Tensor and the
+forward-only embedding bag have the numbers of the overload beside them.
+
+A row is there where a session took about three times eager's time or more, or, in gradients that many models have, a
+few nanoseconds an element longer, and where no better form in ONNX is known. Pointwise operators of a nanosecond or two
+are not: a tensor that crosses a boundary costs half of one.
 """
 
 from __future__ import annotations

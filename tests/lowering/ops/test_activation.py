@@ -49,9 +49,7 @@ def test_value_and_gradient_equal_eager(function):
     strided = torch.randn(2, 5, 6).transpose(1, 2)
     if function is F.logsigmoid:
         strided = strided.contiguous()  # torch's fake kernel keeps other strides than its CPU kernel
-    inputs = [x.requires_grad_(), strided.requires_grad_()]
-    if function is not F.softshrink:  # onnxruntime-training 1.19.2 loses the sum of two empty tensors, one constant
-        inputs.append(torch.empty(0, 4, requires_grad=True))
+    inputs = [x.requires_grad_(), strided.requires_grad_(), torch.empty(0, 4, requires_grad=True)]
     assert_like_eager(lambda *x: [function(one) for one in x], *inputs)
 
 
@@ -127,6 +125,8 @@ def test_symbolic_parameters_equal_eager():
         lambda x, n: F.softplus(x, beta=n - 2),
         lambda x, n: F.threshold(x, 1 / n, n),
         lambda x, n: F.hardtanh(x, -1 / n, 1 / n),
+        lambda x, n: F.softshrink(x, 1 / n),
+        lambda x, n: F.hardshrink(x, 1 / n),
     ]
     compiled = torch.compile(lambda x: [f(x, x.shape[0]) for f in functions], backend="ort_train", dynamic=True)
     for rows in (4, 7):  # one graph for both
@@ -167,6 +167,10 @@ PIECEWISE = {
     "celu": functools.partial(F.celu, alpha=1.7),
     "selu": F.selu,
     "softplus beta": functools.partial(F.softplus, beta=2.5, threshold=3),
+    "softshrink": functools.partial(F.softshrink, lambd=3.0),
+    "hardshrink": functools.partial(F.hardshrink, lambd=3.0),
+    "hardshrink negative": functools.partial(F.hardshrink, lambd=-1.0),
+    "hardshrink infinite": functools.partial(F.hardshrink, lambd=math.inf),
 }
 
 

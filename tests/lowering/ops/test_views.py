@@ -95,6 +95,25 @@ def test_symbolic_sizes_equal_eager(function, shape):
     assert_like_eager(function, r(*shape), dynamic=True)
 
 
+@pytest.mark.parametrize("count", [1, 2, 32, 33])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_entries_that_are_repeated_equal_eager(count, dynamic):
+    x = torch.randn(70, 90, requires_grad=True)
+    for function in (
+        lambda x: x.repeat_interleave(count, -1),
+        lambda x: x[..., None].expand(-1, -1, count) * 2,
+        lambda x: x.t()[:, :, None].expand(2, 90, 70, count).sum(0).exp(),
+    ):
+        assert_like_eager(function, x, dynamic=dynamic)
+
+
+def test_indices_that_are_repeated_for_each_entry_of_a_row_equal_eager():
+    rows, x = torch.randint(500, (300,)), torch.randn(300, 16, requires_grad=True)
+    assert_like_eager(
+        lambda x, rows: x.new_zeros(500, 16).scatter_add(0, rows[:, None].expand(-1, 16), x), x, rows, dynamic=False
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int16], ids=str)
 def test_every_dtype_equals_eager(dtype):
     def function(x):

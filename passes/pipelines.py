@@ -25,7 +25,7 @@ from ort_dynamo.passes.fx.place_in_torch import PlaceInTorch
 from ort_dynamo.passes.fx.place_slower_operators import PlaceSlowerOperators
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
-from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs
+from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs, RecomputeScaled
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
 from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
@@ -102,6 +102,7 @@ def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) ->
     return (
         SaveReadsOfMutated(),  # first: what must not be computed again is not to be decided about
         *([RecomputeCasts(static)] if options.recompute_casts else []),
+        RecomputeScaled(),  # it costs nothing, so there is no option
         # Before the policies: what its clusters are called depends on what else is kept, and the user has read their
         # names in a table that shows the graph as it is without options.
         *([RecomputePlan(options.recompute_plan)] if options.recompute_plan else []),

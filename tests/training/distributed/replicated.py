@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +61,21 @@ def share(data: list[tuple[Tensor, Tensor]], rank: int, world: int) -> list[tupl
 
 
 def make(
-    rank: int, world: int, config: Any, levels: dict[str, Any], model: type[nn.Module] = Mlp, seed: int | None = None
+    rank: int,
+    world: int,
+    config: Any,
+    levels: dict[str, Any],
+    model: type[nn.Module] = Mlp,
+    seed: int | None = None,
+    desc: dict[str, Any] = DESC,
 ) -> ORTTrainer:
     """A trainer whose weights before the first step are each rank's own."""
     torch.manual_seed(rank + 1 if seed is None else seed)
     own = {"world_size": world, "world_rank": rank, "local_rank": rank, **levels.get("distributed", {})}
-    return ORTTrainer(model(), DESC, config, classify, make_options(**{**levels, "distributed": own}))
+    return ORTTrainer(model(), desc, config, classify, make_options(**{**levels, "distributed": own}))
 
 
-def train(trainer: ORTTrainer, data: list[tuple[Tensor, Tensor]]) -> list[float]:
+def train(trainer: ORTTrainer, data: Sequence[tuple[Tensor, ...]]) -> list[float]:
     return [float(trainer.train_step(*batch)[0]) for batch in data]
 
 

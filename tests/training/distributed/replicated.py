@@ -152,14 +152,20 @@ def adasum(rank: int, world: int) -> dict[str, Any]:
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-CONFIGS = {"adam": optim.AdamConfig(lr=0.01), "lamb": optim.LambConfig(lr=0.02), "sgd": optim.SGDConfig(lr=0.1)}
+SAVED: dict[str, tuple[type[nn.Module], Any]] = {
+    "adam": (Mlp, optim.AdamConfig(lr=0.01)),
+    "lamb": (Mlp, optim.LambConfig(lr=0.02)),
+    "sgd": (Mlp, optim.SGDConfig(lr=0.1)),
+    "normed": (Normed, optim.AdamConfig(lr=0.01)),
+}
+_ZERO = {"distributed": {"deepspeed_zero_optimization": {"stage": 1}}}
 
 
 def save(rank: int, world: int, folder: Path) -> dict[str, list[float]]:
     """Train ten steps with ZeRO, save, and go on for ten."""
     found = {}
-    for name, config in CONFIGS.items():
-        trainer = make(rank, world, config, {"distributed": {"deepspeed_zero_optimization": {"stage": 1}}}, Normed)
+    for name, (model, config) in SAVED.items():
+        trainer = make(rank, world, config, _ZERO, model)
         data = share(joined(), rank, world)
         train(trainer, data[:10])
         trainer.save_checkpoint(folder / f"{name}-{rank}", {"epoch": 3})
@@ -175,12 +181,12 @@ def _after_all(world: int) -> range:
     return range(world)
 
 
-def resume(rank: int, world: int, folder: Path, ranks: int) -> dict[str, list[float]]:
-    """Load what `ranks` ranks saved, and go on for ten steps."""
+def resume(rank: int, world: int, folder: Path, saved: int) -> dict[str, list[float]]:
+    """Load what `saved` ranks saved, and go on for ten steps."""
     found = {}
-    for name, config in CONFIGS.items():
-        trainer = make(rank, world, config, {"distributed": {"deepspeed_zero_optimization": {"stage": 1}}}, Normed)
-        assert trainer.load_checkpoint(*(folder / f"{name}-{one}" for one in range(ranks))) == {"epoch": 3}
+    for name, (model, config) in SAVED.items():
+        trainer = make(rank, world, config, _ZERO, model)
+        assert trainer.load_checkpoint(*(folder / f"{name}-{one}" for one in range(saved))) == {"epoch": 3}
         found[name] = train(trainer, share(joined(), rank, world)[10:])
     return found
 

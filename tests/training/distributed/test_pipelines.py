@@ -9,10 +9,10 @@ import numpy as np
 import pipelines
 import pytest
 from pipelines import CASES
+from ranks import Ranks
 from replicated import joined, make, train
 from small_graphs import perceptron
 from small_trainers import DESC, Mlp, make_options, make_trainer
-from trainer_ranks import run_ranks
 
 from ort_dynamo import ORTTrainer, optim
 from ort_dynamo.errors import ProcessGroupError, SeveralProcessesError
@@ -21,8 +21,8 @@ CLOSE: dict[str, float] = {"rtol": 3e-5, "atol": 3e-6}
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_stages_train_as_one_process_does(tmp_path: Path, world: int) -> None:
-    found = run_ranks(tmp_path / "ranks", world, pipelines.cases, tmp_path, timeout=220)
+def test_stages_train_as_one_process_does(ranks: Ranks, tmp_path: Path, world: int) -> None:
+    found = ranks.run(pipelines.cases, world, tmp_path, timeout=220)
     for name, (config, levels) in CASES.items():
         trainer = make(0, 1, config, levels)
         data = joined(10)
@@ -41,9 +41,9 @@ def test_stages_train_as_one_process_does(tmp_path: Path, world: int) -> None:
         np.testing.assert_allclose(train(loaded, data[6:]), expected[6:], err_msg=name, **CLOSE)
 
 
-def test_later_stages_read_inputs_of_the_model(tmp_path: Path) -> None:
+def test_later_stages_read_inputs_of_the_model(ranks: Ranks) -> None:
     expected = pipelines.masked(0, 1)
-    for rank in run_ranks(tmp_path, 3, pipelines.masked):
+    for rank in ranks.run(pipelines.masked, 3, timeout=150):
         np.testing.assert_allclose(rank["losses"], expected["losses"], **CLOSE)
         for one, other in zip(rank["eval"], expected["eval"], strict=True):
             np.testing.assert_allclose(one, other, **CLOSE)
@@ -51,8 +51,8 @@ def test_later_stages_read_inputs_of_the_model(tmp_path: Path) -> None:
         assert "several stages of the pipeline read what stage 0 computes" in rank["skipping"]
 
 
-def test_models_of_other_forms_are_an_error(tmp_path: Path) -> None:
-    found = run_ranks(tmp_path, 2, pipelines.others)
+def test_models_of_other_forms_are_an_error(ranks: Ranks) -> None:
+    found = ranks.run(pipelines.others, 2, timeout=150)
     for rank in found:
         assert "keeps no running statistics, and norm have them" in rank["normed"]
         assert "tracer cannot split this model" in rank["branching"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.training.amp.loss_scaler import DynamicLossScaler, LossScaler
@@ -31,7 +31,7 @@ class ORTTrainerOptions:
         distributed.world_rank: number of this process; 0.
         distributed.world_size: number of processes; 1.
         distributed.local_rank: number of this process on its machine; 0.
-        distributed.data_parallel_size: always world_size // horizontal_parallel_size; a value that is given is lost.
+        distributed.data_parallel_size: always world_size // horizontal_parallel_size // stages; a value given is lost.
         distributed.horizontal_parallel_size: processes that share each layer; 1.
         distributed.pipeline_parallel.pipeline_parallel_size: stages of a pipeline; 1.
         distributed.pipeline_parallel.num_pipeline_micro_batches: parts that a batch is cut into; 1.
@@ -82,7 +82,8 @@ class ORTTrainerOptions:
         """Make options that depend on one another agree; an ORTTrainer does so again, as they may have been changed.
 
         Raises:
-            ValueError: there is a loss scaler, but no mixed precision, or more horizontal processes than processes.
+            ValueError: there is a loss scaler, but no mixed precision, or more processes share layers or a
+                pipeline than there are.
         """
         mixed, distributed = self._validated_opts["mixed_precision"], self._validated_opts["distributed"]
         if mixed["enabled"] and mixed["loss_scaler"] is None:
@@ -93,8 +94,11 @@ class ORTTrainerOptions:
             mixed["loss_scaler"] = self._filled_scaler = None
         size = distributed["world_size"] // distributed["horizontal_parallel_size"]
         if size == 0:
-            error = {"distributed": [{"horizontal_parallel_size": ["must not exceed world_size"]}]}
-            raise ValueError(f"Invalid options: {error}")
+            _refuse({"horizontal_parallel_size": ["must not exceed world_size"]})
+        size //= distributed["pipeline_parallel"]["pipeline_parallel_size"]
+        if size == 0:
+            error = {"pipeline_parallel_size": ["must not exceed world_size // horizontal_parallel_size"]}
+            _refuse({"pipeline_parallel": [error]})
         distributed["data_parallel_size"] = size
 
     def __getattr__(self, name: str) -> Any:
@@ -147,6 +151,11 @@ class _Level:
 
     def __repr__(self) -> str:
         return repr(self._validated_opts)
+
+
+def _refuse(error: dict[str, Any]) -> NoReturn:
+    """Raise what says which option of `distributed` does not fit the others."""
+    raise ValueError(f"Invalid options: { {'distributed': [error]} }")
 
 
 def _read(options: ORTTrainerOptions, path: tuple[str, ...], name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ranks import Ranks
+from ranks import Ranks, compiled_in
 
 
 @pytest.fixture(scope="session")
@@ -16,5 +16,4 @@ def compiled_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ranks(tmp_path: Path, compiled_graphs: Path) -> Ranks:
-    variables = {"ORT_DYNAMO_CACHE": "1", "ORT_DYNAMO_CACHE_DIR": str(compiled_graphs), "ORT_DYNAMO_TRACE_CACHE": "0"}
-    return Ranks(tmp_path, variables)
+    return Ranks(tmp_path, compiled_in(compiled_graphs))

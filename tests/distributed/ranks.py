@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-__all__ = ["RankFailedError", "Ranks", "Result", "describe", "script"]
+__all__ = ["RankFailedError", "Ranks", "Result", "compiled_in", "describe", "script"]
 
 PRELOADED = [
     "torch",
@@ -40,6 +40,7 @@ PRELOADED = [
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
     "ort_dynamo.backend",
+    "ort_dynamo.training",
 ]
 _OF_A_DEAD_RANK = 1
 _STOPPED = -signal.SIGKILL
@@ -75,10 +76,13 @@ class Ranks:
     Args:
         folder: for what the ranks write; each launch has a folder of its own in it.
         environment: environment variables of all ranks.
+        makes_group: whether ranks are a group when a function of a test is called. Otherwise the function is given its
+            rank and how many there are, before the others, and has torchrun's variables to make the group of.
     """
 
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    makes_group: bool = True
     _launches: int = 0
 
     def run(self, function: Callable[..., Any], world: int, *args: Any, timeout: float = 100.0) -> list[Any]:
@@ -136,7 +140,14 @@ class Ranks:
         processes = [
             context.Process(
                 target=_in_rank,
-                args=(place, args, {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}, folder, timeout),
+                args=(
+                    place,
+                    args if self.makes_group else (rank, world, *args),
+                    {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    folder,
+                    timeout,
+                    self.makes_group,
+                ),
                 daemon=True,
             )
             for rank in range(world)
@@ -156,6 +167,11 @@ class Ranks:
                     process.kill()
                     process.join()
         return [_result(folder, rank, p.exitcode, ended.get(rank, timeout)) for rank, p in enumerate(processes)]
+
+
+def compiled_in(folder: Path) -> dict[str, str]:
+    """The variables of ranks that keep compiled graphs in a folder."""
+    return {"ORT_DYNAMO_CACHE": "1", "ORT_DYNAMO_CACHE_DIR": str(folder), "ORT_DYNAMO_TRACE_CACHE": "0"}
 
 
 def describe(results: Sequence[Result]) -> str:
@@ -178,9 +194,14 @@ def _result(folder: Path, rank: int, exitcode: int | None, seconds: float) -> Re
 
 
 def _in_rank(
-    place: tuple[str, str], args: tuple[Any, ...], environment: dict[str, str], folder: Path, timeout: float
+    place: tuple[str, str],
+    args: tuple[Any, ...],
+    environment: dict[str, str],
+    folder: Path,
+    timeout: float,
+    makes_group: bool,
 ) -> None:
-    """Be one rank: join the group, call the function, and leave what came of it in `folder`."""
+    """Be one rank: join the group, where it is to be made, call the function, and leave what came of it in `folder`."""
     os.environ.update(environment)
     rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     torch.set_num_threads(1)
@@ -195,8 +216,9 @@ def _in_rank(
             if place[1] == script.__qualname__:
                 value = script(*args)
             else:
-                patience = timedelta(seconds=float(environment.get("GROUP_TIMEOUT", 60)))
-                distributed.init_process_group("gloo", rank=rank, world_size=world, timeout=patience)
+                if makes_group:
+                    patience = timedelta(seconds=float(environment.get("GROUP_TIMEOUT", 60)))
+                    distributed.init_process_group("gloo", rank=rank, world_size=world, timeout=patience)
                 torch.manual_seed(0)
                 value = _load(*place)(*args)
             (folder / f"value-{rank}.unfinished").write_bytes(pickle.dumps(value))

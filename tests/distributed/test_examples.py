@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from ranks import Ranks, describe, script
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "distributed"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+KILLED = Path(__file__).with_name("killed_while_it_writes.py")
 WORLDS = {"fsdp2_tp": 4}
 """Examples that need more than two ranks."""
 
@@ -52,11 +57,36 @@ def test_training_goes_on_with_fewer_ranks(ranks: Ranks, tmp_path: Path) -> None
 def test_a_rank_that_is_killed_while_it_writes_leaves_the_checkpoint_before(ranks: Ranks, tmp_path: Path) -> None:
     place = tmp_path / "checkpoints"
     place.mkdir()
-    killed = Path(__file__).with_name("killed_while_it_writes.py")
-    results = ranks.outcomes(script, 2, str(killed), str(EXAMPLES / "checkpoint_resume.py"), str(place))
+    results = ranks.outcomes(script, 2, str(KILLED), str(EXAMPLES / "checkpoint_resume.py"), str(place))
     assert [result.exitcode for result in results] == [1, -signal.SIGKILL], describe(results)
     assert list((place / "unfinished-8").glob("__1_*"))
     assert [path.name for path in place.glob("step-*")] == ["step-0004"]
     before = losses(results[0].printed)
     assert list(before) == list(range(1, 9))
     assert_goes_on(train_on(ranks, 2, place), before, range(5, 11))
+
+
+def torchrun(arguments: list[str], environment: Mapping[str, str]) -> str:
+    """Run torchrun on this machine; what its ranks print."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments]
+    with subprocess.Popen(
+        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as agent:
+        try:
+            printed, errors = agent.communicate(timeout=150)
+        except subprocess.TimeoutExpired:
+            agent.terminate()  # it ends its ranks
+            raise
+    assert agent.returncode == 0, errors
+    return printed
+
+
+def test_torchrun_starts_all_ranks_again_where_one_is_killed(ranks: Ranks, tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    place.mkdir()
+    program = [str(KILLED), str(EXAMPLES / "checkpoint_resume.py"), str(place)]
+    variables = {**ranks.environment, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    printed = torchrun(["--nproc-per-node", "2", "--max-restarts", "1", *program], variables)
+    assert [int(step) for step in re.findall(r"step (\d+): loss", printed)] == [*range(1, 9), *range(5, 11)]
+    before, after = (losses(part) for part in re.split(r"(?<=step 8: loss \d\.\d{6})", printed, maxsplit=1))
+    assert_goes_on(after, before, range(5, 11))

@@ -25,6 +25,7 @@ from ort_dynamo.torch_internals.operators import aten, custom_name
 _ATTRIBUTES = {
     *("_schema", "_can_decompose", "_qualname", "py_kernels", "_dispatch_cache", "_cdata", "_dynamo_source"),
     *("impl_aten", "_overload_names", "_opname", "_defined_in_python", "_nn_module_stack"),
+    "_create_act_recv_info",
 }
 """Private attributes of torch's objects, which no lint rule sees."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, SplitPoint, pipeline
 
 from ort_dynamo.errors import SeveralProcessesError
+from ort_dynamo.torch_internals.pipelining import expect_only_what_stages_send
 from ort_dynamo.torch_internals.pytree import tree_map
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.trainer.combined import CombinedModel, flat_outputs
@@ -55,6 +58,10 @@ def mesh_of_stages(combined: nn.Module, stages: int) -> DeviceMesh:
     return init_device_mesh(device.type, sizes, mesh_dim_names=("data", "pipeline"))
 
 
+_IN_TRACED = "combined.model."
+"""What names of the model begin with in what is traced."""
+
+
 class Stages:
     """Runs this process's stage of a model, and gives all processes of a pipeline what the model gives.
 
@@ -77,7 +84,7 @@ class Stages:
         self._stage = mesh["pipeline"].get_local_rank()
         self._device = next(iter(combined.parameters())).device
         self._pipes: dict[Any, Any] = {}
-        self._schedules: dict[Any, Any] = {}
+        self._runs: dict[Any, _StageRun] = {}
         self.own: set[str] = set()
 
     def divide(self, inputs: Sequence[Tensor], *, predicts: bool) -> None:
@@ -97,7 +104,10 @@ class Stages:
             of_stage = [*module.parameters(), *module.buffers()]
             found.append({name for one in of_stage for name in names.get(id(one), ())})
         for index, one in enumerate(found):
-            if shared := sorted(one & {name for other in found[index + 1 :] for name in other}):
+            weights = pipe.get_stage_module(index).named_parameters()
+            # Of a weight that several stages use, torch's tracer gives each a copy, which nobody would keep the same.
+            copies = {name.removeprefix(_IN_TRACED) for name, weight in weights if id(weight) not in names}
+            if shared := sorted(copies | one & {name for other in found[index + 1 :] for name in other}):
                 reason = f"stages of the pipeline share {', '.join(shared)}. Cut so that one stage has all uses of them"
                 raise SeveralProcessesError(reason=reason)
             if not any(name in one and weight.requires_grad for name, weight in model.named_parameters()):
@@ -110,12 +120,12 @@ class Stages:
         """Run forward and backward, which add to the `grad` of this stage's weights; gives loss and outputs."""
         given = self._given(inputs)
         self._check(inputs)
-        schedule = self._schedule(given, compiles, trains=True)
+        run = self._run(given, compiles, trains=True)
         losses: list[Tensor] = []
         last = self._stage == self._count - 1
         kept: dict[str, Any] = {"target": inputs[-1], "losses": losses} if last else {}
         with torch.enable_grad():
-            found = schedule.step(*(given if self._stage == 0 else ()), **kept)
+            found = run.step(given, **kept)
         results = None
         if last:
             loss = torch.stack([one.detach() for one in losses]).mean()
@@ -126,8 +136,7 @@ class Stages:
     def evaluate(self, inputs: Sequence[Tensor], compiles: _Compile, *, predicts: bool = False) -> list[Tensor]:
         """Run the forward; gives the outputs, and where it `predicts` without the loss of a loss_fn."""
         given = tuple(inputs) if predicts else self._given(inputs)
-        schedule = self._schedule(given, compiles, trains=False)
-        found = schedule.step(*(given if self._stage == 0 else ()))
+        found = self._run(given, compiles, trains=False).step(given)
         results = None
         if self._stage == self._count - 1:
             loss = None if predicts else self._traced.loss(found, inputs[-1])
@@ -151,17 +160,22 @@ class Stages:
         assert told[0] is not None
         return [one.to(self._device) for one in told[0]]
 
-    def _schedule(self, given: tuple[Tensor, ...], compiles: _Compile, *, trains: bool) -> Any:
+    def _run(self, given: tuple[Tensor, ...], compiles: _Compile, *, trains: bool) -> _StageRun:
         key = (trains, *_sizes(given))
-        if key not in self._schedules:
-            stage = self._pipe(given).build_stage(self._stage, self._device, self.group)
-            stage.submod.forward = compiles(stage.submod.forward)  # torch's stage reads the module's graph, too
+        if key not in self._runs:
+            pipe = self._pipe(given)
+            stage = pipe.build_stage(self._stage, self._device, self.group)
+            reads = _reads_of(pipe)[self._stage]
+            own, run = None, compiles(stage.submod.forward)
+            if self._stage:
+                own = run = _OwnInputs(run, reads, self._micro_batches)
+                expect_only_what_stages_send(stage)
+            stage.submod.forward = run  # torch's stage reads the module's graph, too
             # 1F1B has no fewer micro-batches than stages.
             kind: Any = Schedule1F1B if trains and self._micro_batches >= self._count else ScheduleGPipe
-            self._schedules[key] = kind(
-                stage, n_microbatches=self._micro_batches, loss_fn=self._traced.loss if trains else None
-            )
-        return self._schedules[key]
+            loss_fn = self._traced.loss if trains else None
+            self._runs[key] = _StageRun(kind(stage, n_microbatches=self._micro_batches, loss_fn=loss_fn), reads, own)
+        return self._runs[key]
 
     def _check(self, inputs: Sequence[Tensor]) -> None:
         parts = self._micro_batches
@@ -178,7 +192,7 @@ class Stages:
         parts = self._micro_batches
         self._check(given)
         micro = tuple(one[: one.shape[0] // parts] for one in given)
-        spec = None if self._cuts is None else {f"combined.model.{name}": SplitPoint.BEGINNING for name in self._cuts}
+        spec = None if self._cuts is None else {f"{_IN_TRACED}{name}": SplitPoint.BEGINNING for name in self._cuts}
         self._cuts = None  # the marks stay in the modules
         try:
             pipe = pipeline(self._traced, micro, split_spec=spec)
@@ -194,21 +208,83 @@ class Stages:
                 "for: each module that pipeline_cut_info_string names has to run exactly once, after another one"
             )
             raise SeveralProcessesError(reason=reason)
-        _check_inputs_of(pipe)
+        _refuse_several_readers(pipe)
         self._pipes[key] = pipe
         return pipe
 
 
-def _check_inputs_of(pipe: Any) -> None:
-    """Raise SeveralProcessesError for inputs that torch's stages do not hand on: only the first one is given any."""
+def _reads_of(pipe: Any) -> list[list[int | None]]:
+    """Of each stage, its arguments: the number of the model's input, or None where another stage sends it."""
+    nodes = list(pipe.split_gm.graph.nodes)
+    numbers = {node: number for number, node in enumerate(one for one in nodes if one.op == "placeholder")}
+    return [[numbers.get(argument) for argument in node.args] for node in nodes if node.op == "call_module"]
+
+
+def _refuse_several_readers(pipe: Any) -> None:
+    """Raise SeveralProcessesError for a value of one stage that several read: torch sums no gradients of it."""
     stages = [node for node in pipe.split_gm.graph.nodes if node.op == "call_module"]
-    inputs = [node for node in pipe.split_gm.graph.nodes if node.op == "placeholder"]
-    if odd := [node.name for node in inputs if set(node.users) != {stages[0]}]:
-        reason = (
-            f"the first stage of the pipeline, and no other, has to use each of the model's inputs; {', '.join(odd)} "
-            "is not so. Cut elsewhere, or compute in the first stage what later ones need of it"
-        )
-        raise SeveralProcessesError(reason=reason)
+    for index, stage in enumerate(stages):
+        (made,) = pipe.get_stage_module(index).graph.find_nodes(op="output")[0].args
+        taken = [node for node in stage.users if node.target is operator.getitem]
+        for node in taken or [stage]:
+            value = made[node.args[1]] if taken else made
+            readers = [user for user in node.users if user in stages]
+            if len(readers) > 1 and value.meta["val"].is_floating_point():
+                reason = (
+                    f"several stages of the pipeline read what stage {index} computes, {node.name}. Cut elsewhere, or "
+                    "compute it in each of these stages; inputs of the model each stage may read"
+                )
+                raise SeveralProcessesError(reason=reason)
+
+
+class _OwnInputs:
+    """Calls a stage after the first with what it is sent and, of the model's inputs that it reads, a micro-batch.
+
+    Schedules run a stage's micro-batches in order.
+
+    Args:
+        run: the stage.
+        reads: its arguments, as `_reads_of` gives them.
+        parts: how many micro-batches there are.
+    """
+
+    def __init__(self, run: Callable[..., Any], reads: Sequence[int | None], parts: int) -> None:
+        self._stage = run
+        self._reads = reads
+        self._parts = parts
+        self._left: Iterator[tuple[Tensor, ...]] = iter(())
+
+    def begin(self, given: Sequence[Tensor]) -> None:
+        """Take the inputs of a step."""
+        own = [given[number].chunk(self._parts) for number in self._reads if number is not None]
+        self._left = iter([tuple(one[part] for one in own) for part in range(self._parts)])
+
+    def __call__(self, *sent: Tensor) -> Any:
+        """Run the next micro-batch."""
+        from_stages, own = iter(sent), iter(next(self._left))
+        return self._stage(*(next(from_stages if number is None else own) for number in self._reads))
+
+
+@dataclass(frozen=True)
+class _StageRun:
+    """A stage's schedule.
+
+    Attributes:
+        schedule: torch's.
+        reads: the stage's arguments, as `_reads_of` gives them.
+        own: gives a later stage the model's inputs; None of the first, whose inputs torch gives.
+    """
+
+    schedule: Any
+    reads: Sequence[int | None]
+    own: _OwnInputs | None
+
+    def step(self, given: Sequence[Tensor], **kept: Any) -> Any:
+        """Run all micro-batches."""
+        if self.own is not None:
+            self.own.begin(given)
+            return self.schedule.step(**kept)
+        return self.schedule.step(*(given[number] for number in self.reads if number is not None), **kept)
 
 
 def _sizes(given: Sequence[Tensor]) -> tuple[Any, ...]:

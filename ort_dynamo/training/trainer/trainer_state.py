@@ -60,7 +60,7 @@ def trainer_state(
             "world_rank": distributed.world_rank,
             "world_size": distributed.world_size,
             "optimizer_name": config.name,
-            "data_parallel_size": distributed.data_parallel_size // stages,
+            "data_parallel_size": distributed.data_parallel_size,
             "horizontal_parallel_size": distributed.horizontal_parallel_size,
             **({"pipeline_parallel_size": stages} if stages > 1 else {}),
         },

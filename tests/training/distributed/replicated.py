@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +61,21 @@ def share(data: list[tuple[Tensor, Tensor]], rank: int, world: int) -> list[tupl
 
 
 def make(
-    rank: int, world: int, config: Any, levels: dict[str, Any], model: type[nn.Module] = Mlp, seed: int | None = None
+    rank: int,
+    world: int,
+    config: Any,
+    levels: dict[str, Any],
+    model: type[nn.Module] = Mlp,
+    seed: int | None = None,
+    desc: dict[str, Any] = DESC,
 ) -> ORTTrainer:
     """A trainer whose weights before the first step are each rank's own."""
     torch.manual_seed(rank + 1 if seed is None else seed)
     own = {"world_size": world, "world_rank": rank, "local_rank": rank, **levels.get("distributed", {})}
-    return ORTTrainer(model(), DESC, config, classify, make_options(**{**levels, "distributed": own}))
+    return ORTTrainer(model(), desc, config, classify, make_options(**{**levels, "distributed": own}))
 
 
-def train(trainer: ORTTrainer, data: list[tuple[Tensor, Tensor]]) -> list[float]:
+def train(trainer: ORTTrainer, data: Sequence[tuple[Tensor, ...]]) -> list[float]:
     return [float(trainer.train_step(*batch)[0]) for batch in data]
 
 
@@ -145,14 +152,20 @@ def adasum(rank: int, world: int) -> dict[str, Any]:
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-CONFIGS = {"adam": optim.AdamConfig(lr=0.01), "lamb": optim.LambConfig(lr=0.02), "sgd": optim.SGDConfig(lr=0.1)}
+SAVED: dict[str, tuple[type[nn.Module], Any]] = {
+    "adam": (Mlp, optim.AdamConfig(lr=0.01)),
+    "lamb": (Mlp, optim.LambConfig(lr=0.02)),
+    "sgd": (Mlp, optim.SGDConfig(lr=0.1)),
+    "normed": (Normed, optim.AdamConfig(lr=0.01)),
+}
+_ZERO = {"distributed": {"deepspeed_zero_optimization": {"stage": 1}}}
 
 
 def save(rank: int, world: int, folder: Path) -> dict[str, list[float]]:
     """Train ten steps with ZeRO, save, and go on for ten."""
     found = {}
-    for name, config in CONFIGS.items():
-        trainer = make(rank, world, config, {"distributed": {"deepspeed_zero_optimization": {"stage": 1}}}, Normed)
+    for name, (model, config) in SAVED.items():
+        trainer = make(rank, world, config, _ZERO, model)
         data = share(joined(), rank, world)
         train(trainer, data[:10])
         trainer.save_checkpoint(folder / f"{name}-{rank}", {"epoch": 3})
@@ -168,12 +181,12 @@ def _after_all(world: int) -> range:
     return range(world)
 
 
-def resume(rank: int, world: int, folder: Path, ranks: int) -> dict[str, list[float]]:
-    """Load what `ranks` ranks saved, and go on for ten steps."""
+def resume(rank: int, world: int, folder: Path, saved: int) -> dict[str, list[float]]:
+    """Load what `saved` ranks saved, and go on for ten steps."""
     found = {}
-    for name, config in CONFIGS.items():
-        trainer = make(rank, world, config, {"distributed": {"deepspeed_zero_optimization": {"stage": 1}}}, Normed)
-        assert trainer.load_checkpoint(*(folder / f"{name}-{one}" for one in range(ranks))) == {"epoch": 3}
+    for name, (model, config) in SAVED.items():
+        trainer = make(rank, world, config, _ZERO, model)
+        assert trainer.load_checkpoint(*(folder / f"{name}-{one}" for one in range(saved))) == {"epoch": 3}
         found[name] = train(trainer, share(joined(), rank, world)[10:])
     return found
 

@@ -9,9 +9,10 @@ import numpy as np
 import pipelines
 import pytest
 from pipelines import CASES
+from ranks import Ranks
 from replicated import joined, make, train
+from small_graphs import perceptron
 from small_trainers import DESC, Mlp, make_options, make_trainer
-from trainer_ranks import run_ranks
 
 from ort_dynamo import ORTTrainer, optim
 from ort_dynamo.errors import ProcessGroupError, SeveralProcessesError
@@ -20,8 +21,8 @@ CLOSE: dict[str, float] = {"rtol": 3e-5, "atol": 3e-6}
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_stages_train_as_one_process_does(tmp_path: Path, world: int) -> None:
-    found = run_ranks(tmp_path / "ranks", world, pipelines.cases, tmp_path, timeout=220)
+def test_stages_train_as_one_process_does(ranks: Ranks, tmp_path: Path, world: int) -> None:
+    found = ranks.run(pipelines.cases, world, tmp_path, timeout=220)
     for name, (config, levels) in CASES.items():
         trainer = make(0, 1, config, levels)
         data = joined(10)
@@ -40,13 +41,24 @@ def test_stages_train_as_one_process_does(tmp_path: Path, world: int) -> None:
         np.testing.assert_allclose(train(loaded, data[6:]), expected[6:], err_msg=name, **CLOSE)
 
 
-def test_models_of_other_forms_are_an_error(tmp_path: Path) -> None:
-    found = run_ranks(tmp_path, 2, pipelines.others)
+def test_later_stages_read_inputs_of_the_model(ranks: Ranks) -> None:
+    expected = pipelines.masked(0, 1)
+    for rank in ranks.run(pipelines.masked, 3, timeout=150):
+        np.testing.assert_allclose(rank["losses"], expected["losses"], **CLOSE)
+        for one, other in zip(rank["eval"], expected["eval"], strict=True):
+            np.testing.assert_allclose(one, other, **CLOSE)
+        np.testing.assert_allclose(rank["predicted"], expected["predicted"], **CLOSE)
+        assert "several stages of the pipeline read what stage 0 computes" in rank["skipping"]
+
+
+def test_models_of_other_forms_are_an_error(ranks: Ranks) -> None:
+    found = ranks.run(pipelines.others, 2, timeout=150)
     for rank in found:
         assert "keeps no running statistics, and norm have them" in rank["normed"]
-        assert "has to use each of the model's inputs; " in rank["late"]
         assert "tracer cannot split this model" in rank["branching"]
         assert "num_pipeline_micro_batches, 3, does not divide" in rank["odd"]
+        assert "stages of the pipeline share fc1.weight. Cut so" in rank["tied"]
+        assert "stage 1 of the pipeline has no weights to train" in rank["frozen"]
 
 
 def _asked(cuts: str = "fc2", world: int = 2, size: int = 2, **other: Any) -> dict[str, Any]:
@@ -71,13 +83,27 @@ def test_cuts_that_do_not_fit_are_an_error(cuts: str, size: int, message: str) -
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"enable_adasum": True}, {"deepspeed_zero_optimization": {"stage": 1}}, {"horizontal_parallel_size": 2}],
+    ("asked", "levels"),
+    [
+        ({"enable_adasum": True}, {}),
+        ({"deepspeed_zero_optimization": {"stage": 1}}, {}),
+        ({"horizontal_parallel_size": 2}, {}),
+        ({}, {"mixed_precision": {"enabled": True}}),
+        ({}, {"debug": {"check_model_export": True}}),
+        ({}, {"debug": {"graph_save_paths": {"model_with_training_graph_path": "step.onnx"}}}),
+    ],
 )
-def test_what_does_not_go_with_a_pipeline_is_an_error(other: dict[str, object]) -> None:
-    trainer = make_trainer(distributed=_asked(**other))
-    with pytest.raises(SeveralProcessesError, match="do not go together"):
+def test_what_does_not_go_with_a_pipeline_is_an_error(asked: dict[str, Any], levels: dict[str, Any]) -> None:
+    trainer = make_trainer(distributed=_asked(world=4, **asked), **levels)
+    with pytest.raises(SeveralProcessesError, match=r"pipeline_parallel_size 2 and .* do not go together"):
         trainer.train_step(*joined(1)[0])
+
+
+def test_a_pipeline_of_an_onnx_model_is_an_error() -> None:
+    described = {"inputs": [("x", ["n", 4])], "outputs": [("y", ["n", 3], True)]}
+    trainer = ORTTrainer(perceptron(), described, optim.SGDConfig(), None, make_options(distributed=_asked()))
+    with pytest.raises(SeveralProcessesError, match="needs a torch model, no ONNX model"):
+        trainer.train_step(joined(1)[0][0])
 
 
 def test_a_model_with_a_loss_of_its_own_is_an_error() -> None:

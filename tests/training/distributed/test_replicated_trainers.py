@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import replicated
 import torch
-from replicated import CASES, CONFIGS, Normed, joined, make, share, train, weights_of
+from ranks import Ranks
+from replicated import CASES, SAVED, Normed, joined, make, share, train, weights_of
 from small_trainers import DESC, Mlp, classify, make_options, make_trainer
 from torch import Tensor
-from trainer_ranks import run_ranks, start_ranks
 
 from ort_dynamo import ORTTrainer, optim
 from ort_dynamo.errors import CheckpointFileError, ProcessGroupError, SeveralProcessesError
@@ -60,13 +60,13 @@ def assert_cases(found: list[Any]) -> None:
             assert "running" in name or np.array_equal(rank["buffers"][name], value), name
 
 
-def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
-    assert_cases(run_ranks(tmp_path, 2, replicated.cases))
+def test_two_processes_train_as_one_does(ranks: Ranks) -> None:
+    assert_cases(ranks.run(replicated.cases, 2, timeout=150))
 
 
 @pytest.mark.slow
-def test_four_processes_train_as_one_does(tmp_path: Path) -> None:
-    assert_cases(run_ranks(tmp_path, 4, replicated.cases, timeout=220))
+def test_four_processes_train_as_one_does(ranks: Ranks) -> None:
+    assert_cases(ranks.run(replicated.cases, 4, timeout=220))
 
 
 # -- Adasum --------------------------------------------------------------------------------------------------------
@@ -91,8 +91,8 @@ def gradient_of(batch: tuple[Tensor, Tensor]) -> dict[str, np.ndarray[Any, Any]]
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_adasum_reduces_by_its_formula(tmp_path: Path, world: int) -> None:
-    found = run_ranks(tmp_path, world, replicated.adasum)
+def test_adasum_reduces_by_its_formula(ranks: Ranks, world: int) -> None:
+    found = ranks.run(replicated.adasum, world)
     gradients = [gradient_of(share(joined(1), rank, world)[0]) for rank in range(world)]
     torch.manual_seed(1)
     for name, one in Mlp().named_parameters():
@@ -107,51 +107,50 @@ def test_adasum_reduces_by_its_formula(tmp_path: Path, world: int) -> None:
 # -- checkpoints ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ranks", "then"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
-def test_what_ranks_saved_goes_on_on_fewer(tmp_path: Path, ranks: int, then: int) -> None:
-    files = tmp_path / "files"
-    files.mkdir()
-    went_on = run_ranks(tmp_path / "saving", ranks, replicated.save, files)
-    if then > 1:
-        resumed = run_ranks(tmp_path / "resuming", then, replicated.resume, files, ranks)
-        for name in CONFIGS:
-            # A batch's statistics are of a share, and shares are larger now: the first loss alone is the same run's.
-            assert np.isfinite([one[name] for one in resumed]).all()
-    for name, config in CONFIGS.items():
-        paths = [files / f"{name}-{rank}" for rank in range(ranks)]
+@pytest.mark.parametrize(("world", "then"), [(2, 1), (4, 2)])
+def test_what_ranks_saved_goes_on_on_fewer(ranks: Ranks, tmp_path: Path, world: int, then: int) -> None:
+    went_on = ranks.run(replicated.save, world, tmp_path, timeout=150)
+    resumed = (
+        [replicated.resume(0, 1, tmp_path, world)]
+        if then == 1
+        else ranks.run(replicated.resume, then, tmp_path, world, timeout=150)
+    )
+    for name, (model, config) in SAVED.items():
+        losses = [np.mean([rank[name] for rank in found], 0) for found in (resumed, went_on)]
+        if model is not Normed:
+            np.testing.assert_allclose(*losses, err_msg=name, **CLOSE)
+        paths = [tmp_path / f"{name}-{rank}" for rank in range(world)]
         state = aggregate_checkpoints(paths, pytorch_format=False)
         assert state["trainer_options"]["world_size"] == 1
-        assert set(state["model"]["full_precision"]) == set(Normed().state_dict())
-        trainer = make(0, 1, config, {}, Normed)
-        trainer.load_checkpoint(*paths)
-        assert trainer._waiting is not None
-        first = joined()[10]
-        for rank in range(ranks):
-            again = make(0, 1, config, {}, Normed)
-            again.load_checkpoint(*paths)
-            own = share([first], rank, ranks)[0]
-            np.testing.assert_allclose(train(again, [own])[0], went_on[rank][name][0], **CLOSE)
+        assert set(state["model"]["full_precision"]) == set(model().state_dict())
+        trainer = make(0, 1, config, {}, model)
         with pytest.raises(AssertionError, match="Expected number of files to load"):
             trainer.load_checkpoint(paths[0])
         cut = tmp_path / f"{name}-cut"
         cut.write_bytes(paths[-1].read_bytes()[:-100])
         with pytest.raises(CheckpointFileError):
             trainer.load_checkpoint(*paths[:-1], cut)
+    # A batch's statistics are of a rank's share: where shares are larger than they were, the losses are others.
+    for rank in range(world):
+        trainer = make(0, 1, SAVED["normed"][1], {}, Normed)
+        trainer.load_checkpoint(*(tmp_path / f"normed-{one}" for one in range(world)))
+        own = share([joined()[10]], rank, world)[0]
+        np.testing.assert_allclose(train(trainer, [own])[0], went_on[rank]["normed"][0], **CLOSE)
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
-def test_the_others_get_an_error_where_a_rank_fails(tmp_path: Path) -> None:
-    first, last = start_ranks(tmp_path, 2, replicated.fails, timeout=90)
+def test_the_others_get_an_error_where_a_rank_fails(ranks: Ranks) -> None:
+    first, last = ranks.outcomes(replicated.fails, 2, timeout=90)
     assert "ValueError: this rank fails" in last.error
     assert "train_step" in first.error
     assert "RuntimeError" in first.error or "DistBackendError" in first.error
-    assert "Timeout (" not in first.error  # it did not wait until it was stopped
+    assert first.exitcode == 1  # it did not wait until it was stopped
 
 
-def test_options_that_say_something_else_than_the_group_are_errors(tmp_path: Path) -> None:
-    told = run_ranks(tmp_path, 2, replicated.disagrees)
+def test_options_that_say_something_else_than_the_group_are_errors(ranks: Ranks) -> None:
+    told = ranks.run(replicated.disagrees, 2)
     for rank, text in enumerate(told):
         assert "distributed.world_size is 3, and the process group's size is 2" in text
         assert f"distributed.world_rank is {1 - rank}, and this process's rank is {rank}" in text

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import shared_layers
+from ranks import Ranks
 from replicated import joined, make, train
 from shared_layers import CASES, MODELS, Attention, model_steps
 from small_trainers import make_trainer
 from torch import nn
-from trainer_ranks import run_ranks
 
 from ort_dynamo.errors import ProcessGroupError, SeveralProcessesError
 from ort_dynamo.training.trainer.horizontal import plan_of
@@ -20,8 +20,8 @@ CLOSE: dict[str, float] = {"rtol": 3e-5, "atol": 3e-6}
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_processes_that_share_layers_train_as_one_does(tmp_path: Path, world: int) -> None:
-    found = run_ranks(tmp_path / "ranks", world, shared_layers.cases, tmp_path, timeout=220)
+def test_processes_that_share_layers_train_as_one_does(ranks: Ranks, tmp_path: Path, world: int) -> None:
+    found = ranks.run(shared_layers.cases, world, tmp_path, timeout=220)
     whole = sum(one.numel() for one in Attention().parameters())
     for name, (config, levels) in CASES.items():
         levels = {key: value for key, value in levels.items() if key != "distributed"}
@@ -39,8 +39,8 @@ def test_processes_that_share_layers_train_as_one_does(tmp_path: Path, world: in
 
 
 @pytest.mark.slow
-def test_models_as_they_are_share_layers(tmp_path: Path) -> None:
-    found = run_ranks(tmp_path, 2, shared_layers.models)
+def test_models_as_they_are_share_layers(ranks: Ranks) -> None:
+    found = ranks.run(shared_layers.models, 2, timeout=150)
     for name in MODELS:
         losses, elements = model_steps(name, 0, 1)
         for rank in found:

@@ -62,7 +62,7 @@ OPTIONS: dict[str, tuple[Any, list[Any], list[tuple[Any, Any]]]] = {
     "distributed.world_size": integer(1, 1),
     "distributed.local_rank": integer(0, 0),
     "distributed.horizontal_parallel_size": (1, [1], integer(1, 1)[2]),
-    f"{PIPELINE}.pipeline_parallel_size": integer(1, 1),
+    f"{PIPELINE}.pipeline_parallel_size": (1, [1], integer(1, 1)[2]),
     f"{PIPELINE}.num_pipeline_micro_batches": integer(1, 1),
     f"{PIPELINE}.pipeline_cut_info_string": text(""),
     f"{PIPELINE}.sliced_schema": (
@@ -269,6 +269,19 @@ def test_the_size_of_data_parallelism_is_computed() -> None:
     assert options.distributed.data_parallel_size == 1
     assert refused({"distributed": {"horizontal_parallel_size": 2}}) == {
         "distributed": [{"horizontal_parallel_size": ["must not exceed world_size"]}]
+    }
+    stages = {"pipeline_parallel_size": 2}
+    of_stages = ORTTrainerOptions({"distributed": {"world_size": 8, "pipeline_parallel": stages}})
+    assert of_stages.distributed.data_parallel_size == 4
+    sizes = {"world_size": 2, "horizontal_parallel_size": 2, "pipeline_parallel": stages}
+    assert refused({"distributed": sizes}) == {
+        "distributed": [
+            {
+                "pipeline_parallel": [
+                    {"pipeline_parallel_size": ["must not exceed world_size // horizontal_parallel_size"]}
+                ]
+            }
+        ]
     }
     assert refused({"distributed": {"data_parallel_size": 0}}) == {
         "distributed": [{"data_parallel_size": ["min value is 1"]}]

@@ -1,0 +1,19 @@
+"""What the tests of trainers in several processes share: ranks, which make the group themselves, as trainers do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ranks import Ranks, compiled_in
+
+
+@pytest.fixture(scope="session")
+def compiled_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of compiled graphs: what one rank or test has built the others read."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, compiled_graphs: Path) -> Ranks:
+    return Ranks(tmp_path, compiled_in(compiled_graphs), makes_group=False)

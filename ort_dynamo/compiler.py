@@ -117,7 +117,7 @@ def build_spec(options: Options, target: Target, device: torch.device, role: str
     """What the islands of one graph are built by; torch's present settings fill in what the options leave open."""
     return BuildSpec(
         passes=onnx_passes(options.passes, target),
-        session=options.session.resolved(),
+        session=options.session.resolved(on_cuda=target.computes_on_streams),
         dump=options.dump,
         target=target,
         device=device,

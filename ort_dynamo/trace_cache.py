@@ -45,7 +45,8 @@ def kept_key(gm: GraphModule, options: Options) -> str | None:
         return None
     passes = [*outside_onnx_passes(first=True), *outside_onnx_passes(extra, first=False)]
     decided = dataclasses.replace(options, cache=CacheOptions())
-    context = (decided, options.session.resolved(), torch.get_default_dtype(), *map(spell_pass, passes), *spelled)
+    settings = options.session.resolved(on_cuda=True)  # wherever the graph is going to run
+    context = (decided, settings, torch.get_default_dtype(), *map(spell_pass, passes), *spelled)
     return context_key(map(str, context), runtime_facts())
 
 

@@ -86,7 +86,7 @@ def _open(
         stream = stream or SessionStream(device, dict(options.provider_options))
     given = provider_options(device, options, stream.address if stream else "")
     providers: list[Any] = [(target.provider, given)]
-    if device.type != "cpu":
+    if device.type != "cpu" and not options.cuda_graphs:
         providers.append("CPUExecutionProvider")  # shape arithmetic runs there
     try:
         with contextlib.nullcontext() if stream is None else stream.opening():
@@ -147,6 +147,7 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
         for name, value in waiting_threads().items():
             settings.add_session_config_entry(f"session.{name}", value)
     if options.cuda_graphs:
+        # A graph replays what is launched on the device. The CPU's part would run once.
         settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     settings.use_deterministic_compute = options.deterministic
     for attribute, given in options.session_options:

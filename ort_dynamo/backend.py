@@ -46,7 +46,7 @@ def ort_train(
     Args:
         gm: Dynamo's graph.
         example_inputs: its inputs, real or fake.
-        mode: "default" or "debug" (ort_dynamo.options.groups.MODES).
+        mode: one of ort_dynamo.options.groups.MODES, such as "debug".
         options: option name -> value (docs/options.md).
 
     Returns:
@@ -167,7 +167,8 @@ def _compile(
     partitions: Sequence[PartitionRecord] = (),
 ) -> Callable[[list[Any]], Any]:
     cut = partitions[-1] if partitions else None
-    return compile_graph(gm, role, options, seen, graphs.append, keeps=keeps, partition=cut)
+    recorded = not any(graph.not_recorded for graph in graphs)
+    return compile_graph(gm, role, options, seen, graphs.append, keeps=keeps, partition=cut, forward_recorded=recorded)
 
 
 def _compile_inference(

@@ -139,6 +139,11 @@ class Target:
         """Whether all sessions of the process take their memory from one arena: on the CPU."""
         return self.device_type == "cpu"
 
+    @property
+    def computes_on_streams(self) -> bool:
+        """Whether its kernels run on a stream of torch's, in memory of torch's allocator, after the call: on CUDA."""
+        return self.device_type == "cuda"
+
     # -- what torch's kernels do on the same device --------------------------------------------------------------------
 
     @property

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 
 from ort_dynamo import backend, compiler
 from ort_dynamo.build import BuiltGraph
+from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.partition import cut
 from ort_dynamo.report.record import CompileRecord
@@ -69,6 +70,7 @@ def compiled_for(target: Target, **given: Any) -> Iterator[tuple[Callable[..., A
         found.records.append(backend.compile_recorded(gm, inputs, options)[1])
         return gm.forward
 
+    CACHE.clear()  # what is in it would not be opened
     options, mark = parse_options(None, given), cut.mark
     with pytest.MonkeyPatch.context() as patch:
         for module in (compiler, cut):

@@ -23,6 +23,7 @@ from ort_dynamo.passes.fx.merge_statistics import MergeStatistics
 from ort_dynamo.passes.fx.own_results import OwnResults
 from ort_dynamo.passes.fx.place_in_torch import PlaceInTorch
 from ort_dynamo.passes.fx.place_slower_operators import PlaceSlowerOperators
+from ort_dynamo.passes.fx.place_whole_kernels import PlaceWholeKernels
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
 from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs, RecomputeScaled
@@ -87,7 +88,12 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
     if options.placement == "onnxruntime":
         return ()
     # What torch runs whole is known after the first, so that there the second finds no boundary to pay for.
-    return (PlaceInTorch(target, threads), PlaceSlowerOperators(target, threads), LayOutChannelsLast())
+    return (
+        PlaceInTorch(target, threads),
+        PlaceWholeKernels(target),
+        PlaceSlowerOperators(target, threads),
+        *([LayOutChannelsLast()] if target.lays_out_channels_last else []),
+    )
 
 
 def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) -> tuple[PassBase, ...]:

@@ -13,6 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.options.groups import PassOptions, RecomputeOptions
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
+from ort_dynamo.passes.fx.fold_batch_norm import FoldBatchNorm
 from ort_dynamo.passes.fx.hide_seedless import HideSeedless
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
 from ort_dynamo.passes.fx.keep_nothing import KeepNothing
@@ -87,11 +88,13 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
     """
     if options.placement == "onnxruntime":
         return ()
-    # What torch runs whole is known after the first, so that there the second finds no boundary to pay for.
+    # What torch runs whole is known after the first two, so that the third finds no boundary there to pay for.
+    # What has become of a normalization has its layout decided with the convolution.
     return (
         PlaceInTorch(target, threads),
         PlaceWholeKernels(target),
         PlaceSlowerOperators(target, threads),
+        FoldBatchNorm(),
         *([LayOutChannelsLast()] if target.lays_out_channels_last else []),
     )
 

@@ -33,7 +33,7 @@ class FoldBatchNorm(PassBase):
     So it is done where the weight has no more elements than the images that it makes, in float32, and where nothing
     else, such as a gradient, reads what is between the two. Results differ by rounding.
 
-    Scales of all of them are computed together: for the smallest images, the calls would be most of what it takes.
+    Scales of all of them are computed together, in few calls.
     """
 
     name: str = "fold_batch_norm"

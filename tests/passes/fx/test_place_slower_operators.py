@@ -85,6 +85,21 @@ def test_where_torch_can_run_all_there_is_no_cost(threads: int) -> None:
     }
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_graph_is_cut_for_an_operator_that_gains_less_than_a_boundary_costs(threads: int) -> None:
+    assert set(chosen(torch.sign, FEW, threads=threads)) == {"aten.sign.default"}
+    assert not chosen(between(torch.sign), VERY_MANY, threads=threads)
+    assert not chosen(lambda x: x.exp().sign(), VERY_MANY, threads=threads)
+
+
+def test_what_only_fills_is_torchs_where_torch_can_run_all_else() -> None:
+    assert chosen(lambda x: (x.sign(), torch.zeros_like(x)), FEW) == {
+        "aten.sign.default": "ONNX Runtime takes 7.2 times as long",
+        "aten.zeros_like.default": FILLS,
+    }
+    assert not chosen(lambda x: (x.exp().sign(), torch.zeros_like(x)), FEW)
+
+
 def test_symbolic_sizes_are_those_of_the_example() -> None:
     assert chosen(between(torch.lgamma), MANY, mode="symbolic")
     assert not chosen(between(torch.lgamma), FEW, mode="symbolic")
@@ -145,6 +160,24 @@ def test_only_forms_that_were_measured_are_chosen(
 ) -> None:
     assert chosen(between(function), MANY, *others)
     assert not chosen(between(nearest_other), MANY, *others)
+
+
+@pytest.mark.parametrize(
+    ("function", "nearest_other"),
+    [
+        (lambda x: torch.linalg.vector_norm(x, dim=-1), lambda x: torch.linalg.vector_norm(x, dim=0)),
+        (lambda x: torch.linalg.vector_norm(x, dim=-1), lambda x: torch.linalg.vector_norm(x, 1, dim=-1)),
+        (lambda x: torch.linalg.vector_norm(x, dim=-1), lambda x: torch.linalg.vector_norm(x)),
+        (lambda x: x.prod(), lambda x: x.double().prod()),
+        (lambda x: torch.sign(x), lambda x: x.bfloat16().sign()),
+        (lambda x: x[:, None].expand(-1, 2, -1).clone(), lambda x: x.t().clone()),
+    ],
+)
+def test_alone_only_forms_that_were_measured_are_chosen(
+    function: Callable[..., Tensor], nearest_other: Callable[..., Tensor]
+) -> None:
+    assert chosen(function, MANY)
+    assert not chosen(nearest_other, MANY)
 
 
 def test_bags_are_counted_by_what_they_read() -> None:

@@ -40,6 +40,7 @@ from ort_dynamo.passes.fx.write_in_place import WriteInPlace
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
+from ort_dynamo.passes.onnx.keep_half import KeepHalf
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
@@ -166,6 +167,8 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
     fusions = (FuseRowSum(), TransposeOnce()) if options.fuse and target.prefers_dense_products else ()
     return (
         *outside_onnx_passes(first=True),
+        # While each operator has casts of its own, and before those between two operators go.
+        *([KeepHalf(target)] if target.computes_in_half else []),
         IdentityEliminationPass(),
         SeparateOutputs(),  # the next pass gives two outputs that are one value the same name when it merges it
         CommonSubexpressionEliminationPass(),

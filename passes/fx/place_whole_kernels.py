@@ -34,8 +34,9 @@ class PlaceWholeKernels(PassBase):
     """Marks the nodes that are one kernel of torch's and many of a session's, each with the reason.
 
     The gradients of a convolution always: cuDNN computes them, and ONNX Runtime has no operator for it. A forward
-    convolution stays in the session, whose kernel is cuDNN's as well, if it takes the dtype. Normalizations and
-    attention go where what they save, in launches and in passes over memory, exceeds what the cut costs.
+    convolution stays in the session, whose kernel is cuDNN's as well, if it takes the dtype. Attention that torch's
+    dispatcher has given to a fused kernel stays with it. Normalizations go where what they save, in launches and in
+    passes over memory, exceeds what the cut costs.
 
     Where convolutions multiply more than products of matrices do, all of the graph is torch's: what is left between is
     elementwise, and takes a session as many kernels as torch.
@@ -69,7 +70,7 @@ class PlaceWholeKernels(PassBase):
         if target.leaves_normalizations and node.target in NORMALIZATIONS:
             return NORMALIZES if saved(node, NORMALIZATIONS[node.target]) > _CUT else None
         if target.leaves_attention and node.target in ATTENTION:
-            return ATTENDS if saved(node, ATTENTION[node.target]) > _CUT else None
+            return ATTENDS
         return None
 
     def _convolves_wider(self, node: Node) -> bool:

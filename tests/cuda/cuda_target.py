@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from attention_on_cuda import attend_as_on_cuda
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_map
 
@@ -63,6 +64,7 @@ def compiled_for(target: Target, **given: Any) -> Iterator[tuple[Callable[..., A
         return SimpleNamespace(built=built, run=None)
 
     def marked(gm: GraphModule, options: Any) -> Any:
+        attend_as_on_cuda(gm)
         move(gm)
         return mark(gm, options)
 

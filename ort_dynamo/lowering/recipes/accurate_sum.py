@@ -173,7 +173,7 @@ def _stages(shape: Sequence[Size], summed: Sequence[int]) -> list[list[int]]:
 
 def sums_integers_exactly(ctx: LoweringContext) -> bool:
     """Whether ReduceSum and ReduceProd compute integers as integers."""
-    return not ctx.target.has_defect("integer_sums_in_float64")
+    return not any(map(ctx.target.has_defect, ("integer_sums_in_float64", "integers_reduced_in_float32")))
 
 
 def integer_total(
@@ -188,10 +188,13 @@ def integer_total(
     carried = not is_unbacked(*sizes)  # sizes made from data may be no input's
     if ctx.target.prefers_dense_products and carried and not sums_integers_exactly(ctx):
         return _times_ones(ctx, value, sizes, axes, keepdim)
-    if sums_integers_exactly(ctx) or _was_narrow(value):
-        return op.ReduceSum(value, ctx.ints(axes), keepdims=int(keepdim))
     dtype = value.dtype
     assert dtype is not None
+    if _was_narrow(value) and ctx.target.has_defect("integers_reduced_in_float32"):
+        wide = op.Cast(value, to=ir.DataType.DOUBLE)
+        return op.Cast(op.ReduceSum(wide, ctx.ints(axes), keepdims=int(keepdim)), to=dtype)
+    if sums_integers_exactly(ctx) or _was_narrow(value):
+        return op.ReduceSum(value, ctx.ints(axes), keepdims=int(keepdim))
     rest = value if dtype == ir.DataType.INT64 else op.Cast(value, to=ir.DataType.INT64)
     count = math.prod(sizes[a] for a in axes)
     bits = 32 if isinstance(count, int) and count <= 1 << 21 else 21  # 21 bits: up to 2^31 numbers

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from ort_dynamo.passes.fx.analysis.work import example_sizes
@@ -59,18 +58,6 @@ def _of(place: int) -> Callable[[Node], int]:
     return elements
 
 
-def _scores(query: int) -> Callable[[Node], int]:
-    """The scores of an attention, whose query is argument `query` and whose key is the next one."""
-
-    def elements(node: Node) -> int:
-        first: Any = node.args[query]
-        second: Any = node.args[query + 1]
-        key: torch.Tensor = second.meta["val"]
-        return math.prod(example_sizes(first.meta["val"])[:-1]) * example_sizes(key)[-2]
-
-    return elements
-
-
 _BATCH_NORM, _BATCH_NORM_GRADIENT = WholeKernel(16, 6, _of(0)), WholeKernel(14, 10, _of(0))
 _GROUP_NORM_GRADIENT, _LAYER_NORM_GRADIENT = WholeKernel(18, 11, _of(0)), WholeKernel(10, 19, _of(0))
 
@@ -87,14 +74,14 @@ NORMALIZATIONS: dict[OpOverload, WholeKernel] = {
 }
 """LayerNormalization hands out mean and deviation itself: a layer norm's forward is one kernel in a session, too."""
 
-# Forward and gradient are one choice: the gradient reads what only torch's forward gives, the state of its generator.
-_FORWARD, _GRADIENT = WholeKernel(10, 11, _scores(0)), WholeKernel(10, 11, _scores(1))
-
-ATTENTION: dict[OpOverload, WholeKernel] = {
-    aten._scaled_dot_product_flash_attention.default: _FORWARD,
-    aten._scaled_dot_product_flash_attention_backward.default: _GRADIENT,
-    aten._scaled_dot_product_efficient_attention.default: _FORWARD,
-    aten._scaled_dot_product_efficient_attention_backward.default: _GRADIENT,
-    aten._scaled_dot_product_cudnn_attention.default: _FORWARD,
-    aten._scaled_dot_product_cudnn_attention_backward.default: _GRADIENT,
-}
+ATTENTION = frozenset(
+    {
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_flash_attention_backward.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_efficient_attention_backward.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_cudnn_attention_backward.default,
+    }
+)
+"""Whatever the size: the gradient reads the state of a generator that torch's forward gives, and no session can."""

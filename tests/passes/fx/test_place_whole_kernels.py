@@ -114,10 +114,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Any:
     )
 
 
-@pytest.mark.parametrize(("length", "expected"), [(16, {}), (1024, {ATTENDS: 2})])
-def test_attention_goes_with_its_gradient_where_the_scores_are_large(length: int, expected: dict[str, int]) -> None:
-    shape = (2, 16, length, 64)
-    assert marks(attention, shape, shape, shape, dtype=torch.bfloat16) == expected
+def test_attention_goes_with_its_gradient() -> None:
+    shape = (2, 4, 16, 64)
+    assert marks(attention, shape, shape, shape, dtype=torch.bfloat16) == {ATTENDS: 2}
 
 
 def everything(matrix: Tensor, x: Tensor, w: Tensor, c: Tensor) -> Any:

@@ -88,10 +88,11 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
     """
     if options.placement == "onnxruntime":
         return ()
-    # What torch runs whole is known after the first, so that there the second finds no boundary to pay for.
+    whole = target.leaves_convolution_gradients or target.leaves_normalizations or target.leaves_attention
+    # What torch runs whole is known after the first two, so that there the third finds no boundary to pay for.
     return (
         PlaceInTorch(target, threads),
-        PlaceWholeKernels(target),
+        *([PlaceWholeKernels(target)] if whole else []),
         PlaceSlowerOperators(target, threads),
         *([LayOutChannelsLast()] if target.lays_out_channels_last else []),
     )
@@ -164,7 +165,7 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
     return (
         *outside_onnx_passes(first=True),
         # While each operator has casts of its own, and before those between two operators go.
-        *([KeepHalf(target)] if target.computes_in_half else []),
+        *([KeepHalf(target, options.excess_precision)] if target.computes_in_half else []),
         IdentityEliminationPass(),
         SeparateOutputs(),  # the next pass gives two outputs that are one value the same name when it merges it
         CommonSubexpressionEliminationPass(),

@@ -89,11 +89,12 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
     """
     if options.placement == "onnxruntime":
         return ()
+    whole = target.leaves_convolution_gradients or target.leaves_normalizations or target.leaves_attention
     # What torch runs whole is known after the first two, so that the third finds no boundary there to pay for.
     # What has become of a normalization has its layout decided with the convolution.
     return (
         PlaceInTorch(target, threads),
-        PlaceWholeKernels(target),
+        *([PlaceWholeKernels(target)] if whole else []),
         PlaceSlowerOperators(target, threads),
         FoldBatchNorm(),
         *([LayOutChannelsLast()] if target.lays_out_channels_last else []),
@@ -168,7 +169,7 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
     return (
         *outside_onnx_passes(first=True),
         # While each operator has casts of its own, and before those between two operators go.
-        *([KeepHalf(target)] if target.computes_in_half else []),
+        *([KeepHalf(target, options.excess_precision)] if target.computes_in_half else []),
         IdentityEliminationPass(),
         SeparateOutputs(),  # the next pass gives two outputs that are one value the same name when it merges it
         CommonSubexpressionEliminationPass(),

@@ -17,7 +17,7 @@ from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, convolution_weight,
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.operators import aten
 
-__all__ = ["ATTENDS", "BETWEEN", "CONVOLVES_WIDE", "GRADIENT", "NORMALIZES", "PlaceWholeKernels"]
+__all__ = ["PlaceWholeKernels"]
 
 GRADIENT = "torch has a kernel for a convolution's gradients, ONNX Runtime has none"
 CONVOLVES_WIDE = "torch convolves this dtype, ONNX Runtime a wider one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,13 +30,17 @@ class KeepHalf(ir.passes.InPlacePass):
     result is the same, and where each node is a launch and a pass over memory, two casts and the width are not.
 
     It fires where every floating input is such a cast, or a constant that half width holds, nobody else reads the
-    result, and the target has a kernel. A first input that is a condition stays.
+    result, and the target has a kernel. A first input that is a condition stays. Of bfloat16, with excess precision, it
+    leaves alone what is next to another operator between casts: remove_round_trips takes the casts between the two, and
+    one of them in half width would bring casts back.
 
     Attributes:
         target: whose kernels are asked.
+        excess_precision: whether roundings to bfloat16 between operators go.
     """
 
     target: Target
+    excess_precision: bool = True
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite every graph of the model."""
@@ -58,6 +63,8 @@ class KeepHalf(ir.passes.InPlacePass):
         if any(value is None for value in narrow) or not any(isinstance(value, ir.Value) for value in narrow[-2:]):
             return False
         if not self.target.takes(node.op_type, "", {"T": half.dtype}):
+            return False
+        if self.excess_precision and half.dtype == ir.DataType.BFLOAT16 and _has_neighbour(narrow, half):
             return False
         for index, value in enumerate(narrow):
             if isinstance(value, ir.Value):
@@ -86,6 +93,28 @@ def _in_half(value: ir.Value | None, dtype: ir.DataType) -> ir.Value | np.ndarra
     wide = value.const_value.numpy()
     narrow = wide.astype(dtype.numpy())
     return narrow if np.array_equal(narrow.astype(wide.dtype), wide, equal_nan=True) else None
+
+
+def _has_neighbour(inputs: Sequence[ir.Value | np.ndarray | None], output: ir.Value) -> bool:
+    """Whether an input is a rounding of what was computed wider, or a reader of the output computes wider."""
+    return any(_is_rounded(value) for value in inputs if isinstance(value, ir.Value)) or _is_widened(output)
+
+
+def _is_rounded(value: ir.Value) -> bool:
+    node = value.producer()
+    while node is not None and node.op_type in _MOVES and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return _is_for_kernel(node)
+
+
+def _is_widened(value: ir.Value) -> bool:
+    return any(
+        _is_for_kernel(reader) or (reader.op_type in _MOVES and any(map(_is_widened, reader.outputs)))
+        for reader in value.consumers()
+    )
+
+
+_MOVES = frozenset({"Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def _constant(node: ir.Node, array: np.ndarray, names: ValueNames) -> ir.Value:

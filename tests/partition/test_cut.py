@@ -44,7 +44,7 @@ def test_a_record_names_each_pass_in_order_with_what_is_kept() -> None:
     (record,) = partitioned(model, x, **options)
     assert [one.name.split("(")[0] for one in record.passes] == [
         *["RemoveClones", "DropRunningStatistics", "KeepStatisticsWide", "HoistRandom"],
-        *["PlaceInTorch", "PlaceWholeKernels", "PlaceSlowerOperators", "FoldBatchNorm", "LayOutChannelsLast"],
+        *["PlaceInTorch", "PlaceSlowerOperators", "FoldBatchNorm", "LayOutChannelsLast"],
         *["SaveReadsOfMutated", "RecomputeCasts", "RecomputeScaled", "RecomputeGelu"],
         *["SplitStatistics", "HideSeedless"],
         *["RestoreSeedless", "MergeStatistics"],  # on the forward

@@ -173,7 +173,8 @@ def _stages(shape: Sequence[Size], summed: Sequence[int]) -> list[list[int]]:
 
 def sums_integers_exactly(ctx: LoweringContext) -> bool:
     """Whether ReduceSum and ReduceProd compute integers as integers."""
-    return not any(map(ctx.target.has_defect, ("integer_sums_in_float64", "integers_reduced_in_float32")))
+    target = ctx.target
+    return not (target.has_defect("integer_sums_in_float64") or target.has_defect("integers_reduced_in_float32"))
 
 
 def integer_total(

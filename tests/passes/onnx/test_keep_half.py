@@ -43,6 +43,20 @@ def test_a_sum_of_two_half_width_values_is_taken_in_half_width(to: int) -> None:
     assert_rewrites(KeepHalf(CUDA), before, after, MARKS)
 
 
+NEIGHBOUR = "before = Exp (wide_w) rounded = Cast <to: int = {}> (before) again = Cast <to: int = 1> (rounded) "
+
+
+@pytest.mark.parametrize(("to", "excess_precision", "kept"), [(16, True, False), (16, False, True), (10, True, True)])
+def test_beside_an_operator_that_computes_wider_it_depends_on_the_roundings(
+    to: int, excess_precision: bool, kept: bool
+) -> None:
+    middle = NEIGHBOUR.format(to)
+    before = between_casts(middle + "exact = Add (wide_x, again)", to)
+    after = in_half(middle + "exact = Add (x, rounded)", to) if kept else before
+    marks = {**MARKS, "rounded": MARKS["y"], "again": MARKS["y"]}
+    assert_rewrites(KeepHalf(CUDA, excess_precision), before, after, marks)
+
+
 def test_a_choice_keeps_its_condition() -> None:
     before, after = between_casts("exact = Where (c, wide_x, wide_w)"), in_half("exact = Where (c, x, w)")
     assert_rewrites(KeepHalf(CUDA), before, after, MARKS)

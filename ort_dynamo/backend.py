@@ -24,6 +24,7 @@ from ort_dynamo.report.summary import print_at_exit
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.importing import restore_torch
 from ort_dynamo.saving.compile import SavedCompile
+from ort_dynamo.torch_internals.cuda_graphs import forget_recordings
 from ort_dynamo.torch_internals.frames import current_compile_id
 from ort_dynamo.torch_internals.versions import say_if_untested
 from ort_dynamo.trace_cache import finding, kept_key
@@ -152,6 +153,7 @@ def _reset() -> None:
     CACHE.clear()
     RECORDS.clear()
     say_again()
+    forget_recordings()
 
 
 ort_train.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it

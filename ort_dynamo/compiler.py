@@ -41,7 +41,7 @@ from ort_dynamo.saving.island import IslandFiles
 from ort_dynamo.saving.join import describe_graph
 from ort_dynamo.segment.classify import session_device
 from ort_dynamo.segment.compare_ranks import compare_ranks, graph_of_ranks
-from ort_dynamo.segment.recording import plan_recording
+from ort_dynamo.segment.recording import Recording, plan_recording
 from ort_dynamo.segment.segment import Segmented, allowed_target, check_fallback, segment
 from ort_dynamo.segment.trials import Trials
 from ort_dynamo.source_line import describe
@@ -92,15 +92,8 @@ def compile_graph(
     compare_ranks(graph, role, segmented, spec, functions)
     # What is to be saved or verified is built, and looked at on the way.
     stored = disk_cache(options.cache) if options.dump == DumpOptions() else None
-    opening = partial(_compile_islands, segmented, role=role, functions=functions, stored=stored)
-    try:
-        islands = opening(spec)
-    except CannotBeRecordedError as error:
-        recording = recording.given_up(str(error))
-        islands = opening(build_spec(options, target, device, role))
+    islands, recording = _compile_islands(segmented, spec, recording, functions, stored)
     passes = run_passes(outer_passes(seen), segmented.gm, check=options.dump.verify)
-    if recording.refused:
-        report_not_recorded(role, recording.refused)
     seconds = time.perf_counter() - begin
     learned = GraphRecord(
         role=role,
@@ -142,15 +135,26 @@ def build_spec(options: Options, target: Target, device: torch.device, role: str
 def _compile_islands(
     segmented: Segmented,
     spec: BuildSpec,
-    *,
-    role: str,
+    recording: Recording,
     functions: Mapping[str, Callable[..., Any]],
     stored: DiskCache | None,
-) -> dict[str, tuple[IslandRecord, IslandPlace | None]]:
-    return {
-        name: _compile_island(segmented.gm, name, island, spec, role, functions, stored)
-        for name, island in segmented.islands.items()
-    }
+) -> tuple[dict[str, tuple[IslandRecord, IslandPlace | None]], Recording]:
+    """All islands of a graph; where one cannot be recorded in a CUDA graph, all without, and the recording given up."""
+
+    def islands(spec: BuildSpec) -> dict[str, tuple[IslandRecord, IslandPlace | None]]:
+        return {
+            name: _compile_island(segmented.gm, name, island, spec, recording.role, functions, stored)
+            for name, island in segmented.islands.items()
+        }
+
+    try:
+        compiled = islands(spec)
+    except CannotBeRecordedError as error:
+        recording = recording.given_up(str(error))
+        compiled = islands(dataclasses.replace(spec, session=dataclasses.replace(spec.session, cuda_graphs=False)))
+    if recording.refused:
+        report_not_recorded(recording.role, recording.refused)
+    return compiled, recording
 
 
 def _compile_island(

@@ -18,12 +18,13 @@ from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.partition.cut import PartitionRecord, mark, partitioner
 from ort_dynamo.progress import showing
-from ort_dynamo.report.counts import report, say_again
+from ort_dynamo.report.counts import report, report_not_recorded, say_again
 from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord
 from ort_dynamo.report.summary import print_at_exit
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.importing import restore_torch
 from ort_dynamo.saving.compile import SavedCompile
+from ort_dynamo.torch_internals.cuda_graphs import forget_recordings
 from ort_dynamo.torch_internals.frames import current_compile_id
 from ort_dynamo.torch_internals.versions import say_if_untested
 from ort_dynamo.trace_cache import finding, kept_key
@@ -152,6 +153,7 @@ def _reset() -> None:
     CACHE.clear()
     RECORDS.clear()
     say_again()
+    forget_recordings()
 
 
 ort_train.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
@@ -168,7 +170,9 @@ def _compile(
 ) -> Callable[[list[Any]], Any]:
     cut = partitions[-1] if partitions else None
     recorded = not any(graph.not_recorded for graph in graphs)
-    return compile_graph(gm, role, options, seen, graphs.append, keeps=keeps, partition=cut, forward_recorded=recorded)
+    run = compile_graph(gm, role, options, seen, graphs.append, keeps=keeps, partition=cut, forward_recorded=recorded)
+    report_not_recorded(role, graphs[-1].not_recorded)
+    return run
 
 
 def _compile_inference(
@@ -187,4 +191,6 @@ def _compile_inference(
     def record(graph: GraphRecord) -> None:
         graphs.append(dataclasses.replace(graph, passes=passes + graph.passes))
 
-    return compile_graph(gm, role, options, seen, record, keeps=keeps)
+    run = compile_graph(gm, role, options, seen, record, keeps=keeps)
+    report_not_recorded(role, graphs[-1].not_recorded)
+    return run

@@ -29,13 +29,13 @@ from ort_dynamo.passes.outside import outside_functions
 from ort_dynamo.passes.pipelines import onnx_passes, order_passes, outer_passes, running_passes
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.progress import stage
-from ort_dynamo.report.counts import report, report_not_recorded
+from ort_dynamo.report.counts import report
 from ort_dynamo.report.record import GraphRecord, IslandRecord, Source
 from ort_dynamo.runtime.boxed import Island, boxed
 from ort_dynamo.runtime.capabilities import runtime_facts
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.providers import usable_target
-from ort_dynamo.runtime.session import CannotBeRecordedError, optimize
+from ort_dynamo.runtime.session import optimize
 from ort_dynamo.saving.files import check_model
 from ort_dynamo.saving.island import IslandFiles
 from ort_dynamo.saving.join import describe_graph
@@ -85,22 +85,15 @@ def compile_graph(
     segmented = segment(gm, Trials(partial(refusal, target=target)), device)
     report(role, segmented.native, segmented.by_design, segmented.chosen, segmented.eager, len(segmented.islands))
     check_fallback(segmented, options.segment, role)
-    spec = build_spec(options, target, device, role, record=recording.is_wanted)
+    spec = build_spec(options, target, device, role)
     for name, island in segmented.islands.items():
         island.meta[WRITTEN_FOR] = f"{gm.meta.get(WRITTEN_FOR, '')} {role} {name}".strip()
     functions = outside_functions(options.passes.extra_passes)
     compare_ranks(graph, role, segmented, spec, functions)
     # What is to be saved or verified is built, and looked at on the way.
     stored = disk_cache(options.cache) if options.dump == DumpOptions() else None
-    opening = partial(_compile_islands, segmented, role=role, functions=functions, stored=stored)
-    try:
-        islands = opening(spec)
-    except CannotBeRecordedError as error:
-        recording = recording.given_up(str(error))
-        islands = opening(build_spec(options, target, device, role))
+    islands, recording = recording.opening(partial(_compile_islands, segmented, spec, role, functions, stored))
     passes = run_passes(outer_passes(seen), segmented.gm, check=options.dump.verify)
-    if recording.refused:
-        report_not_recorded(role, recording.refused)
     seconds = time.perf_counter() - begin
     learned = GraphRecord(
         role=role,
@@ -122,15 +115,11 @@ def compile_graph(
     return recording.around(boxed(segmented.gm))
 
 
-def build_spec(options: Options, target: Target, device: torch.device, role: str, *, record: bool = False) -> BuildSpec:
-    """What the islands of one graph are built by; torch's present settings fill in what the options leave open.
-
-    With `record` their sessions are opened for a CUDA graph.
-    """
-    session = dataclasses.replace(options.session, cuda_graphs=record)
+def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:
+    """What the islands of one graph are built by; torch's present settings fill in what the options leave open."""
     return BuildSpec(
         passes=onnx_passes(options.passes, target),
-        session=session.resolved(on_cuda=target.computes_on_streams),
+        session=options.session.resolved(on_cuda=target.computes_on_streams),
         dump=options.dump,
         target=target,
         device=device,
@@ -142,11 +131,13 @@ def build_spec(options: Options, target: Target, device: torch.device, role: str
 def _compile_islands(
     segmented: Segmented,
     spec: BuildSpec,
-    *,
     role: str,
     functions: Mapping[str, Callable[..., Any]],
     stored: DiskCache | None,
+    record: bool,
 ) -> dict[str, tuple[IslandRecord, IslandPlace | None]]:
+    """All islands of a graph, by name; with `record` their sessions are opened for a CUDA graph."""
+    spec = dataclasses.replace(spec, session=dataclasses.replace(spec.session, cuda_graphs=record))
     return {
         name: _compile_island(segmented.gm, name, island, spec, role, functions, stored)
         for name, island in segmented.islands.items()

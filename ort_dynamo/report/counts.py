@@ -68,10 +68,12 @@ def report(
 
 
 def report_not_recorded(role: str, reason: str) -> None:
-    """Count and say that a graph runs without a CUDA graph, though that was asked for.
+    """Count and say that a graph runs without a CUDA graph, though that was asked for; not if there is no reason.
 
     Counter: "ort_train_not_recorded" -> "<role>: <reason>" -> graphs.
     """
+    if not reason:
+        return
     counters["ort_train_not_recorded"][f"{role}: {reason}"] += 1
     if (role, reason) not in _said:
         _said.add((role, reason))

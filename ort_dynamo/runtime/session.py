@@ -88,6 +88,7 @@ def _open(
     providers: list[Any] = [(target.provider, given)]
     if device.type != "cpu" and not options.cuda_graphs:
         providers.append("CPUExecutionProvider")  # shape arithmetic runs there
+    TORCH_MEMORY.raised()  # what an earlier run got over
     try:
         with contextlib.nullcontext() if stream is None else stream.opening():
             if stream is not None and TORCH_MEMORY.serves(dict(options.provider_options)):

@@ -92,6 +92,7 @@ class SessionStream:
         run_ordered = guarded if self._several else ordered
 
         def run_with_memory(*call: Any) -> None:
+            TORCH_MEMORY.raised()  # what an earlier run got over: a block that was too large is taken in pieces
             try:
                 run_ordered(*call)
             except Exception as error:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import GraphModule
 
 from ort_dynamo.options.groups import SessionOptions
+from ort_dynamo.runtime.session import CannotBeRecordedError
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.cuda_graphs import (
     has_graph_trees,
@@ -22,6 +23,8 @@ from ort_dynamo.torch_internals.cuda_graphs import (
 )
 
 __all__ = ["Recording", "plan_recording", "why_not_recorded"]
+
+Opened = TypeVar("Opened")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,17 @@ class Recording:
     is_wanted: bool = False
     refused: str = ""
     forward_recorded: bool = False
+
+    def opening(self, opened: Callable[[bool], Opened]) -> tuple[Opened, Recording]:
+        """What `opened` gives, which takes whether sessions are opened for a recording, and what becomes of that.
+
+        Where one of them cannot be recorded, all are opened again without.
+        """
+        try:
+            return opened(self.is_wanted), self
+        except CannotBeRecordedError as error:
+            given_up = self.given_up(str(error))
+        return opened(False), given_up
 
     def given_up(self, reason: str) -> Recording:
         """The same, refused."""

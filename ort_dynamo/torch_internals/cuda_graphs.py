@@ -16,7 +16,15 @@ from torch.fx import GraphModule, Node
 from ort_dynamo.torch_internals.aot import metadata
 from ort_dynamo.torch_internals.lookup import private
 
-__all__ = ["has_graph_trees", "mutated_inputs", "recorded", "resting_inputs", "running_backward", "unsafe_node"]
+__all__ = [
+    "forget_recordings",
+    "has_graph_trees",
+    "mutated_inputs",
+    "recorded",
+    "resting_inputs",
+    "running_backward",
+    "unsafe_node",
+]
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -33,6 +41,18 @@ def _describe() -> Any:
 def has_graph_trees() -> bool:
     """Whether torch has them where they are looked for; all tested versions do."""
     return not (_trees("cudagraphify_impl") is None or _trees("get_manager") is None or _describe() is None)
+
+
+_made: list[str] = []
+"""The roles of what was recorded since the last reset."""
+
+
+def forget_recordings() -> None:
+    """Free the memory of recordings of ours; inductor's go with them, as when torch._dynamo is reset."""
+    reset = _trees("reset_cudagraph_trees") if _made else None
+    _made.clear()
+    if reset is not None:
+        reset()
 
 
 def resting_inputs(gm: GraphModule, role: str) -> tuple[int, ...]:
@@ -75,6 +95,7 @@ def recorded(
         mutated: see `mutated_inputs`.
     """
     make, describe = _trees("cudagraphify_impl"), _describe()
+    _made.append(role)
     results = next(iter(gm.graph.find_nodes(op="output"))).args[0]
     assert isinstance(results, (tuple, list))
     replayed: Boxed = make(

@@ -394,6 +394,22 @@ def test_what_torch_raises_for_want_of_memory_is_raised_by_the_call(
         compiled.run(torch.randn(3, 4))
 
 
+def test_want_of_memory_that_onnx_runtime_gets_over_is_no_error(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: int) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "caching_allocator_alloc", no_memory)
+    ort, memory = Registered(monkeypatch), TorchMemory()
+    monkeypatch.setattr(streams, "TORCH_MEMORY", memory)
+    memory.register("CUDAExecutionProvider", CPU)
+    around = SessionStream(CPU, {}).around
+    around(lambda *_: ort.call("gpu_external_alloc", torch_memory._ALLOC, 300))()
+    with pytest.raises(ZeroDivisionError):
+        around(lambda *_: 1 / 0)()
+
+
 def test_an_allocator_of_the_programs_serves_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     ort, memory = (
         Registered(monkeypatch, "An allocator for this device has already been registered for sharing."),

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+import ort_dynamo
 from ort_dynamo.opened import CACHE
 from ort_dynamo.runtime import session, streams
 from ort_dynamo.runtime.torch_memory import TORCH_MEMORY
@@ -78,7 +79,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         asked.append({"resting": resting, "count": len(inputs), **rest})
         return lambda given: run(given)
 
-    monkeypatch.setattr(cuda_graphs, "_trees", lambda name: cudagraphify)
+    monkeypatch.setattr(
+        cuda_graphs, "_trees", lambda name: cudagraphify if name == "cudagraphify_impl" else lambda: None
+    )
     return asked
 
 
@@ -111,6 +114,8 @@ def test_dynamic_shapes_are_refused_with_the_reason(
     assert "are dynamic" in forward
     assert "backward: its forward is not recorded" in backward
     assert "a forward graph runs without a CUDA graph" in caplog.text
+    said = str(ort_dynamo.summary())
+    assert "without a CUDA graph, though asked for:\n  1 x forward: the sizes of" in said
 
 
 def test_a_session_with_a_node_on_the_cpu_is_refused_and_runs(
@@ -133,6 +138,24 @@ def test_a_session_with_a_node_on_the_cpu_is_refused_and_runs(
     reasons = list(counters["ort_train_not_recorded"])
     assert any("to the CPU" in reason for reason in reasons)
     assert len(made) < 2
+
+
+def test_a_reset_frees_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def trees(name: str) -> Any:
+        if name == "cudagraphify_impl":
+            return lambda run, *_, **__: lambda inputs: run(inputs)
+        return lambda: asked.append(name)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(cuda_graphs, "_trees", trees)
+    gm = traced(lambda x: (x.sin(),), (2,))
+    cuda_graphs.forget_recordings()
+    cuda_graphs.recorded(lambda inputs: [inputs.pop().sin()], gm, "inference", CUDA, (), ())
+    torch._dynamo.reset()
+    torch._dynamo.reset()
+    assert asked == ["reset_cudagraph_trees"]
 
 
 def test_a_backward_that_is_not_recorded_tells_the_trees_of_its_forward(monkeypatch: pytest.MonkeyPatch) -> None:

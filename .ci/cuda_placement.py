@@ -3,17 +3,18 @@
     python .ci/cuda_placement.py [--environment DIR] [NAME …]
 
 Run by a Python that has the project with its extra dev. It compiles each model's tiny size, in float32 and under
-autocast to bfloat16 and float16, for the recorded CUDA target, and has the sessions' models placed by the release that
-the record is of, in an environment of its own that pip makes (.ci/venv-placement, 2.5 GB), with the stand-in for a
-device that record_kernels.py has. ONNX Runtime optimizes each model first, as in a real session; nothing is computed,
-and no session opens. It ends with status 1 if a node is left to the CPU provider, or a copy between host and device is
-inserted.
+autocast to bfloat16 and float16, with torch's kernels by choice and without, for the recorded CUDA target, and has the
+sessions' models placed by the release that the record is of, in an environment of its own that pip makes
+(.ci/venv-placement, 2.5 GB), with the stand-in for a device that record_kernels.py has. ONNX Runtime optimizes each
+model first, as in a real session; nothing is computed, and no session opens. It ends with status 1 if a node is left to
+the CPU provider, or a copy between host and device is inserted.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import re
 import subprocess
@@ -102,20 +103,20 @@ def models(names: Sequence[str], folder: Path) -> Iterator[tuple[Path, list[str]
     from ort_dynamo.runtime.providers import recorded_cuda_targets
 
     target = next(target for target in recorded_cuda_targets() if target.version == VERSION)
-    for name in names or WORKLOADS:
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            workload = build(name, "tiny")
-            wide = dtype == torch.float32
-            autocast: Any = contextlib.nullcontext() if wide else torch.autocast("cpu", dtype)
-            torch.compiler.reset()
-            with compiled_for(target) as (backend, found), autocast:
-                torch.compile(workload.module, backend=backend, fullgraph=True)(*workload.batch)
-            for place, model in enumerate(found.models):
-                file = folder / f"{name}-{str(dtype).removeprefix('torch.')}-{place}.onnx"
-                onnx.save(model, file)
-                values = onnx.shape_inference.infer_shapes(model).graph.value_info
-                dtypes = {ir.DataType(value.type.tensor_type.elem_type) for value in values}
-                yield file, omitted_optimizers(dtypes, target)
+    kinds = (torch.float32, torch.bfloat16, torch.float16)
+    for name, dtype, placement in itertools.product(names or WORKLOADS, kinds, ("fastest", "onnxruntime")):
+        workload = build(name, "tiny")
+        wide = dtype == torch.float32
+        autocast: Any = contextlib.nullcontext() if wide else torch.autocast("cpu", dtype)
+        torch.compiler.reset()
+        with compiled_for(target, placement=placement) as (backend, found), autocast:
+            torch.compile(workload.module, backend=backend, fullgraph=True)(*workload.batch)
+        for place, model in enumerate(found.models):
+            file = folder / f"{name}-{str(dtype).removeprefix('torch.')}-{placement}-{place}.onnx"
+            onnx.save(model, file)
+            values = onnx.shape_inference.infer_shapes(model).graph.value_info
+            dtypes = {ir.DataType(value.type.tensor_type.elem_type) for value in values}
+            yield file, omitted_optimizers(dtypes, target)
 
 
 MISPLACED = """<ir_version: 9, opset_import: ["": 20]>

@@ -55,7 +55,7 @@ def check_numbers(place: Place, name: str, dtype: torch.dtype | None) -> Found:
     torch._dynamo.reset()
     counters.clear()
     torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
     workload = build_model(name, place.scale, place.device, dropout=False)
     start = copy.deepcopy(workload.module.state_dict())  # a batch norm's statistics move
     double = Workload(

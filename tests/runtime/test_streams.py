@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -92,10 +93,16 @@ def test_a_stream_among_the_programs_options_is_taken(cuda: FakeCuda) -> None:
     assert options_of(SessionStream(CUDA, given), provider_options=given)["user_compute_stream"] == "5"
 
 
+def searching(searches: bool) -> AbstractContextManager[None]:
+    """cuDNN's search as given; in a context, since torch's test utilities forbid to assign it."""
+    context: Any = torch.backends.cudnn.flags(enabled=True, benchmark=searches)
+    return context
+
+
 @pytest.mark.parametrize("searches", [False, True])
-def test_the_search_for_convolutions_is_torchs(monkeypatch: pytest.MonkeyPatch, searches: bool) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", searches)
-    found = provider_options(CUDA, SessionOptions().resolved(on_cuda=True))
+def test_the_search_for_convolutions_is_torchs(searches: bool) -> None:
+    with searching(searches):
+        found = provider_options(CUDA, SessionOptions().resolved(on_cuda=True))
     assert found["cudnn_conv_algo_search"] == ("EXHAUSTIVE" if searches else "HEURISTIC")
     assert found["cudnn_conv_use_max_workspace"] == "1"
 
@@ -129,18 +136,19 @@ def key_context(target: Target) -> str:
     return repr(build_spec(Options(), target, device, "forward"))
 
 
-def test_torchs_settings_are_in_the_key_on_cuda_alone(precisions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_settings_are_in_the_key_on_cuda_alone(precisions: Any) -> None:
     targets = providers.recorded_cpu_targets()[-1], providers.recorded_cuda_targets()[-1]
     contexts = [tuple(map(key_context, targets))]
     torch.set_float32_matmul_precision("high")
     contexts.append(tuple(map(key_context, targets)))
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    contexts.append(tuple(map(key_context, targets)))
+    with searching(True):
+        contexts.append(tuple(map(key_context, targets)))
     assert len({cpu for cpu, _ in contexts}) == 1
     assert len({on_cuda for _, on_cuda in contexts}) == 3
     torch.use_deterministic_algorithms(True)
     try:
-        contexts.append(tuple(map(key_context, targets)))
+        with searching(True):
+            contexts.append(tuple(map(key_context, targets)))
     finally:
         torch.use_deterministic_algorithms(False)
     assert len({cpu for cpu, _ in contexts}) == 2

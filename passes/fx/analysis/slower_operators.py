@@ -45,7 +45,8 @@ class Measured:
 
 def _result(node: Node) -> int:
     value = node.meta["val"]
-    return _elements(value if isinstance(value, torch.Tensor) else value[0])
+    results = (value,) if isinstance(value, torch.Tensor) else value
+    return max((_elements(one) for one in results if one is not None), default=0)  # None of what a mask leaves out
 
 
 def _argument(index: int) -> Callable[[Node], int]:

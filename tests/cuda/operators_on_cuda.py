@@ -1,7 +1,7 @@
 """What PyTorch's operator database asks of CUDA that has no kernel there, and has one on the CPU.
 
-    python tests/cuda/operators_on_cuda.py 1.31.1                     every operator and dtype
-    python tests/cuda/operators_on_cuda.py 1.31.1 float32 --part 1/4  a quarter of the operators
+    PYTHONPATH=tests/opinfo python tests/cuda/operators_on_cuda.py 1.31.1                     every operator and dtype
+    PYTHONPATH=tests/opinfo python tests/cuda/operators_on_cuda.py 1.31.1 float32 --part 1/4  a quarter of the operators
 
 prints overload, kernel, and the operators and dtypes that show it. Nothing is computed on CUDA.
 """

@@ -88,7 +88,7 @@ def fx_passes() -> Iterator[type]:
     for info in pkgutil.iter_modules(package.__path__):
         if not info.ispkg:
             module = importlib.import_module(f"{package.__name__}.{info.name}")
-            yield from (getattr(module, name) for name in module.__all__)
+            yield from filter(inspect.isclass, (getattr(module, name) for name in module.__all__))
 
 
 def entry(path: str, value: Any) -> str:

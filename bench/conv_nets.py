@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from bench.workloads import Size, Workload
 
-__all__ = ["CONV_NETS", "build_conv_net"]
+__all__ = ["CONV_NETS", "build_conv_net", "whole_resnet50"]
 
 
 def _norm_conv(before: int, after: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -159,3 +159,9 @@ def build_conv_net(name: str, size: Size, seed: int = 0) -> Workload:
     make, rows, side = CONV_NETS[name]
     rows, side = (2, 32) if size == "tiny" else (rows * (2 if size == "medium" else 1), side)
     return Workload(_Loss(make(size == "tiny")), (torch.randint(_CLASSES, (rows,)), torch.randn(rows, 3, side, side)))
+
+
+def whole_resnet50(rows: int = 64, side: int = 224) -> Workload:
+    """ResNet-50 with its own depths and widths; its stem is a convolution of 3x3."""
+    batch = torch.randint(_CLASSES, (rows,)), torch.randn(rows, 3, side, side)
+    return Workload(_Loss(_resnet(256, (3, 4, 6, 3), True)), batch)

@@ -18,12 +18,13 @@ from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.partition.cut import PartitionRecord, mark, partitioner
 from ort_dynamo.progress import showing
-from ort_dynamo.report.counts import report, say_again
+from ort_dynamo.report.counts import report, report_not_recorded, say_again
 from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord
 from ort_dynamo.report.summary import print_at_exit
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.importing import restore_torch
 from ort_dynamo.saving.compile import SavedCompile
+from ort_dynamo.torch_internals.cuda_graphs import forget_recordings
 from ort_dynamo.torch_internals.frames import current_compile_id
 from ort_dynamo.torch_internals.versions import say_if_untested
 from ort_dynamo.trace_cache import finding, kept_key
@@ -46,7 +47,7 @@ def ort_train(
     Args:
         gm: Dynamo's graph.
         example_inputs: its inputs, real or fake.
-        mode: "default" or "debug" (ort_dynamo.options.groups.MODES).
+        mode: one of ort_dynamo.options.groups.MODES, such as "debug".
         options: option name -> value (docs/options.md).
 
     Returns:
@@ -152,6 +153,7 @@ def _reset() -> None:
     CACHE.clear()
     RECORDS.clear()
     say_again()
+    forget_recordings()
 
 
 ort_train.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
@@ -167,7 +169,10 @@ def _compile(
     partitions: Sequence[PartitionRecord] = (),
 ) -> Callable[[list[Any]], Any]:
     cut = partitions[-1] if partitions else None
-    return compile_graph(gm, role, options, seen, graphs.append, keeps=keeps, partition=cut)
+    recorded = not any(graph.not_recorded for graph in graphs)
+    run = compile_graph(gm, role, options, seen, graphs.append, keeps=keeps, partition=cut, forward_recorded=recorded)
+    report_not_recorded(role, graphs[-1].not_recorded)
+    return run
 
 
 def _compile_inference(
@@ -186,4 +191,6 @@ def _compile_inference(
     def record(graph: GraphRecord) -> None:
         graphs.append(dataclasses.replace(graph, passes=passes + graph.passes))
 
-    return compile_graph(gm, role, options, seen, record, keeps=keeps)
+    run = compile_graph(gm, role, options, seen, record, keeps=keeps)
+    report_not_recorded(role, graphs[-1].not_recorded)
+    return run

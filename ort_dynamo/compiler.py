@@ -41,7 +41,8 @@ from ort_dynamo.saving.island import IslandFiles
 from ort_dynamo.saving.join import describe_graph
 from ort_dynamo.segment.classify import session_device
 from ort_dynamo.segment.compare_ranks import compare_ranks, graph_of_ranks
-from ort_dynamo.segment.segment import allowed_target, check_fallback, segment
+from ort_dynamo.segment.recording import plan_recording
+from ort_dynamo.segment.segment import Segmented, allowed_target, check_fallback, segment
 from ort_dynamo.segment.trials import Trials
 from ort_dynamo.source_line import describe
 from ort_dynamo.stored_code import IslandPlace, StoredCode
@@ -59,6 +60,7 @@ def compile_graph(
     *,
     keeps: bool = False,
     partition: PartitionRecord | None = None,
+    forward_recorded: bool = True,
 ) -> Callable[[list[Any]], Any]:
     """Compile one functional ATen graph.
 
@@ -70,6 +72,7 @@ def compile_graph(
         record: called with what the compile learned.
         keeps: whether AOTAutograd keeps what comes out.
         partition: of a forward, what the cut of its joint graph did.
+        forward_recorded: of a backward, whether its forward is recorded in a CUDA graph if that was asked for.
 
     Returns:
         A function of one list of inputs, which it empties so that each input is freed after its last use.
@@ -77,6 +80,7 @@ def compile_graph(
     begin = time.perf_counter()
     device = session_device(gm)
     target = allowed_target(usable_target(device.type), options.segment)
+    recording = plan_recording(gm, role, options.session, target, device, forward_recorded=forward_recorded)
     graph = graph_of_ranks(gm, options.segment)
     segmented = segment(gm, Trials(partial(refusal, target=target)), device)
     report(role, segmented.native, segmented.by_design, segmented.chosen, segmented.eager, len(segmented.islands))
@@ -88,10 +92,7 @@ def compile_graph(
     compare_ranks(graph, role, segmented, spec, functions)
     # What is to be saved or verified is built, and looked at on the way.
     stored = disk_cache(options.cache) if options.dump == DumpOptions() else None
-    islands = {
-        name: _compile_island(segmented.gm, name, island, spec, role, functions, stored)
-        for name, island in segmented.islands.items()
-    }
+    islands, recording = recording.opening(partial(_compile_islands, segmented, spec, role, functions, stored))
     passes = run_passes(outer_passes(seen), segmented.gm, check=options.dump.verify)
     seconds = time.perf_counter() - begin
     learned = GraphRecord(
@@ -104,26 +105,43 @@ def compile_graph(
         passes=passes,
         seconds=seconds,
         described=describe_graph(segmented, role, options.dump, seen),
+        not_recorded=recording.refused,
     )
     record(learned)
     run_passes(running_passes(), segmented.gm, check=options.dump.verify)
     if keeps:
         places = {name: place for name, (_, place) in islands.items()}
         return StoredCode(segmented.gm, places, learned, partition, options.cache)
-    return boxed(segmented.gm)
+    return recording.around(boxed(segmented.gm))
 
 
 def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:
     """What the islands of one graph are built by; torch's present settings fill in what the options leave open."""
     return BuildSpec(
         passes=onnx_passes(options.passes, target),
-        session=options.session.resolved(),
+        session=options.session.resolved(on_cuda=target.computes_on_streams),
         dump=options.dump,
         target=target,
         device=device,
         in_order=role in ("backward", "training")
         and target.shares_an_arena,  # its order decides how much is alive at once
     )
+
+
+def _compile_islands(
+    segmented: Segmented,
+    spec: BuildSpec,
+    role: str,
+    functions: Mapping[str, Callable[..., Any]],
+    stored: DiskCache | None,
+    record: bool,
+) -> dict[str, tuple[IslandRecord, IslandPlace | None]]:
+    """All islands of a graph, by name; with `record` their sessions are opened for a CUDA graph."""
+    spec = dataclasses.replace(spec, session=dataclasses.replace(spec.session, cuda_graphs=record))
+    return {
+        name: _compile_island(segmented.gm, name, island, spec, role, functions, stored)
+        for name, island in segmented.islands.items()
+    }
 
 
 def _compile_island(

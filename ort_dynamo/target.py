@@ -125,6 +125,38 @@ class Target:
         return self.device_type == "cpu" and not self.stands_alone
 
     @property
+    def lays_out_channels_last(self) -> bool:
+        """Whether torch's kernels are faster in channels_last where they run all of a graph: measured on the CPU."""
+        return self.device_type == "cpu"
+
+    # -- forms for a device where each node is a launch and a pass over memory (docs/cuda.md): not measured ------------
+
+    @property
+    def leaves_convolution_gradients(self) -> bool:
+        """Whether torch's kernels for a convolution's gradients are used: cuDNN's, where a session has none."""
+        return self.device_type == "cuda" and not self.stands_alone
+
+    @property
+    def leaves_normalizations(self) -> bool:
+        """Whether torch's kernel is used for a normalization, or its gradient, that takes a session many nodes."""
+        return self.device_type == "cuda" and not self.stands_alone
+
+    @property
+    def leaves_attention(self) -> bool:
+        """Whether torch's fused attention and its gradient are used, which never make the scores as a whole."""
+        return self.device_type == "cuda" and not self.stands_alone
+
+    @property
+    def weighs_by_convolution(self) -> bool:
+        """Whether the gradient of a convolution's weight is one Conv rather than a product for each of its places."""
+        return self.device_type == "cuda"
+
+    @property
+    def computes_in_half(self) -> bool:
+        """Whether a single operator of float16 or bfloat16 stays in that, where a kernel takes it."""
+        return self.device_type == "cuda"
+
+    @property
     def is_training_build(self) -> bool:
         """Whether its kernels are those of onnxruntime-training 1.19.2, which are older than all others'."""
         return self.package == TRAINING_PACKAGE
@@ -138,6 +170,11 @@ class Target:
     def shares_an_arena(self) -> bool:
         """Whether all sessions of the process take their memory from one arena: on the CPU."""
         return self.device_type == "cpu"
+
+    @property
+    def computes_on_streams(self) -> bool:
+        """Whether its kernels run on a stream of torch's, in memory of torch's allocator, after the call: on CUDA."""
+        return self.device_type == "cuda"
 
     # -- what torch's kernels do on the same device --------------------------------------------------------------------
 

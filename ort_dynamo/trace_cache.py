@@ -29,9 +29,12 @@ def kept_key(gm: GraphModule, options: Options) -> str | None:
 
     Nothing is kept of graphs with symbolic floats: what was assumed of one (that it is 0.25, where an operator takes it
     as a constant) is a guard that AOTAutograd does not keep, and so it would take the result for any other number. Nor
-    where a program has added passes on FX graphs or lowerings: they decide what is traced, and could do anything.
+    where a program has added passes on FX graphs or lowerings: they decide what is traced, and could do anything. What
+    is recorded in CUDA graphs is not kept either.
     """
     extra = options.passes.extra_passes
+    if options.session.cuda_graphs:
+        return None
     if any(isinstance(node.meta.get("example_value"), torch.SymFloat) for node in gm.graph.nodes):
         return None
     if has_outside_lowerings() or outside_fx_passes(first=True) or outside_fx_passes(extra, first=False):
@@ -45,7 +48,8 @@ def kept_key(gm: GraphModule, options: Options) -> str | None:
         return None
     passes = [*outside_onnx_passes(first=True), *outside_onnx_passes(extra, first=False)]
     decided = dataclasses.replace(options, cache=CacheOptions())
-    context = (decided, options.session.resolved(), torch.get_default_dtype(), *map(spell_pass, passes), *spelled)
+    settings = options.session.resolved(on_cuda=True)  # wherever the graph is going to run
+    context = (decided, settings, torch.get_default_dtype(), *map(spell_pass, passes), *spelled)
     return context_key(map(str, context), runtime_facts())
 
 

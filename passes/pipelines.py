@@ -13,6 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.options.groups import PassOptions, RecomputeOptions
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
+from ort_dynamo.passes.fx.fold_batch_norm import FoldBatchNorm
 from ort_dynamo.passes.fx.hide_seedless import HideSeedless
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
 from ort_dynamo.passes.fx.keep_nothing import KeepNothing
@@ -23,9 +24,10 @@ from ort_dynamo.passes.fx.merge_statistics import MergeStatistics
 from ort_dynamo.passes.fx.own_results import OwnResults
 from ort_dynamo.passes.fx.place_in_torch import PlaceInTorch
 from ort_dynamo.passes.fx.place_slower_operators import PlaceSlowerOperators
+from ort_dynamo.passes.fx.place_whole_kernels import PlaceWholeKernels
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
-from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs
+from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs, RecomputeScaled
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
 from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
@@ -38,6 +40,7 @@ from ort_dynamo.passes.fx.write_in_place import WriteInPlace
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
+from ort_dynamo.passes.onnx.keep_half import KeepHalf
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
@@ -86,8 +89,16 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
     """
     if options.placement == "onnxruntime":
         return ()
-    # What torch runs whole is known after the first, so that there the second finds no boundary to pay for.
-    return (PlaceInTorch(target, threads), PlaceSlowerOperators(target, threads), LayOutChannelsLast())
+    whole = target.leaves_convolution_gradients or target.leaves_normalizations or target.leaves_attention
+    # What torch runs whole is known after the first two, so that the third finds no boundary there to pay for.
+    # What has become of a normalization has its layout decided with the convolution.
+    return (
+        PlaceInTorch(target, threads),
+        *([PlaceWholeKernels(target)] if whole else []),
+        PlaceSlowerOperators(target, threads),
+        FoldBatchNorm(),
+        *([LayOutChannelsLast()] if target.lays_out_channels_last else []),
+    )
 
 
 def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) -> tuple[PassBase, ...]:
@@ -102,6 +113,7 @@ def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) ->
     return (
         SaveReadsOfMutated(),  # first: what must not be computed again is not to be decided about
         *([RecomputeCasts(static)] if options.recompute_casts else []),
+        RecomputeScaled(),  # it costs nothing, so there is no option
         # Before the policies: what its clusters are called depends on what else is kept, and the user has read their
         # names in a table that shows the graph as it is without options.
         *([RecomputePlan(options.recompute_plan)] if options.recompute_plan else []),
@@ -156,6 +168,8 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
     fusions = (FuseRowSum(), TransposeOnce()) if options.fuse and target.prefers_dense_products else ()
     return (
         *outside_onnx_passes(first=True),
+        # While each operator has casts of its own, and before those between two operators go.
+        *([KeepHalf(target, options.excess_precision)] if target.computes_in_half else []),
         IdentityEliminationPass(),
         SeparateOutputs(),  # the next pass gives two outputs that are one value the same name when it merges it
         CommonSubexpressionEliminationPass(),

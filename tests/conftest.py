@@ -15,6 +15,8 @@ from torch._dynamo import guards
 from torch._dynamo.utils import counters
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals import answers
 
@@ -68,6 +70,21 @@ def fresh_dynamo() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+
+
+def why_no_cuda() -> str | None:
+    """Why tests marked `cuda` cannot run here; a provider that is there and does not load is for them to find."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    runtime = installed_runtime()
+    if "CUDAExecutionProvider" not in onnxruntime().get_available_providers():
+        return f"{runtime.package} {runtime.version} has no CUDAExecutionProvider"
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda") and (reason := why_no_cuda()):
+        pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -170,18 +170,21 @@ class SessionOptions:
         provider_options: (name, value) pairs handed to the execution provider.
         session_options: (attribute, value) pairs of onnxruntime.SessionOptions, set after all that is ours; a
             SessionOptions stands for those of its attributes that differ from a new one's.
+        cuda_graphs: on CUDA, whether a graph of static shapes is recorded once, and replayed in one launch.
     """
 
     graph_optimization: GraphOptimization = "all"
     intra_op_num_threads: int | None = None
     provider_options: tuple[tuple[str, str], ...] = ()
     session_options: tuple[tuple[str, str | int | bool], ...] = ()
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
         _one_of("graph_optimization", self.graph_optimization, ("disable", "basic", "extended", "all"))
         threads = self.intra_op_num_threads
         if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
             raise InvalidOptionError(name="intra_op_num_threads", value=threads, expected="None or an int >= 1")
+        _is_bool("cuda_graphs", self.cuda_graphs)
         given = self.provider_options
         if not isinstance(given, (Mapping, tuple)):
             raise InvalidOptionError(name="provider_options", value=given, expected="a dict of str to str")
@@ -195,14 +198,23 @@ class SessionOptions:
             object.__setattr__(self, "intra_op_num_threads", int(count))
         object.__setattr__(self, "session_options", tuple(sorted(attributes.items())))
 
-    def resolved(self) -> SessionSettings:
-        """These options with what they leave to torch's present settings filled in; this is what keys hold."""
+    def resolved(self, *, on_cuda: bool = False) -> SessionSettings:
+        """These options with what they leave to torch's present settings filled in; this is what keys hold.
+
+        Args:
+            on_cuda: whether those of CUDA count. Elsewhere a change of one of them changes nothing.
+        """
+        backends: Any = torch.backends  # the older names of the same raise where a program has used the newer ones
+        precisions = (backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision)
         return SessionSettings(
             graph_optimization=self.graph_optimization,
             intra_op_num_threads=self.intra_op_num_threads or torch.get_num_threads(),
             provider_options=self.provider_options,
             session_options=self.session_options,
             deterministic=torch.are_deterministic_algorithms_enabled(),
+            tf32=on_cuda and set(precisions) == {"tf32"},
+            searches_convolutions=on_cuda and torch.backends.cudnn.benchmark,
+            cuda_graphs=on_cuda and self.cuda_graphs,
         )
 
 
@@ -212,6 +224,10 @@ class SessionSettings:
 
     Attributes:
         deterministic: torch.use_deterministic_algorithms() was on.
+        tf32: torch let CUDA round float32 to TF32 in products of matrices and in convolutions alike. ONNX Runtime has
+            one switch for the two, so it is off where torch rounds in one of them only.
+        searches_convolutions: torch.backends.cudnn.benchmark was on.
+        cuda_graphs: the session is recorded in a CUDA graph.
     """
 
     graph_optimization: GraphOptimization
@@ -219,6 +235,9 @@ class SessionSettings:
     provider_options: tuple[tuple[str, str], ...]
     session_options: tuple[tuple[str, str | int | bool], ...]
     deterministic: bool
+    tf32: bool
+    searches_convolutions: bool
+    cuda_graphs: bool
 
 
 @dataclass(frozen=True)
@@ -282,6 +301,7 @@ class Options:
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "debug": {"verify": True, "graph_optimization": "disable"},
+    "reduce-overhead": {"cuda_graphs": True},
 }
 """mode name -> the options it stands for."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ort_dynamo.segment.segment import EagerNode
 from ort_dynamo.torch_internals.dynamo import counters
 
-__all__ = ["report", "say_again"]
+__all__ = ["report", "report_not_recorded", "say_again"]
 
 _log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows all of it
 _said: set[tuple[str, str]] = set()
@@ -65,6 +65,19 @@ def report(
     )
     for reason, count in chosen.items():
         _log.info("in torch by choice, %d x %s", count, reason)
+
+
+def report_not_recorded(role: str, reason: str) -> None:
+    """Count and say that a graph runs without a CUDA graph, though that was asked for; not if there is no reason.
+
+    Counter: "ort_train_not_recorded" -> "<role>: <reason>" -> graphs.
+    """
+    if not reason:
+        return
+    counters["ort_train_not_recorded"][f"{role}: {reason}"] += 1
+    if (role, reason) not in _said:
+        _said.add((role, reason))
+        _log.warning("a %s graph runs without a CUDA graph: %s", role, reason)
 
 
 def say_again() -> None:

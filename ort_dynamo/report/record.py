@@ -60,6 +60,7 @@ class GraphRecord:
         passes: FX passes on this graph alone, in order.
         seconds: the time of its compile, islands included.
         described: what the file that joins saved models says of it; None where none are saved.
+        not_recorded: why it is not recorded in a CUDA graph, though that was asked for; "" otherwise.
     """
 
     role: str
@@ -71,6 +72,7 @@ class GraphRecord:
     passes: tuple[PassRecord, ...]
     seconds: float
     described: Mapping[str, Any] | None = None
+    not_recorded: str = ""
 
 
 @dataclass(frozen=True)

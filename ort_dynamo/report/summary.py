@@ -69,6 +69,7 @@ class Summary:
         by_design: overload, as text -> nodes that torch runs by design: random draws and collectives.
         chosen: "overload: reason", as text -> nodes that torch runs by choice, since it is faster.
         eager: nodes that torch runs because ONNX Runtime cannot.
+        not_recorded: "role: reason", as text -> graphs without a CUDA graph, though `cuda_graphs` asks for one.
         breaks: graph breaks: why graphs end inside a function, so that Python runs between two of them.
         skipped: functions that Dynamo gave up on or never traces: their own code runs in eager, what they call may be
             compiled.
@@ -84,6 +85,7 @@ class Summary:
     by_design: Counter[str]
     chosen: Counter[str]
     eager: tuple[EagerNodes, ...]
+    not_recorded: Counter[str]
     breaks: tuple[FunctionNote, ...]
     skipped: tuple[FunctionNote, ...]
     recompiles: tuple[FunctionNote, ...]
@@ -113,6 +115,8 @@ class Summary:
         yield from _section("in torch by design", (f"{n} x {target}" for target, n in self.by_design.most_common()))
         yield from _section("in torch by choice", (f"{n} x {target}" for target, n in self.chosen.most_common()))
         yield from _section("in eager", map(_eager_text, self.eager))
+        unrecorded = (f"{n} x {reason}" for reason, n in self.not_recorded.most_common())
+        yield from _section("without a CUDA graph, though asked for", unrecorded)
         yield from _section("graph breaks", map(str, self.breaks))
         yield from _section("skipped by Dynamo, their own code runs in eager", map(str, self.skipped))
         yield from _section("compiled again", map(str, self.recompiles))
@@ -157,6 +161,7 @@ def _collect(
         by_design=sum((graph.by_design for graph in graphs), Counter()),
         chosen=sum((graph.chosen for graph in graphs), Counter()),
         eager=_by_reason(node for graph in graphs for node in graph.eager),
+        not_recorded=Counter(f"{graph.role}: {graph.not_recorded}" for graph in graphs if graph.not_recorded),
         breaks=tuple(
             FunctionNote(frame.function, frame.where, in_a_line(reason))
             for function in by_function(seen)

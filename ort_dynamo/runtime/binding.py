@@ -10,6 +10,7 @@ decided once in a process, by asking the installed build for its signatures, nev
 | `OrtValueVector.dlpack_at` | all tested | the public path |
 | `InferenceSession.run_with_ortvaluevector` | all tested | the public path |
 | `OrtDevice(kind, memory, index)` | all tested | the public path |
+| `OrtDevice(kind, memory, vendor, index)` | from 1.23 | the one above: devices have no vendor there |
 | `get_all_opkernel_def` | stock builds | the kernels of the nearest recorded release |
 | `ExecutionOrder` | all tested | ONNX Runtime's own order: the backward holds more at once |
 | `create_and_register_allocator` | all tested | an arena for each session (`arena.py`) |
@@ -33,10 +34,13 @@ from torch.utils.dlpack import from_dlpack
 from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.runtime.importing import binding, onnxruntime
 
-__all__ = ["Crossing", "crossing", "keep_order", "kernel_definitions"]
+__all__ = ["Crossing", "Run", "crossing", "keep_order", "kernel_definitions"]
 
-_Run = Callable[[Any, Sequence[str], Any, Sequence[str], Any, Sequence[Any]], None]
-"""Run options, input names, feeds, output names, fetches (filled), place of each output."""
+Run = Callable[[Any, Sequence[str], Any, Sequence[str], Any, Sequence[Any]], None]
+"""Run options, input names, feeds, output names, fetches, place of each output.
+
+Fetches are empty, and get the results; or they hold memory of the results' shapes, which is written.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Crossing:
     """
 
     vector: Callable[[], Any]
-    run_of: Callable[[Any], _Run]
+    run_of: Callable[[Any], Run]
     place: Callable[[torch.device], Any]
     bool_is_bytes: bool
 
@@ -80,19 +84,27 @@ def _signature(owner: Any, method: str) -> str:
     return getattr(owner, method, None).__doc__ or ""
 
 
-def _run_with_vectors(session: Any) -> _Run:
+def _run_with_vectors(session: Any) -> Run:
     # The Python class around it would add a call to each run.
     return getattr(session, "_sess", session).run_with_ortvaluevector
 
 
+_NVIDIA = 0x10DE
+"""The PCI vendor, by which ONNX Runtime's CUDA provider names its devices. One without it is another device to it, and
+results are copied there."""
+
+
 def _device_place(device: torch.device) -> Any:
     places = binding().OrtDevice
-    kind = places.cuda() if device.type == "cuda" else places.cpu()
-    return places(kind, places.default_memory(), device.index or 0)
+    index = device.index or 0
+    if device.type != "cuda":
+        return places(places.cpu(), places.default_memory(), index)
+    vendor = [_NVIDIA] if hasattr(places, "vendor_id") else []
+    return places(places.cuda(), places.default_memory(), *vendor, index)
 
 
 class _Values:
-    """Stands in for OrtValueVector: tensors going in, public OrtValues coming out."""
+    """Stands in for OrtValueVector: tensors going in, or to be filled; public OrtValues coming out."""
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -112,7 +124,7 @@ class _Values:
         return copied.to(result.device_name()).__dlpack__()
 
 
-def _run_with_iobinding(session: Any) -> _Run:
+def _run_with_iobinding(session: Any) -> Run:
     def run(
         options: Any,
         input_names: Sequence[str],
@@ -123,9 +135,13 @@ def _run_with_iobinding(session: Any) -> _Run:
     ) -> None:
         bound = session.io_binding()
         for name, tensor in zip(input_names, feeds.tensors, strict=True):
-            _bind(bound, name, tensor)
-        for name, (place, index) in zip(output_names, places, strict=True):
-            bound.bind_output(name, place, index)
+            _bind(bound.bind_input, name, tensor)
+        if fetches.tensors:
+            for name, tensor in zip(output_names, fetches.tensors, strict=True):
+                _bind(bound.bind_output, name, tensor)
+        else:
+            for name, (place, index) in zip(output_names, places, strict=True):
+                bound.bind_output(name, place, index)
         session.run_with_iobinding(bound, options)
         fetches.results = bound.get_outputs()
 
@@ -136,14 +152,14 @@ def _named_place(device: torch.device) -> tuple[str, int]:
     return device.type, device.index or 0
 
 
-def _bind(bound: Any, name: str, tensor: torch.Tensor) -> None:
+def _bind(bind: Callable[..., None], name: str, tensor: torch.Tensor) -> None:
     place, index = _named_place(tensor.device)
     onnx_type = TORCH_TO_ONNX[tensor.dtype]
     of_numpy = onnx_type.numpy()
     is_numpys = of_numpy.isbuiltin == 1  # bfloat16 is of another package, which registers it with numpy
     element = of_numpy.type if is_numpys else onnx_type.value
     try:
-        bound.bind_input(name, place, index, element, list(tensor.shape), tensor.data_ptr())
+        bind(name, place, index, element, list(tensor.shape), tensor.data_ptr())
     except RuntimeError as error:
         if is_numpys:
             raise

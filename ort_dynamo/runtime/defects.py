@@ -42,6 +42,7 @@ class Builds:
 TRAINING, STOCK = Builds(training=True), Builds(training=False)
 ALL = (TRAINING, STOCK)
 CPU = ("CPUExecutionProvider",)
+CUDA = ("CUDAExecutionProvider",)
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,21 @@ DEFECTS = (
         (STOCK,),
         "ReduceSum and ReduceProd compute integers in float64, which has 53 bits.",
         ("lowering/recipes/accurate_sum.py",),
+    ),
+    Defect(
+        "integers_reduced_in_float32",
+        ALL,
+        "ReduceSum, ReduceMax and ReduceMin cast integers to float32, which has 24 bits, for cuDNN (reduction_ops.cc "
+        "of the published source; not seen on a device).",
+        ("lowering/recipes/accurate_sum.py", "lowering/ops/reduction.py"),
+        CUDA,
+    ),
+    Defect(
+        "layer_norm_of_one",
+        ALL,
+        "LayerNormalization refuses rows of one element (layer_norm.cc of the published source; not seen on a device).",
+        ("lowering/ops/normalization.py",),
+        CUDA,
     ),
     Defect(
         "max_pool_misses_nan",

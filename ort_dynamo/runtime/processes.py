@@ -10,18 +10,20 @@ The CUDA provider does not get this far: torch itself refuses CUDA in a forked c
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["current", "own_session"]
+__all__ = ["current", "own_session", "stays_at_exit"]
 
 current = 0
 """How many forks there are between the first process and this one: another number, another process."""
 
 _sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+_staying: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def own_session(opened: Callable[[], Any]) -> Any:
@@ -31,12 +33,24 @@ def own_session(opened: Callable[[], Any]) -> Any:
     return session
 
 
+def stays_at_exit(session: Any) -> None:
+    """Have the end of the interpreter leave an InferenceSession to the system: to free it, it would call Python."""
+    _staying.add(session)
+
+
+def _never_freed(sessions: weakref.WeakSet[Any]) -> None:
+    for session in sessions:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(session, "_sess", session)))  # for good
+    sessions.clear()
+
+
 def _in_child() -> None:
     global current
     current += 1
-    for session in _sessions:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(session, "_sess", session)))  # for good
-    _sessions.clear()
+    _never_freed(_sessions)
+
+
+atexit.register(_never_freed, _staying)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

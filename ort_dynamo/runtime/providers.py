@@ -7,6 +7,7 @@ from functools import lru_cache
 import torch
 
 from ort_dynamo.errors import InvalidOptionError, ProviderNotAvailableError
+from ort_dynamo.options.groups import SessionSettings
 from ort_dynamo.runtime.capabilities import (
     TESTED_RUNTIMES,
     InstalledRuntime,
@@ -151,25 +152,33 @@ _CUDA_OPTIONS = frozenset(
 """Those of onnxruntime 1.31's CUDAExecutionProvider (cuda_execution_provider_info.cc, of its published source)."""
 
 
-def provider_options(device: torch.device, given: dict[str, str]) -> dict[str, str]:
+def provider_options(device: torch.device, settings: SessionSettings, stream: str = "") -> dict[str, str]:
     """Options of the provider of `device`: ours, overridden by the user's.
 
-    A CUDA session computes on torch's current stream, so no synchronisation is needed at its boundary. The CPU's
-    provider takes no option and says nothing of one; those of CUDA are left out there, since a model that trains on
-    CUDA may have a graph whose tensors are on the CPU.
+    The CPU's provider takes no option and says nothing of one; those of CUDA are left out there, since a model that
+    trains on CUDA may have a graph whose tensors are on the CPU.
+
+    Args:
+        device: of the session's tensors.
+        settings: with the user's options, and torch's that the provider follows. torch takes as much workspace for a
+            convolution as cuDNN asks for, and so does a session.
+        stream: the address of the CUDA stream that the session computes on. Copies are made there, too.
 
     Raises:
         InvalidOptionError: an option that no provider has. CUDA's provider itself refuses those that it does not know.
     """
+    given = dict(settings.provider_options)
     if device.type != "cuda":
         if unknown := sorted(given.keys() - _CUDA_OPTIONS):
             expected = f"no {unknown[0]!r}, which {_PROVIDERS['cpu']} does not know: it has no options"
             raise InvalidOptionError(name="provider_options", value=given, expected=expected)
         return {}
-    stream = torch.cuda.current_stream(device).cuda_stream
     return {
         "device_id": str(device.index or 0),
-        "user_compute_stream": str(stream),
+        **({"user_compute_stream": stream} if stream else {}),
         "do_copy_in_default_stream": "1",
+        "cudnn_conv_algo_search": "EXHAUSTIVE" if settings.searches_convolutions else "HEURISTIC",
+        "cudnn_conv_use_max_workspace": "1",
+        "use_tf32": str(int(settings.tf32)),
         **given,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
@@ -17,10 +18,13 @@ from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.binding import keep_order
 from ort_dynamo.runtime.capabilities import omitted_optimizers, waiting_threads
 from ort_dynamo.runtime.importing import onnxruntime
+from ort_dynamo.runtime.processes import stays_at_exit
 from ort_dynamo.runtime.providers import not_loaded, provider_options
+from ort_dynamo.runtime.streams import SessionStream
+from ort_dynamo.runtime.torch_memory import TORCH_MEMORY
 from ort_dynamo.target import Target
 
-__all__ = ["open_session", "optimize"]
+__all__ = ["CannotBeRecordedError", "open_session", "optimize"]
 
 
 _UNKNOWN_OPTION = re.compile("unknown provider option|failed to (parse|map)", re.IGNORECASE)
@@ -28,12 +32,18 @@ _UNKNOWN_OPTION = re.compile("unknown provider option|failed to (parse|map)", re
 
 _NOT_LOADED = re.compile(
     "CUDA wasn.?t able to be loaded|Failed to load (shared )?library|"
-    "driver version is insufficient|no CUDA-capable device"
+    "CUDA Provider not available|driver version is insufficient|no CUDA-capable device"
 )
 """How ONNX Runtime, and CUDA through it, say that the provider or its device is not to be had."""
 
+_LEFT_TO_THE_CPU = re.compile("assigned to the default CPU EP")
 
-def open_session(built: BuiltGraph, target: Target, device: torch.device) -> Any:
+
+class CannotBeRecordedError(Exception):
+    """A session cannot be recorded in a CUDA graph; whoever compiles it does without."""
+
+
+def open_session(built: BuiltGraph, target: Target, device: torch.device, stream: SessionStream | None = None) -> Any:
     """An onnxruntime InferenceSession of what was built, on the provider of `target` and on nothing else.
 
     Args:
@@ -41,8 +51,10 @@ def open_session(built: BuiltGraph, target: Target, device: torch.device) -> Any
             result; with `built.in_order` its nodes run in the model's.
         target: what the model was lowered for.
         device: the torch device of its tensors.
+        stream: what it computes on, if its device has streams.
 
     Raises:
+        CannotBeRecordedError: it was to be recorded in a CUDA graph, and a node of it runs on the CPU.
         InvalidOptionError: the provider does not know one of provider_options.
         ProviderNotAvailableError: the provider is there but does not load.
         SessionError: ONNX Runtime refused the model.
@@ -50,7 +62,7 @@ def open_session(built: BuiltGraph, target: Target, device: torch.device) -> Any
     settings = _session_settings(built.session, target)
     if built.in_order:
         keep_order(settings)
-    return _open(built, settings, target, device)
+    return _open(built, settings, target, device, stream)
 
 
 def optimize(built: BuiltGraph, target: Target, device: torch.device) -> bytes:
@@ -66,31 +78,53 @@ def optimize(built: BuiltGraph, target: Target, device: torch.device) -> bytes:
         return Path(settings.optimized_model_filepath).read_bytes()
 
 
-def _open(built: BuiltGraph, settings: Any, target: Target, device: torch.device) -> Any:
+def _open(
+    built: BuiltGraph, settings: Any, target: Target, device: torch.device, stream: SessionStream | None = None
+) -> Any:
     options = built.session
-    providers: list[Any] = [(target.provider, provider_options(device, dict(options.provider_options)))]
-    if device.type != "cpu":
+    if target.computes_on_streams:
+        stream = stream or SessionStream(device, dict(options.provider_options))
+    given = provider_options(device, options, stream.address if stream else "")
+    providers: list[Any] = [(target.provider, given)]
+    if device.type != "cpu" and not options.cuda_graphs:
         providers.append("CPUExecutionProvider")  # shape arithmetic runs there
+    TORCH_MEMORY.raised()  # what an earlier run got over
     try:
-        session = onnxruntime().InferenceSession(
-            built.model,
-            settings,
-            providers=providers,
-            disabled_optimizers=omitted_optimizers(built.dtypes, target),
-            enable_fallback=0,  # to the CPU, with a line on stdout: what the provider says is to be heard
-        )
+        with contextlib.nullcontext() if stream is None else stream.opening():
+            if stream is not None and TORCH_MEMORY.serves(dict(options.provider_options)):
+                TORCH_MEMORY.register(target.provider, device)
+                settings.add_session_config_entry("session.use_env_allocators", "1")
+            session = onnxruntime().InferenceSession(
+                built.model,
+                settings,
+                providers=providers,
+                disabled_optimizers=omitted_optimizers(built.dtypes, target),
+                enable_fallback=0,  # to the CPU, with a line on stdout: what the provider says is to be heard
+            )
     except Exception as error:  # pybind exposes about ten unrelated exception classes
-        if options.provider_options and _UNKNOWN_OPTION.search(str(error)):
-            value, said = dict(options.provider_options), f"what {target.provider} takes, which says: {error}"
-            raise InvalidOptionError(name="provider_options", value=value, expected=said) from error
-        if _NOT_LOADED.search(str(error)):
-            raise not_loaded(target, device, error) from error
-        raise SessionError(
-            package=target.package, version=target.version, provider=target.provider, graph=built.name, error=error
-        ) from error
+        raise _explained(error, built, target, device) from error
     if target.provider not in session.get_providers():
         raise not_loaded(target, device)
+    if stream is not None:
+        stays_at_exit(session)
     return session
+
+
+def _explained(error: Exception, built: BuiltGraph, target: Target, device: torch.device) -> Exception:
+    """The error of ours for what was raised where a session was opened."""
+    options, said = built.session, str(error)
+    if (raised := TORCH_MEMORY.raised()) is not None:
+        return raised
+    if options.cuda_graphs and _LEFT_TO_THE_CPU.search(said):
+        return CannotBeRecordedError(f"{target.provider} leaves a node of {built.name} to the CPU")
+    if options.provider_options and _UNKNOWN_OPTION.search(said):
+        value, expected = dict(options.provider_options), f"what {target.provider} takes, which says: {error}"
+        return InvalidOptionError(name="provider_options", value=value, expected=expected)
+    if _NOT_LOADED.search(said):
+        return not_loaded(target, device, error)
+    return SessionError(
+        package=target.package, version=target.version, provider=target.provider, graph=built.name, error=error
+    )
 
 
 def _session_settings(options: SessionSettings, target: Target) -> Any:
@@ -113,6 +147,9 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
         settings.enable_mem_pattern = False
         for name, value in waiting_threads().items():
             settings.add_session_config_entry(f"session.{name}", value)
+    if options.cuda_graphs:
+        # A graph replays what is launched on the device. The CPU's part would run once.
+        settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     settings.use_deterministic_compute = options.deterministic
     for attribute, given in options.session_options:
         if not hasattr(settings, attribute):

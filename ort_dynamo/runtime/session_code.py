@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from ort_dynamo.boundary import ValueSpec, inverse, laid_out
 from ort_dynamo.build import BuiltGraph
 from ort_dynamo.runtime import processes
-from ort_dynamo.runtime.binding import Crossing, crossing
+from ort_dynamo.runtime.binding import Crossing, Run, crossing
 from ort_dynamo.runtime.processes import own_session
 from ort_dynamo.runtime.written import written
 from ort_dynamo.torch_internals.dispatcher import sees_calls
@@ -26,21 +27,38 @@ class Stopped(Exception):  # noqa: N818
 
 
 class OwnSession:
-    """A session of this process: the first one, and in a forked child one that is opened at its first call."""
+    """A session of this process: the first one, and in a forked child one that is opened at its first call.
 
-    def __init__(self, opened: Callable[[], Any]) -> None:
+    Args:
+        opened: opens it.
+        around: makes of the function that runs it the one that is called.
+    """
+
+    def __init__(self, opened: Callable[[], Any], around: Callable[[Run], Run] | None = None) -> None:
         self._opened = opened
+        self._around = around
         self.open()
 
     def open(self) -> None:
         """Open it in the calling process."""
         self.session = own_session(self._opened)  # keeps the raw session alive
-        self.run = crossing().run_of(self.session)
+        run = crossing().run_of(self.session)
+        self.run = run if self._around is None else self._around(run)
         self.process = processes.current
 
 
-def session_code(built: BuiltGraph, own: OwnSession, device: torch.device, options: Any) -> Callable[..., Any]:
-    """Write the function that runs a graph on one value per input, on the stream of the session.
+def session_code(
+    built: BuiltGraph,
+    own: OwnSession,
+    device: torch.device,
+    options: Any,
+    *,
+    owned: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> Callable[..., Any]:
+    """Write the function that runs a graph on one value per input.
+
+    With `owned` results are torch's own tensors, which ONNX Runtime fills. Where it alone knows their sizes, `owned`
+    makes them of its. What torch raises for want of memory goes on.
 
     Of a graph that takes a matrix, a transposed one and a bool, and gives one tensor, with onnxruntime 1.31:
 
@@ -71,10 +89,19 @@ def session_code(built: BuiltGraph, own: OwnSession, device: torch.device, optio
         for name, spec, value in zip(names, built.inputs, taken, strict=True)
         for line in _feed(name, spec, how, may_be_empty=_may_be_empty(value))
     ]
-    fetched = [
-        _fetch(f"from_dlpack(fetches.dlpack_at({index}))", spec, may_be_empty=_may_be_empty(value))
-        for index, (spec, value) in enumerate(zip(built.outputs, given, strict=True))
-    ]
+    made = None if owned is None else _sizes(taken, given, built)
+    if made is None:
+        result = (
+            "from_dlpack(fetches.dlpack_at({index}))"
+            if owned is None
+            else "owned(from_dlpack(fetches.dlpack_at({index})))"
+        )
+        fetched = [
+            _fetch(result.format(index=index), spec, may_be_empty=_may_be_empty(value))
+            for index, (spec, value) in enumerate(zip(built.outputs, given, strict=True))
+        ]
+    else:
+        fetched = [_fetch(f"y{index}", spec, may_be_empty=False) for index, spec in enumerate(built.outputs)]
     lines = [
         f"def run({', '.join(names)}):",
         "    if sees_calls() or processes.current != own.process:",
@@ -85,8 +112,10 @@ def session_code(built: BuiltGraph, own: OwnSession, device: torch.device, optio
         f"    feeds.reserve({len(names)})",
         "    push = feeds.push_back",
         *(f"    {line}" for line in fed),
+        *([] if made is None else (f"    {line}" for line in _to_fill(made, built.outputs, how))),
         "    try:",
         "        own.run(options, inputs, feeds, outputs, fetches, places)",
+        *([] if owned is None else ["    except OutOfMemoryError:", "        raise"]),
         "    except Exception as error:",  # pybind exposes about ten unrelated exception classes
         "        raise Stopped(str(error)) from error",
         f"    return ({' '.join(f'{one},' for one in fetched)})",
@@ -99,6 +128,8 @@ def session_code(built: BuiltGraph, own: OwnSession, device: torch.device, optio
         "inputs": [value.name for value in taken],
         "outputs": [value.name for value in given],
         "places": [how.place(device)] * len(given),
+        "device": device,
+        "owned": owned,
     }
     return written("run", lines, {**_COMMON, **values})
 
@@ -142,12 +173,54 @@ def _feed(name: str, spec: ValueSpec, how: Crossing, *, may_be_empty: bool) -> I
             yield f"{name} = {name}.permute({_spelled(spec.order)})"
         has_elements = f" and {name}.numel()" if may_be_empty else ""
         fits = f"{name} if {name}.is_contiguous() and not {name}.is_neg(){has_elements} else fitted({name})"
+    yield _pushed("push", fits, spec, how)
+
+
+def _pushed(push: str, tensor: str, spec: ValueSpec, how: Crossing) -> str:
+    """The line that puts an expression's tensor into a vector of values."""
     if not how.bool_is_bytes:
-        yield f"push(to_dlpack({fits}))"
-    elif spec.dtype is torch.bool:
-        yield f"push(to_dlpack(({fits}).view(torch.uint8)), True)"
-    else:  # given though it has a default: pybind takes longer to find that
-        yield f"push(to_dlpack({fits}), False)"
+        return f"{push}(to_dlpack({tensor}))"
+    if spec.dtype is torch.bool:
+        return f"{push}(to_dlpack(({tensor}).view(torch.uint8)), True)"
+    return f"{push}(to_dlpack({tensor}), False)"  # given though it has a default: pybind takes longer to find that
+
+
+def _sizes(taken: Sequence[Any], given: Sequence[Any], built: BuiltGraph) -> list[str] | None:
+    """The sizes of each result, as expressions of the inputs; None where one is known only once it is computed."""
+    known = {
+        size: f"x{index}.shape[{axis}]"
+        for index, (value, spec) in enumerate(zip(taken, built.inputs, strict=True))
+        if not spec.is_number
+        for axis, size in enumerate(value.shape)
+        if isinstance(size, str) and size.isidentifier()
+    }
+    spelled = [[_size(size, known) for size in value.shape] for value in given]
+    if any(size is None for sizes in spelled for size in sizes):
+        return None
+    return ["".join(f"{size}, " for size in sizes) for sizes in spelled]
+
+
+_ARITHMETIC = re.compile(r"(?:\w+|//|[-+*() ])+")
+
+
+def _size(size: Any, known: Mapping[str, str]) -> str | None:
+    """A size as Python; None where it has more than sums, products and floors of what is known."""
+    if isinstance(size, int):
+        return str(size)
+    if not isinstance(size, str) or not _ARITHMETIC.fullmatch(size) or re.search(r"\w\(", size):  # a call
+        return None
+    if not all(name in known for name in re.findall(r"[A-Za-z_]\w*", size)):
+        return None
+    return re.sub(r"[A-Za-z_]\w*", lambda name: known[name[0]], size)
+
+
+def _to_fill(made: Sequence[str], specs: Sequence[ValueSpec], how: Crossing) -> Iterator[str]:
+    """The lines that hand ONNX Runtime memory of torch's for the results."""
+    yield f"fetches.reserve({len(made)})"
+    yield "give = fetches.push_back"
+    for index, (sizes, spec) in enumerate(zip(made, specs, strict=True)):
+        yield f"y{index} = empty(({sizes}), dtype={spec.dtype}, device=device)"
+        yield _pushed("give", f"y{index}", spec, how)
 
 
 def _fetch(tensor: str, spec: ValueSpec, *, may_be_empty: bool) -> str:
@@ -182,9 +255,11 @@ def _contiguous_if_empty(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _COMMON: Mapping[str, Any] = {
+    "OutOfMemoryError": torch.OutOfMemoryError,
     "Stopped": Stopped,
     "as_bool": _as_bool,
     "contiguous_if_empty": _contiguous_if_empty,
+    "empty": torch.empty,
     "fitted": _fitted,
     "from_dlpack": from_dlpack,
     "laid_out": laid_out,

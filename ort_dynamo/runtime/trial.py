@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from ort_dynamo.options.groups import SessionOptions
 from ort_dynamo.runtime.cuda_build import installed_cuda_build
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.runtime.providers import find_target, provider_options
@@ -29,7 +30,7 @@ def run_one_node(device_type: str) -> str:
     session = onnxruntime().InferenceSession(
         ir.to_proto(ir.from_onnx_text(_MODEL)).SerializeToString(),
         settings,
-        providers=[(target.provider, provider_options(torch.device(device_type), {}))],
+        providers=[(target.provider, provider_options(torch.device(device_type), SessionOptions().resolved()))],
         enable_fallback=0,
     )
     wanted, used = target.provider, session.get_providers()

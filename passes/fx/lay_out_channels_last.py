@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.boundary import in_order
 from ort_dynamo.marks import CHOSEN, RECOMPUTE
-from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, weighs_more_than_images
+from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, convolution_weight, weighs_more_than_images
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
 from ort_dynamo.torch_internals.operators import OpOverload, aten, is_pointwise
 
@@ -69,7 +70,7 @@ class LayOutChannelsLast(PassBase):
     oneDNN's kernels compute in channels_last; a contiguous tensor is put in order before each of them and its result
     back afterwards. Where sessions take part of the graph, nothing is changed: a session's tensors are contiguous, and
     would be put in order at each boundary. Nor where a convolution's weight, which is contiguous as its gradient has to
-    be, is larger than the images: it would be put in order in their place.
+    be, is larger than the images and its kernel than one place: it would be put in order in their place.
 
     What leaves the graph, and what an operator reads that is not known to follow its input's layout, has the strides
     that it was traced with. Values stay the same, but for the order in which sums are taken.
@@ -113,8 +114,8 @@ class _Layout:
 
     def _visit(self, node: Node) -> None:
         if node.target in CONVOLUTIONS and _dim(node.args[0]) == 4:
-            # Its weight is contiguous, and would be put in order in their place.
-            if weighs_more_than_images(node):
+            # Its weight is contiguous, and would be put in order in their place; not if its kernel has one place.
+            if weighs_more_than_images(node) and math.prod(convolution_weight(node).shape[2:]) != 1:
                 self._read_as_traced(node)
                 return
             images = node.args[:1] if node.target is CONVOLUTIONS[0] else node.args[:2]

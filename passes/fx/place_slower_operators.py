@@ -14,10 +14,14 @@ from ort_dynamo.marks import CHOSEN, DRAWN
 from ort_dynamo.passes.fx.analysis.slower_operators import SLOWER
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.target import Target
+from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["PlaceSlowerOperators"]
 
-FILLS = "it makes what only an operator reads that torch is faster at"
+FILLS = "it fills a tensor, and what else there is to compute torch is faster at"
+
+_LIKE = (aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.empty_like.default)
+"""Operators that read nothing of their input but its shape."""
 
 # In nanoseconds. AVX-512, two cores, torch 2.13, ONNX Runtime 1.31: an operator for which both take the same time,
 # between products of matrices, in torch beside in the session.
@@ -42,7 +46,7 @@ class PlaceSlowerOperators(PassBase):
     and where torch runs all that there is to compute, nothing does.
 
     What fills a tensor that only such nodes read, as the gradients of gather and index_select add to zeros, goes with
-    them.
+    them, and so does all that only fills tensors where torch runs the rest.
 
     Attributes:
         target: what the sessions are compiled for.
@@ -62,7 +66,7 @@ class PlaceSlowerOperators(PassBase):
         if not slower:
             return PassResult(graph_module, False)
         alone = not any(
-            _is_the_sessions(node) for node in graph.nodes if node not in slower and not _fills(node, slower)
+            _is_the_sessions(node) for node in graph.nodes if node not in slower and not _reads_no_data(node)
         )
         leads: set[Node] = set()  # to a session: one of its nodes is among those that depend on it
         modified = False
@@ -74,7 +78,9 @@ class PlaceSlowerOperators(PassBase):
             if node in slower and (alone or self._gain(node) > self._cost(node, node in leads)):
                 node.meta[CHOSEN] = f"ONNX Runtime takes {SLOWER[node.target].of(self.target).ratio:g} times as long"
                 modified = True
-            elif _fills(node, {user for user in node.users if CHOSEN in user.meta}):
+            elif _fills(node, {user for user in node.users if CHOSEN in user.meta}) or (
+                alone and _is_the_sessions(node)
+            ):
                 node.meta[CHOSEN] = FILLS
                 modified = True
         return PassResult(graph_module, modified)
@@ -103,4 +109,8 @@ def _is_the_sessions(node: Node) -> bool:
 
 def _fills(node: Node, readers: Set[Node]) -> bool:
     """Whether a node makes a tensor from no other, and only `readers` read it."""
-    return _is_the_sessions(node) and not node.all_input_nodes and bool(node.users) and node.users.keys() <= readers
+    return _is_the_sessions(node) and _reads_no_data(node) and bool(node.users) and node.users.keys() <= readers
+
+
+def _reads_no_data(node: Node) -> bool:
+    return not node.all_input_nodes or node.target in _LIKE

@@ -17,11 +17,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from attention_on_cuda import attend_as_on_cuda
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_map
 
 from ort_dynamo import backend, compiler
 from ort_dynamo.build import BuiltGraph
+from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.partition import cut
 from ort_dynamo.report.record import CompileRecord
@@ -47,8 +49,13 @@ class Compiled:
 
 
 @contextmanager
-def compiled_for(target: Target) -> Iterator[tuple[Callable[..., Any], Compiled]]:
-    """A backend for torch.compile that compiles for `target` and runs eager, and what it has compiled."""
+def compiled_for(target: Target, **given: Any) -> Iterator[tuple[Callable[..., Any], Compiled]]:
+    """A backend for torch.compile that compiles for `target` and runs eager, and what it has compiled.
+
+    Args:
+        target: a CUDA target.
+        given: options, by their names.
+    """
     found = Compiled()
 
     def open_graph(built: BuiltGraph, _: Target, device: torch.device) -> Any:
@@ -57,6 +64,7 @@ def compiled_for(target: Target) -> Iterator[tuple[Callable[..., Any], Compiled]
         return SimpleNamespace(built=built, run=None)
 
     def marked(gm: GraphModule, options: Any) -> Any:
+        attend_as_on_cuda(gm)
         move(gm)
         return mark(gm, options)
 
@@ -64,7 +72,8 @@ def compiled_for(target: Target) -> Iterator[tuple[Callable[..., Any], Compiled]
         found.records.append(backend.compile_recorded(gm, inputs, options)[1])
         return gm.forward
 
-    options, mark = parse_options(None, {}), cut.mark
+    CACHE.clear()  # what is in it would not be opened
+    options, mark = parse_options(None, given), cut.mark
     with pytest.MonkeyPatch.context() as patch:
         for module in (compiler, cut):
             patch.setattr(module, "usable_target", lambda _: target)

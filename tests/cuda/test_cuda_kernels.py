@@ -17,8 +17,10 @@ from torch import Tensor
 
 from bench.workloads import WORKLOADS, build
 from ort_dynamo.runtime.providers import recorded_cuda_targets
+from ort_dynamo.target import Target
 
-STOCK = recorded_cuda_targets()[-1]
+TARGETS = recorded_cuda_targets()
+STOCK = TARGETS[-1]
 
 
 def autocast(dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
@@ -27,14 +29,19 @@ def autocast(dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_every_node_of_a_model_has_a_kernel(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.version)
+@pytest.mark.parametrize("placement", ["fastest", "onnxruntime"])
+def test_every_node_of_a_model_has_a_kernel(placement: str, target: Target, name: str, dtype: torch.dtype) -> None:
     workload = build(name, "tiny")
-    with compiled_for(STOCK) as (backend, found), autocast(dtype):
+    with compiled_for(target, placement=placement) as (backend, found), autocast(dtype):
         torch.compile(workload.module, backend=backend, fullgraph=True)(*workload.batch)
-    assert len(found.models) == 2, "a forward and a backward, each one session"
-    assert not found.eager
+    if placement == "fastest":
+        assert not found.eager
+    else:
+        assert all("flash_attention" in overload for overload in found.eager), "whose generator's state is torch's"
+        assert found.eager or len(found.models) == 2, "a forward and a backward, each one session"
     for model in found.models:
-        assert not kernels_lacking(model, STOCK)
+        assert not kernels_lacking(model, target)
 
 
 def looked_up(table: Tensor, index: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ def test_an_unknown_mode_names_the_nearest() -> None:
 def test_session_options_spell_themselves_for_the_key() -> None:
     assert repr(SessionOptions(provider_options={"a": "b"})) == (  # type: ignore[arg-type]
         "SessionOptions(graph_optimization='all', intra_op_num_threads=None, provider_options=(('a', 'b'),), "
-        "session_options=())"
+        "session_options=(), cuda_graphs=False)"
     )
 
 

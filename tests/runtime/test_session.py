@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import onnx_ir as ir
 import pytest
 import torch
+from fake_streams import fake_cuda
 
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildRecord, BuiltGraph
@@ -233,7 +234,9 @@ NEG = HEADER + "g (float[n] x) => (float[n] y) { y = Neg (x) }"
 @pytest.fixture
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Target:
     """A target on CUDA, of which nothing is known but that it is tried."""
-    monkeypatch.setattr(session, "provider_options", lambda device, given: {})
+    monkeypatch.setattr(session, "provider_options", lambda *_: {})
+    fake_cuda(monkeypatch)
+    monkeypatch.setattr(session.TORCH_MEMORY, "register", lambda *_: None)
     monkeypatch.setattr(providers, "_cuda_misfit", lambda: None)
     return dataclasses.replace(find_target("cpu"), provider="CUDAExecutionProvider", device_type="cuda")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.dtypes import onnx_dtype
+from ort_dynamo.dtypes import is_representable, onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.recipes.zeros import zeros
@@ -232,6 +232,8 @@ def results(ctx: LoweringContext, this: Attention, query: ir.Value, value: ir.Va
     results.append(None if lse is None else ctx.cast(_shaped(ctx, this, query, lse), ctx.out[1].dtype))
     for index in range(2, len(ctx.out)):
         fake = ctx.out[index]
+        if index in ctx.used and isinstance(fake, torch.Tensor) and not is_representable(fake.dtype):
+            raise ctx.refuse("the state of its generator, which its gradient reads, is torch's")
         if index in ctx.used and isinstance(fake, torch.Tensor) and fake.dim() == 0:
             results.append(ctx.constant(0, fake.dtype))
         else:

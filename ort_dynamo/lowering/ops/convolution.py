@@ -193,7 +193,8 @@ class _Gradient:
             image, filters, sizes, out = self.input, self.grad, self.input_sizes, self.grad_sizes
         remainders = form.remainders(sizes[2:], out[2:])
         # The swapped convolution multiplies matrices of prod(kernel) columns, the other form ones of in / groups.
-        if self._prefers_products and math.prod(form.kernel) > max(form.weight[1], 16):
+        swaps = self._prefers_products and math.prod(form.kernel) > max(form.weight[1], 16)
+        if swaps or (self.ctx.target.weighs_by_convolution and math.prod(form.kernel) > 1):
             return self._of_weight_by_conv(image, filters, sizes, remainders)
         return self._of_weight_by_offsets(image, filters, remainders)
 

@@ -37,10 +37,10 @@ def _squared_slope(ctx: LoweringContext, x: ir.Value, t: ir.Value, _: float) -> 
 
 def _smooth_l1(ctx: LoweringContext, x: ir.Value, t: ir.Value, beta: float) -> ir.Value:
     op = ctx.op
-    distance = op.Abs(op.Sub(x, t))
+    difference = op.Sub(x, t)
     if beta == 0:
-        return distance
-    return op.Mul(_rounded_off(op, distance, beta), 1 / beta)
+        return op.Abs(difference)
+    return op.Mul(_rounded_off(op, difference, beta), 1 / beta)
 
 
 def _smooth_l1_slope(ctx: LoweringContext, x: ir.Value, t: ir.Value, beta: float) -> ir.Value:
@@ -53,14 +53,13 @@ def _smooth_l1_slope(ctx: LoweringContext, x: ir.Value, t: ir.Value, beta: float
 
 
 def _huber(ctx: LoweringContext, x: ir.Value, t: ir.Value, delta: float) -> ir.Value:
-    op = ctx.op
-    return _rounded_off(op, op.Abs(op.Sub(x, t)), delta)
+    return _rounded_off(ctx.op, ctx.op.Sub(x, t), delta)
 
 
-def _rounded_off(op: OpBuilder, distance: ir.Value, limit: float) -> ir.Value:
-    """d² / 2 up to the limit l, and l (d - l / 2) beyond: m (d - m / 2) with m = min(d, l), in three passes."""
-    least = op.Min(distance, limit)
-    return op.Mul(least, op.Sub(distance, op.Mul(least, 0.5)))
+def _rounded_off(op: OpBuilder, d: ir.Value, limit: float) -> ir.Value:
+    """d² / 2 up to the limit l, and l (|d| - l / 2) beyond: m (d - m / 2) with m = d between -l and l."""
+    least = op.Clip(d, -limit, limit)
+    return op.Mul(least, op.Sub(d, op.Mul(least, 0.5)))
 
 
 def _huber_slope(ctx: LoweringContext, x: ir.Value, t: ir.Value, delta: float) -> ir.Value:

@@ -89,6 +89,13 @@ def _fused_dtype(ctx: LoweringContext, *values: ir.Value | None) -> torch.dtype 
     return None if dtype == torch.float64 else dtype
 
 
+def _has_kernel(ctx: LoweringContext, length: Size) -> bool:
+    """Whether LayerNormalization takes rows of `length` elements, and is accurate."""
+    if ctx.target.has_defect("layer_norm_of_one") and not (isinstance(length, int) and length > 1):
+        return False
+    return not is_long(length) or (isinstance(length, int) and not ctx.target.sums_in_order)
+
+
 @lowering(aten.native_layer_norm.default)
 def native_layer_norm(
     ctx: LoweringContext,
@@ -106,7 +113,7 @@ def native_layer_norm(
         return _filled(ctx, 0, 0, math.nan)
     read_what_is_kept(ctx, normalized_shape)
     axes = _inner_axes(ctx.rank(input), normalized_shape)
-    dtype = None if is_long(math.prod(normalized_shape)) else _fused_dtype(ctx, input, weight, bias)
+    dtype = _fused_dtype(ctx, input, weight, bias) if _has_kernel(ctx, math.prod(normalized_shape)) else None
     if dtype is not None:
         x, w, b = ctx.cast(input, dtype), optional(ctx, weight, dtype), optional(ctx, bias, dtype)
         if w is None:

@@ -59,7 +59,9 @@ def threshold_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.Val
 def prelu(ctx: LoweringContext, self: ir.Value, weight: ir.Value) -> ir.Value:
     """_prelu_kernel(Tensor self, Tensor weight) -> Tensor"""
     (x, slope), _ = promote(ctx, self, weight)
-    op = ctx.op
+
+    def as_greater(op: OpBuilder) -> list[ir.Value]:
+        return [op.Max(x, op.Mul(x, slope))]
 
     def in_products(op: OpBuilder) -> list[ir.Value]:
         return [op.Add(op.Max(x, 0.0), op.Mul(op.Min(x, 0.0), slope))]
@@ -67,10 +69,23 @@ def prelu(ctx: LoweringContext, self: ir.Value, weight: ir.Value) -> ir.Value:
     def in_choices(op: OpBuilder) -> list[ir.Value]:
         return [op.Where(op.Greater(x, 0.0), x, op.Mul(x, slope))]
 
+    def without_choices(op: OpBuilder) -> list[ir.Value]:
+        return list(either(ctx, finite, in_products, in_choices, op=op, place="steep "))
+
     if not ctx.target.walks_entries or is_small(ctx.out.shape):
-        return ctx.cast(in_choices(op)[0], ctx.out.dtype)
-    (result,) = either(ctx, all_finite(ctx, slope), in_products, in_choices)
+        return ctx.cast(in_choices(ctx.op)[0], ctx.out.dtype)
+    # PRelu takes 4.7 ns an element or, in onnxruntime-training, makes nan of infinity.
+    finite = all_finite(ctx, slope)
+    (result,) = either(ctx, _in_unit_interval(ctx, slope), as_greater, without_choices)
     return ctx.cast(result, ctx.out.dtype)
+
+
+def _in_unit_interval(ctx: LoweringContext, value: ir.Value) -> ir.Value:
+    """Say, as a 0-d bool, whether every element is in (0, 1]."""
+    op = ctx.op
+    assert value.dtype is not None
+    least = float(np.finfo(value.dtype.numpy()).tiny)
+    return op.Equal(op.ReduceSum(op.Abs(op.Sub(value, op.Clip(value, least, 1.0))), keepdims=0), 0.0)
 
 
 # -- shrinks -----------------------------------------------------------------------------------------------------

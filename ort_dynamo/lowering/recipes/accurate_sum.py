@@ -46,7 +46,6 @@ def total(
     sizes: Sequence[Size],
     axes: Sequence[int],
     keepdim: bool,
-    first: str = "ReduceSum",
     rows: bool = False,
 ) -> ir.Value:
     """Sum over `axes`, counted from the front, of a value of shape `sizes`.
@@ -57,19 +56,16 @@ def total(
     has many.
 
     Args:
-        first: the operator of the first stage: ReduceSum, or one that sums a function of each entry.
         rows: sum a long symbolic number of rows in stages, too.
     """
     op = ctx.op
     long = value.dtype == ir.DataType.FLOAT and not is_short(math.prod(sizes[a] for a in axes))
     if not long or not ctx.target.sums_in_order:
-        return getattr(op, first)(value, ctx.ints(axes), keepdims=int(keepdim))
+        return op.ReduceSum(value, ctx.ints(axes), keepdims=int(keepdim))
     for a in axes:
         if lengths := _in_two(sizes[a]):
             both = zip(op.Split(value, ctx.ints(lengths), axis=a, _outputs=2), lengths, strict=True)
-            return op.Add(
-                *(total(ctx, v, [*sizes[:a], n, *sizes[a + 1 :]], axes, keepdim, first, rows) for v, n in both)
-            )
+            return op.Add(*(total(ctx, v, [*sizes[:a], n, *sizes[a + 1 :]], axes, keepdim, rows) for v, n in both))
     shape: list[Size] = []
     summed: list[int] = []  # axes of `shape`
     for a, size in enumerate(sizes):
@@ -80,16 +76,15 @@ def total(
     stages = _stages(shape, summed)
     symbolic = [a for a in summed if isinstance(shape[a], torch.SymInt)]
     if len(shape) == len(sizes) and len(stages) == 1 and (not symbolic or (_adds_rows(stages[0], shape) and not rows)):
-        return getattr(op, first)(value, ctx.ints(axes), keepdims=int(keepdim))
+        return op.ReduceSum(value, ctx.ints(axes), keepdims=int(keepdim))
     if len(shape) > len(sizes):
         value = ctx.reshape(value, shape)
     for stage in stages:
         if symbolic == stage and (rows or not _adds_rows(stage, shape)):
-            value = _symbolic_stage(ctx, value, len(shape), stage[0], first)
+            value = _symbolic_stage(ctx, value, len(shape), stage[0])
         else:
-            value = getattr(op, first)(value, ctx.ints(stage), keepdims=0)
+            value = op.ReduceSum(value, ctx.ints(stage), keepdims=0)
         shape = [size for a, size in enumerate(shape) if a not in stage]
-        first = "ReduceSum"
     return op.Unsqueeze(value, ctx.ints(sorted(axes))) if keepdim else value
 
 
@@ -97,7 +92,7 @@ def _adds_rows(stage: list[int], shape: Sequence[Size]) -> bool:
     return stage == [0] and len(shape) > 1
 
 
-def _symbolic_stage(ctx: LoweringContext, value: ir.Value, rank: int, axis: int, first: str) -> ir.Value:
+def _symbolic_stage(ctx: LoweringContext, value: ir.Value, rank: int, axis: int) -> ir.Value:
     """The sum over one axis of symbolic size, in two stages of the root of the size each where the size is long."""
     op = ctx.op
     count = op.Shape(value, start=axis, end=axis + 1)  # which no input need carry: it may depend on data, and be zero
@@ -109,12 +104,11 @@ def _symbolic_stage(ctx: LoweringContext, value: ir.Value, rank: int, axis: int,
     split = op.Concat(op.Shape(value, end=axis), parts, length, op.Shape(value, start=axis + 1), axis=0)
 
     def in_two(op: OpBuilder) -> list[ir.Value]:
-        # The zeros at the end add nothing, nor does a function of them: `first` is one of absolute values or squares.
-        part = getattr(op, first)(op.Reshape(op.Pad(value, pads), split), [axis + 1], keepdims=0)
+        part = op.ReduceSum(op.Reshape(op.Pad(value, pads), split), [axis + 1], keepdims=0)
         return [op.ReduceSum(part, [axis], keepdims=0)]
 
     def at_once(op: OpBuilder) -> list[ir.Value]:
-        return [getattr(op, first)(value, [axis], keepdims=0)]
+        return [op.ReduceSum(value, [axis], keepdims=0)]
 
     (result,) = either(ctx, op.Squeeze(op.Greater(count, _LONG), [0]), in_two, at_once)
     return result
@@ -179,7 +173,8 @@ def _stages(shape: Sequence[Size], summed: Sequence[int]) -> list[list[int]]:
 
 def sums_integers_exactly(ctx: LoweringContext) -> bool:
     """Whether ReduceSum and ReduceProd compute integers as integers."""
-    return not ctx.target.has_defect("integer_sums_in_float64")
+    target = ctx.target
+    return not (target.has_defect("integer_sums_in_float64") or target.has_defect("integers_reduced_in_float32"))
 
 
 def integer_total(
@@ -194,10 +189,13 @@ def integer_total(
     carried = not is_unbacked(*sizes)  # sizes made from data may be no input's
     if ctx.target.prefers_dense_products and carried and not sums_integers_exactly(ctx):
         return _times_ones(ctx, value, sizes, axes, keepdim)
-    if sums_integers_exactly(ctx) or _was_narrow(value):
-        return op.ReduceSum(value, ctx.ints(axes), keepdims=int(keepdim))
     dtype = value.dtype
     assert dtype is not None
+    if _was_narrow(value) and ctx.target.has_defect("integers_reduced_in_float32"):
+        wide = op.Cast(value, to=ir.DataType.DOUBLE)
+        return op.Cast(op.ReduceSum(wide, ctx.ints(axes), keepdims=int(keepdim)), to=dtype)
+    if sums_integers_exactly(ctx) or _was_narrow(value):
+        return op.ReduceSum(value, ctx.ints(axes), keepdims=int(keepdim))
     rest = value if dtype == ir.DataType.INT64 else op.Cast(value, to=ir.DataType.INT64)
     count = math.prod(sizes[a] for a in axes)
     bits = 32 if isinstance(count, int) and count <= 1 << 21 else 21  # 21 bits: up to 2^31 numbers

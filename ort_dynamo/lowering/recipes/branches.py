@@ -18,11 +18,31 @@ Branch = Callable[[OpBuilder], Sequence[ir.Value]]
 """Builds one branch with the op builder of its own graph; it may read the values around it."""
 
 
-def either(ctx: LoweringContext, condition: ir.Value, then: Branch, otherwise: Branch) -> tuple[ir.Value, ...]:
-    """Choose the values of `then` where the 0-d bool `condition` holds, else those of `otherwise`, typed alike."""
-    branches = {"then_branch": _graph(ctx, "then", then), "else_branch": _graph(ctx, "else", otherwise)}
+def either(
+    ctx: LoweringContext,
+    condition: ir.Value,
+    then: Branch,
+    otherwise: Branch,
+    *,
+    op: OpBuilder | None = None,
+    place: str = "",
+) -> tuple[ir.Value, ...]:
+    """Choose the values of `then` where the 0-d bool `condition` holds, else those of `otherwise`, typed alike.
+
+    Args:
+        ctx: the node's.
+        condition: which of the two.
+        then: builds one.
+        otherwise: builds the other.
+        op: of the branch in which this choice stands, if it stands in one.
+        place: then, a name of its own for it.
+    """
+    branches = {
+        "then_branch": _graph(ctx, f"{place}then", then),
+        "else_branch": _graph(ctx, f"{place}else", otherwise),
+    }
     outputs = branches["then_branch"].outputs
-    found = ctx.op.If(condition, **branches, _outputs=len(outputs))
+    found = (op or ctx.op).If(condition, **branches, _outputs=len(outputs))
     values = (found,) if isinstance(found, ir.Value) else tuple(found)
     for value, output in zip(values, outputs, strict=True):
         value.dtype = output.dtype

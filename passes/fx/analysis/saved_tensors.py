@@ -177,6 +177,12 @@ class JointGraph:
         """Storages of the graph's inputs: keeping a view of one costs nothing."""
         return frozenset(storage_of(n) for n in self.gm.graph.find_nodes(op="placeholder") if is_tensor(n))
 
+    @cached_property
+    def inputs_read_by_backward(self) -> frozenset[int]:
+        """Storages of the inputs that the backward reads: they live as long as what is kept."""
+        inputs = filter(is_tensor, self.gm.graph.find_nodes(op="placeholder"))
+        return frozenset(storage_of(node) for node in inputs if any(map(self._in_backward, node.users)))
+
     def _allocations(self, nodes: Collection[Node]) -> tuple[Kept, ...]:
         groups: dict[int, list[Node]] = {}
         for node in filter(set(nodes).__contains__, self.forward):

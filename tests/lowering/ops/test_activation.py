@@ -211,6 +211,19 @@ def test_large_prelu_equals_eager(slope):
     assert_like_eager(lambda x, w: F.prelu(x.transpose(0, 1), w), x, slopes, gradients=False)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_large_prelu_of_slopes_up_to_one_equals_eager(dtype):
+    x = torch.randn(3, *_LARGE, dtype=dtype)
+    x[..., 0, : len(EDGES)] = EDGES.to(dtype)
+    slopes = torch.tensor([1e-30, 0.25, 1.0], dtype=dtype)
+
+    def function(x, w):
+        y = F.prelu(x.transpose(0, 1), w)
+        return y, y.signbit() & ~y.isnan()  # the sign of nan means nothing
+
+    assert_like_eager(function, x, slopes, gradients=False)
+
+
 @pytest.mark.parametrize("is_result", [False, True])
 def test_gradients_of_elu_equal_eager(is_result):
     x, grad = torch.randn(2, *_LARGE)

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from ort_dynamo.lowering.ops import convolution
 from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.target import Target
 from ort_dynamo.testing import assert_like_eager
 
 CONVOLUTIONS = {
@@ -73,6 +74,14 @@ def image(shape):
 
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_convolution_and_its_gradients_equal_eager(case, form):
+    module, shape = CONVOLUTIONS[case]
+    assert_like_eager(module, image(shape))
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_the_gradient_of_a_weight_as_one_convolution_equals_eager(case, monkeypatch):
+    monkeypatch.setattr(convolution._Gradient, "_has_conv_grad", False)
+    monkeypatch.setattr(Target, "weighs_by_convolution", True)  # as on CUDA
     module, shape = CONVOLUTIONS[case]
     assert_like_eager(module, image(shape))
 

@@ -63,6 +63,19 @@ def test_the_ratio_is_that_of_the_targets_runtime() -> None:
     }
 
 
+@pytest.mark.parametrize("mask", [(True, True, True), (False, True, True), (False, False, True)])
+def test_gradients_that_a_mask_leaves_out_have_no_elements(mask: tuple[bool, ...]) -> None:
+    def backward(gradient: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        found = aten.native_layer_norm_backward(gradient, x, [512], mean, scale, weight, weight, mask)
+        return tuple(one for one in found if one is not None)
+
+    given = (MANY, MANY, (512, 1), (512, 1), (512,))
+    assert chosen(backward, *given) == {
+        "aten.native_layer_norm_backward.default": "ONNX Runtime takes 3.4 times as long"
+    }
+    assert not chosen(lambda g, x, *others: backward(g.exp(), x, *others), *given)
+
+
 def test_with_several_threads_a_session_that_follows_costs_what_spinning_threads_take_from_it() -> None:
     assert chosen(between(torch.lgamma), VERY_MANY, threads=2)
     assert not chosen(between(torch.lgamma), MANY, threads=2)
@@ -83,6 +96,21 @@ def test_where_torch_can_run_all_there_is_no_cost(threads: int) -> None:
         "aten.lgamma.default",
         "aten.flip.default",
     }
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_graph_is_cut_for_an_operator_that_gains_less_than_a_boundary_costs(threads: int) -> None:
+    assert set(chosen(torch.sign, FEW, threads=threads)) == {"aten.sign.default"}
+    assert not chosen(between(torch.sign), VERY_MANY, threads=threads)
+    assert not chosen(lambda x: x.exp().sign(), VERY_MANY, threads=threads)
+
+
+def test_what_only_fills_is_torchs_where_torch_can_run_all_else() -> None:
+    assert chosen(lambda x: (x.sign(), torch.zeros_like(x)), FEW) == {
+        "aten.sign.default": "ONNX Runtime takes 7.2 times as long",
+        "aten.zeros_like.default": FILLS,
+    }
+    assert not chosen(lambda x: (x.exp().sign(), torch.zeros_like(x)), FEW)
 
 
 def test_symbolic_sizes_are_those_of_the_example() -> None:
@@ -145,6 +173,24 @@ def test_only_forms_that_were_measured_are_chosen(
 ) -> None:
     assert chosen(between(function), MANY, *others)
     assert not chosen(between(nearest_other), MANY, *others)
+
+
+@pytest.mark.parametrize(
+    ("function", "nearest_other"),
+    [
+        (lambda x: torch.linalg.vector_norm(x, dim=-1), lambda x: torch.linalg.vector_norm(x, dim=0)),
+        (lambda x: torch.linalg.vector_norm(x, dim=-1), lambda x: torch.linalg.vector_norm(x, 1, dim=-1)),
+        (lambda x: torch.linalg.vector_norm(x, dim=-1), lambda x: torch.linalg.vector_norm(x)),
+        (lambda x: x.prod(), lambda x: x.double().prod()),
+        (lambda x: torch.sign(x), lambda x: x.bfloat16().sign()),
+        (lambda x: x[:, None].expand(-1, 2, -1).clone(), lambda x: x.t().clone()),
+    ],
+)
+def test_alone_only_forms_that_were_measured_are_chosen(
+    function: Callable[..., Tensor], nearest_other: Callable[..., Tensor]
+) -> None:
+    assert chosen(function, MANY)
+    assert not chosen(nearest_other, MANY)
 
 
 def test_bags_are_counted_by_what_they_read() -> None:

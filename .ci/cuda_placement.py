@@ -1,0 +1,161 @@
+"""Asks ONNX Runtime's CUDA provider itself where it would place each node of the benchmarks' models. No GPU is needed.
+
+    python .ci/cuda_placement.py [--environment DIR] [NAME …]
+
+Run by a Python that has the project with its extra dev. It compiles each model's tiny size, in float32 and under
+autocast to bfloat16 and float16, with torch's kernels by choice and without, for the recorded CUDA target, and has the
+sessions' models placed by the release that the record is of, in an environment of its own that pip makes
+(.ci/venv-placement, 2.5 GB), with the stand-in for a device that record_kernels.py has. ONNX Runtime optimizes each
+model first, as in a real session; nothing is computed, and no session opens. It ends with status 1 if a node is left to
+the CPU provider, or a copy between host and device is inserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from record_kernels import make_environment
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSION = "1.31.1"
+
+
+@dataclass
+class Placement:
+    """Where the nodes of one model would run.
+
+    Attributes:
+        cuda: how many on CUDA.
+        cpu: operator -> how many on the CPU provider.
+        copies: how many copies between host and device.
+        log: what ONNX Runtime said.
+    """
+
+    cuda: int = 0
+    cpu: Counter[str] = field(default_factory=Counter)
+    copies: int = 0
+    log: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the model would run on CUDA."""
+        return self.cuda > 0 and not self.cpu and not self.copies
+
+
+def read_log(log: str) -> Placement:
+    """Read a placement off the verbose log of a session that was to be opened."""
+    found, provider = Placement(log=log), ""
+    for line in log.splitlines():
+        if placed := re.search(r"(?:All nodes|Node\(s\)) placed on \[(\w+)\]\. Number of nodes: (\d+)", line):
+            provider = placed[1]
+            if provider == "CUDAExecutionProvider":
+                found.cuda += int(placed[2])
+            elif "All nodes" in line:
+                found.cpu["(all)"] += int(placed[2])
+        elif node := re.search(r"VerifyEachNodeIsAssignedToAnEp\]\s+(\w+) \(", line):
+            if node[1].startswith("Memcpy"):
+                found.copies += 1
+            elif provider == "CPUExecutionProvider":
+                found.cpu[node[1]] += 1
+    return found
+
+
+def ask(python: Sequence[str], model: Path, without: Sequence[str] = ()) -> Placement:
+    """Have one model placed, by a Python of the environment; `without` these of ONNX Runtime's optimizers."""
+    command = [*python, __file__, "--open", str(model), json.dumps(list(without))]
+    run = subprocess.run(command, capture_output=True, text=True)
+    return read_log(run.stdout + run.stderr)
+
+
+def open_session(model: str, without: str) -> None:
+    """What runs in the environment: try to open a session, and say on stderr all that ONNX Runtime says."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level, settings.log_verbosity_level = 0, 1
+    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    # It fails when the device is first used, which is after the placement.
+    onnxruntime.InferenceSession(model, settings, providers=providers, disabled_optimizers=json.loads(without))
+
+
+def models(names: Sequence[str], folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """The files of the models that a training step of each workload has, and which optimizers a session leaves out."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cuda")]
+    import onnx
+    import onnx_ir as ir
+    import torch
+    from cuda_target import compiled_for
+
+    from bench.workloads import WORKLOADS, build
+    from ort_dynamo.runtime.capabilities import omitted_optimizers
+    from ort_dynamo.runtime.providers import recorded_cuda_targets
+
+    target = next(target for target in recorded_cuda_targets() if target.version == VERSION)
+    kinds = (torch.float32, torch.bfloat16, torch.float16)
+    for name, dtype, placement in itertools.product(names or WORKLOADS, kinds, ("fastest", "onnxruntime")):
+        workload = build(name, "tiny")
+        wide = dtype == torch.float32
+        autocast: Any = contextlib.nullcontext() if wide else torch.autocast("cpu", dtype)
+        torch.compiler.reset()
+        with compiled_for(target, placement=placement) as (backend, found), autocast:
+            torch.compile(workload.module, backend=backend, fullgraph=True)(*workload.batch)
+        for place, model in enumerate(found.models):
+            file = folder / f"{name}-{str(dtype).removeprefix('torch.')}-{placement}-{place}.onnx"
+            onnx.save(model, file)
+            values = onnx.shape_inference.infer_shapes(model).graph.value_info
+            dtypes = {ir.DataType(value.type.tensor_type.elem_type) for value in values}
+            yield file, omitted_optimizers(dtypes, target)
+
+
+MISPLACED = """<ir_version: 9, opset_import: ["": 20]>
+test (int64[2] x, float[2] y) => (int64[2] z, float[2] w) { z = BitwiseAnd (x, x)  w = Relu (y) }"""
+"""A model with a node that has no kernel on CUDA. If that is not seen, nothing here means anything."""
+
+
+def main() -> int:
+    """Command line."""
+    if sys.argv[1:2] == ["--open"]:
+        open_session(*sys.argv[2:])
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="workloads (default: all)")
+    parser.add_argument(
+        "--environment", type=Path, default=ROOT / ".ci" / "venv-placement", help="where it is, or is made"
+    )
+    arguments = parser.parse_args()
+    import onnx
+
+    python = make_environment(arguments.environment, VERSION, "cuda")
+    wrong, nodes, count = [], 0, 0
+    with tempfile.TemporaryDirectory() as temporary:
+        misplaced = Path(temporary, "misplaced.onnx")
+        onnx.save(onnx.parser.parse_model(MISPLACED), misplaced)
+        found = ask(python, misplaced)
+        if found.cpu != {"BitwiseAnd": 1} or found.cuda != 1:
+            print(f"a node without a kernel is not seen:\n{found.log[-3000:]}")
+            return 2
+        for file, without in models(arguments.names, Path(temporary)):
+            found = ask(python, file, without)
+            count, nodes = count + 1, nodes + found.cuda
+            if not found.is_whole:
+                wrong.append(file.stem)
+                print(f"{file.stem}: {dict(found.cpu)} on the CPU, {found.copies} copies")
+                print("" if found.cuda else found.log[-3000:])
+    print(f"{count} models, {nodes} nodes on CUDA after ONNX Runtime's own optimizers, {len(wrong)} models with others")
+    return int(bool(wrong) or not count)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,150 @@
+"""The models of `bench.cuda`, in plain torch: the machine with the device may have no other package.
+
+Weights are float32, as autocast wants them; equal seeds give equal weights and batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bench.conv_nets import CONV_NETS, build_conv_net, whole_resnet50
+from bench.workloads import Workload
+
+__all__ = ["LARGE", "SMALL", "Scale", "build_model"]
+
+Scale = Literal["tiny", "full"]
+"""tiny: shows on a CPU that it runs. full: as the device is to be measured."""
+
+
+@dataclass(frozen=True)
+class _Text:
+    layers: int
+    width: int
+    heads: int
+    rows: int
+    length: int
+    vocabulary: int
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.inward, self.outward = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, width = x.shape
+        parts = self.inward(x).view(rows, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        query, key, value = parts.unbind(0)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        return self.outward(mixed.transpose(1, 2).reshape(rows, length, width))
+
+
+class _Layer(nn.Module):
+    def __init__(self, width: int, heads: int, causal: bool, dropout: float) -> None:
+        super().__init__()
+        self.attention = _Attention(width, heads, causal)
+        self.inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.dropout, self.causal = nn.Dropout(dropout), causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.causal:  # normalised before, as in GPT; else after, as in BERT
+            x = x + self.dropout(self.attention(self.norms[0](x)))
+            return x + self.dropout(self.inner(self.norms[1](x)))
+        x = self.norms[0](x + self.dropout(self.attention(x)))
+        return self.norms[1](x + self.dropout(self.inner(x)))
+
+
+class _LanguageModel(nn.Module):
+    """The mean cross-entropy of the next token, or of masked ones; targets of -100 do not count."""
+
+    def __init__(self, text: _Text, causal: bool, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(text.vocabulary, text.width)
+        self.places = nn.Parameter(torch.randn(text.length, text.width) * 0.02)
+        self.layers = nn.ModuleList([_Layer(text.width, text.heads, causal, dropout) for _ in range(text.layers)])
+        self.norm, self.head = nn.LayerNorm(text.width), nn.Linear(text.width, text.vocabulary)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+
+    def forward(self, targets: Tensor, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.places
+        for layer in self.layers:
+            x = layer(x)
+        return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+
+def _text(sizes: dict[Scale, _Text], causal: bool, dropout: float, scale: Scale) -> Workload:
+    text = sizes[scale]
+    ids = torch.randint(text.vocabulary, (text.rows, text.length))
+    if causal:
+        targets = functional.pad(ids[:, 1:], (0, 1), value=-100)
+    else:
+        masked = torch.rand(ids.shape) < 0.15
+        masked[:, 0] = True
+        targets = ids.where(masked, -100)
+    return Workload(_LanguageModel(text, causal, dropout), (targets, ids))
+
+
+_TINY = _Text(layers=2, width=32, heads=2, rows=2, length=16, vocabulary=64)
+_GPT: dict[Scale, _Text] = {"tiny": _TINY, "full": _Text(24, 1024, 16, 8, 1024, 50304)}
+_BERT: dict[Scale, _Text] = {"tiny": _TINY, "full": _Text(24, 1024, 16, 16, 512, 30592)}
+_SMALL: dict[Scale, _Text] = {"tiny": _TINY, "full": _Text(4, 256, 4, 8, 128, 4096)}
+
+
+def _resnet50(scale: Scale) -> Workload:
+    return build_conv_net("resnet50", "tiny") if scale == "tiny" else whole_resnet50()
+
+
+class _Perceptron(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(64, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 10)
+        )
+
+    def forward(self, targets: Tensor, x: Tensor) -> Tensor:
+        return functional.cross_entropy(self.layers(x), targets)
+
+
+def _mlp(scale: Scale) -> Workload:
+    width, rows = (32, 8) if scale == "tiny" else (1024, 256)
+    return Workload(_Perceptron(width), (torch.randint(10, (rows,)), torch.randn(rows, 64)))
+
+
+def _net(name: str, scale: Scale) -> Workload:
+    return build_conv_net(name, "tiny" if scale == "tiny" else "small")
+
+
+SMALL: dict[str, Callable[[Scale], Workload]] = {
+    "mlp": _mlp,
+    "gpt": partial(_text, _SMALL, True, 0.0),
+    "bert": partial(_text, _SMALL, False, 0.1),
+    **{name: partial(_net, name) for name in CONV_NETS},
+}
+"""What correctness is checked on, and what shows the fixed cost of a call."""
+
+LARGE: dict[str, Callable[[Scale], Workload]] = {
+    "gpt, 24 layers": partial(_text, _GPT, True, 0.0),
+    "bert, 24 layers": partial(_text, _BERT, False, 0.1),
+    "resnet50, 224²": _resnet50,
+}
+"""What is measured."""
+
+
+def build_model(name: str, scale: Scale, device: torch.device, *, dropout: bool = True, seed: int = 0) -> Workload:
+    """A workload of SMALL or LARGE on a device; without `dropout` equal inputs give equal results."""
+    torch.manual_seed(seed)
+    made = {**SMALL, **LARGE}[name](scale)
+    if not dropout:
+        for module in made.module.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+    return Workload(made.module.to(device), tuple(tensor.to(device) for tensor in made.batch))

@@ -1,0 +1,109 @@
+"""The CUDA stream of a session, and the order of its work with that on others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from ort_dynamo.runtime.binding import Run
+from ort_dynamo.runtime.torch_memory import TORCH_MEMORY
+
+__all__ = ["SessionStream"]
+
+_LEGACY = 1
+"""CUDA's address of its default stream. torch's is 0, which ONNX Runtime takes for none, and makes a stream of its own
+that nothing waits for."""
+
+
+class SessionStream:
+    """The one stream that a session computes on: that on which it is opened.
+
+    A call on the same stream has the order of that stream, and needs nothing else. One on another stream has the
+    session's wait for it before the run, and waits for the session's after it, on the device: the host waits for
+    neither. To the caller the work is done on its own stream. So memory that its stream may free, it may free after the
+    call, and no `record_stream` is needed here; results are torch's tensors, allocated on the caller's stream, and the
+    program's own `record_stream` holds for them.
+
+    A session is not opened again for each stream: that takes seconds, programs make streams by the dozen, and
+    autograd runs a backward on the stream of its forward.
+
+    Args:
+        device: of the session.
+        provider_options: of the user; a user_compute_stream among them is taken.
+        apart: take a stream that nothing else uses, since CUDA cannot record its default stream in a graph.
+    """
+
+    def __init__(self, device: torch.device, provider_options: Mapping[str, str], *, apart: bool = False) -> None:
+        self._device = device
+        given = provider_options.get("user_compute_stream")
+        if given is not None:
+            self._stream: Any = torch.cuda.ExternalStream(int(given), device)  # type: ignore[no-untyped-call]
+        else:
+            self._stream = _stream_apart(device) if apart else torch.cuda.current_stream(device)
+        self._several = torch.cuda.device_count() > 1
+
+    @property
+    def address(self) -> str:
+        """The stream, as the provider takes it."""
+        return str(self._stream.cuda_stream or _LEGACY)
+
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """Be on the stream while a session is opened: constants are copied to the device."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            yield
+
+    def owned(self, result: torch.Tensor) -> torch.Tensor:
+        """A copy of a result that ONNX Runtime allocated on the session's stream, and could give away too early."""
+        current = torch.cuda.current_stream(self._device)
+        copied = result.clone()
+        if current.cuda_stream != self._stream.cuda_stream:
+            self._stream.wait_stream(current)
+        return copied
+
+    def around(self, run: Run) -> Run:
+        """Make of `run` what can be called on any stream, with any device current.
+
+        It raises what torch raised where ONNX Runtime asked for memory.
+        """
+        device, stream = self._device, self._stream
+        address = stream.cuda_stream
+
+        def ordered(*call: Any) -> None:
+            current = torch.cuda.current_stream(device)
+            if current.cuda_stream == address:
+                run(*call)
+                return
+            stream.wait_stream(current)
+            try:
+                with torch.cuda.stream(stream):
+                    run(*call)
+            finally:
+                current.wait_stream(stream)
+
+        def guarded(*call: Any) -> None:
+            with torch.cuda.device(device):  # ONNX Runtime makes the session's device the current one
+                ordered(*call)
+
+        run_ordered = guarded if self._several else ordered
+
+        def run_with_memory(*call: Any) -> None:
+            TORCH_MEMORY.raised()  # what an earlier run got over: a block that was too large is taken in pieces
+            try:
+                run_ordered(*call)
+            except Exception as error:
+                raised = TORCH_MEMORY.raised()
+                if raised is None:
+                    raise
+                raise raised from error
+
+        return run_with_memory
+
+
+@cache
+def _stream_apart(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,0 +1,100 @@
+"""What torch has one kernel for, and a session many, runs in torch where each node is a launch: on a GPU."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.dtypes import onnx_dtype
+from ort_dynamo.marks import CHOSEN
+from ort_dynamo.passes.fx.analysis.whole_kernels import ATTENTION, NORMALIZATIONS, saved
+from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, convolution_weight, multiplications
+from ort_dynamo.target import Target
+from ort_dynamo.torch_internals.operators import aten
+
+__all__ = ["PlaceWholeKernels"]
+
+GRADIENT = "torch has a kernel for a convolution's gradients, ONNX Runtime has none"
+CONVOLVES_WIDE = "torch convolves this dtype, ONNX Runtime a wider one"
+NORMALIZES = "torch has a kernel for it, and a session needs many"
+ATTENDS = "torch's fused attention does not make the scores as a whole"
+BETWEEN = "between torch's convolutions and normalizations a session would have a node or two"
+
+_CUT = 60.0
+"""Microseconds that torch's call and that of one more session take on the host. An estimate."""
+
+
+@dataclass(frozen=True)
+class PlaceWholeKernels(PassBase):
+    """Marks the nodes that are one kernel of torch's and many of a session's, each with the reason.
+
+    The gradients of a convolution always: cuDNN computes them, and ONNX Runtime has no operator for it. A forward
+    convolution stays in the session, whose kernel is cuDNN's as well, if it takes the dtype. Attention that torch's
+    dispatcher has given to a fused kernel stays with it. Normalizations go where what they save, in launches and in
+    passes over memory, exceeds what the cut costs.
+
+    Where convolutions multiply more than products of matrices do, all of the graph is torch's: what is left between is
+    elementwise, and takes a session as many kernels as torch.
+
+    Attributes:
+        target: what the sessions are compiled for.
+    """
+
+    target: Target
+    name: str = "place_whole_kernels"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Mark nodes of a joint or inference graph."""
+        nodes = list(graph_module.graph.nodes)
+        modified = False
+        for node in nodes:
+            reason = self._reason(node)
+            if reason is not None:
+                modified |= _mark([node], reason)
+        if self.target.leaves_convolution_gradients and _convolves_most(nodes):
+            modified |= _mark((node for node in nodes if _computes(node)), BETWEEN)
+        return PassResult(graph_module, modified)
+
+    def _reason(self, node: Node) -> str | None:
+        target = self.target
+        if target.leaves_convolution_gradients:
+            if node.target is aten.convolution_backward.default:
+                return GRADIENT
+            if node.target is aten.convolution.default and self._convolves_wider(node):
+                return CONVOLVES_WIDE
+        if target.leaves_normalizations and node.target in NORMALIZATIONS:
+            return NORMALIZES if saved(node, NORMALIZATIONS[node.target]) > _CUT else None
+        if target.leaves_attention and node.target in ATTENTION:
+            return ATTENDS
+        return None
+
+    def _convolves_wider(self, node: Node) -> bool:
+        dtype = convolution_weight(node).dtype
+        return dtype in _HALF and not self.target.takes("Conv", "", {"T": onnx_dtype(dtype)})
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _mark(nodes: Iterable[Node], reason: str) -> bool:
+    new = [node for node in nodes if CHOSEN not in node.meta]
+    for node in new:
+        node.meta[CHOSEN] = reason
+    return bool(new)
+
+
+def _convolves_most(nodes: Iterable[Node]) -> bool:
+    """Whether convolutions multiply more than products of matrices do, by the example's sizes."""
+    counts = {True: 0, False: 0}
+    for node in nodes:
+        counts[node.target in CONVOLUTIONS] += multiplications(node)
+    return counts[True] > counts[False]
+
+
+def _computes(node: Node) -> bool:
+    return node.op == "call_function" and node.target is not operator.getitem

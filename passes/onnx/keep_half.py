@@ -1,0 +1,142 @@
+"""A single operator between casts that only its kernel needed stays in float16 or bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.traversal import RecursiveGraphIterator
+
+from ort_dynamo.marks import FOR_KERNEL, PASS
+from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
+from ort_dynamo.target import Target
+
+__all__ = ["KeepHalf"]
+
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+_ROUNDED_ONCE = frozenset({"Abs", "Add", "Max", "Min", "Mul", "Neg", "Relu", "Sub", "Where"})
+"""Of two half-width numbers, each gives the same in half width as in float32 and rounded: no product of two of them has
+more bits than float32 holds, and the rounding of a sum to float32 first changes nothing (Figueroa, 1995)."""
+
+
+@dataclass(frozen=True)
+class KeepHalf(ir.passes.InPlacePass):
+    """Cast(half -> float32), one operator, Cast(float32 -> half) becomes the operator in half width.
+
+    Lowerings compute half-width arithmetic in float32, as a formula of several operators has to be. Of a single one the
+    result is the same, and where each node is a launch and a pass over memory, two casts and the width are not.
+
+    It fires where every floating input is such a cast, or a constant that half width holds, nobody else reads the
+    result, and the target has a kernel. A first input that is a condition stays. Of bfloat16, with excess precision, it
+    leaves alone what is next to another operator between casts: remove_round_trips takes the casts between the two, and
+    one of them in half width would bring casts back.
+
+    Attributes:
+        target: whose kernels are asked.
+        excess_precision: whether roundings to bfloat16 between operators go.
+    """
+
+    target: Target
+    excess_precision: bool = True
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite every graph of the model."""
+        names, modified = ValueNames(model), False
+        for node in list(RecursiveGraphIterator(model.graph)):
+            modified |= self._keep(node, names)
+        return ir.passes.PassResult(model, modified)
+
+    def _keep(self, narrowing: ir.Node, names: ValueNames) -> bool:
+        if not _is_for_kernel(narrowing) or narrowing.outputs[0].dtype not in _HALF:
+            return False
+        (result,), (half,) = narrowing.inputs, narrowing.outputs
+        node = None if result is None else result.producer()
+        if result is None or node is None or node.domain or node.op_type not in _ROUNDED_ONCE:
+            return False
+        if node.graph is not narrowing.graph or len(result.uses()) != 1 or result.is_graph_output():
+            return False
+        assert half.dtype is not None
+        narrow = [_in_half(value, half.dtype) for value in node.inputs]
+        if any(value is None for value in narrow) or not any(isinstance(value, ir.Value) for value in narrow[-2:]):
+            return False
+        if not self.target.takes(node.op_type, "", {"T": half.dtype}):
+            return False
+        if self.excess_precision and half.dtype == ir.DataType.BFLOAT16 and _has_neighbour(narrow, half):
+            return False
+        for index, value in enumerate(narrow):
+            if isinstance(value, ir.Value):
+                node.replace_input_with(index, value)
+            else:
+                assert isinstance(value, np.ndarray)
+                node.replace_input_with(index, _constant(node, value, names))
+        _take_place(node, narrowing)
+        node.metadata_props[PASS] = repr(self)
+        return True
+
+
+def _is_for_kernel(node: ir.Node | None) -> bool:
+    return node is not None and node.op_type == "Cast" and not node.domain and FOR_KERNEL in node.metadata_props
+
+
+def _in_half(value: ir.Value | None, dtype: ir.DataType) -> ir.Value | np.ndarray | None:
+    """What stands for a float32 input in `dtype`: the value that was widened, or a constant; None if nothing does."""
+    if value is None or value.dtype == ir.DataType.BOOL:
+        return value
+    node = value.producer()
+    if node is not None:
+        return node.inputs[0] if _is_for_kernel(node) and node.inputs[0].dtype == dtype else None  # type: ignore[union-attr]
+    if value.const_value is None or value.dtype != ir.DataType.FLOAT:
+        return None
+    wide = value.const_value.numpy()
+    narrow = wide.astype(dtype.numpy())
+    return narrow if np.array_equal(narrow.astype(wide.dtype), wide, equal_nan=True) else None
+
+
+def _has_neighbour(inputs: Sequence[ir.Value | np.ndarray | None], output: ir.Value) -> bool:
+    """Whether an input is a rounding of what was computed wider, or a reader of the output computes wider."""
+    return any(_is_rounded(value) for value in inputs if isinstance(value, ir.Value)) or _is_widened(output)
+
+
+def _is_rounded(value: ir.Value) -> bool:
+    node = value.producer()
+    while node is not None and node.op_type in _MOVES and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return _is_for_kernel(node)
+
+
+def _is_widened(value: ir.Value) -> bool:
+    return any(
+        _is_for_kernel(reader) or (reader.op_type in _MOVES and any(map(_is_widened, reader.outputs)))
+        for reader in value.consumers()
+    )
+
+
+_MOVES = frozenset({"Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+
+
+def _constant(node: ir.Node, array: np.ndarray, names: ValueNames) -> ir.Value:
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    tensor = ir.tensor(array, name=names.fresh("half_constant"))
+    value = ir.Value(
+        name=tensor.name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+    )
+    graph.register_initializer(value)
+    return value
+
+
+def _take_place(node: ir.Node, narrowing: ir.Node) -> None:
+    """Have the output of `node` stand where that of the cast after it stood, under its name if it leaves the graph."""
+    (result,), (half,), graph = node.outputs, narrowing.outputs, narrowing.graph
+    assert isinstance(graph, ir.Graph)
+    result.type = half.type
+    places = [index for index, output in enumerate(graph.outputs) if output is half]
+    for index in places:
+        graph.outputs[index] = result
+    ir.convenience.replace_all_uses_with(half, result)
+    graph.remove(narrowing, safe=True)
+    if places:
+        result.name = half.name

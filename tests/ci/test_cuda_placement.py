@@ -1,0 +1,36 @@
+"""What ONNX Runtime's log says of a model's placement is read right."""
+
+from __future__ import annotations
+
+from cuda_placement import read_log
+
+WHOLE = """\
+2026-01-01 [V:onnxruntime:, session_state.cc:1280 VerifyEachNodeIsAssignedToAnEp] Node placements
+2026-01-01 [V:onnxruntime:, session_state.cc:1283 VerifyEachNodeIsAssignedToAnEp]  All nodes placed on [CUDAExecutionProvider]. Number of nodes: 7
+"""  # noqa: E501
+
+PARTLY = """\
+2026-01-01 [V:onnxruntime:, session_state.cc:1280 VerifyEachNodeIsAssignedToAnEp] Node placements
+2026-01-01 [V:onnxruntime:, session_state.cc:1288 VerifyEachNodeIsAssignedToAnEp]  Node(s) placed on [CPUExecutionProvider]. Number of nodes: 1
+2026-01-01 [V:onnxruntime:, session_state.cc:1290 VerifyEachNodeIsAssignedToAnEp]   BitwiseAnd (and)
+2026-01-01 [V:onnxruntime:, session_state.cc:1288 VerifyEachNodeIsAssignedToAnEp]  Node(s) placed on [CUDAExecutionProvider]. Number of nodes: 2
+2026-01-01 [V:onnxruntime:, session_state.cc:1290 VerifyEachNodeIsAssignedToAnEp]   MemcpyToHost (Memcpy)
+2026-01-01 [V:onnxruntime:, session_state.cc:1290 VerifyEachNodeIsAssignedToAnEp]   Relu (relu)
+"""  # noqa: E501
+
+
+def test_a_model_that_is_whole_on_cuda() -> None:
+    found = read_log(WHOLE)
+    assert (found.cuda, dict(found.cpu), found.copies) == (7, {}, 0)
+    assert found.is_whole
+
+
+def test_a_node_on_the_cpu_and_a_copy_are_seen() -> None:
+    found = read_log(PARTLY)
+    assert (found.cuda, dict(found.cpu), found.copies) == (2, {"BitwiseAnd": 1}, 1)
+    assert not found.is_whole
+
+
+def test_what_never_came_to_a_placement_is_not_whole() -> None:
+    assert not read_log("ImportError: libcudart.so.13").is_whole
+    assert not read_log(WHOLE.replace("CUDA", "CPU")).is_whole

@@ -1,0 +1,65 @@
+"""Stands in for torch.cuda's streams and devices where there is no device: it notes what is asked, in order."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+__all__ = ["FakeCuda", "FakeStream", "fake_cuda"]
+
+
+@dataclass(eq=False)
+class FakeStream:
+    cuda_stream: int
+    notes: list[str]
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.notes.append(f"{self.cuda_stream} waits for {other.cuda_stream}")
+
+
+@dataclass
+class FakeCuda:
+    """Attributes: devices: how many there are. current: the current stream. notes: what was done, in order."""
+
+    devices: int = 1
+    notes: list[str] = field(default_factory=list)
+    made: int = 100
+
+    def __post_init__(self) -> None:
+        self.current = self.stream_at(0)
+
+    def stream_at(self, address: int) -> FakeStream:
+        return FakeStream(address, self.notes)
+
+    def new_stream(self, device: Any = None) -> FakeStream:
+        self.made += 1
+        return self.stream_at(self.made)
+
+    @contextlib.contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    @contextlib.contextmanager
+    def device(self, device: Any) -> Iterator[None]:
+        self.notes.append(f"device {device}")
+        yield
+        self.notes.append("device before")
+
+
+def fake_cuda(patch: pytest.MonkeyPatch) -> FakeCuda:
+    """Put one in the place of what `ort_dynamo.runtime` takes of torch.cuda."""
+    fake = FakeCuda()
+    patch.setattr(torch.cuda, "current_stream", lambda device=None: fake.current)
+    patch.setattr(torch.cuda, "stream", fake.stream)
+    patch.setattr(torch.cuda, "device", fake.device)
+    patch.setattr(torch.cuda, "device_count", lambda: fake.devices)
+    patch.setattr(torch.cuda, "Stream", fake.new_stream)
+    patch.setattr(torch.cuda, "ExternalStream", lambda address, device: fake.stream_at(address))
+    return fake

@@ -1,0 +1,131 @@
+"""Which nodes are marked for torch on a GPU, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ort_dynamo.marks import CHOSEN
+from ort_dynamo.passes.fx.place_whole_kernels import (
+    ATTENDS,
+    BETWEEN,
+    CONVOLVES_WIDE,
+    GRADIENT,
+    NORMALIZES,
+    PlaceWholeKernels,
+)
+from ort_dynamo.runtime.providers import recorded_cpu_targets, recorded_cuda_targets
+from ort_dynamo.target import Target
+
+CUDA = recorded_cuda_targets()[-1]
+aten = torch.ops.aten
+
+
+def marks(function: Callable[..., Any], *shapes: tuple[int, ...], **given: Any) -> Counter[str]:
+    """Reason -> how many nodes of the function's graph have it; a second run must change nothing."""
+    tensors = [torch.zeros(shape, dtype=given.get("dtype", torch.float32)) for shape in shapes]
+    gm = make_fx(function, tracing_mode=given.get("tracing_mode", "fake"))(*tensors)
+    pass_ = PlaceWholeKernels(given.get("target", CUDA))
+    result = pass_(gm)
+    found = Counter(node.meta[CHOSEN] for node in gm.graph.nodes if CHOSEN in node.meta)
+    assert result is not None
+    assert result.modified == bool(found)
+    again = pass_(gm)
+    assert again is not None
+    assert not again.modified
+    return found
+
+
+def convolution(x: Tensor, w: Tensor) -> Tensor:
+    return aten.convolution(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+
+
+def gradients(grad: Tensor, x: Tensor, w: Tensor) -> Any:
+    return aten.convolution_backward(grad, x, w, [8], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True])
+
+
+IMAGES, WEIGHT, MATRIX = (2, 8, 16, 16), (8, 8, 3, 3), (512, 512)
+
+
+def outweighed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` beside a product of matrices that multiplies more."""
+
+    def both(matrix: Tensor, *arguments: Tensor) -> Any:
+        return matrix @ matrix, function(*arguments)
+
+    return both
+
+
+def test_the_gradients_of_a_convolution_are_torchs() -> None:
+    assert marks(outweighed(gradients), MATRIX, IMAGES, IMAGES, WEIGHT) == {GRADIENT: 1}
+
+
+def test_a_convolution_stays_where_a_kernel_takes_its_dtype() -> None:
+    assert not marks(outweighed(convolution), MATRIX, IMAGES, WEIGHT)
+    assert not marks(outweighed(convolution), MATRIX, IMAGES, WEIGHT, dtype=torch.float16)
+    assert marks(outweighed(convolution), MATRIX, IMAGES, WEIGHT, dtype=torch.bfloat16) == {CONVOLVES_WIDE: 1}
+
+
+def test_a_graph_of_convolutions_is_torchs_as_a_whole() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return convolution(x, w).relu()
+
+    assert marks(function, IMAGES, WEIGHT) == {BETWEEN: 2}
+
+
+def batch_norm(x: Tensor, w: Tensor) -> Any:
+    return aten._native_batch_norm_legit.no_stats(x, w, w, True, 0.1, 1e-5)
+
+
+def layer_norm_gradient(grad: Tensor, x: Tensor, w: Tensor) -> Any:
+    mean = x.mean(-1, keepdim=True)
+    return aten.native_layer_norm_backward(grad, x, w.shape, mean, mean, w, w, [True, True, True])
+
+
+def test_a_normalization_is_torchs_where_that_pays_for_the_cut() -> None:
+    assert marks(batch_norm, (8, 4, 8, 8), (4,)) == {NORMALIZES: 1}, "its launches alone"
+    assert not marks(layer_norm_gradient, (8, 64), (8, 64), (64,))
+    assert marks(layer_norm_gradient, (4096, 1024), (4096, 1024), (1024,)) == {NORMALIZES: 1}
+
+
+def test_the_size_is_the_examples() -> None:
+    shapes = (4096, 1024), (4096, 1024), (1024,)
+    assert marks(layer_norm_gradient, *shapes, tracing_mode="symbolic") == {NORMALIZES: 1}
+
+
+def test_the_forward_of_a_layer_norm_is_one_kernel_in_a_session() -> None:
+    def function(x: Tensor, w: Tensor) -> Any:
+        return aten.native_layer_norm(x, [1024], w, w, 1e-5)
+
+    assert not marks(function, (4096, 1024), (1024,))
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    out, lse, cum_q, cum_k, max_q, max_k, state, unused, _ = aten._scaled_dot_product_flash_attention(q, k, v)
+    return out, aten._scaled_dot_product_flash_attention_backward(
+        out, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, 0.0, False, state, unused
+    )
+
+
+def test_attention_goes_with_its_gradient() -> None:
+    shape = (2, 4, 16, 64)
+    assert marks(attention, shape, shape, shape, dtype=torch.bfloat16) == {ATTENDS: 2}
+
+
+def everything(matrix: Tensor, x: Tensor, w: Tensor, c: Tensor) -> Any:
+    return matrix @ matrix, gradients(x, x, w), batch_norm(x, c), convolution(x, w)
+
+
+@pytest.mark.parametrize("target", recorded_cpu_targets(), ids=lambda target: target.version)
+def test_on_a_cpu_nothing_is_chosen_by_launches(target: Target) -> None:
+    shapes = MATRIX, IMAGES, WEIGHT, (8,)
+    assert not marks(everything, *shapes, target=target, dtype=torch.bfloat16)
+    assert not marks(everything, *shapes, target=dataclasses.replace(CUDA, stands_alone=True), dtype=torch.bfloat16)
+    assert marks(everything, *shapes, dtype=torch.bfloat16) == {GRADIENT: 1, NORMALIZES: 1, CONVOLVES_WIDE: 1}

@@ -11,6 +11,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
+from ort_dynamo.report.record import RECORDS
+
 VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH = 61, 64, 4, 2, 16
 BATCH, STEPS = 8, 20
 
@@ -132,17 +134,23 @@ class Ran:
         counts: Dynamo's counters "ort_train": graphs, islands, nodes.
         eager: reason -> nodes in eager.
         collectives: overload -> nodes that torch runs by design.
+        graphs: role and islands of each compiled graph.
     """
 
     losses: list[float]
     counts: dict[str, int]
     eager: dict[str, int]
     collectives: dict[str, int]
+    graphs: list[tuple[str, int]]
 
 
 def ran(losses: list[float]) -> Ran:
     return Ran(
-        losses, dict(counters["ort_train"]), dict(counters["ort_train_eager"]), dict(counters["ort_train_by_design"])
+        losses,
+        dict(counters["ort_train"]),
+        dict(counters["ort_train_eager"]),
+        dict(counters["ort_train_by_design"]),
+        [(graph.role, len(graph.islands)) for record in RECORDS for graph in record.graphs],
     )
 
 

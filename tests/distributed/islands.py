@@ -11,25 +11,25 @@ from collections import Counter
 from pathlib import Path
 
 from engines import ENGINES, train
+from gpt import Ran
 from ranks import Ranks
 
-from ort_dynamo.report.record import RECORDS
-
-__all__ = ["islands"]
+__all__ = ["row"]
 
 
-def islands(engine: str) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Train one step; how many graphs and islands there are by role, and how many collectives by name."""
-    train(engine, steps=1)
-    graphs = [graph for record in RECORDS for graph in record.graphs]
-    found: Counter[str] = Counter()
-    collectives: Counter[str] = Counter()
-    for graph in graphs:
-        found[graph.role] += len(graph.islands)
-        for overload, count in graph.by_design.items():
-            if "c10d" in overload and "wait" not in overload:
-                collectives[overload.split(".")[1].replace("_into_tensor", "").replace("_tensor", "")] += count
-    return Counter(graph.role for graph in graphs), found, collectives
+def row(engine: str, ran: Ran) -> str:
+    """The table's row of an engine, from what rank 0 saw."""
+    roles = Counter(role for role, _ in ran.graphs)
+    islands: Counter[str] = Counter()
+    for role, count in ran.graphs:
+        islands[role] += count
+    sent: Counter[str] = Counter()
+    for overload, count in ran.collectives.items():
+        if "wait" not in overload:
+            sent[overload.split(".")[1].replace("_into_tensor", "").replace("_tensor", "")] += count
+    each = ", ".join(f"{count} {role}" for role, count in sorted(islands.items(), reverse=True))
+    named = ", ".join(f"{count} {name}" for name, count in sorted(sent.items())) or "none"
+    return f"| `{engine}` | {roles.total()} | {islands.total()}: {each} | {named} |"
 
 
 def main(engines: list[str]) -> None:
@@ -37,10 +37,7 @@ def main(engines: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         ranks = Ranks(Path(folder))
         for engine in engines:
-            graphs, found, collectives = ranks.run(islands, 4, engine)[0]
-            each = ", ".join(f"{count} {role}" for role, count in found.items())
-            sent = ", ".join(f"{count} {name}" for name, count in sorted(collectives.items())) or "none"
-            print(f"| {engine} | {graphs.total()} | {found.total()}: {each} | {sent} |", flush=True)
+            print(row(engine, ranks.run(train, 4, engine, 0.0, False, 1)[0]), flush=True)
 
 
 if __name__ == "__main__":

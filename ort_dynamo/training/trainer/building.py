@@ -25,7 +25,7 @@ from ort_dynamo.training.trainer.combined import CombinedModel
 from ort_dynamo.training.trainer.files import StepFiles
 from ort_dynamo.training.trainer.horizontal import LayerReplicas, divide_layers
 from ort_dynamo.training.trainer.onnx_combined import OnnxCombined, postprocessed
-from ort_dynamo.training.trainer.pipelined import PipelinedModel
+from ort_dynamo.training.trainer.pipelined import PipelinedModel, StageReplicas
 from ort_dynamo.training.trainer.processes import join_processes, refuse_what_is_not_there
 from ort_dynamo.training.trainer.replicas import Replicas
 from ort_dynamo.training.trainer.running import RunningModel
@@ -35,6 +35,7 @@ from ort_dynamo.training.trainer.settings import (
     rules_of,
 )
 from ort_dynamo.training.trainer.stages import Stages, cuts_of, mesh_of_stages
+from ort_dynamo.training.trainer.together import Alone, Together
 from ort_dynamo.training.trainer.training_state import TrainingState
 from ort_dynamo.training.trainer.zero import ZeroUpdate
 
@@ -219,14 +220,15 @@ def _running_model(
     tied = {name: names[one] for name, one in every.items() if names[one] != name}
     rules = rules_of(config, list(trained), known, tied)
     gathers = options.batch.gradient_accumulation_steps
-    replicas: Replicas | LayerReplicas | None = None
+    together: Together = Alone()
     zero = None
-    if mesh is not None:
-        replicas = LayerReplicas(
-            combined, mesh, postpones=asked.allreduce_post_accumulation, stages=None if stages is None else stages.group
-        )
+    postpones = asked.allreduce_post_accumulation
+    if mesh is not None and stages is not None:
+        together = StageReplicas(combined, mesh, stages, len(description.outputs), postpones=postpones)
+    elif mesh is not None:
+        together = LayerReplicas(combined, mesh, postpones=postpones)
     elif several:  # before masters are copied: all processes get rank 0's weights
-        replicas = Replicas(combined, postpones=asked.allreduce_post_accumulation, adasum=asked.enable_adasum)
+        together = Replicas(combined, postpones=postpones, adasum=asked.enable_adasum)
     state = TrainingState(trained, rules, gathers=gathers > 1, tied=tied)
     if several and asked.deepspeed_zero_optimization.stage:
         zero = ZeroUpdate(list(trained.values()))
@@ -242,6 +244,6 @@ def _running_model(
         clips=options.utils.grad_norm_clip,
         gathers=gathers,
         scales=options.mixed_precision.enabled,
-        replicas=replicas,
+        together=together,
         zero=zero,
     )

@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from ort_dynamo.errors import SeveralProcessesError
+from ort_dynamo.training.trainer.layer_parts import local_of
 from ort_dynamo.training.trainer.replicas import Replicas
+from ort_dynamo.training.trainer.together import gradients_of
+from ort_dynamo.training.trainer.training_state import TrainedWeight
 
 __all__ = ["LayerReplicas", "divide_layers", "plan_of"]
 
@@ -159,26 +161,49 @@ class LayerReplicas:
         combined: model and loss.
         mesh: all processes by "data" and what they share.
         postpones: whether gradients are reduced in steps that update alone.
-        stages: the processes that have the other stages of a pipeline; None where there is none.
     """
 
-    def __init__(
-        self, combined: nn.Module, mesh: DeviceMesh, *, postpones: bool, stages: ProcessGroup | None = None
-    ) -> None:
-        self.stages = stages
+    shares_layers = True
+    has_stages = False
+
+    def __init__(self, combined: nn.Module, mesh: DeviceMesh, *, postpones: bool) -> None:
         self.postpones = postpones
         self._combined = combined
         self._group = mesh["data"].get_group()
         self._size = mesh["data"].size()
 
-    def run(self, called: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-        """Run a forward after buffers are the first replica's."""
+    def gradients(
+        self,
+        called: Callable[..., Any],
+        inputs: Sequence[Any],
+        weights: Sequence[TrainedWeight],
+        scale: float,
+        *,
+        adds: bool,
+        reduces: bool,
+    ) -> tuple[Any, Sequence[Tensor | None]]:
+        """Run forward and backward after buffers are the first replica's, and average what this process has of it."""
         if self._size > 1:
             for buffer in self._combined.buffers():
                 distributed.broadcast(buffer, group=self._group, group_src=0)
-        return called(*inputs)
+        outputs, found = self._computed(called, inputs, weights, scale)
+        own = [None if g is None else self._own(g, weight, adds) for g, weight in zip(found, weights, strict=True)]
+        if reduces:
+            self._reduce([g for g in own if g is not None])
+        return outputs, own
 
-    def reduce(self, gradients: Sequence[Tensor]) -> None:
+    def _computed(
+        self, called: Callable[..., Any], inputs: Sequence[Any], weights: Sequence[TrainedWeight], scale: float
+    ) -> tuple[Any, Sequence[Tensor | None]]:
+        return gradients_of(called, inputs, weights, scale)
+
+    @staticmethod
+    def _own(gradient: Tensor, weight: TrainedWeight, adds: bool) -> Tensor:
+        """This process's part of a gradient, in the dtype that is updated, with what was gathered before."""
+        own = local_of(gradient, weight.parameter).to(weight.dtype)
+        return own if weight.gathered is None or not adds else own + weight.gathered
+
+    def _reduce(self, gradients: Sequence[Tensor]) -> None:
         """Average gradients in place, those of one dtype in one collective."""
         if self._size == 1:
             return
@@ -189,5 +214,9 @@ class LayerReplicas:
             flat /= self._size
             for gradient, reduced in zip(own, torch.split(flat, [one.numel() for one in own]), strict=True):
                 gradient.copy_(reduced.view_as(gradient))
+
+    def norm(self, own: Tensor) -> Tensor:
+        """The norm of all gradients: parts of weights are in it already."""
+        return own
 
     agree = staticmethod(Replicas.agree)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
+from ort_dynamo.training.trainer.combined import CombinedModel
+from ort_dynamo.training.trainer.horizontal import LayerReplicas
+from ort_dynamo.training.trainer.layer_parts import square_sum_over
 from ort_dynamo.training.trainer.running import RunningModel
-from ort_dynamo.training.trainer.split_step import SplitStep
 from ort_dynamo.training.trainer.stages import Stages
-from ort_dynamo.training.trainer.whole_step import StepKind
+from ort_dynamo.training.trainer.training_state import TrainedWeight
 
-__all__ = ["PipelinedModel"]
+__all__ = ["PipelinedModel", "StageReplicas"]
 
 
 class PipelinedModel(RunningModel):
@@ -27,14 +30,12 @@ class PipelinedModel(RunningModel):
     def __init__(self, stages: Stages, *others: Any, **named: Any) -> None:
         self.stages = stages
         super().__init__(*others, **named)
+        stages.compiles = self._region
 
     @property
     def own_names(self) -> set[str]:
         """The entries of the model's state_dict that are this stage's."""
         return self.stages.own
-
-    def _made_step(self) -> SplitStep:
-        return _StagedStep(self)
 
     def evaluate(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run the model in evaluation mode; gives the outputs of model_desc in all processes of the pipeline."""
@@ -47,27 +48,44 @@ class PipelinedModel(RunningModel):
     def _run_stage(self, inputs: Sequence[Tensor], *, predicts: bool) -> list[Tensor]:
         self._set_mode(training=False)
         with self._settings(), torch.no_grad():
-            outputs = self.stages.evaluate(inputs, self._region, predicts=predicts)
+            outputs = self.stages.evaluate(inputs, predicts=predicts)
         return outputs[: len(self._description.outputs) - predicts]
 
 
-class _StagedStep(SplitStep):
-    """A step whose forward and backward go through stages."""
+class StageReplicas(LayerReplicas):
+    """Reduces gradients over the processes that have the same stage, whose forward and backward torch's schedule runs.
 
-    def __init__(self, running: PipelinedModel) -> None:
-        super().__init__(running.combined, running.state, running.options, running._replicas)
-        self._running = running
+    Args:
+        combined: model and loss.
+        mesh: all processes by "data" and "pipeline".
+        stages: run the model.
+        outputs: how many outputs model_desc has.
+        postpones: whether gradients are reduced in steps that update alone.
+    """
 
-    def _gradients(self, inputs: Sequence[Any], scale: float, kind: StepKind) -> tuple[Any, Sequence[Tensor | None]]:
-        running = self._running
-        parameters = list(running.combined.parameters())
+    has_stages = True
+
+    def __init__(
+        self, combined: CombinedModel, mesh: DeviceMesh, stages: Stages, outputs: int, *, postpones: bool
+    ) -> None:
+        super().__init__(combined, mesh, postpones=postpones)
+        self._stages = stages
+        self._outputs = outputs
+
+    def _computed(
+        self, called: Callable[..., Any], inputs: Sequence[Any], weights: Sequence[TrainedWeight], scale: float
+    ) -> tuple[Any, Sequence[Tensor | None]]:
+        parameters = list(self._combined.parameters())
         for parameter in parameters:
             parameter.grad = None
         try:
-            run = lambda *given: running.stages.train(given, running._region)  # noqa: E731
-            loss, outputs = self._replicas.run(run, inputs)  # type: ignore[union-attr, call-arg]
-            found = [weight.parameter.grad for weight in running.state.weights]
+            loss, outputs = self._stages.train(inputs)
+            found = [weight.parameter.grad for weight in weights]
         finally:
             for parameter in parameters:
                 parameter.grad = None
-        return (loss, outputs[: len(running._description.outputs)]), found
+        return (loss, outputs[: self._outputs]), found
+
+    def norm(self, own: Tensor) -> Tensor:
+        """The norm of the gradients of all stages."""
+        return square_sum_over(own.double(), self._stages.group).sqrt()

@@ -12,6 +12,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ort_dynamo.training.trainer.adasum import adasum_hook
+from ort_dynamo.training.trainer.training_state import TrainedWeight
 
 __all__ = ["Replicas"]
 
@@ -35,7 +36,31 @@ class Replicas:
         if adasum:
             self._ddp.register_comm_hook(None, adasum_hook)
 
-    def run(self, called: Callable[..., Any], inputs: Sequence[Any], *, reduces: bool) -> tuple[Tensor, Any]:
+    shares_layers = has_stages = False
+
+    def gradients(
+        self,
+        called: Callable[..., Any],
+        inputs: Sequence[Any],
+        weights: Sequence[TrainedWeight],
+        scale: float,
+        *,
+        adds: bool,
+        reduces: bool,
+    ) -> tuple[Any, Sequence[Tensor | None]]:
+        """Run forward and backward, in which DistributedDataParallel adds to each parameter's `grad` and reduces it."""
+        for weight in weights:
+            before = weight.gathered if adds else None
+            weight.parameter.grad = None if before is None else before.to(weight.parameter.dtype, copy=True)
+        with torch.enable_grad():
+            loss, outputs = self._run(called, inputs, reduces=reduces)
+        torch.autograd.backward(loss, torch.full_like(loss, scale))
+        reduced = [weight.parameter.grad for weight in weights]
+        for weight in weights:
+            weight.parameter.grad = None
+        return (loss.detach(), *outputs[1:]), reduced
+
+    def _run(self, called: Callable[..., Any], inputs: Sequence[Any], *, reduces: bool) -> tuple[Tensor, Any]:
         """Run a forward that gives the loss first; gives the loss to call `backward` of, and all that it gave."""
         self._called.call = called
         with nullcontext() if reduces else self._ddp.no_sync(), warnings.catch_warnings():
@@ -47,6 +72,10 @@ class Replicas:
             finally:
                 self._called.outputs = None
         return loss, outputs
+
+    def norm(self, own: Tensor) -> Tensor:
+        """The norm of all gradients: reduced, they are the same in all processes."""
+        return own
 
     @staticmethod
     def agree(all_finite: bool, device: torch.device) -> bool:

@@ -25,9 +25,8 @@ from ort_dynamo.torch_internals.dynamo import (
 )
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
-from ort_dynamo.training.trainer.horizontal import LayerReplicas
-from ort_dynamo.training.trainer.replicas import Replicas
 from ort_dynamo.training.trainer.split_step import SplitStep
+from ort_dynamo.training.trainer.together import Together
 from ort_dynamo.training.trainer.training_state import TrainingState
 from ort_dynamo.training.trainer.whole_step import MOST_GRAPHS, StepKind, WholeStep
 from ort_dynamo.training.trainer.zero import ZeroUpdate
@@ -48,7 +47,7 @@ class RunningModel:
         clips: whether gradients are clipped to the norm that the optimizer has.
         gathers: over how many steps gradients are gathered.
         scales: whether the loss is scaled.
-        replicas: reduces gradients over processes, and asks for steps in two halves; None where there is one.
+        together: the processes that train the model; several ask for steps in two halves.
         zero: divides updates among processes; None where each does all of it.
     """
 
@@ -64,10 +63,10 @@ class RunningModel:
         clips: bool,
         gathers: int,
         scales: bool,
-        replicas: Replicas | LayerReplicas | None = None,
+        together: Together,
         zero: ZeroUpdate | None = None,
     ) -> None:
-        self._replicas = replicas
+        self._together = together
         self.zero = zero
         self.combined = combined
         self.state = state
@@ -101,7 +100,7 @@ class RunningModel:
     @property
     def shares_layers(self) -> bool:
         """Whether other processes have parts of this model's layers."""
-        return isinstance(self._replicas, LayerReplicas)
+        return self._together.shares_layers
 
     @property
     def own_names(self) -> set[str] | None:
@@ -111,7 +110,7 @@ class RunningModel:
     @property
     def keeps_gradients_apart(self) -> bool:
         """Whether sums of gradients are this process's alone until an update."""
-        return self._replicas is not None and self._replicas.postpones
+        return self._together.postpones
 
     @property
     def kind(self) -> StepKind:
@@ -155,7 +154,7 @@ class RunningModel:
             return list(outputs), all_finite
 
     def _made_step(self) -> SplitStep:
-        return SplitStep(self._entry("train"), self.state, self.options, self._replicas, self.zero)
+        return SplitStep(self._entry("train"), self.state, self.options, self._together, self.zero)
 
     def evaluate(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run the model in evaluation mode; gives the outputs of model_desc."""

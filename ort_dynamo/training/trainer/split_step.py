@@ -18,15 +18,14 @@ from ort_dynamo.options.groups import Options
 from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.torch_internals.dynamo import compile_region
 from ort_dynamo.torch_internals.optimizers import fused_adamw
-from ort_dynamo.training.trainer.horizontal import LayerReplicas
-from ort_dynamo.training.trainer.layer_parts import local_of, norm_over, square_sum_over
-from ort_dynamo.training.trainer.replicas import Replicas
+from ort_dynamo.training.trainer.layer_parts import norm_over, square_sum_over
+from ort_dynamo.training.trainer.together import Together
 from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
 from ort_dynamo.training.trainer.update_rules import AdamRule, LambRule, gradient_divisor, gradient_norm
 from ort_dynamo.training.trainer.whole_step import MOST_GRAPHS, StepKind
 from ort_dynamo.training.trainer.zero import ZeroUpdate
 
-__all__ = ["SplitStep", "update"]
+__all__ = ["SplitStep"]
 
 
 class SplitStep:
@@ -36,7 +35,7 @@ class SplitStep:
         called: gives the loss and the outputs of the model; the loss alone of them has a gradient.
         state: what is trained; the steps change it.
         options: what to compile by.
-        replicas: reduces gradients over processes; None where there is one.
+        together: the processes that train the model.
         zero: divides the update among them; None where each does all of it.
     """
 
@@ -45,15 +44,15 @@ class SplitStep:
         called: Callable[..., Any],
         state: TrainingState,
         options: Options,
-        replicas: Replicas | LayerReplicas | None = None,
+        together: Together,
         zero: ZeroUpdate | None = None,
     ) -> None:
-        self._replicas = replicas
+        self._together = together
         self._zero = zero
         self._state = state
         self._options = options
         # Of symbolic sizes and DTensors together torch's tracer makes endless recursions: each size has its graph.
-        dynamic = False if isinstance(replicas, LayerReplicas) else None
+        dynamic = False if together.shares_layers else None
         self._region = compile_region(called, self._compile, dynamic=dynamic, recompile_limit=MOST_GRAPHS)
         self.records: list[CompileRecord] = []
 
@@ -69,56 +68,30 @@ class SplitStep:
         Returns:
             What the model returns, the loss first, and whether all gradients were finite: if not, no weight changed.
         """
-        outputs, found = self._gradients(inputs, scale, kind)
+        together = self._together
+        # Where the reduction was put off to a step that updates, that step's gradients are the sums of all steps.
+        adds = kind.updates and kind.gathers > 1 and together.postpones
+        outputs, found = together.gradients(
+            self._region,
+            inputs,
+            self._state.weights,
+            scale,
+            adds=adds,
+            reduces=kind.updates or not together.postpones,
+        )
         reached = [(w, g) for w, g in zip(self._state.weights, found, strict=True) if g is not None]
         weights = [weight for weight, _ in reached]
         gradients = [g.to(weight.dtype) for weight, g in reached]
-        shares = isinstance(self._replicas, LayerReplicas)
-        if isinstance(self._replicas, LayerReplicas) and not self._postpones:
-            self._replicas.reduce(gradients)
-        if kind.gathers > 1 and (shares or not (kind.updates and self._postpones)):
+        if kind.gathers > 1 and not adds:
             gathered = [weight.gathered for weight in weights if weight.gathered is not None]
             torch._foreach_add_(gathered, gradients)
             gradients = gathered
         if not kind.updates:
             return outputs, True
-        if isinstance(self._replicas, LayerReplicas) and self._postpones:
-            self._replicas.reduce(gradients)
         with torch.no_grad():
-            all_finite = update(self._state, weights, gradients, lr, scale, kind, self._replicas, self._zero)
+            all_finite = _update(self._state, weights, gradients, lr, scale, kind, together, self._zero)
             self._state.forget_gathered()
         return outputs, all_finite
-
-    @property
-    def _postpones(self) -> bool:
-        return self._replicas is not None and self._replicas.postpones
-
-    def _gradients(self, inputs: Sequence[Any], scale: float, kind: StepKind) -> tuple[Any, Sequence[Tensor | None]]:
-        """What the model returns, and the gradient of each weight; of all processes, where they are reduced.
-
-        Where the reduction was put off to a step that updates, that step's gradients are the sums of all steps.
-        """
-        parameters = [weight.parameter for weight in self._state.weights]
-        if not isinstance(self._replicas, Replicas):
-            with torch.enable_grad():
-                run = self._region
-                outputs = run(*inputs) if self._replicas is None else self._replicas.run(run, inputs)
-            loss = outputs[0]
-            found = torch.autograd.grad(loss, parameters, torch.full_like(loss, scale), allow_unused=True)
-            if self._replicas is not None:
-                found = tuple(g if g is None else local_of(g, p) for g, p in zip(found, parameters, strict=True))
-            return (loss.detach(), *outputs[1:]), found
-        adds = kind.updates and kind.gathers > 1 and self._postpones
-        for weight in self._state.weights:
-            before = weight.gathered if adds else None
-            weight.parameter.grad = None if before is None else before.to(weight.parameter.dtype, copy=True)
-        with torch.enable_grad():
-            loss, outputs = self._replicas.run(self._region, inputs, reduces=kind.updates or not self._postpones)
-        torch.autograd.backward(loss, torch.full_like(loss, scale))
-        reduced = [parameter.grad for parameter in parameters]
-        for parameter in parameters:
-            parameter.grad = None
-        return (loss.detach(), *outputs[1:]), reduced
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled, record = compile_recorded(gm, example_inputs, self._options)
@@ -126,15 +99,15 @@ class SplitStep:
         return compiled
 
 
-def update(
+def _update(
     state: TrainingState,
     weights: Sequence[TrainedWeight],
     gradients: list[Tensor],
     lr: float,
     scale: float,
     kind: StepKind,
-    replicas: Replicas | LayerReplicas | None = None,
-    zero: ZeroUpdate | None = None,
+    together: Together,
+    zero: ZeroUpdate | None,
 ) -> bool:
     """Update weights in place, with torch's fused and foreach kernels.
 
@@ -145,8 +118,8 @@ def update(
         lr: the learning rate.
         scale: the loss scale.
         kind: what the step does.
-        replicas: those that have to agree on whether gradients are finite.
-        zero: divides the update among processes.
+        together: those that have to agree on whether gradients are finite, and on their norm.
+        zero: divides the update among them.
 
     Returns:
         Whether all gradients were finite, where they are scaled; if not, nothing has changed.
@@ -156,17 +129,16 @@ def update(
     by_name = {weight.name: g for weight, g in zip(weights, gradients, strict=True)}
     groups = state.groups_of(by_name)
     scaled = torch.tensor(scale, dtype=torch.float64)
-    norm = None
-    stages = replicas.stages if isinstance(replicas, LayerReplicas) else None
-    clipped = state.groups if stages is not None else groups  # in a pipeline, where other stages ask for a norm, too
+    norm: Tensor | None = None
+    # In a pipeline a norm is made where any stage asks for one.
+    clipped = state.groups if together.has_stages else groups
     clips = kind.clips and any(group.rule.max_norm_clip is not None for group in clipped)
-    if (gradients or stages is not None) and (kind.scales or clips):
-        norm = _norm_of(weights, gradients) if gradients else torch.zeros((), device=state.weights[0].master.device)
-        if stages is not None:
-            norm = square_sum_over(norm.double(), stages).sqrt()
+    if (gradients or together.has_stages) and (kind.scales or clips):
+        own = _norm_of(weights, gradients) if gradients else torch.zeros((), device=state.weights[0].master.device)
+        norm = together.norm(own)
     if kind.scales:
         all_finite = norm is None or bool(norm.isfinite())
-        if not (all_finite if replicas is None else replicas.agree(all_finite, state.weights[0].master.device)):
+        if not together.agree(all_finite, state.weights[0].master.device):
             return False
 
     def apply() -> None:

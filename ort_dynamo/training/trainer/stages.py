@@ -72,12 +72,17 @@ class Stages:
         mesh: all processes by "data" and "pipeline".
         cuts: names of modules at which a stage begins.
         micro_batches: into how many parts a batch is cut.
+
+    Attributes:
+        compiles: what compiles this process's stage; it is set before a first step.
+        own: the names of the weights and buffers that are this process's.
     """
 
     def __init__(self, combined: CombinedModel, mesh: DeviceMesh, cuts: Sequence[str], micro_batches: int) -> None:
         self._combined = combined
         self._traced = _Outputs(combined)
         self._cuts: list[str] | None = list(cuts)
+        self.compiles: _Compile = lambda called: called
         self._count = len(cuts) + 1
         self._micro_batches = micro_batches
         self.group = mesh["pipeline"].get_group()
@@ -116,11 +121,11 @@ class Stages:
         rest = {name for same in names.values() for name in same} - {name for one in found for name in one}
         self.own = found[self._stage] | (rest if self._stage == 0 else set())
 
-    def train(self, inputs: Sequence[Tensor], compiles: _Compile) -> tuple[Tensor, list[Tensor]]:
+    def train(self, inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Run forward and backward, which add to the `grad` of this stage's weights; gives loss and outputs."""
         given = self._given(inputs)
         self._check(inputs)
-        run = self._run(given, compiles, trains=True)
+        run = self._run(given, trains=True)
         losses: list[Tensor] = []
         last = self._stage == self._count - 1
         kept: dict[str, Any] = {"target": inputs[-1], "losses": losses} if last else {}
@@ -133,10 +138,10 @@ class Stages:
         loss, *outputs = self._told(results)
         return loss, outputs
 
-    def evaluate(self, inputs: Sequence[Tensor], compiles: _Compile, *, predicts: bool = False) -> list[Tensor]:
+    def evaluate(self, inputs: Sequence[Tensor], *, predicts: bool = False) -> list[Tensor]:
         """Run the forward; gives the outputs, and where it `predicts` without the loss of a loss_fn."""
         given = tuple(inputs) if predicts else self._given(inputs)
-        found = self._run(given, compiles, trains=False).step(given)
+        found = self._run(given, trains=False).step(given)
         results = None
         if self._stage == self._count - 1:
             loss = None if predicts else self._traced.loss(found, inputs[-1])
@@ -160,13 +165,13 @@ class Stages:
         assert told[0] is not None
         return [one.to(self._device) for one in told[0]]
 
-    def _run(self, given: tuple[Tensor, ...], compiles: _Compile, *, trains: bool) -> _StageRun:
+    def _run(self, given: tuple[Tensor, ...], *, trains: bool) -> _StageRun:
         key = (trains, *_sizes(given))
         if key not in self._runs:
             pipe = self._pipe(given)
             stage = pipe.build_stage(self._stage, self._device, self.group)
             reads = _reads_of(pipe)[self._stage]
-            own, run = None, compiles(stage.submod.forward)
+            own, run = None, self.compiles(stage.submod.forward)
             if self._stage:
                 own = run = _OwnInputs(run, reads, self._micro_batches)
                 expect_only_what_stages_send(stage)

@@ -14,7 +14,7 @@ INT64_EXTREME = "its kernel takes the extreme of int64 in float32"
 REASONS = {
     "ArgMax": "No kernel takes integers, in 1.19.2 none at all at our opset. The first of equal numbers, which our "
     "forms count on, is not what cuDNN's reduction promises.",
-    "ArgMin": "1.19.2 has no kernel at our opset.",
+    "ArgMin": "No kernel takes integers, in 1.19.2 none at all at our opset.",
     "BitShift": "No kernel for integers of 64 bits.",
     "BitwiseAnd": "No kernel for int64. Sums of int64 are taken in parts of their bits, since ReduceSum takes them in "
     "float32.",
@@ -38,13 +38,15 @@ EXCEPTIONS = {
     ("ArgMax", "aten.median.dim"): ("median float32", BOTH),
     ("ArgMax", "aten.min.dim"): ("min.reduction_with_dim float32", BOTH),
     ("ArgMax", "aten.mode.default"): ("mode float32", BOTH),
-    ("ArgMin", "aten.argmin.default"): ("argmin float32", OLD),
+    ("ArgMin", "aten.argmin.default"): ("argmin int8", BOTH),
+    ("BitShift", "aten.bitwise_left_shift.Scalar_Tensor"): ("nn.functional.interpolate.bicubic uint8", BOTH),
     ("BitShift", "aten.bitwise_left_shift.Tensor"): ("bitwise_left_shift int64", BOTH),
     ("BitwiseAnd", "aten.bitwise_and.Tensor"): ("bitwise_and int64", BOTH),
     ("BitwiseAnd", "aten.sum.default"): ("trace int64", BOTH),
     ("BitwiseAnd", "aten.sum.dim_IntList"): ("masked.std float32", BOTH),
     ("BitwiseNot", "aten.bitwise_not.default"): ("bitwise_not int64", BOTH),
     ("BitwiseOr", "aten.bitwise_or.Tensor"): ("bitwise_or int64", BOTH),
+    ("BitwiseXor", "aten.__rshift__.Tensor"): ("nn.functional.interpolate.bicubic uint8", BOTH),
     ("BitwiseXor", "aten.bitwise_right_shift.Tensor"): ("bitwise_right_shift int64", BOTH),
     ("BitwiseXor", "aten.bitwise_xor.Tensor"): ("bitwise_xor int64", BOTH),
     ("Einsum", "aten._trilinear.default"): ("nn.functional.bilinear int64", BOTH),
@@ -75,7 +77,9 @@ EXCEPTIONS = {
     ("Pad", "aten.segment_reduce.default"): ("_segment_reduce.lengths float32", BOTH),
     (INT64_EXTREME, "aten.amax.default"): ("amax int64", BOTH),
     (INT64_EXTREME, "aten.amin.default"): ("amin int64", BOTH),
+    (INT64_EXTREME, "aten.max.default"): ("max.reduction_no_dim int64", BOTH),
     (INT64_EXTREME, "aten.max.dim"): ("max.reduction_with_dim int64", BOTH),
+    (INT64_EXTREME, "aten.min.default"): ("min.reduction_no_dim int64", BOTH),
     (INT64_EXTREME, "aten.min.dim"): ("min.reduction_with_dim int64", BOTH),
 }
 """(what is missing, overload) -> an operator of the database and a dtype that show it, the releases that miss it."""

@@ -123,8 +123,7 @@ def build_spec(options: Options, target: Target, device: torch.device, role: str
         dump=options.dump,
         target=target,
         device=device,
-        in_order=role in ("backward", "training")
-        and target.shares_an_arena,  # its order decides how much is alive at once
+        in_order=role != "inference" and target.shares_an_arena,  # its order decides how much is alive at once
     )
 
 

@@ -42,6 +42,7 @@ from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.keep_half import KeepHalf
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
+from ort_dynamo.passes.onnx.read_late import ReadLate
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
@@ -186,7 +187,7 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
 
 def order_passes(model: ir.Model) -> tuple[ir.passes.InPlacePass, ...]:
     """Give the passes on what ONNX Runtime's optimizer has made of `model`, whose order is wanted."""
-    return (RestoreOrder.of(model),)
+    return (RestoreOrder.of(model), ReadLate())
 
 
 def opset_passes(version: int) -> tuple[ir.passes.InPlacePass, ...]:

@@ -1,17 +1,16 @@
-"""The memory of a whole process, beside what the plan says: ONNX Runtime's arena, its order and its reuse included."""
+"""The memory of sessions and of a whole process, beside what the plan says."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ort_dynamo.release import release
-from ort_dynamo.runtime.capabilities import installed_runtime
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 
@@ -50,6 +49,8 @@ def measured(name: str, size: str, options: str) -> list[int]:
     return [int(number) for number in json.loads(done.stdout.splitlines()[-1])]
 
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+
 LAYERS: dict[str, Any] = {"transformer_layer_recompute": True}
 HALF: dict[str, Any] = {"memory_budget": 0.5}
 
@@ -58,16 +59,6 @@ CASES = [
     pytest.param("gpt2", HALF, marks=pytest.mark.slow),
     pytest.param("bert", LAYERS, marks=pytest.mark.slow),
     pytest.param("bert", HALF, marks=pytest.mark.slow),
-    pytest.param(
-        "resnet",
-        LAYERS,
-        marks=pytest.mark.xfail(
-            release(installed_runtime().version) >= (1, 32),
-            reason="seen with onnxruntime 1.32.0 and torch 2.15.0: the peak falls by 18.5 MB where 23.9 are predicted; "
-            "why is not known. With 1.31.1 and 1.19.2 it falls by what is predicted.",
-            strict=False,
-        ),
-    ),
     pytest.param("resnet", HALF, marks=pytest.mark.slow),
 ]
 
@@ -78,6 +69,57 @@ def test_the_peak_falls_by_what_the_plan_says(name: str, options: dict[str, Any]
     planned, kept, all_, after = measured(name, "deep", json.dumps(options))
     if options is HALF:
         assert kept <= 0.5 * all_
-    elif name != "resnet":  # the borders of a convolutional net's stages are a larger share
+    else:
         assert kept <= 0.2 * all_
     assert before - after == pytest.approx(plain - planned, rel=0.15)
+
+
+_ALIVE = """
+import gc, glob, json, re, sys
+import torch
+from bench.workloads import build
+from ort_dynamo.report.record import RECORDS
+
+name, size, options = json.loads(sys.argv[1])
+workload = build(name, size)
+profiled = {"placement": "onnxruntime", "session_options": {"enable_profiling": True}}
+step = torch.compile(workload.module, backend="ort_train", options={**options, **profiled})
+for _ in range(2):
+    workload.module.zero_grad()
+    step(*workload.batch).backward()
+(record,) = RECORDS
+predicted = record.partition.memory.peak
+del step
+torch._dynamo.reset()
+gc.collect()  # sessions write their profiles when they are freed
+profiles = "".join(open(file).read() for file in glob.glob("onnxruntime_profile*.json"))
+found = re.findall(r'"mem_in_use_peak" *: *"(\\d+)"', profiles)
+print(json.dumps([predicted, max(map(int, found), default=0)]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vit", {}),
+        ("gpt2", {}),
+        ("resnet", {}),
+        ("resnet", LAYERS),
+        pytest.param("bert", {}, marks=pytest.mark.slow),
+        pytest.param("llama", {}, marks=pytest.mark.slow),
+        pytest.param("gpt2", LAYERS, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_what_is_alive_in_sessions_is_what_the_plan_says(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    """By ONNX Runtime's own count of what its arena has given away, holes left out.
+
+    Not in the plan is what an operator's ONNX form holds: a convolution's gradient its image three times.
+    """
+    command = [sys.executable, "-c", _ALIVE, json.dumps([name, "small", options])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    predicted, alive = json.loads(done.stdout.splitlines()[-1])
+    if not alive:
+        pytest.skip("this ONNX Runtime's profiles say nothing of memory")
+    assert alive == pytest.approx(predicted, rel=0.1)

@@ -145,6 +145,8 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
             settings.add_session_config_entry("session.use_env_allocators", "1")
         # Blocks planned for a whole run ("memory patterns") need the arena in one piece, and so would make it grow.
         settings.enable_mem_pattern = False
+        # Nor is a buffer kept for a later result of exactly its size, which holds it until then: the arena finds one.
+        settings.enable_mem_reuse = False
         for name, value in waiting_threads().items():
             settings.add_session_config_entry(f"session.{name}", value)
     if options.cuda_graphs:

@@ -4,6 +4,7 @@ from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import CastSummary,
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
+from ort_dynamo.passes.onnx.read_late import ReadLate
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
@@ -15,6 +16,7 @@ __all__ = [
     "FuseRowSum",
     "LowerOpset",
     "PropagateCasts",
+    "ReadLate",
     "RemoveRoundTrips",
     "RestoreOrder",
     "SeparateOutputs",

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ort_dynamo.passes.onnx.analysis.makers import makers_of
+
 __all__ = ["RestoreOrder"]
 
 
@@ -39,13 +41,13 @@ class RestoreOrder(ir.passes.InPlacePass):
         graph = model.graph
         nodes = list(graph)
         places = self._places(nodes)
-        waits = {node: len(_makers(node)) for node in nodes}
+        waits = {node: len(makers_of(node)) for node in nodes}
         ready = [(places[node], index, node) for index, node in enumerate(nodes) if not waits[node]]
         heapq.heapify(ready)
         indices = {node: index for index, node in enumerate(nodes)}
         users: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
         for node in nodes:
-            for maker in _makers(node):
+            for maker in makers_of(node):
                 users[maker].append(node)
         order: list[ir.Node] = []
         while ready:
@@ -65,22 +67,5 @@ class RestoreOrder(ir.passes.InPlacePass):
         places: dict[ir.Node, int] = {}
         for node in nodes:  # in a topological order, so what a node reads has its place
             known = [self.places[name] for value in node.outputs if (name := value.name) and name in self.places]
-            places[node] = max(known or (places[maker] for maker in _makers(node)), default=0)
+            places[node] = max(known or (places[maker] for maker in makers_of(node)), default=0)
         return places
-
-
-def _makers(node: ir.Node) -> set[ir.Node]:
-    """Collect the nodes of the same graph whose values `node` reads, also those that its sub-graphs capture."""
-    inputs = [*node.inputs]
-    for attribute in node.attributes.values():
-        for graph in _graphs(attribute):
-            inputs += [value for inner in ir.traversal.RecursiveGraphIterator(graph) for value in inner.inputs]
-            inputs.extend(graph.outputs)
-    makers = {value.producer() for value in inputs if value is not None}
-    return {maker for maker in makers if maker is not None and maker.graph is node.graph}
-
-
-def _graphs(attribute: ir.Attr) -> list[ir.Graph]:
-    if attribute.type == ir.AttributeType.GRAPH:
-        return [attribute.as_graph()]
-    return list(attribute.as_graphs()) if attribute.type == ir.AttributeType.GRAPHS else []

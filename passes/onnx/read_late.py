@@ -1,0 +1,67 @@
+"""What reads nothing but a graph's inputs runs just before it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ort_dynamo.passes.onnx.analysis.makers import makers_of
+
+__all__ = ["ReadLate"]
+
+_REARRANGE = frozenset(["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
+"""Operators whose result has the elements of their first input."""
+
+
+@dataclass(frozen=True)
+class ReadLate(ir.passes.InPlacePass):
+    """Moves a node that reads nothing but inputs and constants to just before the first node that reads its result.
+
+    A run holds its inputs until it ends, so nothing is alive longer for that, and the result for a shorter time. What
+    only rearranges the elements of such a result goes with it. AOTAutograd's backward begins with views of all that the
+    forward saved, each of which may be a copy in ONNX.
+
+    The order of all other nodes stays. A node that nothing reads, as what it makes is returned, stays as well.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Reorder the main graph's nodes."""
+        graph = model.graph
+        nodes = list(graph)
+        waiting = _late(nodes)
+        order: list[ir.Node] = []
+
+        def run(node: ir.Node) -> None:
+            for maker in sorted(waiting.keys() & makers_of(node), key=waiting.__getitem__):
+                if maker in waiting:
+                    run(maker)
+            waiting.pop(node, None)
+            order.append(node)
+
+        for node in nodes:
+            if node not in waiting:
+                run(node)
+        if order == nodes:
+            return ir.passes.PassResult(model, False)
+        graph.remove(nodes)
+        graph.extend(order)
+        return ir.passes.PassResult(model, True)
+
+
+def _late(nodes: list[ir.Node]) -> dict[ir.Node, int]:
+    """The nodes that can wait, with their places; each is read by another one, and so is run before the last."""
+    found: dict[ir.Node, int] = {}
+    for place, node in enumerate(nodes):
+        makers = makers_of(node)
+        rearranges = node.op_type in _REARRANGE and not node.domain
+        if not list(_readers(node)) or (makers and not (rearranges and makers <= found.keys())):
+            continue
+        found[node] = place
+    return found
+
+
+def _readers(node: ir.Node) -> Iterator[ir.Node]:
+    for value in node.outputs:
+        yield from value.consumers()

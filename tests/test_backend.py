@@ -306,10 +306,10 @@ def test_the_same_graph_twice_opens_one_session() -> None:
     assert CACHE.misses - before > opened
 
 
-def test_a_graph_that_is_a_backward_has_a_session_of_its_own_as_its_order_counts() -> None:
+def test_a_graph_that_trains_has_a_session_of_its_own_as_its_order_counts() -> None:
     CACHE.clear()
     before = CACHE.misses
-    for role, sessions in (("inference", 1), ("forward", 1), ("backward", 2), ("backward", 2)):
+    for role, sessions in (("inference", 1), ("forward", 2), ("backward", 2), ("inference", 2)):
         x = torch.ones(2)
         function = compile_graph(make_fx(lambda x: (x + 1,), tracing_mode="fake")(x), role, Options())
         assert_close(function([x])[0], x + 1, role)

@@ -59,8 +59,8 @@ CASES = [
     pytest.param("gpt2", HALF, marks=pytest.mark.slow),
     pytest.param("bert", LAYERS, marks=pytest.mark.slow),
     pytest.param("bert", HALF, marks=pytest.mark.slow),
-    pytest.param("resnet", HALF, marks=pytest.mark.slow),
 ]
+"""A ResNet's fall of 20 MB is as much a matter of holes: below it is held by what is alive."""
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
@@ -105,6 +105,7 @@ print(json.dumps([predicted, max(map(int, found), default=0)]))
         ("gpt2", {}),
         ("resnet", {}),
         ("resnet", LAYERS),
+        ("resnet", HALF),
         pytest.param("bert", {}, marks=pytest.mark.slow),
         pytest.param("llama", {}, marks=pytest.mark.slow),
         pytest.param("gpt2", LAYERS, marks=pytest.mark.slow),

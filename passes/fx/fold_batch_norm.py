@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,7 +14,7 @@ from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.marks import CHOSEN
-from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, example_sizes
+from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, example_elements
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
 from ort_dynamo.torch_internals.operators import aten
 
@@ -75,7 +74,7 @@ def _can_be_folded(norm: Node) -> bool:
 
 
 def _elements(node: Any) -> int:
-    return math.prod(example_sizes(node.meta["val"]))
+    return example_elements(node.meta["val"])
 
 
 def _fold(norms: Sequence[Node], eps: Any) -> None:

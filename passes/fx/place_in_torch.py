@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import CHOSEN
+from ort_dynamo.passes.fx.analysis.choice import choose, computes
 from ort_dynamo.passes.fx.analysis.work import (
     CONVOLUTIONS,
     convolution_weight,
@@ -81,10 +80,10 @@ class PlaceInTorch(PassBase):
         contends = self.threads > 1 and self.target.shares_the_processor
         modified = False
         if _gain(graph, faster, _CONTENDING if contends else _ALONE) > 0:
-            modified = _mark(faster, CONVOLVES)
-            modified |= _mark((node for node in graph.nodes if _computes(node)), SURROUNDS)
+            modified = choose(faster, CONVOLVES)
+            modified |= choose((node for node in graph.nodes if computes(node)), SURROUNDS)
         elif not contends:
-            modified = _mark(faster, CONVOLVES)
+            modified = choose(faster, CONVOLVES)
         return PassResult(graph_module, modified)
 
     def _convolves_faster(self, node: Node) -> bool:
@@ -99,13 +98,6 @@ class PlaceInTorch(PassBase):
 _ONEDNN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _mark(nodes: Iterable[Node], reason: str) -> bool:
-    new = [node for node in nodes if CHOSEN not in node.meta]
-    for node in new:
-        node.meta[CHOSEN] = reason
-    return bool(new)
-
-
 def _gain(graph: Graph, faster: Sequence[Node], prices: _Prices) -> float:
     """Estimate what is gained if torch runs all: above 0 if it is faster."""
     convolutions = set(faster)
@@ -115,7 +107,3 @@ def _gain(graph: Graph, faster: Sequence[Node], prices: _Prices) -> float:
         else -multiplications(node) * prices.product
         for node in graph.nodes
     )
-
-
-def _computes(node: Node) -> bool:
-    return node.op == "call_function" and node.target is not operator.getitem

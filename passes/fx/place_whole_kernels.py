@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.marks import CHOSEN
+from ort_dynamo.passes.fx.analysis.choice import choose, computes
 from ort_dynamo.passes.fx.analysis.whole_kernels import ATTENTION, NORMALIZATIONS, saved
 from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, convolution_weight, multiplications
 from ort_dynamo.target import Target
@@ -55,9 +54,9 @@ class PlaceWholeKernels(PassBase):
         for node in nodes:
             reason = self._reason(node)
             if reason is not None:
-                modified |= _mark([node], reason)
+                modified |= choose([node], reason)
         if self.target.leaves_convolution_gradients and _convolves_most(nodes):
-            modified |= _mark((node for node in nodes if _computes(node)), BETWEEN)
+            modified |= choose((node for node in nodes if computes(node)), BETWEEN)
         return PassResult(graph_module, modified)
 
     def _reason(self, node: Node) -> str | None:
@@ -81,20 +80,9 @@ class PlaceWholeKernels(PassBase):
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def _mark(nodes: Iterable[Node], reason: str) -> bool:
-    new = [node for node in nodes if CHOSEN not in node.meta]
-    for node in new:
-        node.meta[CHOSEN] = reason
-    return bool(new)
-
-
 def _convolves_most(nodes: Iterable[Node]) -> bool:
     """Whether convolutions multiply more than products of matrices do, by the example's sizes."""
     counts = {True: 0, False: 0}
     for node in nodes:
         counts[node.target in CONVOLUTIONS] += multiplications(node)
     return counts[True] > counts[False]
-
-
-def _computes(node: Node) -> bool:
-    return node.op == "call_function" and node.target is not operator.getitem

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -30,11 +30,12 @@ class ReadLate(ir.passes.InPlacePass):
         """Reorder the main graph's nodes."""
         graph = model.graph
         nodes = list(graph)
-        waiting = _late(nodes)
+        makers = {node: makers_of(node) for node in nodes}
+        waiting = _late(makers)
         order: list[ir.Node] = []
 
         def run(node: ir.Node) -> None:
-            for maker in sorted(waiting.keys() & makers_of(node), key=waiting.__getitem__):
+            for maker in sorted(waiting.keys() & makers[node], key=waiting.__getitem__):
                 if maker in waiting:
                     run(maker)
             waiting.pop(node, None)
@@ -50,18 +51,11 @@ class ReadLate(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, True)
 
 
-def _late(nodes: list[ir.Node]) -> dict[ir.Node, int]:
+def _late(makers: Mapping[ir.Node, Set[ir.Node]]) -> dict[ir.Node, int]:
     """The nodes that can wait, with their places; each is read by another one, and so is run before the last."""
     found: dict[ir.Node, int] = {}
-    for place, node in enumerate(nodes):
-        makers = makers_of(node)
+    for place, (node, reads) in enumerate(makers.items()):
         rearranges = node.op_type in _REARRANGE and not node.domain
-        if not list(_readers(node)) or (makers and not (rearranges and makers <= found.keys())):
-            continue
-        found[node] = place
+        if any(value.uses() for value in node.outputs) and (not reads or (rearranges and reads <= found.keys())):
+            found[node] = place
     return found
-
-
-def _readers(node: ir.Node) -> Iterator[ir.Node]:
-    for value in node.outputs:
-        yield from value.consumers()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -40,14 +40,15 @@ class RestoreOrder(ir.passes.InPlacePass):
         """Reorder the main graph's nodes."""
         graph = model.graph
         nodes = list(graph)
-        places = self._places(nodes)
-        waits = {node: len(makers_of(node)) for node in nodes}
+        makers = {node: makers_of(node) for node in nodes}
+        places = self._places(makers)
+        waits = {node: len(reads) for node, reads in makers.items()}
         ready = [(places[node], index, node) for index, node in enumerate(nodes) if not waits[node]]
         heapq.heapify(ready)
         indices = {node: index for index, node in enumerate(nodes)}
         users: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
         for node in nodes:
-            for maker in makers_of(node):
+            for maker in makers[node]:
                 users[maker].append(node)
         order: list[ir.Node] = []
         while ready:
@@ -63,9 +64,9 @@ class RestoreOrder(ir.passes.InPlacePass):
         graph.extend(order)
         return ir.passes.PassResult(model, True)
 
-    def _places(self, nodes: list[ir.Node]) -> dict[ir.Node, int]:
+    def _places(self, makers: Mapping[ir.Node, Set[ir.Node]]) -> dict[ir.Node, int]:
         places: dict[ir.Node, int] = {}
-        for node in nodes:  # in a topological order, so what a node reads has its place
+        for node, reads in makers.items():  # in a topological order, so what a node reads has its place
             known = [self.places[name] for value in node.outputs if (name := value.name) and name in self.places]
-            places[node] = max(known or (places[maker] for maker in makers_of(node)), default=0)
+            places[node] = max(known or (places[maker] for maker in reads), default=0)
         return places

@@ -14,7 +14,6 @@ with the ratio of both.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ort_dynamo.passes.fx.analysis.work import example_sizes
+from ort_dynamo.passes.fx.analysis.work import example_elements, example_sizes
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.operators import OpOverload, aten, present
 
@@ -46,16 +45,18 @@ class Measured:
 def _result(node: Node) -> int:
     value = node.meta["val"]
     results = (value,) if isinstance(value, torch.Tensor) else value
-    return max((_elements(one) for one in results if one is not None), default=0)  # None of what a mask leaves out
+    return max(
+        (example_elements(one) for one in results if one is not None), default=0
+    )  # None of what a mask leaves out
 
 
 def _argument(index: int) -> Callable[[Node], int]:
-    return lambda node: _elements(_given(node, index))
+    return lambda node: example_elements(_given(node, index))
 
 
 def _read_of_table(node: Node) -> int:
     """Of an embedding bag: of the rows that are read, not of their sums."""
-    return _elements(_given(node, 1)) * example_sizes(_given(node, 0))[-1]
+    return example_elements(_given(node, 1)) * example_sizes(_given(node, 0))[-1]
 
 
 def _given(node: Node, index: int) -> torch.Tensor:
@@ -63,10 +64,6 @@ def _given(node: Node, index: int) -> torch.Tensor:
     assert isinstance(argument, Node)
     value: torch.Tensor = argument.meta["val"]
     return value
-
-
-def _elements(fake: torch.Tensor) -> int:
-    return math.prod(example_sizes(fake))
 
 
 def _always(_: Node) -> bool:

@@ -6,14 +6,13 @@ torch's kernels do. On a GPU an elementwise kernel takes the time that its memor
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Node
 
-from ort_dynamo.passes.fx.analysis.work import example_sizes
+from ort_dynamo.passes.fx.analysis.work import example_elements
 from ort_dynamo.torch_internals.operators import OpOverload, aten
 
 __all__ = ["ATTENTION", "NORMALIZATIONS", "WholeKernel", "saved"]
@@ -53,7 +52,7 @@ def _of(place: int) -> Callable[[Node], int]:
 
     def elements(node: Node) -> int:
         argument: Any = node.args[place]
-        return math.prod(example_sizes(argument.meta["val"]))
+        return example_elements(argument.meta["val"])
 
     return elements
 

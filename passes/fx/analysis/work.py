@@ -83,7 +83,7 @@ def is_depthwise(node: Node) -> bool:
 def weighs_more_than_images(node: Node) -> bool:
     """Whether the weight of a convolution has more elements than the images that it meets, by the example's sizes."""
     given = _arguments(node)
-    weight, images = (math.prod(example_sizes(one.meta["val"])) for one in (given.weight, given.image))
+    weight, images = (example_elements(one.meta["val"]) for one in (given.weight, given.image))
     return weight > images
 
 
@@ -99,13 +99,18 @@ def multiplications(node: Node) -> int:
         gradients = 1 if is_forward else sum(args[-1][:2])
         # Transposed, each element of the input, not of the output, meets the whole kernel.
         batch, _, *places = example_sizes(given.image.meta["val"] if given.transposed else output)
-        return gradients * batch * math.prod(places) * math.prod(example_sizes(convolution_weight(node)))
+        return gradients * batch * math.prod(places) * example_elements(convolution_weight(node))
     if node.target in _PRODUCTS:
         left: Any = node.args[_PRODUCTS[node.target]]
-        return math.prod(example_sizes(node.meta["val"])) * example_sizes(left.meta["val"])[-1]
+        return example_elements(node.meta["val"]) * example_sizes(left.meta["val"])[-1]
     return 0
 
 
 def example_sizes(fake: torch.Tensor) -> list[int]:
     """The sizes of the example; one that no example is known of is 1."""
     return [1 if size is None else int(size) for size in hints(fake.shape)]
+
+
+def example_elements(fake: torch.Tensor) -> int:
+    """How many elements the example has."""
+    return math.prod(example_sizes(fake))

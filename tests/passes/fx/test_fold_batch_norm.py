@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from run_twice import run_twice
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -31,13 +32,10 @@ def folded(function: Callable[..., Any], *inputs: Tensor, chosen: bool = True) -
     for node in gm.graph.nodes:
         if chosen and "convolution" in node.name:
             node.meta[CHOSEN] = "test"
-    result, again = FoldBatchNorm()(gm), FoldBatchNorm()(gm)
-    assert result is not None
-    assert again is not None
-    assert not again.modified
+    modified = run_twice(FoldBatchNorm(), gm)
     for mine, wanted in zip(gm(*inputs), function(*inputs), strict=True):
         assert_close(mine, wanted, "result", Tolerance(1e-5, 1e-5))
-    return gm, result.modified
+    return gm, modified
 
 
 def names(gm: GraphModule) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from run_twice import run_twice
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -45,15 +46,11 @@ def laid_out(function: Callable[..., Any], *inputs: torch.Tensor, chosen: bool =
     for node in gm.graph.nodes:
         if node.op == "call_function" and (chosen or "relu" not in node.name):
             node.meta[CHOSEN] = "test"
-    result = LayOutChannelsLast()(gm)
-    assert result is not None
-    again = LayOutChannelsLast()(gm)
-    assert again is not None
-    assert not again.modified
+    modified = run_twice(LayOutChannelsLast(), gm)
     expected, actual = function(*inputs), _Checked(gm).run(*inputs)
     for index, (mine, theirs) in enumerate(zip(_leaves(actual), _leaves(expected), strict=True)):
         assert_close(mine, theirs, f"output {index}")
-    return gm, result.modified
+    return gm, modified
 
 
 def _leaves(value: Any) -> list[torch.Tensor]:

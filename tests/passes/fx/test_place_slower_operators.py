@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from run_twice import run_twice
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -35,14 +36,9 @@ def chosen(
     """Overload -> reason, of the marked nodes of the function's graph; a second run must change nothing."""
     given = [one if isinstance(one, Tensor) else torch.zeros(one) for one in tensors]
     gm = make_fx(function, tracing_mode=mode)(*given)
-    pass_ = PlaceSlowerOperators(target, threads)
-    result = pass_(gm)
+    modified = run_twice(PlaceSlowerOperators(target, threads), gm)
     found = {str(node.target): node.meta[CHOSEN] for node in gm.graph.nodes if CHOSEN in node.meta}
-    assert result is not None
-    assert result.modified == bool(found)
-    again = pass_(gm)
-    assert again is not None
-    assert not again.modified
+    assert modified == bool(found)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_twice import run_twice
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -32,14 +33,9 @@ def marks(function: Callable[..., Any], *shapes: tuple[int, ...], **given: Any) 
     """Reason -> how many nodes of the function's graph have it; a second run must change nothing."""
     tensors = [torch.zeros(shape, dtype=given.get("dtype", torch.float32)) for shape in shapes]
     gm = make_fx(function, tracing_mode=given.get("tracing_mode", "fake"))(*tensors)
-    pass_ = PlaceWholeKernels(given.get("target", CUDA))
-    result = pass_(gm)
+    modified = run_twice(PlaceWholeKernels(given.get("target", CUDA)), gm)
     found = Counter(node.meta[CHOSEN] for node in gm.graph.nodes if CHOSEN in node.meta)
-    assert result is not None
-    assert result.modified == bool(found)
-    again = pass_(gm)
-    assert again is not None
-    assert not again.modified
+    assert modified == bool(found)
     return found
 
 

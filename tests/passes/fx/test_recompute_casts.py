@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from run_twice import run_twice
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
@@ -17,13 +18,9 @@ Capture = Callable[..., GraphModule]
 
 def recomputed(gm: GraphModule, *static: int) -> list[str]:
     """What the pass tags; a second run must change nothing."""
-    pass_ = RecomputeCasts(static)
-    result, again = pass_(gm), pass_(gm)
-    assert result is not None
-    assert again is not None
-    assert not again.modified
+    modified = run_twice(RecomputeCasts(static), gm)
     tagged = [node.name for node in JointGraph(gm).forward if must_recompute(node)]
-    assert result.modified == bool(tagged)
+    assert modified == bool(tagged)
     return tagged
 
 

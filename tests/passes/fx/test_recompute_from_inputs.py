@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from run_twice import run_twice
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
@@ -17,14 +18,10 @@ Capture = Callable[..., GraphModule]
 
 def recomputed(gm: GraphModule) -> list[str]:
     """What the pass tags; a second run must change nothing."""
-    pass_ = RecomputeFromInputs()
     before = {node for node in JointGraph(gm).forward if must_recompute(node)}
-    result, again = pass_(gm), pass_(gm)
-    assert result is not None
-    assert again is not None
-    assert not again.modified
+    modified = run_twice(RecomputeFromInputs(), gm)
     tagged = [node for node in JointGraph(gm).forward if must_recompute(node) and node not in before]
-    assert result.modified == bool(tagged)
+    assert modified == bool(tagged)
     return [node.name for node in tagged if not node.name.startswith("detach")]
 
 
@@ -108,13 +105,9 @@ def gelu(x: Tensor) -> Tensor:
 
 def scaled(gm: GraphModule) -> list[str]:
     """What RecomputeScaled tags; a second run must change nothing."""
-    pass_ = RecomputeScaled()
-    result, again = pass_(gm), pass_(gm)
-    assert result is not None
-    assert again is not None
-    assert not again.modified
+    modified = run_twice(RecomputeScaled(), gm)
     tagged = [node.name for node in JointGraph(gm).forward if must_recompute(node)]
-    assert result.modified == bool(tagged)
+    assert modified == bool(tagged)
     return tagged
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_twice import run_twice
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -16,12 +17,7 @@ from ort_dynamo.passes.fx.remove_clones import RemoveClones
 
 def run(function: Callable[..., Any]) -> tuple[GraphModule, bool]:
     gm = make_fx(function, tracing_mode="fake")(torch.ones(2, 3))
-    result = RemoveClones()(gm)
-    assert result is not None
-    again = RemoveClones()(gm)
-    assert again is not None
-    assert not again.modified
-    return gm, result.modified
+    return gm, run_twice(RemoveClones(), gm)
 
 
 def test_a_clone_that_is_only_computed_with_goes() -> None:

@@ -35,7 +35,7 @@ from ort_dynamo.training.trainer.settings import (
     rules_of,
 )
 from ort_dynamo.training.trainer.stages import Stages, cuts_of, mesh_of_stages
-from ort_dynamo.training.trainer.together import Alone, Together
+from ort_dynamo.training.trainer.together import Together
 from ort_dynamo.training.trainer.training_state import TrainingState
 from ort_dynamo.training.trainer.zero import ZeroUpdate
 
@@ -220,7 +220,7 @@ def _running_model(
     tied = {name: names[one] for name, one in every.items() if names[one] != name}
     rules = rules_of(config, list(trained), known, tied)
     gathers = options.batch.gradient_accumulation_steps
-    together: Together = Alone()
+    together = Together()
     zero = None
     postpones = asked.allreduce_post_accumulation
     if mesh is not None and stages is not None:

@@ -19,8 +19,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from ort_dynamo.errors import SeveralProcessesError
 from ort_dynamo.training.trainer.layer_parts import local_of
-from ort_dynamo.training.trainer.replicas import Replicas
-from ort_dynamo.training.trainer.together import gradients_of
+from ort_dynamo.training.trainer.replicas import agree_on
+from ort_dynamo.training.trainer.together import ForwardBackward, Found, Together
 from ort_dynamo.training.trainer.training_state import TrainedWeight
 
 __all__ = ["LayerReplicas", "divide_layers", "plan_of"]
@@ -132,7 +132,7 @@ def divide_layers(combined: nn.Module, model: nn.Module, inputs: Sequence[Tensor
         is_same = bool(torch.isclose(_loss_of(combined, inputs), expected, rtol=1e-3, atol=1e-5, equal_nan=True))
     except Exception as raised:  # whatever the model's code does with a part of a layer's outputs
         is_same, error = False, raised
-    if not Replicas.agree(is_same, device):
+    if not agree_on(is_same, device):
         reason = (
             f"divided among {parts} processes, {', '.join(plan)} do not compute what the model does"
             f"{'' if error is None else f' ({error})'}. Processes that share layers have to have the same batch, and "
@@ -154,7 +154,7 @@ def _loss_of(combined: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
             module.training = mode
 
 
-class LayerReplicas:
+class LayerReplicas(Together):
     """Reduces gradients over the processes that have the same part: DistributedDataParallel takes no DTensors.
 
     Args:
@@ -164,7 +164,6 @@ class LayerReplicas:
     """
 
     shares_layers = True
-    has_stages = False
 
     def __init__(self, combined: nn.Module, mesh: DeviceMesh, *, postpones: bool) -> None:
         self.postpones = postpones
@@ -172,30 +171,20 @@ class LayerReplicas:
         self._group = mesh["data"].get_group()
         self._size = mesh["data"].size()
 
-    def gradients(
-        self,
-        called: Callable[..., Any],
-        inputs: Sequence[Any],
-        weights: Sequence[TrainedWeight],
-        scale: float,
-        *,
-        adds: bool,
-        reduces: bool,
-    ) -> tuple[Any, Sequence[Tensor | None]]:
+    def gradients(self, asked: ForwardBackward) -> Found:
         """Run forward and backward after buffers are the first replica's, and average what this process has of it."""
         if self._size > 1:
             for buffer in self._combined.buffers():
                 distributed.broadcast(buffer, group=self._group, group_src=0)
-        outputs, found = self._computed(called, inputs, weights, scale)
-        own = [None if g is None else self._own(g, weight, adds) for g, weight in zip(found, weights, strict=True)]
-        if reduces:
+        outputs, found = self._computed(asked)
+        both = zip(found, asked.weights, strict=True)
+        own = [None if g is None else self._own(g, weight, asked.adds) for g, weight in both]
+        if asked.reduces:
             self._reduce([g for g in own if g is not None])
         return outputs, own
 
-    def _computed(
-        self, called: Callable[..., Any], inputs: Sequence[Any], weights: Sequence[TrainedWeight], scale: float
-    ) -> tuple[Any, Sequence[Tensor | None]]:
-        return gradients_of(called, inputs, weights, scale)
+    def _computed(self, asked: ForwardBackward) -> Found:
+        return asked.run()
 
     @staticmethod
     def _own(gradient: Tensor, weight: TrainedWeight, adds: bool) -> Tensor:
@@ -215,8 +204,6 @@ class LayerReplicas:
             for gradient, reduced in zip(own, torch.split(flat, [one.numel() for one in own]), strict=True):
                 gradient.copy_(reduced.view_as(gradient))
 
-    def norm(self, own: Tensor) -> Tensor:
-        """The norm of all gradients: parts of weights are in it already."""
-        return own
-
-    agree = staticmethod(Replicas.agree)
+    def agree(self, all_finite: bool, device: torch.device) -> bool:
+        """Whether gradients were finite in all processes."""
+        return agree_on(all_finite, device)

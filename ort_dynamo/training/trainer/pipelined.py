@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ort_dynamo.training.trainer.horizontal import LayerReplicas
 from ort_dynamo.training.trainer.layer_parts import square_sum_over
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.stages import Stages
-from ort_dynamo.training.trainer.training_state import TrainedWeight
+from ort_dynamo.training.trainer.together import ForwardBackward, Found
 
 __all__ = ["PipelinedModel", "StageReplicas"]
 
@@ -72,15 +72,13 @@ class StageReplicas(LayerReplicas):
         self._stages = stages
         self._outputs = outputs
 
-    def _computed(
-        self, called: Callable[..., Any], inputs: Sequence[Any], weights: Sequence[TrainedWeight], scale: float
-    ) -> tuple[Any, Sequence[Tensor | None]]:
+    def _computed(self, asked: ForwardBackward) -> Found:
         parameters = list(self._combined.parameters())
         for parameter in parameters:
             parameter.grad = None
         try:
-            loss, outputs = self._stages.train(inputs)
-            found = [weight.parameter.grad for weight in weights]
+            loss, outputs = self._stages.train(asked.inputs)
+            found = [weight.parameter.grad for weight in asked.weights]
         finally:
             for parameter in parameters:
                 parameter.grad = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,12 +12,12 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ort_dynamo.training.trainer.adasum import adasum_hook
-from ort_dynamo.training.trainer.training_state import TrainedWeight
+from ort_dynamo.training.trainer.together import ForwardBackward, Found, Together
 
-__all__ = ["Replicas"]
+__all__ = ["Replicas", "agree_on"]
 
 
-class Replicas:
+class Replicas(Together):
     """Has a model's gradients reduced over all processes, each of which has the whole model.
 
     Made, it has given all of them rank 0's weights and buffers. Before each forward buffers are rank 0's again.
@@ -36,53 +36,42 @@ class Replicas:
         if adasum:
             self._ddp.register_comm_hook(None, adasum_hook)
 
-    shares_layers = has_stages = False
-
-    def gradients(
-        self,
-        called: Callable[..., Any],
-        inputs: Sequence[Any],
-        weights: Sequence[TrainedWeight],
-        scale: float,
-        *,
-        adds: bool,
-        reduces: bool,
-    ) -> tuple[Any, Sequence[Tensor | None]]:
+    def gradients(self, asked: ForwardBackward) -> Found:
         """Run forward and backward, in which DistributedDataParallel adds to each parameter's `grad` and reduces it."""
-        for weight in weights:
-            before = weight.gathered if adds else None
+        for weight in asked.weights:
+            before = weight.gathered if asked.adds else None
             weight.parameter.grad = None if before is None else before.to(weight.parameter.dtype, copy=True)
         with torch.enable_grad():
-            loss, outputs = self._run(called, inputs, reduces=reduces)
-        torch.autograd.backward(loss, torch.full_like(loss, scale))
-        reduced = [weight.parameter.grad for weight in weights]
-        for weight in weights:
+            loss, outputs = self._run(asked)
+        torch.autograd.backward(loss, torch.full_like(loss, asked.scale))
+        reduced = [weight.parameter.grad for weight in asked.weights]
+        for weight in asked.weights:
             weight.parameter.grad = None
         return (loss.detach(), *outputs[1:]), reduced
 
-    def _run(self, called: Callable[..., Any], inputs: Sequence[Any], *, reduces: bool) -> tuple[Tensor, Any]:
+    def _run(self, asked: ForwardBackward) -> tuple[Tensor, Any]:
         """Run a forward that gives the loss first; gives the loss to call `backward` of, and all that it gave."""
-        self._called.call = called
-        with nullcontext() if reduces else self._ddp.no_sync(), warnings.catch_warnings():
+        self._called.call = asked.called
+        with nullcontext() if asked.reduces else self._ddp.no_sync(), warnings.catch_warnings():
             # torch says once that all were reached: which a later step may not do.
             warnings.filterwarnings("ignore", message="(?s).*find_unused_parameters=True was specified")
             try:
-                loss = self._ddp(*inputs)
+                loss = self._ddp(*asked.inputs)
                 outputs = self._called.outputs
             finally:
                 self._called.outputs = None
         return loss, outputs
 
-    def norm(self, own: Tensor) -> Tensor:
-        """The norm of all gradients: reduced, they are the same in all processes."""
-        return own
-
-    @staticmethod
-    def agree(all_finite: bool, device: torch.device) -> bool:
+    def agree(self, all_finite: bool, device: torch.device) -> bool:
         """Whether gradients were finite in all processes."""
-        found = torch.tensor(int(all_finite), device=device)
-        distributed.all_reduce(found, distributed.ReduceOp.MIN)
-        return bool(found)
+        return agree_on(all_finite, device)
+
+
+def agree_on(holds: bool, device: torch.device) -> bool:
+    """Whether something holds in all processes."""
+    found = torch.tensor(int(holds), device=device)
+    distributed.all_reduce(found, distributed.ReduceOp.MIN)
+    return bool(found)
 
 
 class _Called(nn.Module):

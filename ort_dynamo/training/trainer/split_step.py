@@ -19,7 +19,7 @@ from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.torch_internals.dynamo import compile_region
 from ort_dynamo.torch_internals.optimizers import fused_adamw
 from ort_dynamo.training.trainer.layer_parts import norm_over, square_sum_over
-from ort_dynamo.training.trainer.together import Together
+from ort_dynamo.training.trainer.together import ForwardBackward, Together
 from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
 from ort_dynamo.training.trainer.update_rules import AdamRule, LambRule, gradient_divisor, gradient_norm
 from ort_dynamo.training.trainer.whole_step import MOST_GRAPHS, StepKind
@@ -71,14 +71,9 @@ class SplitStep:
         together = self._together
         # Where the reduction was put off to a step that updates, that step's gradients are the sums of all steps.
         adds = kind.updates and kind.gathers > 1 and together.postpones
-        outputs, found = together.gradients(
-            self._region,
-            inputs,
-            self._state.weights,
-            scale,
-            adds=adds,
-            reduces=kind.updates or not together.postpones,
-        )
+        reduces = kind.updates or not together.postpones
+        asked = ForwardBackward(self._region, inputs, self._state.weights, scale, adds=adds, reduces=reduces)
+        outputs, found = together.gradients(asked)
         reached = [(w, g) for w, g in zip(self._state.weights, found, strict=True) if g is not None]
         weights = [weight for weight, _ in reached]
         gradients = [g.to(weight.dtype) for weight, g in reached]

@@ -1,103 +1,72 @@
-"""What a training step asks of the processes that train together, and what one says that trains alone."""
+"""What a training step asks of the processes that train together; as it stands here, of one that trains alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ort_dynamo.training.trainer.training_state import TrainedWeight
 
-__all__ = ["Alone", "Together", "gradients_of"]
+__all__ = ["ForwardBackward", "Found", "Together"]
+
+Found = tuple[Any, Sequence[Tensor | None]]
+"""What a forward gave, the loss detached, and each weight's gradient; None of one that was not reached."""
 
 
-class Together(Protocol):
-    """The processes that train a model together."""
+@dataclass(frozen=True)
+class ForwardBackward:
+    """A forward and a backward that a step asks for.
 
-    @property
-    def postpones(self) -> bool:
-        """Whether gradients are reduced in steps that update alone; otherwise each step's are."""
-        ...
+    Attributes:
+        called: the forward: gives loss and outputs.
+        inputs: its arguments.
+        weights: those to give gradients of.
+        scale: the loss scale.
+        adds: whether what was gathered since the last update belongs to the gradients.
+        reduces: whether they are to be averaged over processes.
+    """
 
-    @property
-    def shares_layers(self) -> bool:
-        """Whether other processes have parts of this model's layers, or stages of it."""
-        ...
+    called: Callable[..., Any]
+    inputs: Sequence[Any]
+    weights: Sequence[TrainedWeight]
+    scale: float
+    adds: bool
+    reduces: bool
 
-    @property
-    def has_stages(self) -> bool:
-        """Whether other processes have weights of a pipeline, whose gradients belong to the norm of all."""
-        ...
-
-    def gradients(
-        self,
-        called: Callable[..., Any],
-        inputs: Sequence[Any],
-        weights: Sequence[TrainedWeight],
-        scale: float,
-        *,
-        adds: bool,
-        reduces: bool,
-    ) -> tuple[Any, Sequence[Tensor | None]]:
-        """Run forward and backward.
-
-        Args:
-            called: the forward: gives loss and outputs.
-            inputs: its arguments.
-            weights: those to give gradients of.
-            scale: the loss scale.
-            adds: whether what was gathered since the last update belongs to the gradients.
-            reduces: whether they are to be averaged over processes.
-
-        Returns:
-            What the forward gave, the loss detached, and each weight's gradient; None of one that was not reached.
-        """
-        ...
-
-    def norm(self, own: Tensor) -> Tensor:
-        """The norm of all gradients, from that of this process's."""
-        ...
-
-    def agree(self, all_finite: bool, device: torch.device) -> bool:
-        """Whether gradients were finite in all processes."""
-        ...
+    def run(self) -> Found:
+        """Run both in this process alone."""
+        with torch.enable_grad():
+            loss, *outputs = self.called(*self.inputs)
+        parameters = [weight.parameter for weight in self.weights]
+        found = torch.autograd.grad(loss, parameters, torch.full_like(loss, self.scale), allow_unused=True)
+        return (loss.detach(), *outputs), found
 
 
-class Alone:
-    """One process."""
+class Together:
+    """The processes that train a model: one alone, unless a subclass says otherwise.
 
-    postpones = shares_layers = has_stages = False
+    Attributes:
+        postpones: whether gradients are reduced in steps that update alone; otherwise each step's are.
+        shares_layers: whether other processes have parts of this model's layers, or stages of it.
+        has_stages: whether other processes have weights of a pipeline, whose gradients belong to the norm of all.
+    """
 
-    def gradients(
-        self,
-        called: Callable[..., Any],
-        inputs: Sequence[Any],
-        weights: Sequence[TrainedWeight],
-        scale: float,
-        *,
-        adds: bool,
-        reduces: bool,
-    ) -> tuple[Any, Sequence[Tensor | None]]:
-        """Run forward and backward; there is nothing to reduce."""
-        return gradients_of(called, inputs, weights, scale)
+    postpones: bool = False
+    shares_layers: bool = False
+    has_stages: bool = False
+
+    def gradients(self, asked: ForwardBackward) -> Found:
+        """Run forward and backward, with what processes have to tell one another for it."""
+        return asked.run()
 
     def norm(self, own: Tensor) -> Tensor:
-        """The norm of this process's gradients."""
+        """The norm of all gradients, from that of those that this process has: the same, unless others have some."""
         return own
 
     def agree(self, all_finite: bool, device: torch.device) -> bool:
-        """Whether gradients were finite."""
+        """Whether gradients were finite in all processes."""
         return all_finite
-
-
-def gradients_of(
-    called: Callable[..., Any], inputs: Sequence[Any], weights: Sequence[TrainedWeight], scale: float
-) -> tuple[Any, Sequence[Tensor | None]]:
-    """Run forward and backward; what the forward gave, the loss detached, and each weight's gradient."""
-    with torch.enable_grad():
-        loss, *outputs = called(*inputs)
-    parameters = [weight.parameter for weight in weights]
-    found = torch.autograd.grad(loss, parameters, torch.full_like(loss, scale), allow_unused=True)
-    return (loss.detach(), *outputs), found

@@ -15,6 +15,7 @@ __all__ = [
     "READS_ROUNDED",
     "RECOMPUTE",
     "SCOPE",
+    "SECTION",
     "STANDS_BESIDE",
     "WRITTEN_FOR",
     "ZERO_DIVISOR",
@@ -33,6 +34,9 @@ DRAWN = "ort_dynamo.drawn"
 
 CHOSEN = "ort_dynamo.chosen"
 """On nodes that torch runs by choice, though a session could: the reason, as text."""
+
+SECTION = "ort_dynamo.section"
+"""On a backward's nodes: the number of the section that they belong to; absent where the backward is not cut."""
 
 STANDS_BESIDE = "ort_dynamo.with_running_statistics"
 """On a BatchNorm without running statistics: the name of the one with them that it was split from."""

@@ -122,7 +122,7 @@ def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:
         casts = RecomputeOptions(recompute_casts=options.recompute.recompute_casts)
         tag_recomputed(joint, casts, kwargs.get("static_lifetime_input_indices") or (), check=check)
         rows = plan_rows(JointGraph(joint))
-        halves = cut(joint, inputs, options.recompute, check, **kwargs)
+        halves = cut(joint, inputs, options, **kwargs)
         forward, backward, outputs = halves.forward, halves.backward, kwargs["num_fwd_outputs"]
         found.append(GraphPlan(rows, memory_record(joint, forward, backward, outputs)))
         run_passes(plan_passes(outputs), forward, check=check)  # its backward never runs

@@ -12,6 +12,7 @@ from onnx_ir.passes.common import (
 from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.options.groups import PassOptions, RecomputeOptions
+from ort_dynamo.passes.fx.cut_into_sections import CutIntoSections
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
 from ort_dynamo.passes.fx.fold_batch_norm import FoldBatchNorm
 from ort_dynamo.passes.fx.hide_seedless import HideSeedless
@@ -63,6 +64,7 @@ __all__ = [
     "plan_passes",
     "recompute_passes",
     "running_passes",
+    "section_passes",
 ]
 
 
@@ -140,6 +142,18 @@ def forward_passes() -> tuple[PassBase, ...]:
 def backward_passes() -> tuple[PassBase, ...]:
     """Give the passes on the backward that the partitioner has made, and on the joint graph that it leaves behind."""
     return (RestoreSeedless(),)
+
+
+def section_passes(options: PassOptions, target: Target, freed: tuple[str, ...]) -> tuple[PassBase, ...]:
+    """Give the passes that cut a backward into sections.
+
+    Args:
+        options: into how many.
+        target: what the sessions are compiled for.
+        freed: names of the placeholders that nothing but the backward holds.
+    """
+    most = options.backward_sections
+    return (CutIntoSections(freed, target.section_bytes, most),) if most > 1 else ()
 
 
 def plan_passes(outputs: int) -> tuple[PassBase, ...]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.options.groups import Options, RecomputeOptions
 from ort_dynamo.pass_record import PassRecord
 from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, memory_record
+from ort_dynamo.passes.fx.analysis.saved_tensors import is_tangent
+from ort_dynamo.passes.fx.analysis.storage import storages_of
 from ort_dynamo.passes.pipelines import (
     backward_passes,
     cut_passes,
@@ -20,6 +23,7 @@ from ort_dynamo.passes.pipelines import (
     fx_passes,
     placement_passes,
     recompute_passes,
+    section_passes,
 )
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.progress import stage
@@ -28,6 +32,7 @@ from ort_dynamo.runtime.providers import usable_target
 from ort_dynamo.segment.classify import session_device
 from ort_dynamo.segment.segment import allowed_target
 from ort_dynamo.torch_internals.aot import default_partition
+from ort_dynamo.torch_internals.process_group import group_store
 
 __all__ = ["Halves", "PartitionRecord", "cut", "mark", "partitioner", "tag_recomputed"]
 
@@ -89,9 +94,7 @@ def tag_recomputed(
     return run_passes(recompute_passes(options, tuple(static)), joint, check=check)
 
 
-def cut(
-    joint: GraphModule, inputs: Sequence[torch.Tensor], options: RecomputeOptions, check: bool = False, **kwargs: Any
-) -> Halves:
+def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, **kwargs: Any) -> Halves:
     """Decide what the backward computes again, and cut a marked joint graph into forward and backward.
 
     The default partition saves what the backward reads. The min-cut partition would recompute pointwise chains on
@@ -100,19 +103,50 @@ def cut(
     Args:
         joint: the joint graph; it gets tags.
         inputs: its inputs.
-        options: what to compute again.
-        check: check the graphs after each pass.
+        options: what to compute again, and whether the backward is cut further.
         kwargs: what AOTAutograd hands to its partition function.
     """
     static = kwargs.get("static_lifetime_input_indices") or ()
-    before = tag_recomputed(joint, options, static, check=check) + run_passes(cut_passes(), joint, check=check)
+    check = options.dump.verify
+    before = tag_recomputed(joint, options.recompute, static, check=check) + run_passes(
+        cut_passes(), joint, check=check
+    )
     forward, backward = default_partition(joint, inputs, **kwargs)
     after = (
         *run_passes(forward_passes(), forward, check=check),
         *run_passes(backward_passes(), backward, check=check),
         *run_passes(backward_passes(), joint, check=check),
     )
-    return Halves(forward, backward, before + after)
+    sections = _section_passes(forward, backward, options, kwargs["num_fwd_outputs"])
+    return Halves(forward, backward, before + after + run_passes(sections, backward, check=check))
+
+
+def _section_passes(
+    forward: GraphModule, backward: GraphModule, options: Options, outputs: int
+) -> tuple[PassBase, ...]:
+    """The passes that cut a backward into sections.
+
+    Ranks that compile the same graph have to make the same islands of it, though their examples of its symbolic sizes
+    differ. So where ranks are compared, bytes that depend on these decide nothing.
+    """
+    sizes = (size for node in backward.graph.find_nodes(op="placeholder") for size in _sizes(node.meta.get("val")))
+    if options.segment.compare_ranks and group_store() is not None and any(isinstance(s, torch.SymInt) for s in sizes):
+        return ()
+    (output,) = forward.graph.find_nodes(op="output")
+    elsewhere = (*forward.graph.find_nodes(op="placeholder"), *filter(_is_node, output.args[0][:outputs]))
+    held = {storage for node in elsewhere for storage in storages_of(node)}
+    saved = (node for node in backward.graph.find_nodes(op="placeholder") if not is_tangent(node))
+    freed = tuple(node.name for node in saved if (own := storages_of(node)) and own.isdisjoint(held))
+    target = allowed_target(usable_target(session_device(backward).type), options.segment)
+    return section_passes(options.passes, target, freed)
+
+
+def _sizes(value: Any) -> tuple[int | torch.SymInt, ...]:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else (value,)
+
+
+def _is_node(value: object) -> TypeGuard[Node]:
+    return isinstance(value, Node)
 
 
 def partitioner(
@@ -126,10 +160,9 @@ def partitioner(
     """
 
     def partition(joint: GraphModule, inputs: Sequence[torch.Tensor], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        check = options.dump.verify
         stage("cutting into forward and backward")
         marked = mark(joint, options)
-        halves = cut(joint, inputs, options.recompute, check, **kwargs)
+        halves = cut(joint, inputs, options, **kwargs)
         forward, backward = halves.forward, halves.backward
         memory = memory_record(joint, forward, backward, kwargs["num_fwd_outputs"])
         if _log.isEnabledFor(logging.INFO):

@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ort_dynamo.boundary import laid_out, symbolic_strides
 from ort_dynamo.lowering.symbols import symbols_of
+from ort_dynamo.marks import SECTION
 from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.segment.classify import Place, Placement
@@ -34,7 +35,7 @@ def build_islands(
     Args:
         gm: a functional graph.
         placements: where each node runs.
-        levels: the level of each node.
+        levels: the level of each node. Of one level and one section an island is made.
 
     Returns:
         The outer graph, with a call_module node per island that returns a tuple, and the islands by name.
@@ -51,7 +52,7 @@ class _Builder:
         self._lowered = those(Place.LOWERED)
         self._input_sizes = those(Place.INPUT_SIZE)
         self._writes = those(Place.WRITE)
-        self._levels = levels
+        self._island_of = {node: (level, node.meta.get(SECTION, 0)) for node, level in levels.items()}
         self._outer = Graph()
         self._outside: dict[Node, Node] = {}  # node of gm -> the outer node that holds its value
         for node in gm.graph.find_nodes(op="placeholder"):
@@ -59,13 +60,15 @@ class _Builder:
         self._sizes = SizeNodes(self._outer)
 
     def build(self) -> tuple[GraphModule, dict[str, GraphModule]]:
-        groups: dict[tuple[int, bool], list[Node]] = {}
+        groups: dict[tuple[int, bool, int], list[Node]] = {}
         for node in self._gm.graph.nodes:
             if node.op not in ("placeholder", "output"):
-                groups.setdefault((self._levels[node], node in self._lowered), []).append(node)
+                level, section = self._island_of[node]
+                lowered = node in self._lowered
+                groups.setdefault((level, lowered, section if lowered else 0), []).append(node)
         exports = self._exports()
         islands: dict[str, GraphModule] = {}
-        for (_, lowered), group in sorted(groups.items(), key=lambda item: item[0]):
+        for (_, lowered, _), group in sorted(groups.items(), key=lambda item: item[0]):
             if not lowered:
                 for node in group:
                     if not (is_subgraph(node) and all(user in self._lowered for user in node.users)):
@@ -87,7 +90,7 @@ class _Builder:
             if reader in self._input_sizes:
                 continue
             for value in reader.all_input_nodes:
-                outside = reader not in self._lowered or self._levels[value] != self._levels[reader]
+                outside = reader not in self._lowered or self._island_of[value] != self._island_of[reader]
                 if outside and value in self._lowered:
                     base, _ = self._base(value)
                     if base in self._lowered:

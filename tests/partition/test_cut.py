@@ -49,6 +49,7 @@ def test_a_record_names_each_pass_in_order_with_what_is_kept() -> None:
         *["SplitStatistics", "HideSeedless"],
         *["RestoreSeedless", "MergeStatistics"],  # on the forward
         *["RestoreSeedless", "RestoreSeedless"],  # on the backward, and on the joint graph
+        "CutIntoSections",  # on the backward
     ]
     changed = {one.name.split("(")[0] for one in record.passes if one.modified}
     assert changed == {"DropRunningStatistics", "SaveReadsOfMutated", "RecomputeGelu"}

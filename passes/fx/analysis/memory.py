@@ -9,9 +9,16 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.marks import DECIDED_BY
-from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, bytes_of, is_tensor, time_of
-from ort_dynamo.passes.fx.analysis.storage import allocation_of, fakes_in, storage_of, storages_of
+from ort_dynamo.marks import DECIDED_BY, SECTION
+from ort_dynamo.passes.fx.analysis.saved_tensors import (
+    JointGraph,
+    allocations,
+    bytes_of,
+    is_tangent,
+    is_tensor,
+    time_of,
+)
+from ort_dynamo.passes.fx.analysis.storage import storage_of, storages_of
 from ort_dynamo.passes.fx.analysis.views import is_view, maker_of
 from ort_dynamo.source_line import user_line
 from ort_dynamo.torch_internals.operators import aten
@@ -154,8 +161,9 @@ def peaks(forward: GraphModule, backward: GraphModule) -> tuple[int, int]:
     """Most bytes that forward and backward hold at once, inputs of the graph and parameters not counted.
 
     They are those of a sweep over each half in the order of its graph, by allocation: it begins with the node that
-    makes it, and ends with the last node that reads it or a view of it. Results live to the end of their half, and so
-    do saved tensors in the backward, since a session holds its inputs until it returns. A selection by a mask takes two
+    makes it, and ends with the last node that reads it or a view of it. Results live to the end of their half. What a
+    section of a backward is handed, saved tensors before all, lives to the section's end at least, since a session
+    holds its inputs until it returns; where a backward is not cut, that is its end. A selection by a mask takes two
     more tensors of its result's size while it runs. Not in the account: other scratch memory of kernels, rounding up by
     allocators, another order that ONNX Runtime may choose, and what it fuses.
     """
@@ -194,27 +202,50 @@ def _peak(gm: GraphModule, held: Iterable[Node], free: Collection[int]) -> int:
 
     Args:
         gm: one half.
-        held: inputs that count, and live to the end.
+        held: inputs that count.
         free: allocations that do not count.
     """
-    own = {node: storages_of(node) for node in gm.graph.nodes}
-    forever = {storage for node in (*held, *_output(gm).all_input_nodes) for storage in own[node]}
-    last_reader = {storage: node for node in own for read in node.all_input_nodes for storage in own[read]}
-    alive = {storage: nbytes for node in held for storage, nbytes in _allocations(node) if storage not in free}
+    alive = {storage: nbytes for node in held for storage, nbytes in allocations(node) if storage not in free}
     total = peak = sum(alive.values())
+    own = {node: storages_of(node) for node in gm.graph.nodes}
+    last = _last_readers(gm, own)
+    ends: dict[Node, set[int]] = {}
+    for storage, node in last.items():
+        ends.setdefault(node, set()).add(storage)
     for node in own:
         if node.op != "call_function":
             continue
-        for storage, nbytes in _allocations(node):
+        for storage, nbytes in allocations(node):
             if storage not in free and storage not in alive:
                 alive[storage] = nbytes
                 total += nbytes
-        touched = {storage for one in (node, *node.all_input_nodes) for storage in own[one]} - forever
-        last = {s for s in touched if last_reader.get(s, node) is node}  # what nobody reads ends at once
-        ended = {s: alive.pop(s) for s in last if s in alive}
+        unread = own[node] - last.keys()  # what nobody reads ends at once
+        ended = {s: alive.pop(s) for s in ends.get(node, set()) | unread if s in alive}
         peak = max(peak, total + _scratch(node, ended))
         total -= sum(ended.values())
     return peak
+
+
+def _last_readers(gm: GraphModule, own: Mapping[Node, set[int]]) -> dict[int, Node]:
+    """Allocation -> the node with whose end it ends: its last reader, or the last node of a section it was handed to.
+
+    Results end with the output, and so do the gradients that a backward is given: autograd holds them.
+    """
+    closes = {node.meta.get(SECTION, 0): node for node in own if node.op == "call_function"}
+    made: dict[int, int] = {}
+    for node in own:
+        section = -1 if node.op == "placeholder" else node.meta.get(SECTION, 0)
+        for storage in own[node]:
+            made.setdefault(storage, section)
+    last: dict[int, Node] = {}
+    for node in own:
+        section = node.meta.get(SECTION, 0)
+        for storage in {storage for read in node.all_input_nodes for storage in own[read]}:
+            last[storage] = closes[section] if node.op != "output" and made[storage] != section else node
+    output = _output(gm)
+    for node in filter(is_tangent, own):
+        last |= dict.fromkeys(own[node], output)
+    return last
 
 
 def _scratch(node: Node, ended: Mapping[int, int]) -> int:
@@ -234,7 +265,3 @@ def _scratch(node: Node, ended: Mapping[int, int]) -> int:
     assert isinstance(compared, Node)
     # A factor and the mask of what is blocked; what they were made of may be gone.
     return nbytes + nbytes // fake.dtype.itemsize - ended.get(storage_of(compared), 0)
-
-
-def _allocations(node: Node) -> list[tuple[int, int]]:
-    return [(allocation_of(fake), bytes_of(fake)[0]) for fake in fakes_in(node.meta.get("val"))]

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import flop_registry
 
 from ort_dynamo.marks import DECIDED_BY, RECOMPUTE
-from ort_dynamo.passes.fx.analysis.storage import fakes_in, storage_of
+from ort_dynamo.passes.fx.analysis.storage import allocation_of, fakes_in, storage_of
 from ort_dynamo.passes.fx.analysis.views import is_view
 from ort_dynamo.torch_internals.operators import OpOverload, aten, is_mutable, prims, schema_of
 from ort_dynamo.torch_internals.pytree import tree_leaves
@@ -27,11 +27,13 @@ __all__ = [
     "Cut",
     "JointGraph",
     "Kept",
+    "allocations",
     "bytes_of",
     "calls",
     "can_recompute",
     "draws",
     "is_number",
+    "is_tangent",
     "is_tensor",
     "must_recompute",
     "tag",
@@ -109,7 +111,7 @@ class JointGraph:
     def differentiable(self) -> frozenset[Node]:
         """Forward nodes that a gradient flows through: they depend on an input that gets one."""
         (output,) = self.gm.graph.find_nodes(op="output")
-        inputs = [n for n in self.gm.graph.find_nodes(op="placeholder") if not _is_tangent(n)]
+        inputs = [n for n in self.gm.graph.find_nodes(op="placeholder") if not is_tangent(n)]
         results = tree_leaves(output.args[0])
         gradients = results[len(results) - len(inputs) :]
         reached = {node for node, gradient in zip(inputs, gradients, strict=True) if gradient is not None}
@@ -302,15 +304,21 @@ def bytes_of(fake: torch.Tensor) -> tuple[int, sympy.Expr]:
     return optimization_hint(nbytes), sympy.expand(given_expression(nbytes))
 
 
+def allocations(node: Node) -> list[tuple[int, int]]:
+    """The allocations that the tensors in a node's value live in, each with its bytes."""
+    return [(allocation_of(fake), bytes_of(fake)[0]) for fake in fakes_in(node.meta.get("val"))]
+
+
 def _numel(fake: torch.Tensor) -> int:
     return math.prod(map(optimization_hint, fake.shape))
 
 
 def _is_forward(node: Node) -> bool:
-    return node.meta.get("partitioner_tag") == "is_forward" or (node.op == "placeholder" and not _is_tangent(node))
+    return node.meta.get("partitioner_tag") == "is_forward" or (node.op == "placeholder" and not is_tangent(node))
 
 
-def _is_tangent(node: Node) -> bool:
+def is_tangent(node: Node) -> bool:
+    """Whether the node is a gradient that a joint or backward graph is given."""
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 

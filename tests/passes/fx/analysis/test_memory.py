@@ -65,7 +65,7 @@ def observe(function: Callable[..., Tensor], *args: Tensor, **options: Any) -> t
 
     def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         mark(joint, Options())
-        halves = cut(joint, inputs, RecomputeOptions(**options), **kwargs)
+        halves = cut(joint, inputs, Options(recompute=RecomputeOptions(**options)), **kwargs)
         records.append(memory_record(joint, halves.forward, halves.backward, kwargs["num_fwd_outputs"]))
         return halves.forward, halves.backward
 

@@ -1,0 +1,116 @@
+"""A backward is cut into sections, so that what the forward saved is freed on the way."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.marks import SECTION
+from ort_dynamo.passes.fx.analysis.saved_tensors import allocations
+from ort_dynamo.passes.fx.analysis.storage import storages_of
+from ort_dynamo.passes.fx.analysis.views import is_remakable_view
+
+__all__ = ["CutIntoSections"]
+
+
+@dataclass(frozen=True)
+class CutIntoSections(PassBase):
+    """The pass marks the nodes of a backward with the number of their section, where the forward saves much.
+
+    A session holds its inputs until it returns. So with one session all that was saved is alive when the last gradient
+    is made, where eager has freed it by then. Each section is run by sessions of its own, and its end frees what no
+    later one reads: the peak falls by almost the smaller of what is saved and the gradients. Sections free about as
+    much each, and end where the least is handed from one to the next, which is between layers; equal layers then share
+    a session.
+
+    A node that reads inputs of the graph alone, such as a cast of what was saved, goes to the section of its first
+    reader, and so does a view.
+
+    Args:
+        freed: the names of the placeholders that nothing else holds.
+        least: bytes that a section frees at least, so that it takes much longer than the call of a session.
+        most: how many sections there are at most.
+    """
+
+    freed: tuple[str, ...] = field(repr=False)
+    least: int
+    most: int
+    name: str = "cut_into_sections"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Mark nodes of a backward, in place."""
+        nodes = [node for node in graph_module.graph.nodes if node.op not in ("placeholder", "output")]
+        place = _places(nodes)
+        freed, handed_on = _sweep(graph_module, place, self.freed)
+        ends = _ends(freed, handed_on, self.least, self.most)
+        sections = {node: bisect_left(ends, place[node]) for node in nodes} if ends else {}
+        modified = any(node.meta.get(SECTION) != section for node, section in sections.items())
+        for node, section in sections.items():
+            node.meta[SECTION] = section
+        return PassResult(graph_module, modified)
+
+
+def _places(nodes: Sequence[Node]) -> dict[Node, int]:
+    """Node -> its place in the graph, or the one that it can move to for free: that of its first reader."""
+    place = {node: index for index, node in enumerate(nodes)}
+    computed: set[Node] = set()
+    for node in nodes:
+        if not is_remakable_view(node) or not computed.isdisjoint(node.all_input_nodes):
+            computed.add(node)
+    for node in reversed(nodes):
+        moves = is_remakable_view(node) or computed.isdisjoint(node.all_input_nodes)
+        if moves and node.users and all(user in place for user in node.users):
+            place[node] = min(place[user] for user in node.users)
+    for node in nodes:
+        if node.target is operator.getitem:  # what an operator's several results are taken out of cannot cross
+            place[node] = place[node.all_input_nodes[0]]
+    return place
+
+
+def _sweep(gm: GraphModule, place: Mapping[Node, int], freed: Collection[str]) -> tuple[list[int], list[int]]:
+    """Place -> bytes of saved tensors that it is the last to read, and bytes that a section's end there hands on."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    (output,) = gm.graph.find_nodes(op="output")
+    last: dict[int, int] = {}
+    for node in place:
+        if not is_remakable_view(node):
+            for storage in (storage for argument in node.all_input_nodes for storage in storages_of(argument)):
+                last[storage] = max(last.get(storage, 0), place[node])
+    ended, handed_on = [0] * len(place), [0] * len(place)
+    known = {storage for node in (*placeholders, *output.all_input_nodes) for storage in storages_of(node)}
+    saved = {s: nbytes for node in placeholders if node.name in freed for s, nbytes in allocations(node)}
+    for storage, nbytes in saved.items():
+        if storage in last:
+            ended[last[storage]] += nbytes
+    for node in place:
+        for storage, nbytes in allocations(node):
+            if storage in last and storage not in known:
+                known.add(storage)
+                handed_on[place[node]] += nbytes
+                handed_on[last[storage]] -= nbytes
+    return ended, list(accumulate(handed_on))
+
+
+def _ends(freed: Sequence[int], handed_on: Sequence[int], least: int, most: int) -> list[int]:
+    """The places where sections end, but for the last: each frees one to two shares, and hands on as little as can be.
+
+    Of equal layers that free no more than a share each, one ends among these places.
+    """
+    until = [0, *accumulate(freed)]  # what is freed before each place
+    share = max(least, -(-until[-1] // most))
+    ends: list[int] = []
+    begin = 0
+    while (first := bisect_left(until, until[begin] + share)) < len(until):
+        widest = max(until[begin] + 2 * share, until[first])
+        end = bisect_right(until, min(widest, until[-1] - least))
+        if first >= end:
+            break
+        begin = min(range(first, end), key=lambda place: (handed_on[place - 1], until[place], -place))
+        ends.append(begin - 1)
+    return ends

@@ -40,6 +40,7 @@ from ort_dynamo.passes.fx.split_statistics import SplitStatistics
 from ort_dynamo.passes.fx.write_in_place import WriteInPlace
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
+from ort_dynamo.passes.onnx.fuse_cross_entropy_gradient import FuseCrossEntropyGradient
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.keep_half import KeepHalf
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
@@ -180,7 +181,8 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         allow_layer_norm_mod_precision=options.allow_layer_norm_mod_precision,
         target=target,
     )
-    fusions = (FuseRowSum(), TransposeOnce()) if options.fuse and target.prefers_dense_products else ()
+    products = (FuseRowSum(), TransposeOnce()) if target.prefers_dense_products else ()
+    fusions = (FuseCrossEntropyGradient(), *products) if options.fuse else ()
     return (
         *outside_onnx_passes(first=True),
         # While each operator has casts of its own, and before those between two operators go.

@@ -88,7 +88,8 @@ def nll_loss_backward(
     if weights is not None:
         slope = op.Mul(slope, weights)
     slope = ctx.cast(op.Where(valid, slope, 0.0), ctx.out.dtype)
-    # One entry per target: no index comes twice.
-    return op.ScatterElements(
-        zeros(ctx, self, ctx.sizes(self)), op.Unsqueeze(classes, [axis]), op.Unsqueeze(slope, [axis]), axis=axis
-    )
+    indices, updates = op.Unsqueeze(classes, [axis]), op.Unsqueeze(slope, [axis])
+    if target.shape is not None:  # one entry per target, as FuseCrossEntropyGradient has to see
+        rows = [*target.shape]
+        indices.shape = ir.Shape([*rows[:axis], 1, *rows[axis:]])
+    return op.ScatterElements(zeros(ctx, self, ctx.sizes(self)), indices, updates, axis=axis)

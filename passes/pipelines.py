@@ -69,6 +69,10 @@ __all__ = [
 ]
 
 
+_SECTIONS = 8
+"""Into how many a backward is cut at most: what is alive exceeds what eager holds by an eighth of what is freed."""
+
+
 def fx_passes(options: PassOptions, *, draws: bool = False) -> tuple[PassBase, ...]:
     """Give the passes on a joint graph before it is cut, or on an inference graph.
 
@@ -145,15 +149,19 @@ def backward_passes() -> tuple[PassBase, ...]:
     return (RestoreSeedless(),)
 
 
-def section_passes(options: PassOptions, target: Target, freed: tuple[str, ...]) -> tuple[PassBase, ...]:
+def section_passes(
+    options: PassOptions, target: Target, freed: tuple[str, ...], *, saved: bool
+) -> tuple[PassBase, ...]:
     """Give the passes that cut a backward into sections.
 
     Args:
-        options: into how many.
+        options: into how many at most.
         target: what the sessions are compiled for.
         freed: names of the placeholders that nothing but the backward holds.
+        saved: whether its models are saved. Then it is whole, unless the options say otherwise: in a session that equal
+            layers share all nodes have the names of one of them.
     """
-    most = options.backward_sections
+    most = options.backward_sections or (1 if saved else _SECTIONS)
     return (CutIntoSections(freed, target.section_bytes, most),) if most > 1 else ()
 
 

@@ -73,6 +73,10 @@ PASSES: dict[str, ModelPass] = {
         _cast_parameters,
     ),
     "fold-casts": ModelPass("FoldCasts", "Two casts in a row become one."),
+    "fuse-cross-entropy-gradient": ModelPass(
+        "FuseCrossEntropyGradient",
+        "The gradient of a cross-entropy adds one number a row, without a matrix of zeros.",
+    ),
     "fuse-row-sum": ModelPass("FuseRowSum", "A sum over leading axes becomes a matrix product with ones."),
     "transpose-once": ModelPass("TransposeOnce", "A product that transposes its left operand reads a transposed copy."),
     "separate-outputs": ModelPass("SeparateOutputs", "Every graph output gets a value of its own."),

@@ -73,7 +73,7 @@ class PassOptions:
         propagate_cast_ops_allow: more ONNX operator types they may move over, at every level from 0.
         allow_layer_norm_mod_precision: they may also move over layer normalizations.
         backward_sections: into how many parts a backward is cut at most, each run by sessions of its own, so that what
-            the forward has saved is freed on the way; 1 leaves it whole.
+            the forward has saved is freed on the way; 1 leaves it whole. None is 8, and 1 where models are saved.
         extra_passes: passes of the program's own, which run where those of register_pass do, in this compile alone.
     """
 
@@ -84,7 +84,7 @@ class PassOptions:
     propagate_cast_ops_level: int = 1
     propagate_cast_ops_allow: tuple[str, ...] = ()
     allow_layer_norm_mod_precision: bool = False
-    backward_sections: int = 8
+    backward_sections: int | None = None
     extra_passes: tuple[PassBase | ir.passes.InPlacePass, ...] = ()
 
     def __post_init__(self) -> None:
@@ -96,8 +96,8 @@ class PassOptions:
         object.__setattr__(self, "propagate_cast_ops_allow", checked_allow(self.propagate_cast_ops_allow))
         _is_bool("allow_layer_norm_mod_precision", self.allow_layer_norm_mod_precision)
         sections = self.backward_sections
-        if not isinstance(sections, int) or isinstance(sections, bool) or sections < 1:
-            raise InvalidOptionError(name="backward_sections", value=sections, expected="an int >= 1")
+        if sections is not None and (not isinstance(sections, int) or isinstance(sections, bool) or sections < 1):
+            raise InvalidOptionError(name="backward_sections", value=sections, expected="None or an int >= 1")
         object.__setattr__(self, "extra_passes", tuple(self.extra_passes))
         if not all(isinstance(one, (PassBase, ir.passes.InPlacePass)) for one in self.extra_passes):
             expected = "instances of torch.fx's PassBase or onnx_ir's InPlacePass"

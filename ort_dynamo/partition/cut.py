@@ -138,7 +138,7 @@ def _section_passes(
     saved = (node for node in backward.graph.find_nodes(op="placeholder") if not is_tangent(node))
     freed = tuple(node.name for node in saved if (own := storages_of(node)) and own.isdisjoint(held))
     target = allowed_target(usable_target(session_device(backward).type), options.segment)
-    return section_passes(options.passes, target, freed)
+    return section_passes(options.passes, target, freed, saved=options.dump.save_onnx is not None)
 
 
 def _sizes(value: Any) -> tuple[int | torch.SymInt, ...]:

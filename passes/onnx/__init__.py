@@ -2,6 +2,7 @@
 
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import CastSummary, PropagateCasts
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
+from ort_dynamo.passes.onnx.fuse_cross_entropy_gradient import FuseCrossEntropyGradient
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.read_late import ReadLate
@@ -13,6 +14,7 @@ from ort_dynamo.passes.onnx.transpose_once import TransposeOnce
 __all__ = [
     "CastSummary",
     "FoldCasts",
+    "FuseCrossEntropyGradient",
     "FuseRowSum",
     "LowerOpset",
     "PropagateCasts",

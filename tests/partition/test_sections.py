@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +18,7 @@ from ort_dynamo.options.groups import parse_options
 from ort_dynamo.partition import cut
 from ort_dynamo.report.record import RECORDS, GraphRecord
 from ort_dynamo.runtime import compiled_graph
+from ort_dynamo.saving.one_model import join_models
 from ort_dynamo.target import Target
 
 
@@ -86,6 +90,17 @@ def test_what_a_section_was_last_to_read_is_freed_when_it_ends(monkeypatch: pyte
     assert left == [0] * 6
 
 
+def test_a_backward_that_is_saved_is_whole_unless_sections_are_asked_for(tmp_path: Path) -> None:
+    _, graph = trained(save_onnx=str(tmp_path / "whole"))
+    assert len(graph.islands) == 1
+    _, graph = trained(save_onnx=str(tmp_path / "cut"), backward_sections=3)
+    assert len(graph.islands) == 3
+    (described,) = (tmp_path / "cut").glob("*.json")
+    joined = join_models(described, "rewritten")
+    onnx.checker.check_model(ir.to_proto(joined), full_check=True)
+    assert sum(node.op_type in ("MatMul", "Gemm") for node in joined.graph) == 6 * 3 - 1  # no gradient of x
+
+
 def test_a_symbolic_batch_is_cut_by_its_example() -> None:
     whole, _ = trained(rows=(256, 512, 128), dynamic=True, backward_sections=1)
     cut_up, graph = trained(rows=(256, 512, 128), dynamic=True)
@@ -103,7 +118,7 @@ def test_ranks_that_compare_do_not_cut_by_an_example(monkeypatch: pytest.MonkeyP
     assert len(graph.islands) == 6
 
 
-@pytest.mark.parametrize("given", [0, -1, 2.0, True, "8", None])
+@pytest.mark.parametrize("given", [0, -1, 2.0, True, "8"])
 def test_what_is_no_number_of_sections_is_refused(given: Any) -> None:
     with pytest.raises(InvalidOptionError, match="backward_sections"):
         parse_options(None, {"backward_sections": given})

@@ -69,7 +69,8 @@ def _places(nodes: Sequence[Node]) -> dict[Node, int]:
             place[node] = min(place[user] for user in node.users)
     for node in nodes:
         if node.target is operator.getitem:  # what an operator's several results are taken out of cannot cross
-            place[node] = place[node.all_input_nodes[0]]
+            (source, *_) = node.all_input_nodes
+            place[node] = place.get(source, place[node])
     return place
 
 

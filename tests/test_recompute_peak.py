@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -113,14 +114,29 @@ print(json.dumps([predicted, max(map(int, found), default=0)]))
     ids=str,
 )
 def test_what_is_alive_in_sessions_is_what_the_plan_says(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    """By ONNX Runtime's own count of what its arena has given away, holes left out.
+    check_alive(tmp_path, name, "small", options)
 
-    Not in the plan is what an operator's ONNX form holds: a convolution's gradient its image three times.
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("vit", marks=pytest.mark.slow)])
+def test_what_is_alive_in_sections_is_what_the_plan_says(tmp_path: Path, name: str) -> None:
+    """Medium models' backwards are cut into sections, whose ends free what was saved."""
+    cut = check_alive(tmp_path, name, "medium", {})
+    whole = check_alive(tmp_path, name, "medium", {"backward_sections": 1})
+    assert cut < 0.95 * whole
+
+
+def check_alive(folder: Path, name: str, size: str, options: dict[str, Any]) -> int:
+    """Compare what is alive with the plan, and give it: by ONNX Runtime's own count of what its arena has given away.
+
+    Holes are left out. Not in the plan is what an operator's ONNX form holds: a convolution's gradient its image three
+    times.
     """
-    command = [sys.executable, "-c", _ALIVE, json.dumps([name, "small", options])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=ENVIRONMENT)
+    folder = Path(mkdtemp(dir=folder))
+    command = [sys.executable, "-c", _ALIVE, json.dumps([name, size, options])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-2000:]
     predicted, alive = json.loads(done.stdout.splitlines()[-1])
     if not alive:
         pytest.skip("this ONNX Runtime's profiles say nothing of memory")
     assert alive == pytest.approx(predicted, rel=0.1)
+    return int(alive)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_dynamo.marks import PASS
+from ort_dynamo.passes.onnx.analysis.constants import constant_of
+from ort_dynamo.passes.onnx.replacing import replace_node
 from ort_dynamo.target import OPSET
 
 __all__ = ["FuseCrossEntropyGradient"]
@@ -48,11 +49,11 @@ class FuseCrossEntropyGradient(ir.passes.InPlacePass):
         for node in list(model.graph):
             match = _match(node)
             if match is not None:
-                self._rewrite(model.graph, node, match)
+                self._rewrite(node, match)
                 modified = True
         return ir.passes.PassResult(model, modified)
 
-    def _rewrite(self, graph: ir.Graph, node: ir.Node, match: _Match) -> None:
+    def _rewrite(self, node: ir.Node, match: _Match) -> None:
         old, updates = node.outputs[0], match.updates
         tape = ir.tape.Tape()
         slope = tape.op("Neg", [updates], version=OPSET)
@@ -61,13 +62,9 @@ class FuseCrossEntropyGradient(ir.passes.InPlacePass):
         result = tape.op("ScatterElements", [product, match.indices, updates], attributes, version=OPSET)
         for made in tape.nodes:
             made.metadata_props.update(node.metadata_props)
-            made.metadata_props[PASS] = repr(self)
-        graph.insert_before(node, tape.nodes)
         slope.name, slope.type, slope.shape = f"{old.name}_slope", updates.type, updates.shape
         product.name, product.type, product.shape = f"{old.name}_product", old.type, old.shape
-        result.name, result.type, result.shape = old.name, old.type, old.shape
-        ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
+        replace_node(node, tape, result, self)
 
 
 def _match(node: ir.Node) -> _Match | None:
@@ -105,8 +102,7 @@ def _is_zero(value: ir.Value | None) -> bool:
     padded = _made_by(pad.inputs[0], "Reshape")
     if padded is None or not padded.attributes.get_int("allowzero", 0):
         return False
-    sizes = None if padded.inputs[1] is None else ir.convenience.get_const_tensor(padded.inputs[1])
-    return sizes is not None and 0 in sizes.numpy()
+    return 0 in (constant_of(padded.inputs[1]) or ())
 
 
 def _is_sum(value: ir.Value | None, of: ir.Value, axis: int) -> bool:
@@ -114,6 +110,5 @@ def _is_sum(value: ir.Value | None, of: ir.Value, axis: int) -> bool:
     node = _made_by(value, "ReduceSum")
     if node is None or node.inputs[0] is not of or not node.attributes.get_int("keepdims", 1) or len(node.inputs) != 2:
         return False
-    axes = None if node.inputs[1] is None else ir.convenience.get_const_tensor(node.inputs[1])
-    rank = 0 if of.shape is None else len(of.shape)
-    return axes is not None and [int(one) % rank for one in axes.numpy().reshape(-1)] == [axis]
+    axes = constant_of(node.inputs[1])
+    return axes is not None and [one % len(of.shape or ()) for one in axes] == [axis]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ort_dynamo.marks import PASS
+from ort_dynamo.passes.onnx.analysis.constants import constant_of
+from ort_dynamo.passes.onnx.replacing import replace_node
 from ort_dynamo.target import OPSET
 
 __all__ = ["FuseRowSum"]
@@ -47,10 +48,10 @@ class FuseRowSum(ir.passes.InPlacePass):
         x, axes_value = node.inputs
         if x is None or x.dtype != ir.DataType.FLOAT or x.shape is None or not x.shape.is_static():
             return 0
-        if axes_value is None or (axes := ir.convenience.get_const_tensor(axes_value)) is None:
+        if (axes := constant_of(axes_value)) is None:
             return 0
         rank = len(x.shape)
-        leading = sorted(int(axis) % rank for axis in axes.numpy().reshape(-1)) if rank else []
+        leading = sorted(axis % rank for axis in axes) if rank else []
         if not leading or leading != list(range(len(leading))) or len(leading) == rank:
             return 0
         rows = math.prod(_ints(x.shape)[: len(leading)])
@@ -60,7 +61,7 @@ class FuseRowSum(ir.passes.InPlacePass):
         x, old = node.inputs[0], node.outputs[0]
         assert x is not None
         assert x.shape is not None
-        count = len(node.inputs[1].const_value.numpy().reshape(-1))  # type: ignore[union-attr]
+        count = len(constant_of(node.inputs[1]) or ())
         kept = _ints(x.shape)[count:]
         keepdims = node.attributes.get_int("keepdims", 1)
         columns = math.prod(kept)
@@ -71,14 +72,9 @@ class FuseRowSum(ir.passes.InPlacePass):
         total = tape.op("MatMul", [ones, flat], version=OPSET)
         shape = [1] * count + kept if keepdims else kept
         result = tape.op("Reshape", [total, self._ints(graph, tape, shape)], version=OPSET)
-        for made in tape.nodes:
-            made.metadata_props[PASS] = repr(self)
-        graph.insert_before(node, tape.nodes)
         for value, text, dims in ((flat, f"{name}_flat", [rows, columns]), (total, name, [1, columns])):
             value.name, value.type, value.shape = text, x.type, ir.Shape(dims)
-        result.name, result.type, result.shape = old.name, old.type, old.shape
-        ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
+        replace_node(node, tape, result, self)
 
     def _ints(self, graph: ir.Graph, tape: ir.tape.Tape, numbers: list[int]) -> ir.Value:
         name = "shape_" + "x".join(map(str, numbers))

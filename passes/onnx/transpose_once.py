@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ort_dynamo.marks import PASS
+from ort_dynamo.passes.onnx.replacing import replace_node
 from ort_dynamo.target import OPSET
 
 __all__ = ["TransposeOnce"]
@@ -70,12 +70,7 @@ class TransposeOnce(ir.passes.InPlacePass):
             result = tape.op("Transpose", [result], {"perm": [1, 0]}, version=OPSET)
         for value, suffix, shape in named:
             value.name, value.type, value.shape = f"{old.name}_{suffix}", old.type, ir.Shape(shape)
-        result.name, result.type, result.shape = old.name, old.type, old.shape
-        for made in tape.nodes:
-            made.metadata_props[PASS] = repr(self)
-        graph.insert_before(node, tape.nodes)
-        ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
-        graph.remove(node, safe=True)
+        replace_node(node, tape, result, self)
 
 
 def _sizes(node: ir.Node) -> tuple[int, int, int] | None:

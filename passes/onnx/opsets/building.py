@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-__all__ = ["Builder", "InexpressibleError", "constant_of"]
+__all__ = ["Builder", "InexpressibleError"]
 
 
 class InexpressibleError(Exception):
@@ -67,11 +67,3 @@ class Builder:
             for index in range(len(node.inputs)):
                 node.replace_input_with(index, None)
         self.nodes.clear()
-
-
-def constant_of(value: ir.Value | None) -> list[int] | None:
-    """The integers that a value always has; None where it has none, or a run may give others."""
-    if value is None or value.is_graph_input():
-        return None
-    tensor = ir.convenience.get_const_tensor(value)
-    return None if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]

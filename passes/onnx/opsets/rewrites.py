@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from ort_dynamo.passes.onnx.opsets.building import Builder, InexpressibleError, constant_of
+from ort_dynamo.passes.onnx.analysis.constants import constant_of
+from ort_dynamo.passes.onnx.opsets.building import Builder, InexpressibleError
 
 __all__ = ["rewritten"]
 

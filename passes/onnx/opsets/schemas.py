@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 import onnx
 import onnx_ir as ir
 
-from ort_dynamo.passes.onnx.opsets.building import InexpressibleError, constant_of
+from ort_dynamo.passes.onnx.analysis.constants import constant_of
+from ort_dynamo.passes.onnx.opsets.building import InexpressibleError
 
 __all__ = ["check_fits", "fitted", "schema_at"]
 

@@ -1,0 +1,28 @@
+"""Puts what a pass has made in the place of a node."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ort_dynamo.marks import PASS
+
+__all__ = ["replace_node"]
+
+
+def replace_node(node: ir.Node, tape: ir.tape.Tape, result: ir.Value, by: ir.passes.InPlacePass) -> None:
+    """Replace a node of one output by the nodes on `tape`, whose `result` gets the output's name, type and shape.
+
+    Args:
+        node: a node of a graph.
+        tape: what was made of its inputs, in order.
+        result: the value that is read in place of the node's.
+        by: the pass that made it, which the nodes are marked with.
+    """
+    graph, old = node.graph, node.outputs[0]
+    assert graph is not None
+    for made in tape.nodes:
+        made.metadata_props[PASS] = repr(by)
+    graph.insert_before(node, tape.nodes)
+    result.name, result.type, result.shape = old.name, old.type, old.shape
+    ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
+    graph.remove(node, safe=True)

@@ -40,7 +40,8 @@ class FuseCrossEntropyGradient(ir.passes.InPlacePass):
 
     1. g is ScatterElements of zeros: a Pad of what is reshaped to no element;
     2. there is one index a row, so that u is the sum of each row of g;
-    3. the numbers are float32 or float64.
+    3. y has the shape of g, so that exp(y) is not broadcast;
+    4. the numbers are float32 or float64.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -84,7 +85,7 @@ def _match(node: ir.Node) -> _Match | None:
     if [*indices.shape] != one_a_row:
         return None
     for exponential, summed in (product.inputs, product.inputs[::-1]):
-        if exponential is not None and _made_by(exponential, "Exp") and _is_sum(summed, g, axis):
+        if exponential is not None and _is_exponential(exponential, g) and _is_sum(summed, g, axis):
             return _Match(exponential, indices, updates, axis)
     return None
 
@@ -103,6 +104,12 @@ def _is_zero(value: ir.Value | None) -> bool:
     if padded is None or not padded.attributes.get_int("allowzero", 0):
         return False
     return 0 in (constant_of(padded.inputs[1]) or ())
+
+
+def _is_exponential(value: ir.Value, like: ir.Value) -> bool:
+    """Whether the value is the exponential of what has the shape of `like`."""
+    node = _made_by(value, "Exp")
+    return node is not None and (y := node.inputs[0]) is not None and y.shape == like.shape
 
 
 def _is_sum(value: ir.Value | None, of: ir.Value, axis: int) -> bool:

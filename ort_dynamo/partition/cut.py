@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase
 
+from ort_dynamo.lowering.symbols import symbols_of
 from ort_dynamo.options.groups import Options, RecomputeOptions
 from ort_dynamo.pass_record import PassRecord
-from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, memory_record
-from ort_dynamo.passes.fx.analysis.saved_tensors import is_tangent
-from ort_dynamo.passes.fx.analysis.storage import storages_of
+from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, freed_by_backward, memory_record
 from ort_dynamo.passes.pipelines import (
     backward_passes,
     cut_passes,
@@ -31,6 +30,7 @@ from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.providers import usable_target
 from ort_dynamo.segment.classify import session_device
 from ort_dynamo.segment.segment import allowed_target
+from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.aot import default_partition
 from ort_dynamo.torch_internals.process_group import group_store
 
@@ -75,9 +75,13 @@ def mark(gm: GraphModule, options: Options) -> tuple[PassRecord, ...]:
     """
     check = options.dump.verify
     marked = run_passes(fx_passes(options.passes), gm, check=check)
-    target = allowed_target(usable_target(session_device(gm).type), options.segment)
     threads = options.session.resolved().intra_op_num_threads
-    return marked + run_passes(placement_passes(options.passes, target, threads), gm, check=check)
+    return marked + run_passes(placement_passes(options.passes, _target(gm, options), threads), gm, check=check)
+
+
+def _target(gm: GraphModule, options: Options) -> Target:
+    """What the sessions of a graph are compiled for."""
+    return allowed_target(usable_target(session_device(gm).type), options.segment)
 
 
 def tag_recomputed(
@@ -108,8 +112,9 @@ def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, **
     """
     static = kwargs.get("static_lifetime_input_indices") or ()
     check = options.dump.verify
-    before = tag_recomputed(joint, options.recompute, static, check=check) + run_passes(
-        cut_passes(), joint, check=check
+    before = (
+        *tag_recomputed(joint, options.recompute, static, check=check),
+        *run_passes(cut_passes(), joint, check=check),
     )
     forward, backward = default_partition(joint, inputs, **kwargs)
     after = (
@@ -118,7 +123,7 @@ def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, **
         *run_passes(backward_passes(), joint, check=check),
     )
     sections = _section_passes(forward, backward, options, kwargs["num_fwd_outputs"])
-    return Halves(forward, backward, before + after + run_passes(sections, backward, check=check))
+    return Halves(forward, backward, (*before, *after, *run_passes(sections, backward, check=check)))
 
 
 def _section_passes(
@@ -129,24 +134,11 @@ def _section_passes(
     Ranks that compile the same graph have to make the same islands of it, though their examples of its symbolic sizes
     differ. So where ranks are compared, bytes that depend on these decide nothing.
     """
-    sizes = (size for node in backward.graph.find_nodes(op="placeholder") for size in _sizes(node.meta.get("val")))
-    if options.segment.compare_ranks and group_store() is not None and any(isinstance(s, torch.SymInt) for s in sizes):
+    compared = options.segment.compare_ranks and group_store() is not None
+    if compared and any(symbols_of(node.meta.get("val")).free for node in backward.graph.find_nodes(op="placeholder")):
         return ()
-    (output,) = forward.graph.find_nodes(op="output")
-    elsewhere = (*forward.graph.find_nodes(op="placeholder"), *filter(_is_node, output.args[0][:outputs]))
-    held = {storage for node in elsewhere for storage in storages_of(node)}
-    saved = (node for node in backward.graph.find_nodes(op="placeholder") if not is_tangent(node))
-    freed = tuple(node.name for node in saved if (own := storages_of(node)) and own.isdisjoint(held))
-    target = allowed_target(usable_target(session_device(backward).type), options.segment)
-    return section_passes(options.passes, target, freed, saved=options.dump.save_onnx is not None)
-
-
-def _sizes(value: Any) -> tuple[int | torch.SymInt, ...]:
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else (value,)
-
-
-def _is_node(value: object) -> TypeGuard[Node]:
-    return isinstance(value, Node)
+    freed = freed_by_backward(forward, backward, outputs)
+    return section_passes(options.passes, _target(backward, options), freed, saved=options.dump.save_onnx is not None)
 
 
 def partitioner(

@@ -52,7 +52,11 @@ class _Builder:
         self._lowered = those(Place.LOWERED)
         self._input_sizes = those(Place.INPUT_SIZE)
         self._writes = those(Place.WRITE)
-        self._island_of = {node: (level, node.meta.get(SECTION, 0)) for node, level in levels.items()}
+        # Who runs a node, and when: sorted, torch's nodes of a level come before its islands, one for each section.
+        self._turn = {
+            node: (level, lowered := node in self._lowered, node.meta.get(SECTION, 0) if lowered else 0)
+            for node, level in levels.items()
+        }
         self._outer = Graph()
         self._outside: dict[Node, Node] = {}  # node of gm -> the outer node that holds its value
         for node in gm.graph.find_nodes(op="placeholder"):
@@ -63,9 +67,7 @@ class _Builder:
         groups: dict[tuple[int, bool, int], list[Node]] = {}
         for node in self._gm.graph.nodes:
             if node.op not in ("placeholder", "output"):
-                level, section = self._island_of[node]
-                lowered = node in self._lowered
-                groups.setdefault((level, lowered, section if lowered else 0), []).append(node)
+                groups.setdefault(self._turn[node], []).append(node)
         exports = self._exports()
         islands: dict[str, GraphModule] = {}
         for (_, lowered, _), group in sorted(groups.items(), key=lambda item: item[0]):
@@ -90,8 +92,7 @@ class _Builder:
             if reader in self._input_sizes:
                 continue
             for value in reader.all_input_nodes:
-                outside = reader not in self._lowered or self._island_of[value] != self._island_of[reader]
-                if outside and value in self._lowered:
+                if value in self._lowered and self._turn[value] != self._turn[reader]:
                     base, _ = self._base(value)
                     if base in self._lowered:
                         exports.add(base)

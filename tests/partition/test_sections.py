@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,8 @@ class Layers(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _small_sections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _small_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Target, "section_bytes", 32 << 10)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def trained(

@@ -23,7 +23,7 @@ from ort_dynamo.passes.fx.analysis.views import is_view, maker_of
 from ort_dynamo.source_line import user_line
 from ort_dynamo.torch_internals.operators import aten
 
-__all__ = ["MemoryRecord", "Recomputed", "SavedTensor", "memory_record", "peaks"]
+__all__ = ["MemoryRecord", "Recomputed", "SavedTensor", "freed_by_backward", "memory_record", "peaks"]
 
 _SELECTIONS = frozenset(
     {
@@ -155,6 +155,24 @@ def memory_record(joint: GraphModule, forward: GraphModule, backward: GraphModul
         whole.cut(()).nbytes,
         *peaks(forward, backward),
     )
+
+
+def freed_by_backward(forward: GraphModule, backward: GraphModule, outputs: int) -> tuple[str, ...]:
+    """The names of the backward's inputs that nothing else holds, so that their last reader frees them.
+
+    Inputs of the graph, parameters and results that the forward returns are held by others, gradients by autograd.
+
+    Args:
+        forward: the half that keeps.
+        backward: the half that reads.
+        outputs: how many of the forward's first outputs are the graph's own results.
+    """
+    results = _output(forward).args[0]
+    assert isinstance(results, (tuple, list))
+    returned = (node for node in results[:outputs] if isinstance(node, Node))
+    held = _inputs(forward).union(*map(storages_of, returned))
+    saved = (node for node in backward.graph.find_nodes(op="placeholder") if not is_tangent(node))
+    return tuple(node.name for node in saved if (own := storages_of(node)) and own.isdisjoint(held))
 
 
 def peaks(forward: GraphModule, backward: GraphModule) -> tuple[int, int]:

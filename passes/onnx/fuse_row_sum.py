@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_dynamo.passes.onnx.analysis.constants import constant_of
-from ort_dynamo.passes.onnx.replacing import replace_node
+from ort_dynamo.passes.onnx.analysis.replacing import replace_node
 from ort_dynamo.target import OPSET
 
 __all__ = ["FuseRowSum"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -117,15 +117,15 @@ def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:
     """A backend that runs graphs in eager and appends what it sees of them."""
 
     def partition(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        check = options.dump.verify
         mark(joint, options)
         casts = RecomputeOptions(recompute_casts=options.recompute.recompute_casts)
-        tag_recomputed(joint, casts, kwargs.get("static_lifetime_input_indices") or (), check=check)
+        static = kwargs.get("static_lifetime_input_indices") or ()
+        tag_recomputed(joint, replace(options, recompute=casts), static)
         rows = plan_rows(JointGraph(joint))
         halves = cut(joint, inputs, options, **kwargs)
         forward, backward, outputs = halves.forward, halves.backward, kwargs["num_fwd_outputs"]
         found.append(GraphPlan(rows, memory_record(joint, forward, backward, outputs)))
-        run_passes(plan_passes(outputs), forward, check=check)  # its backward never runs
+        run_passes(plan_passes(outputs), forward, check=options.dump.verify)  # its backward never runs
         return forward, backward
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

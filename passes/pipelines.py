@@ -26,9 +26,10 @@ from ort_dynamo.passes.fx.own_results import OwnResults
 from ort_dynamo.passes.fx.place_in_torch import PlaceInTorch
 from ort_dynamo.passes.fx.place_slower_operators import PlaceSlowerOperators
 from ort_dynamo.passes.fx.place_whole_kernels import PlaceWholeKernels
+from ort_dynamo.passes.fx.recompute_arithmetic import RecomputeArithmetic
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
-from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs, RecomputeScaled
+from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
 from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
@@ -109,7 +110,9 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
     )
 
 
-def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) -> tuple[PassBase, ...]:
+def recompute_passes(
+    options: RecomputeOptions, static: tuple[int, ...] = (), least: int | None = None
+) -> tuple[PassBase, ...]:
     """Give the passes that tag what the backward computes again, each of which leaves earlier decisions alone.
 
     They run on the joint graph after fx_passes: what is drawn is known.
@@ -117,11 +120,12 @@ def recompute_passes(options: RecomputeOptions, static: tuple[int, ...] = ()) ->
     Args:
         options: which of them.
         static: indices of the graph's inputs that are parameters or buffers.
+        least: bytes of a result of arithmetic from which it is computed again whatever the options say; None for never.
     """
     return (
         SaveReadsOfMutated(),  # first: what must not be computed again is not to be decided about
         *([RecomputeCasts(static)] if options.recompute_casts else []),
-        RecomputeScaled(),  # it costs nothing, so there is no option
+        RecomputeArithmetic(least),  # it costs nothing, so there is no option
         # Before the policies: what its clusters are called depends on what else is kept, and the user has read their
         # names in a table that shows the graph as it is without options.
         *([RecomputePlan(options.recompute_plan)] if options.recompute_plan else []),

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.lowering.symbols import symbols_of
-from ort_dynamo.options.groups import Options, RecomputeOptions
+from ort_dynamo.options.groups import Options
 from ort_dynamo.pass_record import PassRecord
 from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, freed_by_backward, memory_record
 from ort_dynamo.passes.pipelines import (
@@ -84,18 +84,28 @@ def _target(gm: GraphModule, options: Options) -> Target:
     return allowed_target(usable_target(session_device(gm).type), options.segment)
 
 
-def tag_recomputed(
-    joint: GraphModule, options: RecomputeOptions, static: Sequence[int] = (), *, check: bool = False
-) -> tuple[PassRecord, ...]:
+def tag_recomputed(joint: GraphModule, options: Options, static: Sequence[int] = ()) -> tuple[PassRecord, ...]:
     """Tag, in place, what the backward computes again.
 
     Args:
         joint: a marked joint graph.
-        options: what to compute again.
+        options: what to compute again, and whether the graph is checked after each pass.
         static: indices of its inputs that are parameters or buffers.
-        check: check the graph after each pass.
     """
-    return run_passes(recompute_passes(options, tuple(static)), joint, check=check)
+    least = _target(joint, options).repeated_bytes if _sizes_decide(joint, options) else None
+    passes = recompute_passes(options.recompute, tuple(static), least)
+    return run_passes(passes, joint, check=options.dump.verify)
+
+
+def _sizes_decide(gm: GraphModule, options: Options) -> bool:
+    """Whether bytes may decide what becomes of a graph.
+
+    Ranks that compile the same graph have to make the same islands of it, though their examples of its symbolic sizes
+    differ. So where ranks are compared, bytes decide nothing if they depend on these.
+    """
+    if not options.segment.compare_ranks or group_store() is None:
+        return True
+    return not any(symbols_of(node.meta.get("val")).free for node in gm.graph.find_nodes(op="placeholder"))
 
 
 def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, **kwargs: Any) -> Halves:
@@ -113,7 +123,7 @@ def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, **
     static = kwargs.get("static_lifetime_input_indices") or ()
     check = options.dump.verify
     before = (
-        *tag_recomputed(joint, options.recompute, static, check=check),
+        *tag_recomputed(joint, options, static),
         *run_passes(cut_passes(), joint, check=check),
     )
     forward, backward = default_partition(joint, inputs, **kwargs)
@@ -129,13 +139,8 @@ def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, **
 def _section_passes(
     forward: GraphModule, backward: GraphModule, options: Options, outputs: int
 ) -> tuple[PassBase, ...]:
-    """The passes that cut a backward into sections.
-
-    Ranks that compile the same graph have to make the same islands of it, though their examples of its symbolic sizes
-    differ. So where ranks are compared, bytes that depend on these decide nothing.
-    """
-    compared = options.segment.compare_ranks and group_store() is not None
-    if compared and any(symbols_of(node.meta.get("val")).free for node in backward.graph.find_nodes(op="placeholder")):
+    """The passes that cut a backward into sections."""
+    if not _sizes_decide(backward, options):
         return ()
     freed = freed_by_backward(forward, backward, outputs)
     return section_passes(options.passes, _target(backward, options), freed, saved=options.dump.save_onnx is not None)

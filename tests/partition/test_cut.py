@@ -45,7 +45,7 @@ def test_a_record_names_each_pass_in_order_with_what_is_kept() -> None:
     assert [one.name.split("(")[0] for one in record.passes] == [
         *["RemoveClones", "DropRunningStatistics", "KeepStatisticsWide", "HoistRandom"],
         *["PlaceInTorch", "PlaceSlowerOperators", "FoldBatchNorm", "LayOutChannelsLast"],
-        *["SaveReadsOfMutated", "RecomputeCasts", "RecomputeScaled", "RecomputeGelu"],
+        *["SaveReadsOfMutated", "RecomputeCasts", "RecomputeArithmetic", "RecomputeGelu"],
         *["SplitStatistics", "HideSeedless"],
         *["RestoreSeedless", "MergeStatistics"],  # on the forward
         *["RestoreSeedless", "RestoreSeedless"],  # on the backward, and on the joint graph

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, must_recompute
-from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs, RecomputeScaled
+from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs
 
 Capture = Callable[..., GraphModule]
 
@@ -94,55 +94,3 @@ def test_what_a_checkpoint_policy_decided_stays(joint_graph: Capture) -> None:
     (node,) = [node for node in JointGraph(gm).forward if node.name == "exp"]
     node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     assert recomputed(gm) == []
-
-
-# -- one number alone ----------------------------------------------------------------------------------------------
-
-
-def gelu(x: Tensor) -> Tensor:
-    return 0.5 * x * (1.0 + torch.tanh(0.8 * (x + 0.04 * torch.pow(x, 3.0))))
-
-
-def scaled(gm: GraphModule) -> list[str]:
-    """What RecomputeScaled tags; a second run must change nothing."""
-    modified = run_twice(RecomputeScaled(), gm)
-    tagged = [node.name for node in JointGraph(gm).forward if must_recompute(node)]
-    assert modified == bool(tagged)
-    return tagged
-
-
-def test_half_of_what_is_kept_is_made_again(joint_graph: Capture) -> None:
-    gm = joint_graph(lambda x, w, v: (gelu(x @ w) @ v).sum(), weight(2, 3), weight(3, 4), weight(4, 2))
-    assert kept(gm) == 5 * 4 * 8  # the product, its half, tanh, one more than that, and the whole
-    assert [name for name in scaled(gm) if not name.startswith("detach")] == ["mul", "add_1"]
-    assert kept(gm) == 3 * 4 * 8
-
-
-def test_a_chain_of_numbers_is_made_again_but_for_its_begin(joint_graph: Capture) -> None:
-    def function(x: Tensor, w: Tensor) -> Tensor:
-        product = x @ w
-        half = product / 2
-        return (product.sin() + half.sin() + (half + 1).sin()).sum()
-
-    gm = joint_graph(function, weight(2, 3), weight(3, 4))
-    assert kept(gm) == 3 * 4 * 8
-    assert scaled(gm) == ["div"]  # and what is made of it is kept, as it is not
-    assert kept(gm) == 2 * 4 * 8
-
-
-def test_a_scaled_tensor_whose_source_is_not_kept_stays(joint_graph: Capture) -> None:
-    gm = joint_graph(lambda x, w: (x @ w / 2).sin().sum(), weight(2, 3), weight(3, 4))
-    assert scaled(gm) == []
-
-
-def test_an_input_that_the_backward_does_not_read_may_be_freed(joint_graph: Capture) -> None:
-    assert scaled(joint_graph(lambda x: (x / 2).sin().sum(), weight(4))) == []
-    assert scaled(joint_graph(lambda x: ((x / 2).sin() * x.cos()).sum(), weight(4))) == ["div"]
-
-
-def test_two_tensors_are_no_number(joint_graph: Capture) -> None:
-    def function(x: Tensor, w: Tensor) -> Tensor:
-        product = x @ w
-        return ((product + product.sin()).sin() + product.cos()).sum()
-
-    assert scaled(joint_graph(function, weight(2, 3), weight(3, 4))) == []

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 
-import numpy as np
 import onnx_ir as ir
 import torch
 
+from ort_dynamo.boundary import ValueSpec
+from ort_dynamo.build import BuildRecord, BuiltGraph
 from ort_dynamo.options.groups import SessionOptions
+from ort_dynamo.runtime.compiled_graph import open_graph
 from ort_dynamo.runtime.cuda_build import installed_cuda_build
-from ort_dynamo.runtime.importing import onnxruntime
-from ort_dynamo.runtime.providers import find_target, provider_options
+from ort_dynamo.runtime.providers import find_target
 
 __all__ = ["main", "run_one_node"]
 
@@ -19,26 +20,31 @@ _MODEL = '<ir_version: 10, opset_import: ["" : 20]> one_node (float[n] x) => (fl
 
 
 def run_one_node(device_type: str) -> str:
-    """Run a model of one node on a device's provider; gives what went wrong, "" if nothing did.
+    """Run a model of one node on a device, as graphs run there; gives what went wrong, "" if nothing did.
 
-    What ONNX Runtime raises goes on.
+    So on CUDA it takes torch's stream and memory. What ONNX Runtime and torch raise goes on.
     """
-    target = find_target(device_type)
+    target, device = find_target(device_type), torch.device(device_type)
     installed_cuda_build()  # loads its libraries, as a compile does
-    settings = onnxruntime().SessionOptions()
-    settings.log_severity_level = 3  # errors, which go to stderr
-    session = onnxruntime().InferenceSession(
-        ir.to_proto(ir.from_onnx_text(_MODEL)).SerializeToString(),
-        settings,
-        providers=[(target.provider, provider_options(torch.device(device_type), SessionOptions().resolved()))],
-        enable_fallback=0,
+    x = torch.arange(3, dtype=torch.float32, device=device)
+    (y,) = open_graph(_one_node(), target, device)(x)
+    return "" if torch.equal(y, -x) else f"the negative of {x.tolist()} came out as {y.tolist()}"
+
+
+def _one_node() -> BuiltGraph:
+    value = ValueSpec(torch.float32)
+    return BuiltGraph(
+        name="one_node",
+        model=ir.to_proto(ir.from_onnx_text(_MODEL)).SerializeToString(),
+        inputs=(value,),
+        outputs=(value,),
+        session=SessionOptions().resolved(),
+        dtypes=frozenset([ir.DataType.FLOAT]),
+        in_order=False,
+        keyable=False,
+        origins={},
+        record=BuildRecord(1, (), {}),
     )
-    wanted, used = target.provider, session.get_providers()
-    if wanted not in used:
-        return f"ONNX Runtime leaves {wanted} out, and falls back to {', '.join(used)}"
-    x = np.arange(3, dtype=np.float32)
-    (y,) = session.run(None, {"x": x})
-    return "" if np.array_equal(y, -x) else f"the negative of {x.tolist()} came out as {y.tolist()}"
 
 
 def main() -> int:

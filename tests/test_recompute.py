@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from ort_dynamo import memory_plan
+from ort_dynamo.target import Target
 from ort_dynamo.testing import eager_reasons, saved_for_backward
 
 
@@ -115,6 +116,20 @@ def test_gradients_do_not_change_and_fewer_bytes_are_kept(
     assert_equal(actual, expected)
     masks = 3 * (2 * 12 * 12 + 2 * 2 * 12 * 16) + 2 * 12 * 16  # draws are always kept, a byte an entry
     assert kept <= max(most * before, masks)
+
+
+def test_arithmetic_that_is_done_again_changes_no_gradient(
+    plain: tuple[dict[str, Tensor], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, before = plain
+    monkeypatch.setattr(Target, "repeated_bytes", 0)
+    actual, kept = step(Transformer, TOKENS)
+    assert_equal(actual, expected)
+    assert kept < 0.9 * before
+    everything, least = step(Transformer, TOKENS, memory_budget=0.0)
+    assert_equal(everything, expected)
+    monkeypatch.setattr(Target, "repeated_bytes", None)
+    assert step(Transformer, TOKENS, memory_budget=0.0)[1] == least
 
 
 @pytest.mark.parametrize("options", [{"transformer_layer_recompute": True}, {"memory_budget": 0.1}], ids=str)

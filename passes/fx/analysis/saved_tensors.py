@@ -206,7 +206,7 @@ def can_recompute(node: Node) -> bool:
         return False
     if node.target is operator.getitem:
         source = node.args[0]
-        return isinstance(source, Node) and can_recompute(source)
+        return isinstance(source, Node) and (must_recompute(source) or can_recompute(source))
     target = node.target
     return (
         isinstance(target, OpOverload)

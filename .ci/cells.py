@@ -37,7 +37,7 @@ SAMPLE = (
     "tests/passes/fx/test_own_results.py",
     "tests/passes/fx/test_recompute_casts.py",
     "tests/passes/fx/test_recompute_plan.py",
-    "tests/passes/fx/test_remove_clones.py",
+    "tests/passes/fx/test_remove_no_ops.py",
     "tests/passes/onnx/cast_propagation/test_propagate_casts.py",
     "tests/passes/onnx/test_fold_casts.py",
     "tests/passes/onnx/test_fuse_row_sum.py",

@@ -34,7 +34,7 @@ from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
 from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
 from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
-from ort_dynamo.passes.fx.remove_clones import RemoveClones
+from ort_dynamo.passes.fx.remove_no_ops import RemoveNoOps
 from ort_dynamo.passes.fx.restore_seedless import RestoreSeedless
 from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
 from ort_dynamo.passes.fx.split_statistics import SplitStatistics
@@ -82,7 +82,7 @@ def fx_passes(options: PassOptions, *, draws: bool = False) -> tuple[PassBase, .
         draws: whether random numbers stay where they are drawn, for a model that draws them itself.
     """
     drawn = () if draws else (HoistRandom(),)
-    ours = (RemoveClones(), DropRunningStatistics(), KeepStatisticsWide(), *drawn)
+    ours = (RemoveNoOps(), DropRunningStatistics(), KeepStatisticsWide(), *drawn)
     return (*outside_fx_passes(first=True), *ours, *outside_fx_passes(options.extra_passes, first=False))
 
 

@@ -43,7 +43,7 @@ def test_a_record_names_each_pass_in_order_with_what_is_kept() -> None:
     model, x, options = Network(), torch.randn(3, 4), {"gelu_recompute": True, "verify": True}
     (record,) = partitioned(model, x, **options)
     assert [one.name.split("(")[0] for one in record.passes] == [
-        *["RemoveClones", "DropRunningStatistics", "KeepStatisticsWide", "HoistRandom"],
+        *["RemoveNoOps", "DropRunningStatistics", "KeepStatisticsWide", "HoistRandom"],
         *["PlaceInTorch", "PlaceSlowerOperators", "FoldBatchNorm", "LayOutChannelsLast"],
         *["SaveReadsOfMutated", "RecomputeCasts", "RecomputeArithmetic", "RecomputeGelu"],
         *["SplitStatistics", "HideSeedless"],

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.errors import PassBrokeGraphError
-from ort_dynamo.passes.fx.remove_clones import RemoveClones
+from ort_dynamo.passes.fx.remove_no_ops import RemoveNoOps
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.running import run_passes
@@ -60,8 +60,8 @@ class ChangeModel(ir.passes.InPlacePass):
 
 
 def test_each_pass_has_a_record_in_order() -> None:
-    first, second = run_passes([RemoveClones(), RemoveClones()], fx_graph())
-    assert (first.name, first.modified, first.summary) == ("RemoveClones(name='remove_clones')", True, None)
+    first, second = run_passes([RemoveNoOps(), RemoveNoOps()], fx_graph())
+    assert (first.name, first.modified, first.summary) == ("RemoveNoOps(name='remove_no_ops')", True, None)
     assert not second.modified
     assert first.seconds > second.seconds > 0
 
@@ -96,7 +96,7 @@ def read_too_early(gm: GraphModule) -> None:
 )
 def test_an_fx_pass_that_breaks_the_graph_is_named(change: Callable[[GraphModule], None], what: str) -> None:
     with pytest.raises(PassBrokeGraphError, match=what) as caught:
-        run_passes([RemoveClones(), Change(change), RemoveClones()], fx_graph(), check=True)
+        run_passes([RemoveNoOps(), Change(change), RemoveNoOps()], fx_graph(), check=True)
     assert str(caught.value).startswith("Change() left an invalid FX graph: ")
     run_passes([Change(change)], fx_graph())  # nothing is checked unless it is asked for
 

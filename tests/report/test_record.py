@@ -26,7 +26,7 @@ def test_a_training_graph_leaves_one_record_with_both_halves_and_the_partition()
     assert {graph.role for graph in record.graphs} == {"forward", "backward"}
     assert record.partition is not None
     assert record.partition.memory.nbytes > 0
-    assert any("RemoveClones" in run.name for run in record.partition.passes)
+    assert any("RemoveNoOps" in run.name for run in record.partition.passes)
     for graph in record.graphs:
         (island,) = graph.islands
         assert island.name.startswith(graph.role)
@@ -49,7 +49,7 @@ def test_inference_has_no_partition_and_says_its_passes() -> None:
     assert record.partition is None
     (graph,) = record.graphs
     assert graph.role == "inference"
-    assert any("RemoveClones" in run.name for run in graph.passes)
+    assert any("RemoveNoOps" in run.name for run in graph.passes)
 
 
 def test_what_stays_in_eager_is_there_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:

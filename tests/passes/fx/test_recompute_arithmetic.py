@@ -17,11 +17,11 @@ Capture = Callable[..., GraphModule]
 
 
 def repeated(gm: GraphModule, least: int | None = None) -> list[str]:
-    """What the pass tags, but for what a detach shares; a second run must change nothing."""
+    """What the pass tags; a second run must change nothing."""
     modified = run_twice(RecomputeArithmetic(least), gm)
     tagged = [node.name for node in JointGraph(gm).forward if must_recompute(node)]
     assert modified == bool(tagged)
-    return [name for name in tagged if not name.startswith("detach")]
+    return tagged
 
 
 def kept(gm: GraphModule) -> int:

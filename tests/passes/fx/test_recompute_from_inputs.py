@@ -22,7 +22,7 @@ def recomputed(gm: GraphModule) -> list[str]:
     modified = run_twice(RecomputeFromInputs(), gm)
     tagged = [node for node in JointGraph(gm).forward if must_recompute(node) and node not in before]
     assert modified == bool(tagged)
-    return [node.name for node in tagged if not node.name.startswith("detach")]
+    return [node.name for node in tagged]
 
 
 def kept(gm: GraphModule) -> int:

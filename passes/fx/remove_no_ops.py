@@ -1,4 +1,4 @@
-"""A functional graph computes with the original where it does not need a copy."""
+"""A functional graph computes with the original where it needs neither a copy nor another name."""
 
 from __future__ import annotations
 
@@ -17,25 +17,29 @@ from ort_dynamo.torch_internals.fakes import detect_fake_mode
 from ort_dynamo.torch_internals.operators import OpOverload, aten
 from ort_dynamo.torch_internals.symbols import known_true
 
-__all__ = ["RemoveClones"]
+__all__ = ["RemoveNoOps"]
+
+_NO_OPS = (aten.clone.default, aten.detach.default)
 
 
 @dataclass(frozen=True)
-class RemoveClones(PassBase):
-    """`clone(x)` becomes `x` where the copy has x's strides, x is computed, and no output is the copy or a view of it.
+class RemoveNoOps(PassBase):
+    """`clone(x)` and `detach(x)` become `x` where x is computed, and no output is the result or a view of it.
 
-    The graph is functional, so nothing writes to the copy inside it. An output must stay a copy: its user may write to
-    it. A copy of an input must stay one, too: AOTAutograd makes it for the backward, because the input is written to
-    once the forward has run.
+    1. `clone`, where the copy has x's strides. The graph is functional, so nothing writes to the copy inside it. An
+       output must stay a copy: its user may write to it. A copy of an input must stay one, too: AOTAutograd makes it
+       for the backward, because the input is written to once the forward has run.
+    2. `detach`, which is x to all but autograd, and autograd has seen the graph. Formulas of gradients read their own
+       operator's result detached, so tanh's would be saved twice, under two names.
     """
 
-    name: str = "remove_clones"
+    name: str = "remove_no_ops"
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Rewrite `graph_module` in place."""
         graph = graph_module.graph
         modified = False
-        for node in graph.find_nodes(op="call_function", target=aten.clone.default):
+        for node in [node for target in _NO_OPS for node in graph.find_nodes(op="call_function", target=target)]:
             source = node.args[0]
             if (
                 _same_layout(source.meta["val"], node.meta["val"])

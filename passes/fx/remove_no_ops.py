@@ -48,7 +48,7 @@ class RemoveNoOps(PassBase):
             ):
                 users = list(node.users)
                 node.replace_all_uses_with(source)
-                _move_views(users, storages_of(node))
+                _move_views(users, storages_of(node) - storages_of(source))  # of a detach there are none to move
                 graph.erase_node(node)
                 modified = True
         if modified:

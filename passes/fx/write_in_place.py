@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +14,14 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from ort_dynamo.passes.fx.analysis.storage import storages_of
 from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS
 from ort_dynamo.torch_internals.operators import OpOverload, aten, in_place_of, is_absent, is_mutable, is_pointwise
+from ort_dynamo.torch_internals.symbols import known_true
 
 __all__ = ["WriteInPlace"]
 
 _OVER_GRADIENT: Mapping[OpOverload, OpOverload] = {
     aten.elu_backward.default: aten.elu_backward.grad_input,
+    aten.gelu_backward.default: aten.gelu_backward.grad_input,
+    aten.hardsigmoid_backward.default: aten.hardsigmoid_backward.grad_input,
     aten.hardtanh_backward.default: aten.hardtanh_backward.grad_input,
     aten.leaky_relu_backward.default: aten.leaky_relu_backward.grad_input,
     aten.sigmoid_backward.default: aten.sigmoid_backward.grad_input,
@@ -62,7 +64,8 @@ class WriteInPlace(PassBase):
 
     Memory that was just written is in the processor's cache, or at least mapped; that of a new tensor is read in before
     it is written, and a large one's pages are fetched from the system first. Only what the graph itself has allocated
-    is overwritten, of which there is no view, and which nothing reads afterwards: no input, no output, nothing saved.
+    is overwritten, and which nothing reads afterwards, itself or a view of it: no input, no output, nothing saved. What
+    is overwritten may be such a view of all of it, as the result of a linear layer is.
     """
 
     name: str = "write_in_place"
@@ -71,12 +74,16 @@ class WriteInPlace(PassBase):
         """Rewrite, in place, an outer graph with fake values."""
         nodes = tuple(graph_module.graph.nodes)
         place = {node: index for index, node in enumerate(nodes)}
-        holders = Counter(storage for node in nodes if not _is_tuple(node) for storage in storages_of(node))
+        holders: dict[int, list[Node]] = {}
+        for node in nodes:
+            for storage in () if _is_tuple(node) else storages_of(node):
+                holders.setdefault(storage, []).append(node)
         fresh = {node for node in nodes if _is_fresh(node)}  # asked before anything is rewritten
         modified = False
         for node in nodes:
             for over, target, args, kwargs in _in_place(node):
-                if over in fresh and _can_be_overwritten(over, node, place, holders):
+                sharing = [one for storage in storages_of(over) for one in holders[storage]]
+                if sharing[0] in fresh and _can_be_overwritten(over, node, place, sharing):
                     node.target, node.args, node.kwargs = target, args, kwargs
                     modified = True
                     break
@@ -108,11 +115,14 @@ def _is_fresh(node: Node) -> bool:
     return target in _FRESH or (is_pointwise(target) and not is_mutable(target))
 
 
-def _can_be_overwritten(over: Node, writer: Node, place: Mapping[Node, int], holders: Counter[int]) -> bool:
+def _can_be_overwritten(over: Node, writer: Node, place: Mapping[Node, int], sharing: Sequence[Node]) -> bool:
+    """Whether `writer` may write over `over`, in the memory of the nodes `sharing`, the first of which allocated it."""
     return (
         _same_layout(over.meta.get("val"), writer.meta.get("val"))
-        and all(holders[storage] == 1 for storage in storages_of(over))
-        and all(_reads_only(user) and place[user] <= place[writer] for user in over.users)
+        and (over is sharing[0] or known_true(over.meta["val"].numel() == sharing[0].meta["val"].numel()))
+        and all(_reads_only(user) and place[user] <= place[writer] for one in sharing for user in one.users)
+        # Read while it is written, it must be read where it is written.
+        and all(one is over or writer not in one.users for one in sharing)
     )
 
 

@@ -19,18 +19,18 @@ from ort_dynamo.torch_internals.symbols import known_true
 
 __all__ = ["RemoveNoOps"]
 
-_NO_OPS = (aten.clone.default, aten.detach.default)
+_NO_OPS = (aten.clone.default, aten.detach.default, aten.alias.default)
 
 
 @dataclass(frozen=True)
 class RemoveNoOps(PassBase):
-    """`clone(x)` and `detach(x)` become `x` where x is computed, and no output is the result or a view of it.
+    """`clone(x)`, `detach(x)` and `alias(x)` become `x` where x is computed, and no output is the result or its view.
 
     1. `clone`, where the copy has x's strides. The graph is functional, so nothing writes to the copy inside it. An
        output must stay a copy: its user may write to it. A copy of an input must stay one, too: AOTAutograd makes it
        for the backward, because the input is written to once the forward has run.
-    2. `detach`, which is x to all but autograd, and autograd has seen the graph. Formulas of gradients read their own
-       operator's result detached, so tanh's would be saved twice, under two names.
+    2. `detach`, which torch 2.15 traces as `alias`. It is x to all but autograd, and autograd has seen the graph.
+       Formulas of gradients read their own operator's result so, and a tanh's would be saved twice, under two names.
     """
 
     name: str = "remove_no_ops"

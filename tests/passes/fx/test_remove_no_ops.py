@@ -38,7 +38,7 @@ def test_a_gradient_reads_its_operators_result_under_one_name(joint_graph: Calla
         lambda x: (x.tanh() * 2).exp().sum(), torch.randn(4, requires_grad=True)
     )  # which the pass was run on
     assert [n.name for n in JointGraph(gm).read_by_backward] == ["tanh", "exp"]
-    assert not gm.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default)
+    assert not {"detach", "alias"} & {n.name for n in gm.graph.nodes}
 
 
 def test_views_of_the_copy_are_then_views_of_the_original() -> None:
@@ -71,4 +71,4 @@ def test_views_of_the_copy_are_then_views_of_the_original() -> None:
 def test_the_nearest_others_stay(function: Callable[..., Any]) -> None:
     gm, modified = run(function)
     assert not modified
-    assert {"clone", "detach"} & {n.name for n in gm.graph.nodes}
+    assert {"clone", "detach", "alias"} & {n.name for n in gm.graph.nodes}  # a detach is an alias from torch 2.15 on

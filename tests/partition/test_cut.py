@@ -14,6 +14,7 @@ from ort_dynamo import memory_plan
 from ort_dynamo.capture.trace import trace
 from ort_dynamo.errors import PassBrokeGraphError
 from ort_dynamo.options.groups import parse_options
+from ort_dynamo.partition import cut
 from ort_dynamo.partition.cut import PartitionRecord, partitioner
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 
@@ -95,3 +96,36 @@ def test_verify_checks_the_graph_after_each_pass(monkeypatch: pytest.MonkeyPatch
     error = caught.value.inner_exception
     assert isinstance(error, PassBrokeGraphError)
     assert str(error).startswith(f"{RecomputeGelu()!r} left an invalid FX graph")
+
+
+class Gated(nn.Module):
+    """What the last layer reads is a product of two tensors that gradients read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(8, 512), nn.Linear(8, 512), nn.Linear(512, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.gate(x).sigmoid() * self.up(x)).sum()
+
+
+def repeated(rows: int, *, dynamic: bool = False, **options: object) -> list[str]:
+    """By which passes a network's backward computes something again."""
+    torch._dynamo.reset()
+    x = torch.randn(rows, 8)
+    if dynamic:
+        torch._dynamo.mark_dynamic(x, 0)
+    (record,) = partitioned(Gated(), x, **options)
+    return [one.by for one in record.memory.recomputed]
+
+
+def test_arithmetic_is_done_again_from_a_mebibyte_on() -> None:
+    assert repeated(512) == repeated(512, dynamic=True) == ["recompute_arithmetic"]
+    assert repeated(511) == []
+
+
+def test_ranks_that_compare_do_no_arithmetic_again_by_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut, "group_store", object)
+    assert repeated(512) == ["recompute_arithmetic"]
+    assert repeated(512, dynamic=True) == []
+    assert repeated(512, dynamic=True, compare_ranks=False) == ["recompute_arithmetic"]

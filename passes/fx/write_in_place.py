@@ -82,8 +82,8 @@ class WriteInPlace(PassBase):
         modified = False
         for node in nodes:
             for over, target, args, kwargs in _in_place(node):
-                sharing = [one for storage in storages_of(over) for one in holders[storage]]
-                if sharing[0] in fresh and _can_be_overwritten(over, node, place, sharing):
+                sharing = [one for storage in storages_of(over) for one in holders.get(storage, ())]
+                if sharing and sharing[0] in fresh and _can_be_overwritten(over, node, place, sharing):
                     node.target, node.args, node.kwargs = target, args, kwargs
                     modified = True
                     break

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from joint_graphs import forward_text, kept_bytes, recomputed, weight
 from run_twice import run_twice
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -26,23 +27,6 @@ from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
 from ort_dynamo.passes.pipelines import recompute_passes
 
 Capture = Callable[..., GraphModule]
-
-
-def forward_text(gm: GraphModule) -> list[str]:
-    """The forward's computations, with what the passes have decided about each."""
-    return [
-        f"{node.name} = {node.target}({', '.join(a.name for a in node.all_input_nodes)})"
-        + (f"  # {node.meta['recompute'].name}" if "recompute" in node.meta else "")
-        for node in JointGraph(gm).forward
-    ]
-
-
-def recomputed(gm: GraphModule) -> list[str]:
-    return [node.name for node in JointGraph(gm).forward if must_recompute(node)]
-
-
-def weight(*shape: int) -> Tensor:
-    return torch.randn(*shape, requires_grad=True)
 
 
 # -- GELU --------------------------------------------------------------------------------------------------------
@@ -140,11 +124,6 @@ class Stack(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x.sum()
-
-
-def kept_bytes(gm: GraphModule) -> int:
-    joint = JointGraph(gm)
-    return joint.cut([node for node in joint.forward if must_recompute(node)]).nbytes
 
 
 def test_all_layers_but_the_last_keep_only_what_enters_them(joint_graph: Capture) -> None:

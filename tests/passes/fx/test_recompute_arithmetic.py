@@ -5,36 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from run_twice import run_twice
+from joint_graphs import kept_bytes, tagged_by, weight
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
-from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, must_recompute
 from ort_dynamo.passes.fx.recompute_arithmetic import RecomputeArithmetic
 
 Capture = Callable[..., GraphModule]
 
 
 def repeated(gm: GraphModule, least: int | None = None) -> list[str]:
-    """What the pass tags; a second run must change nothing."""
-    modified = run_twice(RecomputeArithmetic(least), gm)
-    tagged = [node.name for node in JointGraph(gm).forward if must_recompute(node)]
-    assert modified == bool(tagged)
-    return tagged
-
-
-def kept(gm: GraphModule) -> int:
-    joint = JointGraph(gm)
-    return joint.cut(joint.tagged()).nbytes
+    return tagged_by(RecomputeArithmetic(least), gm)
 
 
 def gelu(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + torch.tanh(0.8 * (x + 0.04 * torch.pow(x, 3.0))))
-
-
-def weight(*shape: int) -> Tensor:
-    return torch.randn(*shape, requires_grad=True)
 
 
 # -- one number ----------------------------------------------------------------------------------------------------
@@ -42,9 +28,9 @@ def weight(*shape: int) -> Tensor:
 
 def test_half_of_what_is_kept_is_made_again(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w, v: (gelu(x @ w) @ v).sum(), weight(2, 3), weight(3, 4), weight(4, 2))
-    assert kept(gm) == 5 * 4 * 8  # the product, its half, tanh, one more than that, and the whole
+    assert kept_bytes(gm) == 5 * 4 * 8  # the product, its half, tanh, one more than that, and the whole
     assert repeated(gm) == ["mul", "add_1"]
-    assert kept(gm) == 3 * 4 * 8
+    assert kept_bytes(gm) == 3 * 4 * 8
 
 
 def test_a_chain_of_numbers_is_made_again_but_for_its_begin(joint_graph: Capture) -> None:
@@ -54,9 +40,9 @@ def test_a_chain_of_numbers_is_made_again_but_for_its_begin(joint_graph: Capture
         return (product.sin() + half.sin() + (half + 1).sin()).sum()
 
     gm = joint_graph(function, weight(2, 3), weight(3, 4))
-    assert kept(gm) == 3 * 4 * 8
+    assert kept_bytes(gm) == 3 * 4 * 8
     assert repeated(gm) == ["div"]  # and what is made of it is kept, as it is not
-    assert kept(gm) == 2 * 4 * 8
+    assert kept_bytes(gm) == 2 * 4 * 8
 
 
 def test_a_scaled_tensor_whose_source_is_not_kept_stays(joint_graph: Capture) -> None:
@@ -90,9 +76,9 @@ GATED = (weight(2, 3), weight(3, 4), weight(3, 4), weight(4, 2))
 
 def test_a_product_of_two_kept_tensors_is_made_again_from_so_many_bytes(joint_graph: Capture) -> None:
     gm = joint_graph(gated, *GATED)
-    assert kept(gm) == 3 * 32
+    assert kept_bytes(gm) == 3 * 32
     assert repeated(gm, least=32) == ["mul"]
-    assert kept(gm) == 2 * 32
+    assert kept_bytes(gm) == 2 * 32
 
 
 def test_a_smaller_product_stays(joint_graph: Capture) -> None:
@@ -119,10 +105,10 @@ def test_of_a_normalization_only_its_statistics_are_kept(joint_graph: Capture) -
 
     inputs = (weight(2, 3), weight(3, 4), weight(4), weight(4), weight(4, 2))
     gm = joint_graph(function, *inputs)
-    assert kept(gm) == 32 + 32 + 2 * 8  # what is normalized, the result, and mean and deviation of two rows
+    assert kept_bytes(gm) == 32 + 32 + 2 * 8  # what is normalized, the result, and mean and deviation of two rows
     assert repeated(gm, least=33) == []
     assert repeated(gm, least=32) == ["native_layer_norm", "getitem"]
-    assert kept(gm) == 32 + 2 * 8
+    assert kept_bytes(gm) == 32 + 2 * 8
 
 
 def test_of_an_rms_normalization_that_is_spelled_out_too(joint_graph: Capture) -> None:
@@ -130,9 +116,10 @@ def test_of_an_rms_normalization_that_is_spelled_out_too(joint_graph: Capture) -
         return (F.rms_norm(x @ w, (4,), scale) @ v).sum()
 
     gm = joint_graph(function, weight(2, 3), weight(3, 4), weight(4), weight(4, 2))
-    assert kept(gm) == 3 * 32 + 8  # what is normalized, that by its root mean square, that by the scale, and the roots
+    # What is normalized, that by its root mean square, that by the scale, and the roots.
+    assert kept_bytes(gm) == 3 * 32 + 8
     assert repeated(gm, least=32) == ["mul"]  # and what is made of it is kept, as it is not
-    assert kept(gm) == 2 * 32 + 8
+    assert kept_bytes(gm) == 2 * 32 + 8
 
 
 def test_a_normalization_whose_result_nothing_keeps_is_made_once(joint_graph: Capture) -> None:

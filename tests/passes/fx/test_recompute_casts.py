@@ -5,42 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from run_twice import run_twice
+from joint_graphs import kept_bytes, tagged_by, weight
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, must_recompute
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
 from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
 
 Capture = Callable[..., GraphModule]
 
 
 def recomputed(gm: GraphModule, *static: int) -> list[str]:
-    """What the pass tags; a second run must change nothing."""
-    modified = run_twice(RecomputeCasts(static), gm)
-    tagged = [node.name for node in JointGraph(gm).forward if must_recompute(node)]
-    assert modified == bool(tagged)
-    return tagged
-
-
-def kept(gm: GraphModule) -> int:
-    joint = JointGraph(gm)
-    return joint.cut([node for node in joint.forward if must_recompute(node)]).nbytes
-
-
-def weight(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+    return tagged_by(RecomputeCasts(static), gm)
 
 
 def test_the_narrow_side_of_a_widening_is_kept(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x: (x * x).float().exp().sin().sum(), weight(4, 4, dtype=torch.bfloat16))
-    before = kept(gm)
+    before = kept_bytes(gm)
     assert recomputed(gm) == []  # exp's gradient reads its result, sin's its input: neither reads the cast
     gm = joint_graph(lambda x: (x * x).float().sin().sum(), weight(4, 4, dtype=torch.bfloat16))
-    before = kept(gm)
+    before = kept_bytes(gm)
     assert recomputed(gm) == ["_to_copy"]
-    assert (before, kept(gm)) == (4 * 16, 2 * 16)
+    assert (before, kept_bytes(gm)) == (4 * 16, 2 * 16)
 
 
 def test_views_of_the_widened_tensor_are_made_again_with_it(joint_graph: Capture) -> None:

@@ -5,40 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from run_twice import run_twice
+from joint_graphs import kept_bytes, tagged_by, weight
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, must_recompute
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
 from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs
 
 Capture = Callable[..., GraphModule]
 
 
 def recomputed(gm: GraphModule) -> list[str]:
-    """What the pass tags; a second run must change nothing."""
-    before = {node for node in JointGraph(gm).forward if must_recompute(node)}
-    modified = run_twice(RecomputeFromInputs(), gm)
-    tagged = [node for node in JointGraph(gm).forward if must_recompute(node) and node not in before]
-    assert modified == bool(tagged)
-    return [node.name for node in tagged]
-
-
-def kept(gm: GraphModule) -> int:
-    joint = JointGraph(gm)
-    return joint.cut([node for node in joint.forward if must_recompute(node)]).nbytes
-
-
-def weight(*shape: int) -> Tensor:
-    return torch.randn(*shape, requires_grad=True)
+    return tagged_by(RecomputeFromInputs(), gm)
 
 
 def test_a_result_of_a_graphs_input_is_made_again(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x: x.exp().sum(), weight(4, 4))  # exp's gradient reads its result
-    assert kept(gm) == 4 * 16
+    assert kept_bytes(gm) == 4 * 16
     assert recomputed(gm) == ["exp"]
-    assert kept(gm) == 0
+    assert kept_bytes(gm) == 0
 
 
 def test_a_result_of_a_kept_tensor_is_made_again(joint_graph: Capture) -> None:
@@ -47,9 +33,9 @@ def test_a_result_of_a_kept_tensor_is_made_again(joint_graph: Capture) -> None:
         return (torch.sigmoid(before) * before.sin()).sum()  # sin keeps the product, and so sigmoid need not be kept
 
     gm = joint_graph(function, weight(2, 3), weight(3, 4))
-    without = kept(gm)
+    without = kept_bytes(gm)
     assert recomputed(gm) == ["sigmoid", "sin"]
-    assert kept(gm) == without - 2 * 4 * 8
+    assert kept_bytes(gm) == without - 2 * 4 * 8
 
 
 def test_a_result_of_what_is_not_kept_stays(joint_graph: Capture) -> None:
@@ -61,7 +47,7 @@ def test_a_chain_is_made_again_only_where_its_argument_stays(joint_graph: Captur
     # Both results are kept without the pass; the second could be made of the first, which is itself made again.
     gm = joint_graph(lambda x: x.exp().tanh().sum(), weight(4))
     assert recomputed(gm) == ["exp"]
-    assert kept(gm) == 4 * 4
+    assert kept_bytes(gm) == 4 * 4
 
 
 def test_what_is_no_pointwise_operator_stays(joint_graph: Capture) -> None:
@@ -80,7 +66,7 @@ def test_a_result_that_the_program_gets_lives_anyway(joint_graph: Capture) -> No
 def test_views_of_a_result_are_made_again_with_it(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (x.exp().t() @ w).sum(), weight(3, 2), weight(3, 4))
     assert "exp" in recomputed(gm)
-    assert kept(gm) == 0
+    assert kept_bytes(gm) == 0
 
 
 def test_what_is_drawn_is_not_drawn_again(joint_graph: Capture) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from joint_graphs import forward_text, recomputed, weight
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
@@ -34,19 +35,6 @@ def apply(gm: GraphModule, *plans: str) -> bool:
     return result.modified
 
 
-def forward_text(gm: GraphModule) -> list[str]:
-    """The forward's computations, with what the passes have decided about each."""
-    return [
-        f"{node.name} = {node.target}({', '.join(a.name for a in node.all_input_nodes)})"
-        + (f"  # {node.meta['recompute'].name}" if "recompute" in node.meta else "")
-        for node in JointGraph(gm).forward
-    ]
-
-
-def recomputed(gm: GraphModule) -> list[str]:
-    return [node.name for node in JointGraph(gm).forward if must_recompute(node)]
-
-
 def clusters(gm: GraphModule) -> list[str]:
     return [f"{one.cluster}:{one.type.value}" for one in find_candidates(JointGraph(gm))]
 
@@ -54,10 +42,6 @@ def clusters(gm: GraphModule) -> list[str]:
 def kept(gm: GraphModule) -> dict[str, int]:
     joint = JointGraph(gm)
     return {one.nodes[0].name: one.nbytes for one in joint.cut([n for n in joint.forward if must_recompute(n)]).kept}
-
-
-def weight(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
 
 # -- type 1 ------------------------------------------------------------------------------------------------------

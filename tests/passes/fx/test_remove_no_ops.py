@@ -34,9 +34,8 @@ def test_a_detach_that_is_only_computed_with_goes() -> None:
 
 
 def test_a_gradient_reads_its_operators_result_under_one_name(joint_graph: Callable[..., GraphModule]) -> None:
-    gm = joint_graph(
-        lambda x: (x.tanh() * 2).exp().sum(), torch.randn(4, requires_grad=True)
-    )  # which the pass was run on
+    # The fixture has run the pass.
+    gm = joint_graph(lambda x: (x.tanh() * 2).exp().sum(), torch.randn(4, requires_grad=True))
     assert [n.name for n in JointGraph(gm).read_by_backward] == ["tanh", "exp"]
     assert not {"detach", "alias"} & {n.name for n in gm.graph.nodes}
 

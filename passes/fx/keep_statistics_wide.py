@@ -8,6 +8,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from ort_dynamo.passes.fx.analysis.views import ALIASES
 from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["KeepStatisticsWide"]
@@ -36,8 +37,6 @@ _GRADIENTS = frozenset(
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     }
 )
-
-_ALIASES = (aten.detach.default, aten.alias.default)
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def _widen(node: Node, result: Node, wide: torch.dtype) -> bool:
     aliases = [result]
     for alias in aliases:
         for reader in alias.users:
-            if reader.target in _ALIASES:
+            if reader.target in ALIASES:
                 aliases.append(reader)
             elif reader.target not in _GRADIENTS:
                 return False

@@ -16,6 +16,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.boundary import in_order
 from ort_dynamo.marks import CHOSEN, RECOMPUTE
+from ort_dynamo.passes.fx.analysis.views import ALIASES
 from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, convolution_weight, weighs_more_than_images
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
 from ort_dynamo.torch_internals.operators import OpOverload, aten, is_pointwise
@@ -59,7 +60,7 @@ _FOLLOWING = frozenset(
 )
 """Operators beside the pointwise ones whose kernels take channels_last and give it."""
 
-_VIEWS = (aten.slice.Tensor, aten.detach.default, aten.alias.default)
+_VIEWS = (aten.slice.Tensor, *ALIASES)
 """Views that are made of a tensor in channels_last as they are of a contiguous one."""
 
 

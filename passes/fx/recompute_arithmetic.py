@@ -8,7 +8,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.fx.analysis.repeating import repeatable, result_of
+from ort_dynamo.passes.fx.analysis.repeating import repeatable
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, bytes_of, calls, is_tensor, tag
 from ort_dynamo.torch_internals.operators import aten
 
@@ -45,10 +45,8 @@ class RecomputeArithmetic(PassBase):
         chosen = list(repeatable(joint, joint.inputs_read_by_backward, self._is_cheap))
         return PassResult(graph_module, tag(chosen, CheckpointPolicy.MUST_RECOMPUTE, self.name))
 
-    def _is_cheap(self, maker: Node) -> bool:
+    def _is_cheap(self, maker: Node, result: Node) -> bool:
         if calls(maker, _ARITHMETIC) and len(maker.all_input_nodes) == 1 and is_tensor(maker.all_input_nodes[0]):
             return True
-        result = result_of(maker)
-        if self.least is None or result is None or not calls(maker, (*_ARITHMETIC, *_NORMALIZATIONS)):
-            return False
-        return bytes_of(result.meta["val"])[0] >= self.least
+        is_large = self.least is not None and bytes_of(result.meta["val"])[0] >= self.least
+        return is_large and calls(maker, (*_ARITHMETIC, *_NORMALIZATIONS))

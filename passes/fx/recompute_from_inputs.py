@@ -9,7 +9,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ort_dynamo.passes.fx.analysis.repeating import repeatable
-from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, is_tensor, tag
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, tag
 from ort_dynamo.torch_internals.operators import is_pointwise
 
 __all__ = ["RecomputeFromInputs"]
@@ -29,5 +29,5 @@ class RecomputeFromInputs(PassBase):
     def call(self, graph_module: GraphModule) -> PassResult:
         """Tag nodes of a joint graph, in place."""
         joint = JointGraph(graph_module)
-        chosen = repeatable(joint, joint.inputs, lambda node: is_tensor(node) and is_pointwise(node.target))
+        chosen = repeatable(joint, joint.inputs, lambda maker, result: maker is result and is_pointwise(maker.target))
         return PassResult(graph_module, tag(list(chosen), CheckpointPolicy.MUST_RECOMPUTE, self.name))

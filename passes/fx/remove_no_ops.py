@@ -13,13 +13,14 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.storage import storages_of
+from ort_dynamo.passes.fx.analysis.views import ALIASES
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
 from ort_dynamo.torch_internals.operators import OpOverload, aten
 from ort_dynamo.torch_internals.symbols import known_true
 
 __all__ = ["RemoveNoOps"]
 
-_NO_OPS = (aten.clone.default, aten.detach.default, aten.alias.default)
+_NO_OPS = (aten.clone.default, *ALIASES)
 
 
 @dataclass(frozen=True)

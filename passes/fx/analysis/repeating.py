@@ -11,10 +11,10 @@ from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, can_recomput
 from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.passes.fx.analysis.views import is_view
 
-__all__ = ["repeatable", "result_of"]
+__all__ = ["repeatable"]
 
 
-def repeatable(joint: JointGraph, lives: frozenset[int], chooses: Callable[[Node], bool]) -> Iterator[Node]:
+def repeatable(joint: JointGraph, lives: frozenset[int], chooses: Callable[[Node, Node], bool]) -> Iterator[Node]:
     """Yield the nodes that make saved results, with their views, where what stays saved suffices to repeat them.
 
     Of an operator with several results it is the first that is made again; the others stay saved. What is tagged
@@ -23,14 +23,14 @@ def repeatable(joint: JointGraph, lives: frozenset[int], chooses: Callable[[Node
     Args:
         joint: the graph.
         lives: allocations that live although nothing saves them.
-        chooses: whether an operator may be repeated.
+        chooses: whether an operator may be repeated, by its node and that of its result, which may be the same.
     """
     returned = frozenset(map(storage_of, filter(is_tensor, joint.outputs)))
     kept = {storage_of(one.nodes[0]) for one in joint.cut(joint.tagged()).kept}
     lives = lives | kept
     for maker in joint.forward:
-        result = result_of(maker)
-        if result is None or storage_of(result) not in kept or not chooses(maker):
+        result = _result_of(maker)
+        if result is None or storage_of(result) not in kept or not chooses(maker, result):
             continue
         storage, made = storage_of(result), joint.sharing([result])
         if storage in returned or not all(map(can_recompute, made)):
@@ -41,7 +41,7 @@ def repeatable(joint: JointGraph, lives: frozenset[int], chooses: Callable[[Node
             yield from made if maker is result else (maker, *made)
 
 
-def result_of(maker: Node) -> Node | None:
+def _result_of(maker: Node) -> Node | None:
     """The node of the first tensor that an operator makes, often its own; None of a view, or where nothing reads it."""
     if is_view(maker):
         return None

@@ -14,7 +14,10 @@ from torch.fx import Node
 from ort_dynamo.passes.fx.analysis.storage import storages_of
 from ort_dynamo.torch_internals.operators import aten
 
-__all__ = ["MULTI_VIEWS", "VIEWS", "is_remakable_view", "is_view", "maker_of"]
+__all__ = ["ALIASES", "MULTI_VIEWS", "VIEWS", "is_remakable_view", "is_view", "maker_of"]
+
+ALIASES = (aten.detach.default, aten.alias.default)
+"""Operators that give all of a tensor as it is, under another name: torch 2.15 traces the first as the second."""
 
 VIEWS = frozenset(
     {
@@ -30,8 +33,7 @@ VIEWS = frozenset(
         aten.squeeze.dims,
         aten.slice.Tensor,
         aten.select.int,
-        aten.alias.default,
-        aten.detach.default,
+        *ALIASES,
         aten.diagonal.default,
         aten.unfold.default,
         aten.as_strided.default,

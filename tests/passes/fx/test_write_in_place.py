@@ -189,6 +189,7 @@ def test_another_shape_is_not_overwritten() -> None:
 def test_another_layout_is_not_overwritten() -> None:
     gm = rewritten(lambda x, y: aten.threshold_backward.default(x @ x, y.t() @ y, 0), X, Y)
     assert targets(gm)[-1] == "aten.threshold_backward.grad_input"
+    assert targets(rewritten(lambda x, y: x + (y @ y).t(), X, Y))[-1] == "aten.add.Tensor"
 
 
 def test_another_dtype_is_not_overwritten() -> None:

@@ -13,6 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.options.groups import PassOptions, RecomputeOptions
 from ort_dynamo.passes.fx.cut_into_sections import CutIntoSections
+from ort_dynamo.passes.fx.drop_kept_dims import DropKeptDims
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
 from ort_dynamo.passes.fx.fold_batch_norm import FoldBatchNorm
 from ort_dynamo.passes.fx.hide_seedless import HideSeedless
@@ -22,6 +23,7 @@ from ort_dynamo.passes.fx.keep_statistics_wide import KeepStatisticsWide
 from ort_dynamo.passes.fx.lay_out_channels_last import LayOutChannelsLast
 from ort_dynamo.passes.fx.locate_assertions import LocateAssertions
 from ort_dynamo.passes.fx.merge_statistics import MergeStatistics
+from ort_dynamo.passes.fx.merge_views import MergeViews
 from ort_dynamo.passes.fx.own_results import OwnResults
 from ort_dynamo.passes.fx.place_in_torch import PlaceInTorch
 from ort_dynamo.passes.fx.place_slower_operators import PlaceSlowerOperators
@@ -34,6 +36,7 @@ from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
 from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
 from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
+from ort_dynamo.passes.fx.remake_views import RemakeViews
 from ort_dynamo.passes.fx.remove_no_ops import RemoveNoOps
 from ort_dynamo.passes.fx.restore_seedless import RestoreSeedless
 from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
@@ -82,7 +85,7 @@ def fx_passes(options: PassOptions, *, draws: bool = False) -> tuple[PassBase, .
         draws: whether random numbers stay where they are drawn, for a model that draws them itself.
     """
     drawn = () if draws else (HoistRandom(),)
-    ours = (RemoveNoOps(), DropRunningStatistics(), KeepStatisticsWide(), *drawn)
+    ours = (RemoveNoOps(), DropKeptDims(), DropRunningStatistics(), KeepStatisticsWide(), *drawn)
     return (*outside_fx_passes(first=True), *ours, *outside_fx_passes(options.extra_passes, first=False))
 
 
@@ -140,7 +143,8 @@ def recompute_passes(
 
 def cut_passes() -> tuple[PassBase, ...]:
     """Give the passes on a joint graph when all is tagged, right before the partitioner cuts it."""
-    return (SplitStatistics(), HideSeedless())
+    # Views are merged only now: layers are found by the operators that they repeat, views among them.
+    return (SplitStatistics(), HideSeedless(), MergeViews(), RemakeViews())
 
 
 def forward_passes() -> tuple[PassBase, ...]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from ort_dynamo.torch_internals.dropout_mask import DROPOUT_MASK, dropout_mask
 from ort_dynamo.torch_internals.operators import OpOverload, aten, without_wrapper
 
 __all__ = ["IslandCall", "outer_code"]
@@ -151,7 +152,7 @@ class _Writer:
         if node.op == "call_module":
             function = self._gm.get_submodule(str(node.target))
         elif isinstance(function, OpOverload):
-            function = without_wrapper(function)
+            function = dropout_mask if function is DROPOUT_MASK else without_wrapper(function)
         return f"{self._constant(function, _name_of(node.target))}({', '.join(arguments)})"
 
     def _method(self, node: Node) -> str | None:

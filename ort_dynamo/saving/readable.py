@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.marks import DIRECTION, FX_NODE, READABLE, SCOPE
+from ort_dynamo.marks import DIRECTION, FX_NODE, HALF, READABLE, SCOPE
 from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
 from ort_dynamo.source_line import modules
 
@@ -112,5 +112,5 @@ def _metadata(node: Node) -> dict[str, Any]:
         "pkg.torch.onnx.name_scopes": repr([*scopes, node.name]),
         "pkg.torch.onnx.class_hierarchy": repr([*(kind for _, kind in stack), str(node.target)]),
         "pkg.torch.onnx.stack_trace": str(node.meta.get("stack_trace", "")).strip(),
-        DIRECTION: "backward" if "backward" in node.meta.get("partitioner_tag", "") else "forward",
+        DIRECTION: "backward" if "backward" in node.meta.get(HALF, "") else "forward",
     }

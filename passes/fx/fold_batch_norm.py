@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import CHOSEN
+from ort_dynamo.marks import CHOSEN, HALF
 from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, example_elements
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
 from ort_dynamo.torch_internals.operators import aten
@@ -119,5 +119,5 @@ def _add(before: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
     return made
 
 
-_KEPT = ("nn_module_stack", "stack_trace", "seq_nr", "original_aten", "from_node", "partitioner_tag")
+_KEPT = ("nn_module_stack", "stack_trace", "seq_nr", "original_aten", "from_node", HALF)
 """What a node that is made has of the normalization: where it is from, and in which half."""

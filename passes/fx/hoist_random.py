@@ -12,11 +12,12 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.marks import DRAWN, RECOMPUTE
+from ort_dynamo.marks import DRAWN, HALF, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.saved_tensors import draws, must_recompute, tag
 from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
+from ort_dynamo.torch_internals.dropout_mask import DROPOUT_MASK
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
-from ort_dynamo.torch_internals.operators import aten, namespace, prims
+from ort_dynamo.torch_internals.operators import aten, prims
 
 __all__ = ["HoistRandom", "is_draw"]
 
@@ -37,23 +38,6 @@ _LIKE = (
 _LIKE_OVERLOADS = (aten.bernoulli.p,)
 _CREATE = (aten.rand, aten.randn, aten.randint, aten.randperm)
 _CREATE_OVERLOADS = (aten.normal.float_float, prims.normal.default, prims.uniform.default)
-
-
-_LIBRARY = torch.library.Library("ort_dynamo", "DEF")  # type: ignore[no-untyped-call]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
-    "bernoulli(SymInt[] size, SymInt[] stride, float p, *, Device device) -> Tensor",
-    tags=(torch.Tag.nondeterministic_seeded,),
-)
-
-
-@torch.library.impl(_LIBRARY, "bernoulli", "CompositeExplicitAutograd")
-def _bernoulli(size: list[int], stride: list[int], p: float, *, device: torch.device) -> torch.Tensor:
-    """Draw a boolean mask with eager dropout's stream.
-
-    Drawn in place, as eager does: aten's functional form draws a channels_last mask in another order. One functional
-    operator, because the partitioner takes a graph with recomputed nodes only if no node of it mutates.
-    """
-    return torch.empty_strided(size, stride, dtype=torch.bool, device=device).bernoulli_(p)
 
 
 @dataclass(frozen=True)
@@ -118,7 +102,7 @@ def _mark(node: Node) -> Node:
     return node
 
 
-_INHERITED = ("stack_trace", "nn_module_stack", "seq_nr", "partitioner_tag", RECOMPUTE, "ac_graph_id")
+_INHERITED = ("stack_trace", "nn_module_stack", "seq_nr", HALF, RECOMPUTE, "ac_graph_id")
 """What torch and torch.utils.checkpoint say of a draw in its meta, and new nodes in its place say as well."""
 
 
@@ -141,8 +125,7 @@ class _Rewriter:
                 # Eager draws into a tensor of x's dtype; the generator's stream does not depend on the dtype.
                 with self._fake_mode():
                     sizes, strides = self._layout(torch.empty_like(fake))  # dense, where x may be expanded
-                draw = namespace("ort_dynamo").bernoulli.default
-                mask = _mark(self._call(draw, sizes, strides, 1 - probability, device=fake.device))
+                mask = _mark(self._call(DROPOUT_MASK, sizes, strides, 1 - probability, device=fake.device))
             else:
                 # The CUDA kernel's stream depends on dtype and vector width, so eager's own call draws.
                 empty = self._empty_like(fake, fake.dtype)

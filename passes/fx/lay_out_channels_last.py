@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.boundary import in_order
-from ort_dynamo.marks import CHOSEN, RECOMPUTE
+from ort_dynamo.marks import CHOSEN, HALF, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.views import ALIASES
 from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, convolution_weight, weighs_more_than_images
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
@@ -161,9 +161,9 @@ class _Layout:
         if image not in self._over:
             with self._gm.graph.inserting_before(reader):
                 copied = self._over[image] = self._copy(image, torch.channels_last)
-            copied.meta.pop(_HALF, None)
-            if _HALF in reader.meta:  # a forward's tensor that the backward alone wants so is not the forward's to copy
-                copied.meta[_HALF] = reader.meta[_HALF]
+            copied.meta.pop(HALF, None)
+            if HALF in reader.meta:  # a forward's tensor that the backward alone wants so is not the forward's to copy
+                copied.meta[HALF] = reader.meta[HALF]
             self._moved[self._over[image]] = fake
         reader.replace_input_with(image, self._over[image])
         self._modified = True
@@ -196,8 +196,7 @@ class _Layout:
         return made
 
 
-_HALF = "partitioner_tag"  # torch's, by which its partitioner tells forward from backward
-_KEPT = ("nn_module_stack", "stack_trace", "seq_nr", "original_aten", "from_node", _HALF, RECOMPUTE, "ac_graph_id")
+_KEPT = ("nn_module_stack", "stack_trace", "seq_nr", "original_aten", "from_node", HALF, RECOMPUTE, "ac_graph_id")
 """What a copy has of the node that it is of: where it is from, and whether torch.utils.checkpoint computes it again."""
 _REASON = "torch's convolutions are faster in channels_last"
 

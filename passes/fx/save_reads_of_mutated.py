@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.fx.analysis.mutation import writes_input
+from ort_dynamo.passes.fx.analysis.mutation import mutated_inputs
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, tag
 from ort_dynamo.passes.fx.analysis.storage import storage_of, storages_of
 from ort_dynamo.passes.fx.analysis.views import is_view
@@ -36,7 +34,7 @@ class SaveReadsOfMutated(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Tag nodes of a joint graph, in place."""
-        mutated = {storage_of(node) for node in _mutated(graph_module)}
+        mutated = {storage_of(node) for node in mutated_inputs(graph_module)}
         reads = [
             node
             for node in JointGraph(graph_module).forward
@@ -46,15 +44,3 @@ class SaveReadsOfMutated(PassBase):
         ]
         results = [user for node in reads for user in node.users if user.target is operator.getitem]
         return PassResult(graph_module, tag([*reads, *results], CheckpointPolicy.MUST_SAVE, self.name))
-
-
-def _mutated(gm: GraphModule) -> Iterator[Node]:
-    """Yield the inputs that AOTAutograd writes to after the forward, as it describes outputs, or at the graph's end."""
-    (output,) = gm.graph.find_nodes(op="output")
-    written = [d.mutated_input for d in output.meta.get("desc", ()) if hasattr(d, "mutated_input")]
-    for node in gm.graph.find_nodes(op="placeholder"):
-        if node.meta.get("desc") in written and isinstance(node.meta.get("val"), torch.Tensor):
-            yield node
-    for node in gm.graph.nodes:
-        if writes_input(node):
-            yield node.args[0]

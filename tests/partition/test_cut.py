@@ -44,16 +44,16 @@ def test_a_record_names_each_pass_in_order_with_what_is_kept() -> None:
     model, x, options = Network(), torch.randn(3, 4), {"gelu_recompute": True, "verify": True}
     (record,) = partitioned(model, x, **options)
     assert [one.name.split("(")[0] for one in record.passes] == [
-        *["RemoveNoOps", "DropRunningStatistics", "KeepStatisticsWide", "HoistRandom"],
+        *["RemoveNoOps", "DropKeptDims", "DropRunningStatistics", "KeepStatisticsWide", "HoistRandom"],
         *["PlaceInTorch", "PlaceSlowerOperators", "FoldBatchNorm", "LayOutChannelsLast"],
         *["SaveReadsOfMutated", "RecomputeCasts", "RecomputeArithmetic", "RecomputeGelu"],
-        *["SplitStatistics", "HideSeedless"],
+        *["SplitStatistics", "HideSeedless", "MergeViews", "RemakeViews"],
         *["RestoreSeedless", "MergeStatistics"],  # on the forward
         *["RestoreSeedless", "RestoreSeedless"],  # on the backward, and on the joint graph
         "CutIntoSections",  # on the backward
     ]
     changed = {one.name.split("(")[0] for one in record.passes if one.modified}
-    assert changed == {"DropRunningStatistics", "SaveReadsOfMutated", "RecomputeGelu"}
+    assert changed == {"DropKeptDims", "DropRunningStatistics", "SaveReadsOfMutated", "RecomputeGelu", "MergeViews"}
     assert all(one.seconds > 0 for one in record.passes)
     (graph,) = memory_plan(model, x, options=options).graphs
     assert record.memory == graph.record

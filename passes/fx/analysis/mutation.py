@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from torch.fx import Node
+from collections.abc import Iterator
+
+import torch
+from torch.fx import GraphModule, Node
 
 from ort_dynamo.torch_internals.operators import OpOverload, is_mutable, schema_of
 
-__all__ = ["writes_input"]
+__all__ = ["mutated_inputs", "writes_input"]
+
+
+def mutated_inputs(gm: GraphModule) -> Iterator[Node]:
+    """Yield the inputs that are written to: by AOTAutograd after the forward, as it describes outputs, or in the graph.
+
+    An input that is written to several times comes as often.
+    """
+    (output,) = gm.graph.find_nodes(op="output")
+    written = [d.mutated_input for d in output.meta.get("desc", ()) if hasattr(d, "mutated_input")]
+    for node in gm.graph.find_nodes(op="placeholder"):
+        if node.meta.get("desc") in written and isinstance(node.meta.get("val"), torch.Tensor):
+            yield node
+    for node in gm.graph.nodes:
+        if writes_input(node):
+            yield node.args[0]
 
 
 def writes_input(node: Node) -> bool:

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import flop_registry
 
-from ort_dynamo.marks import DECIDED_BY, RECOMPUTE
+from ort_dynamo.marks import DECIDED_BY, HALF, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.storage import allocation_of, fakes_in, storage_of
 from ort_dynamo.passes.fx.analysis.views import is_view
 from ort_dynamo.torch_internals.operators import OpOverload, aten, is_mutable, prims, schema_of
@@ -314,7 +314,7 @@ def _numel(fake: torch.Tensor) -> int:
 
 
 def _is_forward(node: Node) -> bool:
-    return node.meta.get("partitioner_tag") == "is_forward" or (node.op == "placeholder" and not is_tangent(node))
+    return node.meta.get(HALF) == "is_forward" or (node.op == "placeholder" and not is_tangent(node))
 
 
 def is_tangent(node: Node) -> bool:

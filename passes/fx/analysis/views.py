@@ -14,26 +14,32 @@ from torch.fx import Node
 from ort_dynamo.passes.fx.analysis.storage import storages_of
 from ort_dynamo.torch_internals.operators import aten
 
-__all__ = ["ALIASES", "MULTI_VIEWS", "VIEWS", "is_remakable_view", "is_view", "maker_of"]
+__all__ = ["ALIASES", "MULTI_VIEWS", "REARRANGEMENTS", "VIEWS", "is_remakable_view", "is_view", "maker_of"]
 
 ALIASES = (aten.detach.default, aten.alias.default)
 """Operators that give all of a tensor as it is, under another name: torch 2.15 traces the first as the second."""
 
-VIEWS = frozenset(
+REARRANGEMENTS = frozenset(
     {
         aten.view.default,
         aten._unsafe_view.default,
         aten.permute.default,
         aten.transpose.int,
         aten.t.default,
-        aten.expand.default,
         aten.unsqueeze.default,
         aten.squeeze.default,
         aten.squeeze.dim,
         aten.squeeze.dims,
+        *ALIASES,
+    }
+)
+"""Those of VIEWS that give each element of the first argument once."""
+
+VIEWS = REARRANGEMENTS | frozenset(
+    {
+        aten.expand.default,
         aten.slice.Tensor,
         aten.select.int,
-        *ALIASES,
         aten.diagonal.default,
         aten.unfold.default,
         aten.as_strided.default,

@@ -30,11 +30,8 @@ def test_a_sum_over_rows_becomes_a_matrix_product() -> None:
         HEADER
         + f"""
 g (float[64, 3] x) => (float[1, 3] y)
-<int64[1] axes = {{0}}, int64[2] shape_64x3 = {{64, 3}}, float[1, 64] ones_1x64 = {{{ones}}},
- int64[2] shape_1x3 = {{1, 3}}> {{
-    y_row_sum_flat = Reshape (x, shape_64x3)
-    y_row_sum = MatMul (ones_1x64, y_row_sum_flat)
-    y = Reshape (y_row_sum, shape_1x3)
+<int64[1] axes = {{0}}, float[1, 64] ones_1x64 = {{{ones}}}> {{
+    y = MatMul (ones_1x64, x)
 }}
 """,
     )
@@ -53,11 +50,32 @@ g (float[4, 8, 5] x) => (float[5] y) <int64[2] axes = {-2, 0}> {
         HEADER
         + f"""
 g (float[4, 8, 5] x) => (float[5] y)
-<int64[2] axes = {{-2, 0}}, int64[2] shape_32x5 = {{32, 5}}, float[1, 32] ones_1x32 = {{{ones}}},
- int64[1] shape_5 = {{5}}> {{
+<int64[2] axes = {{-2, 0}}, int64[2] shape_32x5 = {{32, 5}}, float[32] ones_32 = {{{ones}}}> {{
     y_row_sum_flat = Reshape (x, shape_32x5)
+    y = MatMul (ones_32, y_row_sum_flat)
+}}
+""",
+    )
+
+
+def test_several_dimensions_come_back_after_the_product() -> None:
+    ones = ", ".join(["1"] * 32)
+    assert_rewrites(
+        FuseRowSum(),
+        HEADER
+        + """
+g (float[4, 8, 5, 6] x) => (float[1, 1, 5, 6] y) <int64[2] axes = {0, 1}> {
+    y = ReduceSum (x, axes)
+}
+""",
+        HEADER
+        + f"""
+g (float[4, 8, 5, 6] x) => (float[1, 1, 5, 6] y)
+<int64[2] axes = {{0, 1}}, int64[2] shape_32x30 = {{32, 30}}, float[1, 32] ones_1x32 = {{{ones}}},
+ int64[4] shape_1x1x5x6 = {{1, 1, 5, 6}}> {{
+    y_row_sum_flat = Reshape (x, shape_32x30)
     y_row_sum = MatMul (ones_1x32, y_row_sum_flat)
-    y = Reshape (y_row_sum, shape_5)
+    y = Reshape (y_row_sum, shape_1x1x5x6)
 }}
 """,
     )

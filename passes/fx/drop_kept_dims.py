@@ -1,0 +1,59 @@
+"""A sum leaves out the dimensions that its readers drop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.passes.fx.analysis.views import REARRANGEMENTS
+from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.symbols import given_expression
+
+__all__ = ["DropKeptDims"]
+
+
+@dataclass(frozen=True)
+class DropKeptDims(PassBase):
+    """`view(sum(x, dims, keepdim=True), sizes)` becomes `sum(x, dims)`, where that has these sizes.
+
+    The gradient of each linear layer's bias is such a sum. It fires where nothing else reads the sum.
+    """
+
+    name: str = "drop_kept_dims"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Rewrite `graph_module` in place."""
+        graph = graph_module.graph
+        modified = False
+        for node in graph.find_nodes(op="call_function", target=aten.sum.dim_IntList):
+            views = list(node.users)
+            if _keeps(node) and all(view.target in REARRANGEMENTS and _sizes(view) == _kept(node) for view in views):
+                node.update_arg(2, False)
+                node.meta["val"] = views[0].meta["val"]
+                for view in views:
+                    view.replace_all_uses_with(node)
+                    graph.erase_node(view)
+                modified = True
+        if modified:
+            graph_module.recompile()
+        return PassResult(graph_module, modified)
+
+
+def _keeps(node: Node) -> bool:
+    """Whether the sum keeps the dimensions that it sums over, for somebody."""
+    return len(node.args) > 2 and node.args[2] is True and bool(node.users)
+
+
+def _sizes(node: Node) -> list[Any]:
+    return [given_expression(size) for size in node.meta["val"].shape]
+
+
+def _kept(node: Node) -> list[Any]:
+    """The sizes of the sum without the dimensions that it sums over."""
+    rank = node.meta["val"].dim()
+    dims: Any = node.args[1]
+    summed = {dim % rank for dim in dims} if dims else set(range(rank))
+    return [size for dim, size in enumerate(_sizes(node)) if dim not in summed]

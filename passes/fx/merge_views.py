@@ -1,0 +1,104 @@
+"""Views that show the same elements of one tensor become one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.marks import RECOMPUTE
+from ort_dynamo.passes.fx.analysis.mutation import mutated_inputs
+from ort_dynamo.passes.fx.analysis.saved_tensors import is_tensor
+from ort_dynamo.passes.fx.analysis.storage import storage_of
+from ort_dynamo.passes.fx.analysis.views import VIEWS
+from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.promotion import is_contiguous
+from ort_dynamo.torch_internals.symbols import given_expression
+
+__all__ = ["MergeViews"]
+
+_RESHAPES = (aten.view.default, aten._unsafe_view.default)
+
+
+@dataclass(frozen=True)
+class MergeViews(PassBase):
+    """A view becomes what shows the same elements already: an equal view, or the tensor that it leads back to.
+
+    1. A view of x with the sizes, strides and offset of x, or of an earlier view of x, becomes that one. So `t(t(x))`
+       becomes x (the gradient of a linear layer's weight is such a pair), and the views that queries, keys and values
+       take of one tensor become one.
+    2. `view(view(x))` becomes a view of x, where x is contiguous.
+
+    A view that is an output stays, where what it would become is an output, too, or is an input's memory: AOTAutograd
+    has promised which outputs share memory. So do views of an input that is written to, as FSDP gives its parameters
+    other memory in the graph, and views that are computed again where the other is not.
+    """
+
+    name: str = "merge_views"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Rewrite `graph_module` in place."""
+        mutated = {storage_of(node) for node in mutated_inputs(graph_module)}
+        if modified := _Merger(graph_module.graph, mutated).run():
+            graph_module.recompile()
+        return PassResult(graph_module, modified)
+
+
+class _Merger:
+    def __init__(self, graph: Graph, mutated: set[int]) -> None:
+        (output,) = graph.find_nodes(op="output")
+        self._graph = graph
+        self._outputs = set(output.all_input_nodes)
+        self._mutated = mutated
+        self._shown: dict[tuple[Any, ...], Node] = {}
+
+    def run(self) -> bool:
+        """Rewrite the graph; whether anything changed."""
+        roots: dict[Node, Node] = {}
+        modified = False
+        for node in list(self._graph.nodes):
+            if node.op != "call_function" or node.target not in VIEWS:
+                continue
+            source: Any = node.args[0]
+            root = roots[node] = roots.get(source, source)
+            if not _shares_memory(node, root) or storage_of(root) in self._mutated:
+                continue
+            same = self._same(node, root)
+            if same is not node:
+                node.replace_all_uses_with(same)
+                modified = True
+            elif node.target in _RESHAPES and source.target in _RESHAPES and is_contiguous(source.args[0].meta["val"]):
+                node.replace_input_with(source, source.args[0])
+                modified = True
+        if modified:
+            _erase_unread(self._graph, roots)
+        return modified
+
+    def _same(self, node: Node, root: Node) -> Node:
+        """What shows the same elements as `node`, a view of `root`, before it; `node` itself where nothing does."""
+        self._shown.setdefault(_layout(root, root), root)
+        same = self._shown.setdefault(_layout(root, node), node)
+        promised = node in self._outputs and (same in self._outputs or root.op != "call_function")
+        again = same.op == "call_function" and same.meta.get(RECOMPUTE) is not node.meta.get(RECOMPUTE)
+        return node if promised or again else same
+
+
+def _shares_memory(node: Node, root: Node) -> bool:
+    """Whether `node` shows memory of `root`, which sizes and strides describe: both are tensors with strides."""
+    return is_tensor(node) and is_tensor(root) and storage_of(node) == storage_of(root)
+
+
+def _layout(root: Node, node: Node) -> tuple[Any, ...]:
+    """What tells views of one tensor apart: equal for two that show the same elements alike."""
+    fake = node.meta["val"]
+    numbers = (*fake.shape, *fake.stride(), fake.storage_offset())
+    return (root, len(fake.shape), *map(given_expression, numbers))
+
+
+def _erase_unread(graph: Graph, views: Iterable[Node]) -> None:
+    for view in reversed(list(views)):
+        if not view.users:
+            graph.erase_node(view)

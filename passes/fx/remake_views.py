@@ -1,0 +1,78 @@
+"""The backward makes views of its own, of what the forward's views are views of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.marks import HALF
+from ort_dynamo.passes.fx.analysis.mutation import mutated_inputs
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, is_number, must_recompute
+from ort_dynamo.passes.fx.analysis.storage import storage_of
+from ort_dynamo.passes.fx.analysis.views import REARRANGEMENTS
+
+__all__ = ["RemakeViews"]
+
+
+@dataclass(frozen=True)
+class RemakeViews(PassBase):
+    """Where the backward reads a view that the forward has made, it makes that view again and reads its own.
+
+    So the forward saves what is viewed, once, and not one view or several of it. Both are the same memory. But torch
+    makes each view that crosses, in a microsecond or two, and in a session a view costs less or nothing: a product has
+    an attribute for a weight that it reads transposed.
+
+    It fires for REARRANGEMENTS, and where the backward reads all numbers already that a view is made with. A part of a
+    tensor, which crosses as it is where it lies in one piece, would be copied in a session. What is computed again, or
+    read by what is, stays the partitioner's. A view of an input that is written to shows what was written before it.
+    """
+
+    name: str = "remake_views"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Rewrite a joint graph in place, after all tags are given."""
+        remaker = _Remaker(graph_module)
+        if modified := remaker.run():
+            graph_module.recompile()
+        return PassResult(graph_module, modified)
+
+
+class _Remaker:
+    def __init__(self, gm: GraphModule) -> None:
+        self._joint = JointGraph(gm)
+        self._later = [n for n in gm.graph.nodes if n.op == "call_function" and not self._joint.is_forward(n)]
+        self._numbers = {n for reader in self._later for n in reader.all_input_nodes if is_number(n)}
+        self._mutated = {storage_of(node) for node in mutated_inputs(gm)}
+        self._made: dict[Node, Node] = {}
+
+    def run(self) -> bool:
+        """Rewrite the graph; whether anything changed."""
+        for reader in self._later:
+            for value in reader.all_input_nodes:
+                if self._is_remade(value):
+                    reader.replace_input_with(value, self._remade(value, reader))
+        return bool(self._made)
+
+    def _is_remade(self, value: Node) -> bool:
+        """Whether the backward makes a view of its own in the place of `value`."""
+        return (
+            value.target in REARRANGEMENTS
+            and self._joint.is_forward(value)
+            and not any(map(must_recompute, (value, *value.users)))
+            and all(number in self._numbers for number in value.all_input_nodes[1:])
+            and storage_of(value) not in self._mutated
+        )
+
+    def _remade(self, value: Node, reader: Node) -> Node:
+        """The backward's own `value`, made before `reader`, the first that wants it."""
+        if value not in self._made:
+            source = given = value.all_input_nodes[0]
+            if self._is_remade(given):
+                source = self._remade(given, reader)
+            with value.graph.inserting_before(reader):
+                node = value.graph.node_copy(value, lambda argument: source if argument is given else argument)
+            node.meta[HALF] = "is_backward"
+            self._made[value] = node
+        return self._made[value]

@@ -8,6 +8,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from ort_dynamo.marks import RECOMPUTE
 from ort_dynamo.passes.fx.analysis.views import REARRANGEMENTS
 from ort_dynamo.torch_internals.operators import aten
 from ort_dynamo.torch_internals.symbols import given_expression
@@ -19,7 +20,8 @@ __all__ = ["DropKeptDims"]
 class DropKeptDims(PassBase):
     """`view(sum(x, dims, keepdim=True), sizes)` becomes `sum(x, dims)`, where that has these sizes.
 
-    The gradient of each linear layer's bias is such a sum. It fires where nothing else reads the sum.
+    The gradient of each linear layer's bias is such a sum. It fires where nothing else reads the sum, and
+    both or none are tagged for recomputation.
     """
 
     name: str = "drop_kept_dims"
@@ -30,7 +32,7 @@ class DropKeptDims(PassBase):
         modified = False
         for node in graph.find_nodes(op="call_function", target=aten.sum.dim_IntList):
             views = list(node.users)
-            if _keeps(node) and all(view.target in REARRANGEMENTS and _sizes(view) == _kept(node) for view in views):
+            if _keeps(node) and all(_drops(view, node) for view in views):
                 node.update_arg(2, False)
                 node.meta["val"] = views[0].meta["val"]
                 for view in views:
@@ -45,6 +47,12 @@ class DropKeptDims(PassBase):
 def _keeps(node: Node) -> bool:
     """Whether the sum keeps the dimensions that it sums over, for somebody."""
     return len(node.args) > 2 and node.args[2] is True and bool(node.users)
+
+
+def _drops(view: Node, node: Node) -> bool:
+    """Whether a reader of the sum is the sum without the kept dimensions, computed again where the sum is."""
+    same = view.meta.get(RECOMPUTE) is node.meta.get(RECOMPUTE)
+    return same and view.target in REARRANGEMENTS and _sizes(view) == _kept(node)
 
 
 def _sizes(node: Node) -> list[Any]:

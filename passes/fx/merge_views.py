@@ -70,7 +70,7 @@ class _Merger:
             if same is not node:
                 node.replace_all_uses_with(same)
                 modified = True
-            elif node.target in _RESHAPES and source.target in _RESHAPES and is_contiguous(source.args[0].meta["val"]):
+            elif _is_reshaped_twice(node, source):
                 node.replace_input_with(source, source.args[0])
                 modified = True
         if modified:
@@ -82,8 +82,20 @@ class _Merger:
         self._shown.setdefault(_layout(root, root), root)
         same = self._shown.setdefault(_layout(root, node), node)
         promised = node in self._outputs and (same in self._outputs or root.op != "call_function")
-        again = same.op == "call_function" and same.meta.get(RECOMPUTE) is not node.meta.get(RECOMPUTE)
-        return node if promised or again else same
+        return same if _has_tag_of(same, node) and not promised else node
+
+
+def _is_reshaped_twice(node: Node, source: Any) -> bool:
+    """Whether `node` can be a view of what `source`, its argument, is a view of."""
+    if node.target not in _RESHAPES or source.target not in _RESHAPES:
+        return False
+    viewed = source.args[0]
+    return is_contiguous(viewed.meta["val"]) and _has_tag_of(viewed, source) and _has_tag_of(source, node)
+
+
+def _has_tag_of(read: Node, node: Node) -> bool:
+    """Whether a reader may read one for the other: an input, or what is computed again where the other is."""
+    return read.op != "call_function" or read.meta.get(RECOMPUTE) is node.meta.get(RECOMPUTE)
 
 
 def _shares_memory(node: Node, root: Node) -> bool:

@@ -25,8 +25,9 @@ class RemakeViews(PassBase):
     an attribute for a weight that it reads transposed.
 
     It fires for REARRANGEMENTS, and where the backward reads all numbers already that a view is made with. A part of a
-    tensor, which crosses as it is where it lies in one piece, would be copied in a session. What is computed again, or
-    read by what is, stays the partitioner's. A view of an input that is written to shows what was written before it.
+    tensor, which crosses as it is where it lies in one piece, would be copied in a session. What is computed again,
+    reads what is, or is read by it, stays the partitioner's. A view of an input that is written to shows what was
+    written before it.
     """
 
     name: str = "remake_views"
@@ -60,7 +61,7 @@ class _Remaker:
         return (
             value.target in REARRANGEMENTS
             and self._joint.is_forward(value)
-            and not any(map(must_recompute, (value, *value.users)))
+            and not any(map(must_recompute, (value, *value.all_input_nodes, *value.users)))
             and all(number in self._numbers for number in value.all_input_nodes[1:])
             and storage_of(value) not in self._mutated
         )

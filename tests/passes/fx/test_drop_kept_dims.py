@@ -11,7 +11,9 @@ from run_twice import run_twice
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
 
+from ort_dynamo.marks import RECOMPUTE
 from ort_dynamo.passes.fx.drop_kept_dims import DropKeptDims
 
 aten = torch.ops.aten
@@ -55,6 +57,15 @@ def test_all_views_that_read_a_sum_become_it() -> None:
         aten.sum.dim_IntList,
         aten.mul.Tensor,
     ]
+
+
+def test_a_sum_that_is_computed_again_is_not_a_view_that_is_kept() -> None:
+    gm = make_fx(lambda x: x.sum([0], keepdim=True).squeeze(0) * 2, tracing_mode="fake")(torch.randn(2, 3))
+    (total,) = gm.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
+    total.meta[RECOMPUTE] = CheckpointPolicy.MUST_RECOMPUTE
+    assert not run_twice(DropKeptDims(), gm)
+    del total.meta[RECOMPUTE]
+    assert run_twice(DropKeptDims(), gm)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,15 @@ def test_a_view_of_an_input_that_is_written_to_stays() -> None:
     assert not run_twice(MergeViews(), gm)
 
 
+def test_a_view_of_what_is_computed_again_is_read_where_it_is_kept() -> None:
+    gm = traced(lambda x: x.exp().view(2, 12).view(6, 4) * 2)
+    (exp,) = gm.graph.find_nodes(op="call_function", target=aten.exp.default)
+    exp.meta[RECOMPUTE] = CheckpointPolicy.MUST_RECOMPUTE
+    assert not run_twice(MergeViews(), gm)
+    del exp.meta[RECOMPUTE]
+    assert run_twice(MergeViews(), gm)
+
+
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_view_that_is_computed_again_is_not_one_that_is_kept(which: int) -> None:
     gm = traced(lambda x: (y := x.exp()).view(6, 4).sum() * y.view(6, 4))

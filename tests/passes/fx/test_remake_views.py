@@ -94,15 +94,13 @@ def test_parts_and_repetitions_cross_as_they_are(function: Callable[..., Any], j
 
 
 def test_what_is_computed_again_stays_the_partitioners(joint_graph: Capture) -> None:
-    gm = joint_graph(lambda x, w: F.linear(x.sin(), w).exp().sum(), weight(5, 3), weight(4, 3))
+    gm = joint_graph(lambda x, w: F.linear(x, w.sin()).exp().sum(), weight(5, 3), weight(4, 3))
     (view,) = (n for n in JointGraph(gm).forward if n.target is aten.t.default)
-    view.meta[RECOMPUTE] = CheckpointPolicy.MUST_RECOMPUTE
-    assert not remade(gm)
-    del view.meta[RECOMPUTE]
     (reader,) = (user for user in view.users if JointGraph(gm).is_forward(user))
-    reader.meta[RECOMPUTE] = CheckpointPolicy.MUST_RECOMPUTE
-    assert not remade(gm)
-    del reader.meta[RECOMPUTE]
+    for node in (*view.all_input_nodes, view, reader):
+        node.meta[RECOMPUTE] = CheckpointPolicy.MUST_RECOMPUTE
+        assert not remade(gm)
+        del node.meta[RECOMPUTE]
     assert remade(gm)
 
 

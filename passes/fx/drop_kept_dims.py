@@ -8,7 +8,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import RECOMPUTE
+from ort_dynamo.passes.fx.analysis.saved_tensors import tagged_alike
 from ort_dynamo.passes.fx.analysis.views import REARRANGEMENTS
 from ort_dynamo.torch_internals.operators import aten
 from ort_dynamo.torch_internals.symbols import given_expression
@@ -51,8 +51,7 @@ def _keeps(node: Node) -> bool:
 
 def _drops(view: Node, node: Node) -> bool:
     """Whether a reader of the sum is the sum without the kept dimensions, computed again where the sum is."""
-    same = view.meta.get(RECOMPUTE) is node.meta.get(RECOMPUTE)
-    return same and view.target in REARRANGEMENTS and _sizes(view) == _kept(node)
+    return view.target in REARRANGEMENTS and tagged_alike(view, node) and _sizes(view) == _kept(node)
 
 
 def _sizes(node: Node) -> list[Any]:

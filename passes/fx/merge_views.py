@@ -9,9 +9,8 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import RECOMPUTE
-from ort_dynamo.passes.fx.analysis.mutation import mutated_inputs
-from ort_dynamo.passes.fx.analysis.saved_tensors import is_tensor
+from ort_dynamo.passes.fx.analysis.mutation import mutated_storages
+from ort_dynamo.passes.fx.analysis.saved_tensors import is_tensor, tagged_alike
 from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.passes.fx.analysis.views import VIEWS
 from ort_dynamo.torch_internals.operators import aten
@@ -41,18 +40,17 @@ class MergeViews(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Rewrite `graph_module` in place."""
-        mutated = {storage_of(node) for node in mutated_inputs(graph_module)}
-        if modified := _Merger(graph_module.graph, mutated).run():
+        if modified := _Merger(graph_module).run():
             graph_module.recompile()
         return PassResult(graph_module, modified)
 
 
 class _Merger:
-    def __init__(self, graph: Graph, mutated: set[int]) -> None:
-        (output,) = graph.find_nodes(op="output")
-        self._graph = graph
+    def __init__(self, gm: GraphModule) -> None:
+        (output,) = gm.graph.find_nodes(op="output")
+        self._graph = gm.graph
         self._outputs = set(output.all_input_nodes)
-        self._mutated = mutated
+        self._mutated = mutated_storages(gm)
         self._shown: dict[tuple[Any, ...], Node] = {}
 
     def run(self) -> bool:
@@ -82,7 +80,7 @@ class _Merger:
         self._shown.setdefault(_layout(root, root), root)
         same = self._shown.setdefault(_layout(root, node), node)
         promised = node in self._outputs and (same in self._outputs or root.op != "call_function")
-        return same if _has_tag_of(same, node) and not promised else node
+        return same if _stands_for(same, node) and not promised else node
 
 
 def _is_reshaped_twice(node: Node, source: Any) -> bool:
@@ -90,12 +88,12 @@ def _is_reshaped_twice(node: Node, source: Any) -> bool:
     if node.target not in _RESHAPES or source.target not in _RESHAPES:
         return False
     viewed = source.args[0]
-    return is_contiguous(viewed.meta["val"]) and _has_tag_of(viewed, source) and _has_tag_of(source, node)
+    return is_contiguous(viewed.meta["val"]) and _stands_for(viewed, source) and tagged_alike(source, node)
 
 
-def _has_tag_of(read: Node, node: Node) -> bool:
-    """Whether a reader may read one for the other: an input, or what is computed again where the other is."""
-    return read.op != "call_function" or read.meta.get(RECOMPUTE) is node.meta.get(RECOMPUTE)
+def _stands_for(node: Node, view: Node) -> bool:
+    """Whether readers of a view may read `node`: an input, or what is computed again where the view is."""
+    return node.op != "call_function" or tagged_alike(node, view)
 
 
 def _shares_memory(node: Node, root: Node) -> bool:

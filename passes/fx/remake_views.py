@@ -8,7 +8,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.marks import HALF
-from ort_dynamo.passes.fx.analysis.mutation import mutated_inputs
+from ort_dynamo.passes.fx.analysis.mutation import mutated_storages
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, is_number, must_recompute
 from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.passes.fx.analysis.views import REARRANGEMENTS
@@ -43,14 +43,13 @@ class RemakeViews(PassBase):
 class _Remaker:
     def __init__(self, gm: GraphModule) -> None:
         self._joint = JointGraph(gm)
-        self._later = [n for n in gm.graph.nodes if n.op == "call_function" and not self._joint.is_forward(n)]
-        self._numbers = {n for reader in self._later for n in reader.all_input_nodes if is_number(n)}
-        self._mutated = {storage_of(node) for node in mutated_inputs(gm)}
+        self._numbers = {n for reader in self._joint.backward for n in reader.all_input_nodes if is_number(n)}
+        self._mutated = mutated_storages(gm)
         self._made: dict[Node, Node] = {}
 
     def run(self) -> bool:
         """Rewrite the graph; whether anything changed."""
-        for reader in self._later:
+        for reader in self._joint.backward:
             for value in reader.all_input_nodes:
                 if self._is_remade(value):
                     reader.replace_input_with(value, self._remade(value, reader))

@@ -9,9 +9,9 @@ from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.fx.analysis.mutation import mutated_inputs
+from ort_dynamo.passes.fx.analysis.mutation import mutated_storages
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, tag
-from ort_dynamo.passes.fx.analysis.storage import storage_of, storages_of
+from ort_dynamo.passes.fx.analysis.storage import storages_of
 from ort_dynamo.passes.fx.analysis.views import is_view
 from ort_dynamo.torch_internals.operators import aten
 
@@ -34,7 +34,7 @@ class SaveReadsOfMutated(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Tag nodes of a joint graph, in place."""
-        mutated = {storage_of(node) for node in mutated_inputs(graph_module)}
+        mutated = mutated_storages(graph_module)
         reads = [
             node
             for node in JointGraph(graph_module).forward

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from ort_dynamo.passes.onnx.analysis.constants import constant_of
+from ort_dynamo.passes.onnx.analysis.constants import constant_of, initializer, shape_initializer
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
 from ort_dynamo.target import OPSET
 
@@ -54,7 +54,7 @@ class FuseRowSum(ir.passes.InPlacePass):
         leading = sorted(axis % rank for axis in axes) if rank else []
         if not leading or leading != list(range(len(leading))) or len(leading) == rank:
             return 0
-        rows = math.prod(_ints(x.shape)[: len(leading)])
+        rows = math.prod(x.shape.numpy()[: len(leading)])
         return rows if rows >= self.min_rows else 0
 
     def _rewrite(self, graph: ir.Graph, node: ir.Node, rows: int) -> None:
@@ -62,39 +62,26 @@ class FuseRowSum(ir.passes.InPlacePass):
         assert x is not None
         assert x.shape is not None
         count = len(constant_of(node.inputs[1]) or ())
-        kept = _ints(x.shape)[count:]
+        kept = x.shape.numpy()[count:]
         columns = math.prod(kept)
         # Ones without a row of their own give a result without one.
         summed = [1] * count if node.attributes.get_int("keepdims", 1) else []
         row = [1] if summed else []
         tape = ir.tape.Tape()
-        flat = self._reshaped(graph, tape, x, [rows, columns], f"{old.name}_row_sum_flat")
+        flat = _reshaped(graph, tape, x, [rows, columns], f"{old.name}_row_sum_flat")
         name = "ones_" + "x".join(map(str, (*row, rows)))
-        ones = self._initializer(graph, tape, name, np.ones((*row, rows), np.float32))
+        ones = initializer(graph, tape, name, np.ones((*row, rows), np.float32))
         total = tape.op("MatMul", [ones, flat], version=OPSET)
         total.name, total.type, total.shape = f"{old.name}_row_sum", x.type, ir.Shape([*row, columns])
-        result = self._reshaped(graph, tape, total, [*summed, *kept])
+        result = _reshaped(graph, tape, total, [*summed, *kept])
         replace_node(node, tape, result, self)
 
-    def _reshaped(
-        self, graph: ir.Graph, tape: ir.tape.Tape, x: ir.Value, sizes: list[int], name: str | None = None
-    ) -> ir.Value:
-        """`x` with these sizes: itself where it has them."""
-        assert x.shape is not None
-        if _ints(x.shape) == sizes:
-            return x
-        shape = self._initializer(graph, tape, "shape_" + "x".join(map(str, sizes)), np.array(sizes, np.int64))
-        reshaped = tape.op("Reshape", [x, shape], version=OPSET)
-        reshaped.name, reshaped.type, reshaped.shape = name, x.type, ir.Shape(sizes)
-        return reshaped
 
-    @staticmethod
-    def _initializer(graph: ir.Graph, tape: ir.tape.Tape, name: str, array: np.ndarray) -> ir.Value:
-        """One initializer per content: biases of one width share theirs."""
-        if name not in graph.initializers:
-            graph.register_initializer(tape.initializer(ir.tensor(array, name=name), name=name))
-        return graph.initializers[name]
-
-
-def _ints(shape: ir.Shape) -> list[int]:
-    return [int(size) for size in shape]  # type: ignore[arg-type]
+def _reshaped(graph: ir.Graph, tape: ir.tape.Tape, x: ir.Value, sizes: list[int], name: str | None = None) -> ir.Value:
+    """`x` with these sizes: itself where it has them."""
+    assert x.shape is not None
+    if list(x.shape.numpy()) == sizes:
+        return x
+    reshaped = tape.op("Reshape", [x, shape_initializer(graph, tape, sizes)], version=OPSET)
+    reshaped.name, reshaped.type, reshaped.shape = name, x.type, ir.Shape(sizes)
+    return reshaped

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
+from ort_dynamo.passes.onnx.analysis.constants import shape_initializer
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
 from ort_dynamo.target import OPSET
 
@@ -58,7 +58,7 @@ class TransposeOnce(ir.passes.InPlacePass):
             a, b, m, n = b, a, n, m
         tape = ir.tape.Tape()
         copy = tape.op("Transpose", [a], {"perm": [1, 0]}, version=OPSET)
-        operand = tape.op("Reshape", [copy, _shape(graph, tape, [m, k])], version=OPSET)
+        operand = tape.op("Reshape", [copy, shape_initializer(graph, tape, [m, k])], version=OPSET)
         alpha = node.attributes.get_float("alpha", 1.0)
         if alpha == 1:
             result = tape.op("MatMul", [operand, b], version=OPSET)
@@ -87,12 +87,3 @@ def _sizes(node: ir.Node) -> tuple[int, int, int] | None:
         return None
     (k, m), (_, n) = a.shape.numpy(), b.shape.numpy()
     return k, m, n
-
-
-def _shape(graph: ir.Graph, tape: ir.tape.Tape, sizes: list[int]) -> ir.Value:
-    """Give the initializer of a shape, one for each: products of one shape share theirs."""
-    name = "shape_" + "x".join(map(str, sizes))
-    if name not in graph.initializers:
-        array = np.array(sizes, np.int64)
-        graph.register_initializer(tape.initializer(ir.tensor(array, name=name), name=name))
-    return graph.initializers[name]

@@ -7,16 +7,19 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule, Node
 
+from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.torch_internals.operators import OpOverload, is_mutable, schema_of
 
-__all__ = ["mutated_inputs", "writes_input"]
+__all__ = ["mutated_storages", "writes_input"]
 
 
-def mutated_inputs(gm: GraphModule) -> Iterator[Node]:
-    """Yield the inputs that are written to: by AOTAutograd after the forward, as it describes outputs, or in the graph.
+def mutated_storages(gm: GraphModule) -> set[int]:
+    """The allocations of inputs that are written to, in the graph or by AOTAutograd after the forward."""
+    return set(map(storage_of, _mutated_inputs(gm)))
 
-    An input that is written to several times comes as often.
-    """
+
+def _mutated_inputs(gm: GraphModule) -> Iterator[Node]:
+    """Yield the inputs that AOTAutograd writes to, as it describes outputs, and those that the graph writes to."""
     (output,) = gm.graph.find_nodes(op="output")
     written = [d.mutated_input for d in output.meta.get("desc", ()) if hasattr(d, "mutated_input")]
     for node in gm.graph.find_nodes(op="placeholder"):

@@ -37,6 +37,7 @@ __all__ = [
     "is_tensor",
     "must_recompute",
     "tag",
+    "tagged_alike",
     "time_of",
 ]
 
@@ -85,6 +86,7 @@ class JointGraph:
     Attributes:
         gm: the graph; nodes carry fake values in meta["val"].
         forward: its forward computation nodes, in order, as torch's default partition takes them.
+        backward: the other computation nodes, which all come after these, in order.
     """
 
     def __init__(self, gm: GraphModule) -> None:
@@ -92,6 +94,7 @@ class JointGraph:
         nodes = list(gm.graph.nodes)
         last = max((i for i, node in enumerate(nodes) if _is_forward(node)), default=-1)
         self.forward = tuple(n for n in nodes[: last + 1] if n.op == "call_function")
+        self.backward = tuple(n for n in nodes[last + 1 :] if n.op == "call_function")
         self._forward = {node: index for index, node in enumerate(self.forward)}
 
     def is_forward(self, node: Node) -> bool:
@@ -253,6 +256,11 @@ def calls(node: Node, packets: Collection[object]) -> bool:
 def must_recompute(node: Node) -> bool:
     """Whether the partitioner will recompute `node`."""
     return node.meta.get(RECOMPUTE) in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+def tagged_alike(a: Node, b: Node) -> bool:
+    """Whether two nodes have the same policy, or none: one is kept or computed again where the other is."""
+    return a.meta.get(RECOMPUTE) is b.meta.get(RECOMPUTE)
 
 
 _FLOPS_PER_BYTE = 10.0

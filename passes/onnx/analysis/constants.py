@@ -1,10 +1,11 @@
-"""Reads constants of an ONNX model."""
+"""Reads constants of an ONNX model, and adds some."""
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
-__all__ = ["constant_of"]
+__all__ = ["constant_of", "initializer", "shape_initializer"]
 
 
 def constant_of(value: ir.Value | None) -> list[int] | None:
@@ -13,3 +14,15 @@ def constant_of(value: ir.Value | None) -> list[int] | None:
         return None
     tensor = ir.convenience.get_const_tensor(value)
     return None if tensor is None else [int(number) for number in tensor.numpy().reshape(-1)]
+
+
+def initializer(graph: ir.Graph, tape: ir.tape.Tape, name: str, array: np.ndarray) -> ir.Value:
+    """The initializer of a name that says what is in it, made where the graph has none: nodes share it."""
+    if name not in graph.initializers:
+        graph.register_initializer(tape.initializer(ir.tensor(array, name=name), name=name))
+    return graph.initializers[name]
+
+
+def shape_initializer(graph: ir.Graph, tape: ir.tape.Tape, sizes: list[int]) -> ir.Value:
+    """The initializer of a shape, one for each."""
+    return initializer(graph, tape, "shape_" + "x".join(map(str, sizes)), np.array(sizes, np.int64))

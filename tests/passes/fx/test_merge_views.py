@@ -37,8 +37,18 @@ def names(gm: GraphModule) -> list[str]:
         (lambda x: x.view(6, 4).t() @ x.view(6, 4), ["view", "t", "mm"]),
         (lambda x: x.exp().view(2, 12).view(6, 4) * 2, ["exp", "view_1", "mul"]),
         (lambda x: x[1:].sum() * x[1:].exp(), ["slice_1", "sum_1", "exp", "mul"]),
+        (lambda x: x.transpose(0, 1).transpose(0, 1).view(6, 4), ["view"]),
     ],
-    ids=["transposed twice", "permuted", "expanded by nothing", "equal", "of an input", "a view of a view", "a part"],
+    ids=[
+        "transposed twice",
+        "permuted",
+        "expanded by nothing",
+        "equal",
+        "of an input",
+        "a view of a view",
+        "a part",
+        "an output that begins at an input",
+    ],
 )
 def test_a_view_becomes_what_shows_the_same(function: Callable[..., Any], left: list[str]) -> None:
     gm = traced(function)
@@ -61,17 +71,15 @@ def test_symbolic_sizes_are_compared_as_expressions() -> None:
     [
         lambda x: x.transpose(0, 1).transpose(0, 1),
         lambda x: ((y := x.exp()), y.transpose(0, 1).transpose(0, 1)),
-        lambda x: x.transpose(0, 1).transpose(0, 1).view(6, 4),
         lambda x: (y := x.exp()).view(4, 6) @ y.view(6, 4),
         lambda x: (y := x.exp()).transpose(0, 1) + y.view(3, 2, 4),
-        lambda x: x.exp().transpose(0, 1).view(3, 2, 2, 2).view(3, 2, 4) * 2,
+        lambda x: x.exp().transpose(0, 1).view(3, 2, 2, 2).view(3, 2, 4, 1) * 2,
         lambda x: x[1:].sum() * x[:1],
         lambda x: x.exp().clone().view(6, 4) @ x.exp().view(6, 4).t(),
     ],
     ids=[
         "an input comes back",
         "two outputs",
-        "an output that begins at an input",
         "other sizes",
         "other strides",
         "not contiguous",
@@ -81,9 +89,7 @@ def test_symbolic_sizes_are_compared_as_expressions() -> None:
 )
 def test_the_nearest_other_views_stay(function: Callable[..., Any]) -> None:
     gm = traced(function)
-    before = names(gm)
-    modified = run_twice(MergeViews(), gm)
-    assert modified == (names(gm) != before)
+    assert not run_twice(MergeViews(), gm)
     x = torch.randn(2, 3, 4)
     for found, wanted in zip(_tuple(gm(x)), _tuple(function(x)), strict=True):
         assert torch.equal(found, wanted)

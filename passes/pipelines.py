@@ -16,6 +16,7 @@ from ort_dynamo.passes.fx.cut_into_sections import CutIntoSections
 from ort_dynamo.passes.fx.drop_kept_dims import DropKeptDims
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
 from ort_dynamo.passes.fx.fold_batch_norm import FoldBatchNorm
+from ort_dynamo.passes.fx.fuse_linear import FuseLinear
 from ort_dynamo.passes.fx.hide_seedless import HideSeedless
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
 from ort_dynamo.passes.fx.keep_nothing import KeepNothing
@@ -185,7 +186,7 @@ def outer_passes(seen: slice) -> tuple[PassBase, ...]:
 
 def running_passes() -> tuple[PassBase, ...]:
     """Give the passes on an outer graph that is to be run and no longer described: it may write over its tensors."""
-    return (WriteInPlace(),)
+    return (FuseLinear(), WriteInPlace())
 
 
 def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlacePass, ...]:

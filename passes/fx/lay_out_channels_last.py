@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.boundary import in_order
+from ort_dynamo.boundary import in_order, physical_order
 from ort_dynamo.marks import CHOSEN, HALF, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.views import ALIASES
 from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, convolution_weight, weighs_more_than_images
@@ -46,7 +46,9 @@ _FOLLOWING = frozenset(
         aten.upsample_bilinear2d.vec,
         aten.upsample_bilinear2d.default,
         aten.upsample_bilinear2d_backward.default,
+        aten.mean.default,
         aten.mean.dim,
+        aten.sum.default,
         aten.sum.dim_IntList,
         aten.cat.default,
         aten.constant_pad_nd.default,
@@ -60,8 +62,13 @@ _FOLLOWING = frozenset(
 )
 """Operators beside the pointwise ones whose kernels take channels_last and give it."""
 
-_VIEWS = (aten.slice.Tensor, *ALIASES)
+_VIEWS = (aten.slice.Tensor, aten.permute.default, *ALIASES)
 """Views that are made of a tensor in channels_last as they are of a contiguous one."""
+
+_CONTIGUOUS = (aten.native_layer_norm.default, aten.native_layer_norm_backward.default)
+"""Operators whose kernels read their inputs in any layout and give what is contiguous.
+
+A permutation of what is in channels_last is contiguous, so that a layer normalization of channels copies nothing."""
 
 
 @dataclass(frozen=True)
@@ -122,21 +129,52 @@ class _Layout:
             images = node.args[:1] if node.target is CONVOLUTIONS[0] else node.args[:2]
             for image in images:
                 self._read_channels_last(node, image)  # type: ignore[arg-type]
-        if not any(argument in self._moved for argument in node.all_input_nodes):
+        if _is_of_one_expanded(node):
+            self._expand_late(node)
+            return
+        moved = [argument for argument in node.all_input_nodes if argument in self._moved]
+        if not moved or node.target in _CONTIGUOUS:
+            return
+        if _puts_in_order(node):
+            self._order(node)
             return
         if not _follows(node):
             self._read_as_traced(node)
             return
-        if is_pointwise(node.target):
+        if is_pointwise(node.target) and any(_is_channels_last(argument.meta["val"]) for argument in moved):
             for argument in node.all_input_nodes:
                 if argument not in self._moved and _shape(argument) == _shape(node):
                     self._read_channels_last(node, argument)
         self._trace_again(node)
 
+    def _expand_late(self, node: Node) -> None:
+        """Compute of an element what was computed of each copy of it: what is expanded then has any layout.
+
+        As the gradient of a mean, which is divided by how many they were, is read by a convolution.
+        """
+        expanded: Any = node.args[0]
+        with self._gm.graph.inserting_before(node):
+            computed = self._call(expanded.args[0], node.target, *node.args[1:], **node.kwargs)
+            late = self._call(computed, expanded.target, *expanded.args[1:])
+        node.replace_all_uses_with(late)
+        self._gm.graph.erase_node(node)
+        self._moved[late] = node.meta["val"]
+        self._modified = True
+
+    def _order(self, node: Node) -> None:
+        """What put a tensor in order may find that it is."""
+        (source,) = node.all_input_nodes
+        if _is_contiguous(source.meta["val"]):
+            node.target, node.args, node.kwargs = aten.alias.default, (source,), {}
+            node.meta["val"] = aten.alias.default(source.meta["val"])
+            self._modified = True
+
     def _trace_again(self, node: Node) -> None:
         """Give `node` the fake value that follows from its inputs' present ones."""
         args, kwargs = map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
-        before, after = node.meta["val"], node.target(*args, **kwargs)  # type: ignore[operator]
+        before, after = node.meta.get("val"), node.target(*args, **kwargs)  # type: ignore[operator]
+        if before is None:  # a gradient that is not asked for
+            return
         if node.target is CONVOLUTIONS[1] and isinstance(after, (tuple, list)):
             after = [after[0], *before[1:]]  # _keep_weights sees to the weight's
         node.meta["val"] = after if isinstance(after, torch.Tensor) else type(before)(after)
@@ -156,7 +194,8 @@ class _Layout:
 
     def _read_channels_last(self, reader: Node, image: Node) -> None:
         fake = image.meta["val"]
-        if image in self._moved or not _is_contiguous(fake) or _is_channels_last(fake):
+        is_dense = _is_contiguous(fake) or (image in self._moved and (physical_order(fake) or _is_expanded(image)))
+        if not is_dense or _is_channels_last(fake):
             return
         if image not in self._over:
             with self._gm.graph.inserting_before(reader):
@@ -164,7 +203,7 @@ class _Layout:
             copied.meta.pop(HALF, None)
             if HALF in reader.meta:  # a forward's tensor that the backward alone wants so is not the forward's to copy
                 copied.meta[HALF] = reader.meta[HALF]
-            self._moved[self._over[image]] = fake
+            self._moved[copied] = self._moved.get(image, fake)
         reader.replace_input_with(image, self._over[image])
         self._modified = True
 
@@ -177,14 +216,23 @@ class _Layout:
         """The node of what `moved` was traced as: a copy, and of a view the same view of its base's copy."""
         if moved not in self._back:
             base = self._as_traced(moved.args[0]) if moved.target in _VIEWS else None  # type: ignore[arg-type]
-            with self._gm.graph.inserting_after(moved):
+            with self._gm.graph.inserting_before(moved.next):
                 if base is None:
-                    self._back[moved] = self._copy(moved, torch.contiguous_format)
+                    self._back[moved] = self._copied_as_traced(moved)
                 else:
-                    self._back[moved] = self._add(
-                        moved.target, (base, *moved.args[1:]), moved.kwargs, self._moved[moved]
-                    )
+                    self._back[moved] = self._call(base, moved.target, *moved.args[1:])
         return self._back[moved]
+
+    def _copied_as_traced(self, moved: Node) -> Node:
+        traced = self._moved[moved]
+        if _is_contiguous(traced):
+            return self._copy(moved, torch.contiguous_format)
+        order = list(physical_order(traced))
+        copied = self._copy(self._call(moved, aten.permute.default, order), torch.contiguous_format)
+        return self._call(copied, aten.permute.default, [order.index(axis) for axis in range(len(order))])
+
+    def _call(self, base: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+        return self._add(target, (base, *args), kwargs, target(base.meta["val"], *args, **kwargs))
 
     def _copy(self, source: Node, layout: torch.memory_format) -> Node:
         kwargs = {"memory_format": layout}
@@ -220,11 +268,32 @@ def _is_unplaced(node: Node) -> bool:
 
 
 def _follows(node: Node) -> bool:
-    """Whether the node can be given inputs in channels_last: its results are contiguous, or part of what follows."""
+    """Whether the node can be given inputs in another layout: its results can be put in order, or follow."""
     if node.target is operator.getitem or node.target in _VIEWS:
         return True
     tensors = [one for one in _values(node) if isinstance(one, torch.Tensor)]
-    return (node.target in _FOLLOWING or is_pointwise(node.target)) and all(map(_is_contiguous, tensors))
+    if is_pointwise(node.target):
+        return all(_is_contiguous(one) or physical_order(one) for one in tensors)
+    return node.target in _FOLLOWING and all(map(_is_contiguous, tensors))
+
+
+def _is_expanded(node: Any) -> bool:
+    return isinstance(node, Node) and node.target is aten.expand.default
+
+
+def _is_of_one_expanded(node: Node) -> bool:
+    """Whether a pointwise operator reads one tensor, an expanded one, and does more than to copy it."""
+    return (
+        is_pointwise(node.target)
+        and node.target is not aten.clone.default
+        and len(node.all_input_nodes) == 1
+        and _is_expanded(node.args[0])
+        and _is_contiguous(node.meta["val"])
+    )
+
+
+def _puts_in_order(node: Node) -> bool:
+    return node.target is aten.clone.default and node.kwargs == {"memory_format": torch.contiguous_format}
 
 
 def _shape(node: Node) -> Any:

@@ -40,8 +40,9 @@ class _Prices:
     product: float
 
 
-_ALONE = _Prices(convolution=0.25, depthwise=2.0, product=0.35)
-"""Against convolutions in torch between sessions: what is gained is the layout (lay_out_channels_last.py).
+_ALONE = _Prices(convolution=0.3, depthwise=8.0, product=0.1)
+"""Against convolutions in torch between sessions: what is gained is the layout (lay_out_channels_last.py), and linear
+layers in one call (fuse_linear.py).
 
 Here and below: AVX-512, two cores, torch 2.13 in channels_last, ONNX Runtime 1.31, forward and gradients of single
 operators and of networks."""

@@ -29,7 +29,7 @@ class _Checked(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        if n.op == "call_function" and not _is_free(n):
+        if n.op == "call_function" and not _is_free(n) and result is not None:
             assert strides(result) == strides(n.meta["val"]), n.format_node()
         return result
 
@@ -123,6 +123,13 @@ def test_views_of_a_layout_are_views_in_it() -> None:
         lambda x: F.pixel_shuffle(x, 2).repeat(1, 4, 1, 1),
         lambda x: F.group_norm(x, 2),
         lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (8,)).permute(0, 3, 1, 2),
+        lambda x: (x.permute(0, 2, 3, 1) * torch.arange(8.0)).sigmoid().permute(0, 3, 1, 2),
+        lambda x: x.permute(0, 2, 3, 1).contiguous().view(-1, 8).softmax(1).view(2, 12, 12, 8).permute(0, 3, 1, 2),
+        lambda x: x.permute(0, 2, 3, 1).flatten(1).cumsum(1).view(2, 12, 12, 8).permute(0, 3, 1, 2),
+        lambda x: x.permute(0, 1, 3, 2) + x,
+        lambda x: x.permute(0, 1, 3, 2).relu(),
+        lambda x: (x.permute(1, 2, 3, 0) * 2).cumsum(3).permute(3, 0, 1, 2),
+        lambda x: x.permute(1, 0, 2, 3)[:, :1].permute(1, 0, 2, 3).repeat(2, 1, 1, 1),
         lambda x: x.chunk(2, 1)[1].repeat(1, 2, 1, 1),
         lambda x: x + x.flip(2),
     ],
@@ -130,6 +137,51 @@ def test_views_of_a_layout_are_views_in_it() -> None:
 def test_what_stands_between_convolutions_computes_the_same(between: Callable[..., Any]) -> None:
     _, modified = laid_out(lambda x, w: conv(between(conv(x, w)), w), IMAGES, WEIGHT)
     assert modified
+
+
+def block(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+    """What ConvNeXt is made of: channels are normalized, and multiplied, as the last dimension."""
+    normed = F.layer_norm(conv(x, w).permute(0, 2, 3, 1), (8,))
+    return x + (F.linear(normed, inside) * scale).permute(0, 3, 1, 2)
+
+
+def test_channels_that_are_the_last_dimension_in_between_are_not_moved_there() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return block(block(conv(x, w), w, *rest), w, *rest)
+
+    gm, _ = laid_out(function, IMAGES, WEIGHT, torch.randn(8), torch.randn(8, 8))
+    assert sum("clone" in name for name in names(gm)) == 2  # of the input, and of the output
+
+
+def test_nor_are_their_gradients() -> None:
+    def gradients(x: torch.Tensor, *rest: torch.Tensor) -> Any:
+        given = [one.detach().requires_grad_() for one in (x, *rest)]
+        y = block(block(conv(given[0], given[1]), *given[1:]), *given[1:])
+        return torch.autograd.grad(y.square().sum(), given)
+
+    gm, _ = laid_out(gradients, IMAGES, WEIGHT, torch.randn(8), torch.randn(8, 8))
+    # Of the input, and of its gradient.
+    assert [str(node.target) for node in gm.graph.nodes if "clone" in str(node.target)] == ["aten.clone.default"] * 2
+
+
+def test_what_was_put_in_order_is_an_alias_of_what_is() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return conv(x, w).permute(0, 2, 3, 1).contiguous().view(-1, 8).cumsum(0)
+
+    gm, _ = laid_out(function, IMAGES, WEIGHT)
+    assert [str(node.target) for node in gm.graph.nodes if node.op == "call_function"] == [
+        "aten.clone.default",
+        "aten.convolution.default",
+        "aten.permute.default",
+        "aten.alias.default",
+        "aten.view.default",
+        "aten.cumsum.default",
+    ]
+
+
+def test_images_whose_sides_change_places_are_put_in_order_once() -> None:
+    gm, _ = laid_out(lambda x, w: conv(conv(x, w).permute(0, 1, 3, 2), w), IMAGES, WEIGHT)
+    assert sum("clone" in name for name in names(gm)) == 3  # of the input, of what is permuted, and of the output
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
@@ -166,3 +218,24 @@ def test_a_graph_that_sessions_share_stays_as_it_is() -> None:
 def test_one_dimension_stays_as_it_is() -> None:
     _, modified = laid_out(lambda x, w: F.conv1d(x, w).relu(), torch.randn(2, 8, 40), torch.randn(8, 8, 3))
     assert not modified
+
+
+def test_the_gradient_of_a_mean_is_divided_before_it_is_expanded() -> None:
+    def gradients(x: torch.Tensor, w: torch.Tensor) -> Any:
+        given = [one.detach().requires_grad_() for one in (x, w)]
+        return torch.autograd.grad(conv(*given).mean((2, 3)).tanh().sum(), given)
+
+    gm, _ = laid_out(gradients, IMAGES, WEIGHT)
+    (division,) = (node for node in gm.graph.nodes if node.target is torch.ops.aten.div.Scalar)
+    assert division.meta["val"].numel() == 16
+    (expanded,) = division.users
+    (copied,) = expanded.users
+    assert copied.meta["val"].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_what_is_expanded_late_is_as_traced_to_what_does_not_follow() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        means = conv(x, w).mean((2, 3), keepdim=True)
+        return means.expand(2, 8, 6, 6).exp().view(2, -1).cumsum(1), means.expand(2, 8, 6, 6) + 1, conv(x, w)
+
+    laid_out(function, IMAGES, WEIGHT)

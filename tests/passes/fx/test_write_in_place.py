@@ -116,6 +116,19 @@ def test_a_view_of_a_product_is_overwritten() -> None:
     assert targets(rewritten(lambda x: torch.relu((x @ x).t()), X))[-1] == "aten.relu_.default"
 
 
+def test_a_layer_of_onednns_is_overwritten_and_reads_what_it_is_of_before() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        layer = torch.ops.mkldnn._linear_pointwise
+        return torch.tanh(layer(torch.relu(x @ x), y, None, "none", [], ""))
+
+    assert targets(rewritten(function, X, Y)) == [
+        "aten.mm.default",
+        "aten.relu_.default",
+        "mkldnn._linear_pointwise.default",
+        "aten.tanh_.default",
+    ]
+
+
 # -- what must not be overwritten ------------------------------------------------------------------------------------
 
 

@@ -154,8 +154,8 @@ class _Layout:
         """
         expanded: Any = node.args[0]
         with self._gm.graph.inserting_before(node):
-            computed = self._call(expanded.args[0], node.target, *node.args[1:], **node.kwargs)
-            late = self._call(computed, expanded.target, *expanded.args[1:])
+            computed = self._call(expanded.args[0], *node.args[1:], target=node.target, **node.kwargs)
+            late = self._call(computed, *expanded.args[1:], target=expanded.target, **expanded.kwargs)
         node.replace_all_uses_with(late)
         self._gm.graph.erase_node(node)
         self._moved[late] = node.meta["val"]
@@ -220,7 +220,7 @@ class _Layout:
                 if base is None:
                     self._back[moved] = self._copied_as_traced(moved)
                 else:
-                    self._back[moved] = self._call(base, moved.target, *moved.args[1:])
+                    self._back[moved] = self._call(base, *moved.args[1:], target=moved.target)
         return self._back[moved]
 
     def _copied_as_traced(self, moved: Node) -> Node:
@@ -228,15 +228,15 @@ class _Layout:
         if _is_contiguous(traced):
             return self._copy(moved, torch.contiguous_format)
         order = list(physical_order(traced))
-        copied = self._copy(self._call(moved, aten.permute.default, order), torch.contiguous_format)
-        return self._call(copied, aten.permute.default, [order.index(axis) for axis in range(len(order))])
+        copied = self._copy(self._call(moved, order, target=aten.permute.default), torch.contiguous_format)
+        return self._call(copied, [order.index(axis) for axis in range(len(order))], target=aten.permute.default)
 
-    def _call(self, base: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
-        return self._add(target, (base, *args), kwargs, target(base.meta["val"], *args, **kwargs))
+    def _call(self, *args: Any, target: Any, **kwargs: Any) -> Node:
+        fakes: Any = map_arg((args, kwargs), lambda one: one.meta["val"])
+        return self._add(target, args, kwargs, target(*fakes[0], **fakes[1]))
 
     def _copy(self, source: Node, layout: torch.memory_format) -> Node:
-        kwargs = {"memory_format": layout}
-        return self._add(aten.clone.default, (source,), kwargs, aten.clone.default(source.meta["val"], **kwargs))
+        return self._call(source, target=aten.clone.default, memory_format=layout)
 
     def _add(self, target: Any, args: tuple[Any, ...], kwargs: Any, fake: Any) -> Node:
         made = self._gm.graph.call_function(target, args, dict(kwargs))

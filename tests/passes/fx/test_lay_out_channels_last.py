@@ -40,9 +40,11 @@ def _is_free(node: Node) -> bool:
     return node.target is backward or (bool(node.all_input_nodes) and node.all_input_nodes[0].target is backward)
 
 
-def laid_out(function: Callable[..., Any], *inputs: torch.Tensor, chosen: bool = True) -> tuple[GraphModule, bool]:
+def laid_out(
+    function: Callable[..., Any], *inputs: torch.Tensor, chosen: bool = True, mode: str = "fake"
+) -> tuple[GraphModule, bool]:
     """The graph of `function`, all torch's, after the pass; it must compute the same, in the same strides."""
-    gm = make_fx(function, tracing_mode="fake")(*inputs)
+    gm = make_fx(function, tracing_mode=mode)(*inputs)
     for node in gm.graph.nodes:
         if node.op == "call_function" and (chosen or "relu" not in node.name):
             node.meta[CHOSEN] = "test"
@@ -101,6 +103,7 @@ def test_views_of_a_layout_are_views_in_it() -> None:
     assert sum(node.target is torch.ops.aten.slice.Tensor for node in gm.graph.nodes) >= 2
 
 
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
 @pytest.mark.parametrize(
     "between",
     [
@@ -134,8 +137,8 @@ def test_views_of_a_layout_are_views_in_it() -> None:
         lambda x: x + x.flip(2),
     ],
 )
-def test_what_stands_between_convolutions_computes_the_same(between: Callable[..., Any]) -> None:
-    _, modified = laid_out(lambda x, w: conv(between(conv(x, w)), w), IMAGES, WEIGHT)
+def test_what_stands_between_convolutions_computes_the_same(between: Callable[..., Any], mode: str) -> None:
+    _, modified = laid_out(lambda x, w: conv(between(conv(x, w)), w), IMAGES, WEIGHT, mode=mode)
     assert modified
 
 
@@ -225,6 +228,7 @@ def test_the_gradient_of_a_mean_is_divided_before_it_is_expanded() -> None:
         given = [one.detach().requires_grad_() for one in (x, w)]
         return torch.autograd.grad(conv(*given).mean((2, 3)).tanh().sum(), given)
 
+    laid_out(gradients, IMAGES, WEIGHT, mode="symbolic")
     gm, _ = laid_out(gradients, IMAGES, WEIGHT)
     (division,) = (node for node in gm.graph.nodes if node.target is torch.ops.aten.div.Scalar)
     assert division.meta["val"].numel() == 16

@@ -8,7 +8,7 @@ __all__ = ["ARENA", "SharedArena"]
 
 _SMALLEST = 32 << 20
 _LARGEST = 2**31 - 256  # ONNX Runtime takes it as a 32-bit number, and in units of 256 bytes
-_ROOM = 1.25
+_ROOM = 1.5
 """The first region over what is expected, for holes (docs/decisions/0005-order-of-a-backward.md)."""
 
 

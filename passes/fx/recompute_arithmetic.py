@@ -30,6 +30,9 @@ class RecomputeArithmetic(PassBase):
        tensor is in no cache any more when the backward reads it. So of a SwiGLU and a normalization that are spelled
        out, what the products read is not kept beside what it is made of.
 
+    What is computed again counts as saved to the operators after it: the backward makes it anyway. So of an RMS
+    normalization that is spelled out neither the normalized tensor nor its product with the weight is kept.
+
     Such an operator passes over memory about as often as keeping its result does, so a step takes no longer.
 
     Args:
@@ -42,7 +45,7 @@ class RecomputeArithmetic(PassBase):
     def call(self, graph_module: GraphModule) -> PassResult:
         """Tag nodes of a joint graph, in place."""
         joint = JointGraph(graph_module)
-        chosen = list(repeatable(joint, joint.inputs_read_by_backward, self._is_cheap))
+        chosen = list(repeatable(joint, joint.inputs_read_by_backward, self._is_cheap, chained=True))
         return PassResult(graph_module, tag(chosen, CheckpointPolicy.MUST_RECOMPUTE, self.name))
 
     def _is_cheap(self, maker: Node, result: Node) -> bool:

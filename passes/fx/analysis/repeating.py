@@ -14,7 +14,9 @@ from ort_dynamo.passes.fx.analysis.views import is_view
 __all__ = ["repeatable"]
 
 
-def repeatable(joint: JointGraph, lives: frozenset[int], chooses: Callable[[Node, Node], bool]) -> Iterator[Node]:
+def repeatable(
+    joint: JointGraph, lives: frozenset[int], chooses: Callable[[Node, Node], bool], *, chained: bool = False
+) -> Iterator[Node]:
     """Yield the nodes that make saved results, with their views, where what stays saved suffices to repeat them.
 
     Of an operator with several results it is the first that is made again; the others stay saved. What is tagged
@@ -24,6 +26,7 @@ def repeatable(joint: JointGraph, lives: frozenset[int], chooses: Callable[[Node
         joint: the graph.
         lives: allocations that live although nothing saves them.
         chooses: whether an operator may be repeated, by its node and that of its result, which may be the same.
+        chained: whether what is repeated suffices to repeat more: the backward reads it, and so makes it anyway.
     """
     returned = frozenset(map(storage_of, filter(is_tensor, joint.outputs)))
     kept = {storage_of(one.nodes[0]) for one in joint.cut(joint.tagged()).kept}
@@ -37,7 +40,8 @@ def repeatable(joint: JointGraph, lives: frozenset[int], chooses: Callable[[Node
             continue
         arguments = [argument for argument in maker.all_input_nodes if not is_number(argument)]
         if all(is_tensor(one) and storage_of(one) in lives for one in arguments):
-            lives = lives - {storage}
+            if not chained:
+                lives = lives - {storage}
             yield from made if maker is result else (maker, *made)
 
 

@@ -47,6 +47,9 @@ layers in one call (fuse_linear.py).
 Here and below: AVX-512, two cores, torch 2.13 in channels_last, ONNX Runtime 1.31, forward and gradients of single
 operators and of networks."""
 
+_ALONE_WITHOUT_IMAGES = _Prices(convolution=0.25, depthwise=2.0, product=0.35)
+"""The same where nothing is convolved in two dimensions, so that there is no layout to gain."""
+
 _CONTENDING = _Prices(convolution=0.8, depthwise=15.0, product=0.35)
 """Against a graph that sessions run whole: a gradient of a depthwise convolution is made of slices there."""
 
@@ -80,7 +83,8 @@ class PlaceInTorch(PassBase):
             return PassResult(graph_module, False)
         contends = self.threads > 1 and self.target.shares_the_processor
         modified = False
-        if _gain(graph, faster, _CONTENDING if contends else _ALONE) > 0:
+        alone = _ALONE if any(convolution_weight(node).dim() == 4 for node in faster) else _ALONE_WITHOUT_IMAGES
+        if _gain(graph, faster, _CONTENDING if contends else alone) > 0:
             modified = choose(faster, CONVOLVES)
             modified |= choose((node for node in graph.nodes if computes(node)), SURROUNDS)
         elif not contends:

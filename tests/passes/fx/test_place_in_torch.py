@@ -52,6 +52,13 @@ def test_products_of_matrices_outweigh_a_convolution(threads: int, expected: dic
     assert marks(function, IMAGES, WEIGHT, (16, 16), threads=threads) == {CONVOLVES: 1, SURROUNDS: 2}
 
 
+def test_without_a_layout_to_gain_products_weigh_more() -> None:
+    # As many multiplications in convolutions, and as many in products: of images all is torch's, of sequences not.
+    assert SURROUNDS in marks(lambda x, w, m: (m @ m, F.conv2d(x, w)), (1, 8, 18, 18), (8, 8, 3, 3), (64, 64))
+    sequences = marks(lambda x, w, m: (m @ m, F.conv1d(x, w)), (1, 8, 258), (8, 8, 9), (64, 64))
+    assert sequences == {CONVOLVES: 1}
+
+
 @pytest.mark.parametrize(
     ("weight", "arguments"),
     [

@@ -16,6 +16,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.boundary import in_order, physical_order
 from ort_dynamo.marks import CHOSEN, HALF, RECOMPUTE
+from ort_dynamo.passes.fx.analysis.saved_tensors import draws
 from ort_dynamo.passes.fx.analysis.views import ALIASES
 from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, convolution_weight, weighs_more_than_images
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
@@ -156,6 +157,7 @@ class _Layout:
         with self._gm.graph.inserting_before(node):
             computed = self._call(expanded.args[0], *node.args[1:], target=node.target, **node.kwargs)
             late = self._call(computed, *expanded.args[1:], target=expanded.target, **expanded.kwargs)
+        _put_where(node, computed, late)
         node.replace_all_uses_with(late)
         self._gm.graph.erase_node(node)
         self._moved[late] = node.meta["val"]
@@ -200,9 +202,9 @@ class _Layout:
         if image not in self._over:
             with self._gm.graph.inserting_before(reader):
                 copied = self._over[image] = self._copy(image, torch.channels_last)
-            copied.meta.pop(HALF, None)
-            if HALF in reader.meta:  # a forward's tensor that the backward alone wants so is not the forward's to copy
-                copied.meta[HALF] = reader.meta[HALF]
+            _put_where(
+                reader, copied
+            )  # a forward's tensor that the backward alone wants so is not the forward's to copy
             self._moved[copied] = self._moved.get(image, fake)
         reader.replace_input_with(image, self._over[image])
         self._modified = True
@@ -249,6 +251,14 @@ _KEPT = ("nn_module_stack", "stack_trace", "seq_nr", "original_aten", "from_node
 _REASON = "torch's convolutions are faster in channels_last"
 
 
+def _put_where(node: Node, *made: Node) -> None:
+    """Put nodes that were made for one into its half of the graph."""
+    for one in made:
+        one.meta.pop(HALF, None)
+        if HALF in node.meta:
+            one.meta[HALF] = node.meta[HALF]
+
+
 def _is_tensor(node: Node) -> bool:
     return any(isinstance(one, torch.Tensor) for one in _values(node))
 
@@ -282,11 +292,12 @@ def _is_expanded(node: Any) -> bool:
 
 
 def _is_of_one_expanded(node: Node) -> bool:
-    """Whether a pointwise operator reads one tensor, an expanded one, and does more than to copy it."""
+    """Whether a pointwise operator reads one tensor, an expanded one, and computes of each copy the same."""
     return (
         is_pointwise(node.target)
         and node.target is not aten.clone.default
         and len(node.all_input_nodes) == 1
+        and not draws(node)
         and _is_expanded(node.args[0])
         and _is_contiguous(node.meta["val"])
     )

@@ -12,7 +12,7 @@ from run_twice import run_twice
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ort_dynamo.marks import CHOSEN
+from ort_dynamo.marks import CHOSEN, HALF
 from ort_dynamo.passes.fx.lay_out_channels_last import LayOutChannelsLast
 from ort_dynamo.testing import assert_close
 
@@ -235,6 +235,19 @@ def test_the_gradient_of_a_mean_is_divided_before_it_is_expanded() -> None:
     (expanded,) = division.users
     (copied,) = expanded.users
     assert copied.meta["val"].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_what_is_computed_before_it_is_expanded_stays_in_its_half() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return conv(x.sum((2, 3), keepdim=True).expand(2, 8, 12, 12) / 2, w)
+
+    gm = make_fx(function, tracing_mode="fake")(IMAGES, WEIGHT)
+    for node in gm.graph.nodes:
+        node.meta |= {CHOSEN: "test"} if node.op == "call_function" else {}
+        if node.target is torch.ops.aten.sum.dim_IntList:
+            node.meta[HALF] = "is_forward"
+    assert run_twice(LayOutChannelsLast(), gm)
+    assert [node.name for node in gm.graph.nodes if HALF in node.meta] == ["sum_1"]
 
 
 def test_what_is_expanded_late_is_as_traced_to_what_does_not_follow() -> None:

@@ -114,7 +114,8 @@ print(json.dumps([predicted, max(map(int, found), default=0)]))
     ids=str,
 )
 def test_what_is_alive_in_sessions_is_what_the_plan_says(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    check_alive(tmp_path, name, "small", options)
+    """A backward that one session runs: sections of it are the next test's."""
+    check_alive(tmp_path, name, "small", {**options, "backward_sections": 1})
 
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("vit", marks=pytest.mark.slow)])

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import CHOSEN, HALF
+from ort_dynamo.marks import CHOSEN
+from ort_dynamo.passes.fx.analysis.choice import ORIGIN, add_chosen
 from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, example_elements
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
 from ort_dynamo.torch_internals.operators import aten
@@ -112,12 +112,4 @@ def _replace(norm: Node, scale: Node, shift: Node) -> None:
 def _add(before: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
     """Add a call before the normalization for which it is, with the fake value that it gives."""
     with before.graph.inserting_before(before):
-        made = before.graph.call_function(target, args, kwargs)
-    made.meta = {**{k: v for k, v in before.meta.items() if k in _KEPT}, CHOSEN: _REASON}
-    fakes: Any = map_arg((args, kwargs), lambda one: one.meta["val"])
-    made.meta["val"] = target(*fakes[0], **fakes[1])
-    return made
-
-
-_KEPT = ("nn_module_stack", "stack_trace", "seq_nr", "original_aten", "from_node", HALF)
-"""What a node that is made has of the normalization: where it is from, and in which half."""
+        return add_chosen(before, _REASON, ORIGIN, target, args, kwargs)

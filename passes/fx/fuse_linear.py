@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.boundary import in_order
+from ort_dynamo.passes.fx.analysis.views import RESHAPES
 from ort_dynamo.passes.fx.analysis.work import multiplications
 from ort_dynamo.torch_internals.operators import aten, is_absent, mkldnn
 from ort_dynamo.torch_internals.processor import is_x86
@@ -98,6 +99,6 @@ def _gelu_of(layer: Node) -> Node | None:
         (node,) = node.users
         if node.target is aten.gelu.default:
             return node if node.kwargs.get("approximate", "none") == "none" else None
-        if node.target not in (aten.view.default, aten._unsafe_view.default):
+        if node.target not in RESHAPES:
             break
     return None

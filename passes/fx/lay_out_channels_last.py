@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +14,17 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.boundary import in_order, physical_order
+from ort_dynamo.boundary import in_order, inverse, physical_order
 from ort_dynamo.marks import CHOSEN, HALF, RECOMPUTE
+from ort_dynamo.passes.fx.analysis.choice import ORIGIN, add_chosen
 from ort_dynamo.passes.fx.analysis.saved_tensors import draws
 from ort_dynamo.passes.fx.analysis.views import ALIASES
-from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, convolution_weight, weighs_more_than_images
+from ort_dynamo.passes.fx.analysis.work import (
+    CONVOLUTIONS,
+    convolution_weight,
+    convolves_images,
+    weighs_more_than_images,
+)
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
 from ort_dynamo.torch_internals.operators import OpOverload, aten, is_pointwise
 
@@ -91,7 +97,7 @@ class LayOutChannelsLast(PassBase):
         """Rewrite a joint or inference graph in place."""
         graph = graph_module.graph
         computing = [node for node in graph.nodes if node.op == "call_function" and _is_tensor(node)]
-        convolutions = [node for node in computing if node.target in CONVOLUTIONS and _dim(node.args[0]) == 4]
+        convolutions = [node for node in computing if convolves_images(node)]
         if not convolutions or not all(CHOSEN in node.meta or _is_unplaced(node) for node in computing):
             return PassResult(graph_module, False)
         values = [node.meta.get("val") for node in graph.nodes]
@@ -122,7 +128,7 @@ class _Layout:
         return self._modified
 
     def _visit(self, node: Node) -> None:
-        if node.target in CONVOLUTIONS and _dim(node.args[0]) == 4:
+        if convolves_images(node):
             # Its weight is contiguous, and would be put in order in their place; not if its kernel has one place.
             if weighs_more_than_images(node) and math.prod(convolution_weight(node).shape[2:]) != 1:
                 self._read_as_traced(node)
@@ -155,9 +161,8 @@ class _Layout:
         """
         expanded: Any = node.args[0]
         with self._gm.graph.inserting_before(node):
-            computed = self._call(expanded.args[0], *node.args[1:], target=node.target, **node.kwargs)
-            late = self._call(computed, *expanded.args[1:], target=expanded.target, **expanded.kwargs)
-        _put_where(node, computed, late)
+            computed = _add(node, node.target, (expanded.args[0], *node.args[1:]), node.kwargs)
+            late = _add(node, expanded.target, (computed, *expanded.args[1:]), expanded.kwargs)
         node.replace_all_uses_with(late)
         self._gm.graph.erase_node(node)
         self._moved[late] = node.meta["val"]
@@ -190,21 +195,21 @@ class _Layout:
         for item in tuple(convolution.users):
             if item.args[1] == 1:
                 with self._gm.graph.inserting_after(item):
-                    kept = self._add(aten.contiguous.default, (item,), {}, item.meta["val"])
+                    kept = _add(item, aten.contiguous.default, (item,), {})
                 item.replace_all_uses_with(kept, lambda user, kept=kept: user is not kept)  # type: ignore[misc]
                 self._modified = True
 
     def _read_channels_last(self, reader: Node, image: Node) -> None:
         fake = image.meta["val"]
-        is_dense = _is_contiguous(fake) or (image in self._moved and (physical_order(fake) or _is_expanded(image)))
-        if not is_dense or _is_channels_last(fake):
+        is_put_in_order = _is_contiguous(fake) or (image in self._moved and (_is_dense(fake) or _is_expanded(image)))
+        if not is_put_in_order or _is_channels_last(fake):
             return
         if image not in self._over:
             with self._gm.graph.inserting_before(reader):
-                copied = self._over[image] = self._copy(image, torch.channels_last)
-            _put_where(
-                reader, copied
-            )  # a forward's tensor that the backward alone wants so is not the forward's to copy
+                copied = self._over[image] = _copy(image, torch.channels_last)
+            copied.meta.pop(HALF, None)
+            if HALF in reader.meta:  # a forward's tensor that the backward alone wants so is not the forward's to copy
+                copied.meta[HALF] = reader.meta[HALF]
             self._moved[copied] = self._moved.get(image, fake)
         reader.replace_input_with(image, self._over[image])
         self._modified = True
@@ -220,43 +225,32 @@ class _Layout:
             base = self._as_traced(moved.args[0]) if moved.target in _VIEWS else None  # type: ignore[arg-type]
             with self._gm.graph.inserting_before(moved.next):
                 if base is None:
-                    self._back[moved] = self._copied_as_traced(moved)
+                    self._back[moved] = _copied_as(self._moved[moved], moved)
                 else:
-                    self._back[moved] = self._call(base, *moved.args[1:], target=moved.target)
+                    self._back[moved] = _add(base, moved.target, (base, *moved.args[1:]), moved.kwargs)
         return self._back[moved]
 
-    def _copied_as_traced(self, moved: Node) -> Node:
-        traced = self._moved[moved]
-        if _is_contiguous(traced):
-            return self._copy(moved, torch.contiguous_format)
-        order = list(physical_order(traced))
-        copied = self._copy(self._call(moved, order, target=aten.permute.default), torch.contiguous_format)
-        return self._call(copied, [order.index(axis) for axis in range(len(order))], target=aten.permute.default)
 
-    def _call(self, *args: Any, target: Any, **kwargs: Any) -> Node:
-        fakes: Any = map_arg((args, kwargs), lambda one: one.meta["val"])
-        return self._add(target, args, kwargs, target(*fakes[0], **fakes[1]))
-
-    def _copy(self, source: Node, layout: torch.memory_format) -> Node:
-        return self._call(source, target=aten.clone.default, memory_format=layout)
-
-    def _add(self, target: Any, args: tuple[Any, ...], kwargs: Any, fake: Any) -> Node:
-        made = self._gm.graph.call_function(target, args, dict(kwargs))
-        made.meta = {**{k: v for k, v in args[0].meta.items() if k in _KEPT}, "val": fake, CHOSEN: _REASON}
-        return made
-
-
-_KEPT = ("nn_module_stack", "stack_trace", "seq_nr", "original_aten", "from_node", HALF, RECOMPUTE, "ac_graph_id")
-"""What a copy has of the node that it is of: where it is from, and whether torch.utils.checkpoint computes it again."""
+_KEPT = (*ORIGIN, RECOMPUTE, "ac_graph_id")
+"""What a node that is made has of the one that it is for, whether torch.utils.checkpoint computes it again included."""
 _REASON = "torch's convolutions are faster in channels_last"
 
 
-def _put_where(node: Node, *made: Node) -> None:
-    """Put nodes that were made for one into its half of the graph."""
-    for one in made:
-        one.meta.pop(HALF, None)
-        if HALF in node.meta:
-            one.meta[HALF] = node.meta[HALF]
+def _add(like: Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Node:
+    return add_chosen(like, _REASON, _KEPT, target, args, kwargs)
+
+
+def _copy(source: Node, layout: torch.memory_format) -> Node:
+    return _add(source, aten.clone.default, (source,), {"memory_format": layout})
+
+
+def _copied_as(traced: torch.Tensor, source: Node) -> Node:
+    """A copy of `source` with the strides of a fake value, which is contiguous or a permutation of what is."""
+    if _is_contiguous(traced):
+        return _copy(source, torch.contiguous_format)
+    order = physical_order(traced)
+    copied = _copy(_add(source, aten.permute.default, (source, [*order]), {}), torch.contiguous_format)
+    return _add(source, aten.permute.default, (copied, inverse(order)), {})
 
 
 def _is_tensor(node: Node) -> bool:
@@ -266,10 +260,6 @@ def _is_tensor(node: Node) -> bool:
 def _values(node: Node) -> Sequence[Any]:
     value = node.meta.get("val")
     return value if isinstance(value, (tuple, list)) else [value]
-
-
-def _dim(node: Any) -> int:
-    return int(node.meta["val"].dim())
 
 
 def _is_unplaced(node: Node) -> bool:
@@ -283,7 +273,7 @@ def _follows(node: Node) -> bool:
         return True
     tensors = [one for one in _values(node) if isinstance(one, torch.Tensor)]
     if is_pointwise(node.target):
-        return all(_is_contiguous(one) or physical_order(one) for one in tensors)
+        return all(map(_is_dense, tensors))
     return node.target in _FOLLOWING and all(map(_is_contiguous, tensors))
 
 
@@ -320,6 +310,11 @@ def _strides(value: Any) -> Any:
 
 def _is_contiguous(fake: Any) -> bool:
     return isinstance(fake, torch.Tensor) and _has_strides(fake, range(fake.dim()))
+
+
+def _is_dense(fake: torch.Tensor) -> bool:
+    """Whether some order of the dimensions makes the tensor contiguous."""
+    return _is_contiguous(fake) or bool(physical_order(fake))
 
 
 def _is_channels_last(fake: torch.Tensor) -> bool:

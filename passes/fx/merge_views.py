@@ -12,14 +12,11 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from ort_dynamo.passes.fx.analysis.mutation import mutated_storages
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_tensor, tagged_alike
 from ort_dynamo.passes.fx.analysis.storage import storage_of
-from ort_dynamo.passes.fx.analysis.views import VIEWS
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.passes.fx.analysis.views import RESHAPES, VIEWS
 from ort_dynamo.torch_internals.promotion import is_contiguous
 from ort_dynamo.torch_internals.symbols import given_expression
 
 __all__ = ["MergeViews"]
-
-_RESHAPES = (aten.view.default, aten._unsafe_view.default)
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ class _Merger:
 
 def _is_reshaped_twice(node: Node, source: Any) -> bool:
     """Whether `node` can be a view of what `source`, its argument, is a view of."""
-    if node.target not in _RESHAPES or source.target not in _RESHAPES:
+    if node.target not in RESHAPES or source.target not in RESHAPES:
         return False
     viewed = source.args[0]
     return is_contiguous(viewed.meta["val"]) and _stands_for(viewed, source) and tagged_alike(source, node)

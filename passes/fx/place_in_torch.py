@@ -13,6 +13,7 @@ from ort_dynamo.passes.fx.analysis.choice import choose, computes
 from ort_dynamo.passes.fx.analysis.work import (
     CONVOLUTIONS,
     convolution_weight,
+    convolves_images,
     is_depthwise,
     is_product,
     multiplications,
@@ -83,7 +84,7 @@ class PlaceInTorch(PassBase):
             return PassResult(graph_module, False)
         contends = self.threads > 1 and self.target.shares_the_processor
         modified = False
-        alone = _ALONE if any(convolution_weight(node).dim() == 4 for node in faster) else _ALONE_WITHOUT_IMAGES
+        alone = _ALONE if any(map(convolves_images, faster)) else _ALONE_WITHOUT_IMAGES
         if _gain(graph, faster, _CONTENDING if contends else alone) > 0:
             modified = choose(faster, CONVOLVES)
             modified |= choose((node for node in graph.nodes if computes(node)), SURROUNDS)

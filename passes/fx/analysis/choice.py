@@ -1,15 +1,20 @@
-"""What the placement passes leave on a node: that torch runs it by choice, and why."""
+"""What the placement passes leave on a node: that torch runs it by choice, and why; and nodes that they add."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from torch.fx import Node
+from torch.fx.node import map_arg
 
-from ort_dynamo.marks import CHOSEN
+from ort_dynamo.marks import CHOSEN, HALF
 
-__all__ = ["choose", "computes"]
+__all__ = ["ORIGIN", "add_chosen", "choose", "computes"]
+
+ORIGIN = ("nn_module_stack", "stack_trace", "seq_nr", "original_aten", "from_node", HALF)
+"""What a node that is made for another says as that one does: where it is from, and in which half."""
 
 
 def choose(nodes: Iterable[Node], reason: str) -> bool:
@@ -23,3 +28,23 @@ def choose(nodes: Iterable[Node], reason: str) -> bool:
 def computes(node: Node) -> bool:
     """Whether a node calls an operator, and does not only take a result apart."""
     return node.op == "call_function" and node.target is not operator.getitem
+
+
+def add_chosen(
+    like: Node, reason: str, kept: Collection[str], target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Node:
+    """Add a call that torch runs by choice, where the graph inserts, with its fake value.
+
+    Args:
+        like: the node that it is made for.
+        reason: why torch runs it.
+        kept: the keys of that node's meta which it gets, such as ORIGIN.
+        target: what it calls.
+        args: its arguments.
+        kwargs: its keyword arguments.
+    """
+    fakes: Any = map_arg((args, kwargs), lambda one: one.meta["val"])
+    made = like.graph.call_function(target, args, dict(kwargs))
+    made.meta = {key: like.meta[key] for key in kept if key in like.meta}
+    made.meta |= {CHOSEN: reason, "val": target(*fakes[0], **fakes[1])}
+    return made

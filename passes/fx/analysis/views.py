@@ -14,15 +14,17 @@ from torch.fx import Node
 from ort_dynamo.passes.fx.analysis.storage import storages_of
 from ort_dynamo.torch_internals.operators import aten
 
-__all__ = ["ALIASES", "MULTI_VIEWS", "REARRANGEMENTS", "VIEWS", "is_remakable_view", "is_view", "maker_of"]
+__all__ = ["ALIASES", "MULTI_VIEWS", "REARRANGEMENTS", "RESHAPES", "VIEWS", "is_remakable_view", "is_view", "maker_of"]
 
 ALIASES = (aten.detach.default, aten.alias.default)
 """Operators that give all of a tensor as it is, under another name: torch 2.15 traces the first as the second."""
 
+RESHAPES = (aten.view.default, aten._unsafe_view.default)
+"""Operators that give a tensor other sizes, the elements in the order that they had."""
+
 REARRANGEMENTS = frozenset(
     {
-        aten.view.default,
-        aten._unsafe_view.default,
+        *RESHAPES,
         aten.permute.default,
         aten.transpose.int,
         aten.t.default,

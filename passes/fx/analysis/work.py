@@ -14,6 +14,7 @@ from ort_dynamo.torch_internals.symbols import hints
 __all__ = [
     "CONVOLUTIONS",
     "convolution_weight",
+    "convolves_images",
     "example_sizes",
     "is_depthwise",
     "is_product",
@@ -37,6 +38,11 @@ def convolution_weight(node: Node) -> torch.Tensor:
     """Give the fake weight of one of CONVOLUTIONS."""
     weight: torch.Tensor = _arguments(node).weight.meta["val"]
     return weight
+
+
+def convolves_images(node: Node) -> bool:
+    """Whether a node is a convolution in two dimensions, or the gradient of one."""
+    return node.target in CONVOLUTIONS and convolution_weight(node).dim() == 4
 
 
 class _Arguments(NamedTuple):

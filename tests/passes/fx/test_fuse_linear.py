@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from run_twice import run_twice
 from torch import Tensor
-from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.passes.fx import fuse_linear
 from ort_dynamo.passes.fx.fuse_linear import FuseLinear
 from ort_dynamo.torch_internals.processor import is_x86
+from ort_dynamo.torch_internals.pytree import tree_leaves
 
 pytestmark = pytest.mark.skipif(
     not (is_x86() and torch.backends.mkldnn.is_available()), reason="oneDNN's linear layers were measured on x86 alone"
@@ -32,19 +32,12 @@ def small_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def rewritten(function: Callable[..., Any], *inputs: Tensor) -> list[str]:
     """The targets after the pass; the graph must compute the same."""
     gm = make_fx(function, tracing_mode="fake")(*inputs)
-    strides = [node.meta["val"].stride() for node in gm.graph.nodes if node.name in _results(gm)]
+    (output,) = gm.graph.find_nodes(op="output")
+    strides = [node.meta["val"].stride() for node in output.all_input_nodes]
     run_twice(FuseLinear(), gm)
     torch.testing.assert_close(gm(*inputs), function(*inputs))
-    assert [one.stride() for one in _leaves(gm(*inputs))] == strides
+    assert [one.stride() for one in tree_leaves(gm(*inputs))] == strides
     return [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
-
-
-def _results(gm: GraphModule) -> list[str]:
-    return [node.name for node in gm.graph.find_nodes(op="output")[0].all_input_nodes]
-
-
-def _leaves(value: Any) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else list(value)
 
 
 torch.manual_seed(0)

@@ -118,7 +118,7 @@ class Target:
 
     @property
     def has_slower_operators(self) -> bool:
-        """Whether the operators in the table `passes/fx/analysis/slower_operators.py` take longer than torch's kernels.
+        """Whether the operators of `passes/fx/torch_graph/slower_operators.py` take longer than torch's kernels.
 
         On the CPU, where it was measured.
         """

@@ -15,20 +15,14 @@ from ort_dynamo.options.groups import PassOptions, RecomputeOptions
 from ort_dynamo.passes.fx.cut_into_sections import CutIntoSections
 from ort_dynamo.passes.fx.drop_kept_dims import DropKeptDims
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
-from ort_dynamo.passes.fx.fold_batch_norm import FoldBatchNorm
-from ort_dynamo.passes.fx.fuse_linear import FuseLinear
 from ort_dynamo.passes.fx.hide_seedless import HideSeedless
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
 from ort_dynamo.passes.fx.keep_nothing import KeepNothing
 from ort_dynamo.passes.fx.keep_statistics_wide import KeepStatisticsWide
-from ort_dynamo.passes.fx.lay_out_channels_last import LayOutChannelsLast
 from ort_dynamo.passes.fx.locate_assertions import LocateAssertions
 from ort_dynamo.passes.fx.merge_statistics import MergeStatistics
 from ort_dynamo.passes.fx.merge_views import MergeViews
 from ort_dynamo.passes.fx.own_results import OwnResults
-from ort_dynamo.passes.fx.place_in_torch import PlaceInTorch
-from ort_dynamo.passes.fx.place_slower_operators import PlaceSlowerOperators
-from ort_dynamo.passes.fx.place_whole_kernels import PlaceWholeKernels
 from ort_dynamo.passes.fx.recompute_arithmetic import RecomputeArithmetic
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
@@ -42,7 +36,11 @@ from ort_dynamo.passes.fx.remove_no_ops import RemoveNoOps
 from ort_dynamo.passes.fx.restore_seedless import RestoreSeedless
 from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
 from ort_dynamo.passes.fx.split_statistics import SplitStatistics
-from ort_dynamo.passes.fx.write_in_place import WriteInPlace
+from ort_dynamo.passes.fx.torch_graph.lay_out_channels_last import LayOutChannelsLast
+from ort_dynamo.passes.fx.torch_graph.place_in_torch import PlaceInTorch
+from ort_dynamo.passes.fx.torch_graph.place_slower_operators import PlaceSlowerOperators
+from ort_dynamo.passes.fx.torch_graph.place_whole_kernels import PlaceWholeKernels
+from ort_dynamo.passes.fx.torch_graph.write_in_place import WriteInPlace
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_cross_entropy_gradient import FuseCrossEntropyGradient
@@ -104,12 +102,10 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
         return ()
     whole = target.leaves_convolution_gradients or target.leaves_normalizations or target.leaves_attention
     # What torch runs whole is known after the first two, so that the third finds no boundary there to pay for.
-    # What has become of a normalization has its layout decided with the convolution.
     return (
         PlaceInTorch(target, threads),
         *([PlaceWholeKernels(target)] if whole else []),
         PlaceSlowerOperators(target, threads),
-        FoldBatchNorm(),
         *([LayOutChannelsLast()] if target.lays_out_channels_last else []),
     )
 
@@ -186,7 +182,7 @@ def outer_passes(seen: slice) -> tuple[PassBase, ...]:
 
 def running_passes() -> tuple[PassBase, ...]:
     """Give the passes on an outer graph that is to be run and no longer described: it may write over its tensors."""
-    return (FuseLinear(), WriteInPlace())
+    return (WriteInPlace(),)
 
 
 def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlacePass, ...]:

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import ort_dynamo
-from ort_dynamo.passes.fx import place_slower_operators
+from ort_dynamo.passes.fx.torch_graph import place_slower_operators
 from ort_dynamo.report.record import RECORDS
 from ort_dynamo.testing import Tolerance, assert_close, assert_like_eager
 

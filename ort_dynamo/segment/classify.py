@@ -35,7 +35,7 @@ class Place(Enum):
     EAGER = auto()
     """ONNX Runtime cannot take it, so torch runs it, alone; it has a reason and is reported."""
     CHOSEN = auto()
-    """An island could take it, and torch runs it faster (passes/fx/place_in_torch.py); it has a reason."""
+    """An island could take it, and torch runs it faster (passes/fx/torch_graph/place_in_torch.py); it has a reason."""
     DRAWN = auto()
     """A random draw with no data input (passes/fx/hoist_random), torch's by design."""
     COLLECTIVE = auto()

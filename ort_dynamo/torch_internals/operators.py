@@ -37,7 +37,6 @@ __all__ = [
     "is_absent",
     "is_mutable",
     "is_pointwise",
-    "mkldnn",
     "namespace",
     "overload",
     "overloads_of",
@@ -174,7 +173,6 @@ def present(table: Mapping[Any, _V]) -> dict[Any, _V]:
 aten = namespace("aten")
 prims = namespace("prims")
 higher_order = namespace("higher_order")
-mkldnn = namespace("mkldnn")
 
 inductor_prims = _Namespace("inductor_prims", private("torch._inductor.inductor_prims"))
 """Prims that Dynamo makes of some ATen calls: attributes are overloads. Without the module all of them are absent."""

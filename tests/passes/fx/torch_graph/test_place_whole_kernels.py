@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.marks import CHOSEN
-from ort_dynamo.passes.fx.place_whole_kernels import (
+from ort_dynamo.passes.fx.torch_graph.place_whole_kernels import (
     ATTENDS,
     BETWEEN,
     CONVOLVES_WIDE,

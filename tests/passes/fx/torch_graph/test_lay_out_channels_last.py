@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.marks import CHOSEN, HALF
-from ort_dynamo.passes.fx.lay_out_channels_last import LayOutChannelsLast
+from ort_dynamo.passes.fx.torch_graph.lay_out_channels_last import LayOutChannelsLast
 from ort_dynamo.testing import assert_close
 
 

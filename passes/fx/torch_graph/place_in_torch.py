@@ -9,8 +9,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.passes.fx.analysis.choice import choose, computes
-from ort_dynamo.passes.fx.analysis.work import (
+from ort_dynamo.passes.fx.torch_graph.choice import choose, computes
+from ort_dynamo.passes.fx.torch_graph.work import (
     CONVOLUTIONS,
     convolution_weight,
     convolves_images,
@@ -42,8 +42,7 @@ class _Prices:
 
 
 _ALONE = _Prices(convolution=0.3, depthwise=8.0, product=0.1)
-"""Against convolutions in torch between sessions: what is gained is the layout (lay_out_channels_last.py), and linear
-layers in one call (fuse_linear.py).
+"""Against convolutions in torch between sessions: what is gained is the layout (lay_out_channels_last.py).
 
 Here and below: AVX-512, two cores, torch 2.13 in channels_last, ONNX Runtime 1.31, forward and gradients of single
 operators and of networks."""

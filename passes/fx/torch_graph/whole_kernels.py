@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from ort_dynamo.passes.fx.analysis.work import example_elements
+from ort_dynamo.passes.fx.torch_graph.work import example_elements
 from ort_dynamo.torch_internals.operators import OpOverload, aten
 
 __all__ = ["ATTENTION", "NORMALIZATIONS", "WholeKernel", "saved"]

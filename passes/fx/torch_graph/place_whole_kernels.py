@@ -10,9 +10,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.passes.fx.analysis.choice import choose, computes
-from ort_dynamo.passes.fx.analysis.whole_kernels import ATTENTION, NORMALIZATIONS, saved
-from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS, convolution_weight, multiplications
+from ort_dynamo.passes.fx.torch_graph.choice import choose, computes
+from ort_dynamo.passes.fx.torch_graph.whole_kernels import ATTENTION, NORMALIZATIONS, saved
+from ort_dynamo.passes.fx.torch_graph.work import CONVOLUTIONS, convolution_weight, multiplications
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.operators import aten
 

@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.lowering.registry import registered
 from ort_dynamo.marks import CHOSEN
-from ort_dynamo.passes.fx.analysis.slower_operators import SLOWER
-from ort_dynamo.passes.fx.place_slower_operators import FILLS, PlaceSlowerOperators
+from ort_dynamo.passes.fx.torch_graph.place_slower_operators import FILLS, PlaceSlowerOperators
+from ort_dynamo.passes.fx.torch_graph.slower_operators import SLOWER
 from ort_dynamo.runtime.providers import recorded_cpu_targets, recorded_cuda_targets
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ort_dynamo.passes.fx.write_in_place import WriteInPlace
+from ort_dynamo.passes.fx.torch_graph.write_in_place import WriteInPlace
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.segment.segment import segment
 from ort_dynamo.torch_internals.operators import aten
@@ -114,19 +114,6 @@ def test_a_view_of_a_product_is_overwritten() -> None:
         "aten.tanh_.default",
     ]
     assert targets(rewritten(lambda x: torch.relu((x @ x).t()), X))[-1] == "aten.relu_.default"
-
-
-def test_a_layer_of_onednns_is_overwritten_and_reads_what_it_is_of_before() -> None:
-    def function(x: Tensor, y: Tensor) -> Tensor:
-        layer = torch.ops.mkldnn._linear_pointwise
-        return torch.tanh(layer(torch.relu(x @ x), y, None, "none", [], ""))
-
-    assert targets(rewritten(function, X, Y)) == [
-        "aten.mm.default",
-        "aten.relu_.default",
-        "mkldnn._linear_pointwise.default",
-        "aten.tanh_.default",
-    ]
 
 
 # -- what must not be overwritten ------------------------------------------------------------------------------------

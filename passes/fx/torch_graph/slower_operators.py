@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ort_dynamo.passes.fx.analysis.work import example_elements, example_sizes
+from ort_dynamo.passes.fx.torch_graph.work import example_elements, example_sizes
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.operators import OpOverload, aten, present
 

@@ -16,10 +16,10 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.boundary import in_order, inverse, physical_order
 from ort_dynamo.marks import CHOSEN, HALF, RECOMPUTE
-from ort_dynamo.passes.fx.analysis.choice import ORIGIN, add_chosen
 from ort_dynamo.passes.fx.analysis.saved_tensors import draws
 from ort_dynamo.passes.fx.analysis.views import ALIASES
-from ort_dynamo.passes.fx.analysis.work import (
+from ort_dynamo.passes.fx.torch_graph.choice import ORIGIN, add_chosen
+from ort_dynamo.passes.fx.torch_graph.work import (
     CONVOLUTIONS,
     convolution_weight,
     convolves_images,

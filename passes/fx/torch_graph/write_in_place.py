@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.storage import storages_of
-from ort_dynamo.passes.fx.analysis.work import CONVOLUTIONS
+from ort_dynamo.passes.fx.torch_graph.work import CONVOLUTIONS
 from ort_dynamo.torch_internals.operators import (
     OpOverload,
     aten,
@@ -20,7 +20,6 @@ from ort_dynamo.torch_internals.operators import (
     is_absent,
     is_mutable,
     is_pointwise,
-    mkldnn,
 )
 from ort_dynamo.torch_internals.symbols import known_true
 
@@ -61,7 +60,6 @@ _FRESH = frozenset(
         aten.addmm.default,
         aten.native_layer_norm.default,
         aten.native_layer_norm_backward.default,
-        mkldnn._linear_pointwise.default,
     }
 )
 """Operators beside the pointwise ones whose tensors are always in memory that they allocate themselves."""
@@ -137,7 +135,7 @@ def _can_be_overwritten(over: Node, writer: Node, place: Mapping[Node, int], sha
 
 def _reads_only(user: Node) -> bool:
     """Whether `user` is one of torch's operators: what shares memory with its inputs, the fake tensors tell."""
-    return isinstance(user.target, OpOverload) and user.target.namespace in ("aten", "mkldnn")
+    return isinstance(user.target, OpOverload) and user.target.namespace == "aten"
 
 
 def _same_layout(over: Any, written: Any) -> bool:

@@ -11,8 +11,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.marks import CHOSEN, DRAWN
-from ort_dynamo.passes.fx.analysis.slower_operators import SLOWER
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
+from ort_dynamo.passes.fx.torch_graph.slower_operators import SLOWER
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.operators import aten
 

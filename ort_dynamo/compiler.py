@@ -93,7 +93,7 @@ def compile_graph(
     # What is to be saved or verified is built, and looked at on the way.
     stored = disk_cache(options.cache) if options.dump == DumpOptions() else None
     islands, recording = recording.opening(partial(_compile_islands, segmented, spec, role, functions, stored))
-    passes = run_passes(outer_passes(seen), segmented.gm, check=options.dump.verify)
+    passes = run_passes(outer_passes(seen), segmented.gm, check=options.dump.verify, folder=options.dump.save_onnx)
     seconds = time.perf_counter() - begin
     learned = GraphRecord(
         role=role,
@@ -108,7 +108,7 @@ def compile_graph(
         not_recorded=recording.refused,
     )
     record(learned)
-    run_passes(running_passes(), segmented.gm, check=options.dump.verify)
+    run_passes(running_passes(), segmented.gm, check=options.dump.verify, folder=options.dump.save_onnx)
     if keeps:
         places = {name: place for name, (_, place) in islands.items()}
         return StoredCode(segmented.gm, places, learned, partition, options.cache)
@@ -239,7 +239,7 @@ def build_island(gm: GraphModule, spec: BuildSpec, name: str) -> BuiltGraph:
     watch.stage("lower")
     files.lowered(lowered.model)
     stage("rewriting")
-    passes = run_passes(spec.passes, lowered.model, check=spec.dump.verify)
+    passes = run_passes(spec.passes, lowered.model, check=spec.dump.verify, folder=spec.dump.save_onnx)
     model = ir.to_proto(lowered.model).SerializeToString()
     watch.stage("rewrite")
     check_model(model, spec.dump)
@@ -271,7 +271,7 @@ def _optimized_in_order(built: BuiltGraph, lowered: ir.Model, spec: BuildSpec) -
     watch = _Watch()
     stage("optimizing in ONNX Runtime")
     optimized = ir.from_proto(onnx.ModelProto.FromString(optimize(built, spec.target, spec.device)))
-    passes = run_passes(order_passes(lowered), optimized, check=spec.dump.verify)
+    passes = run_passes(order_passes(lowered), optimized, check=spec.dump.verify, folder=spec.dump.save_onnx)
     model = ir.to_proto(optimized).SerializeToString()
     watch.stage("optimize")
     return dataclasses.replace(

@@ -26,6 +26,7 @@ __all__ = [
     "OpsetError",
     "OrtDynamoError",
     "PassBrokeGraphError",
+    "PassFailedError",
     "ProcessGroupError",
     "ProviderNotAvailableError",
     "RanksDisagreeError",
@@ -252,6 +253,16 @@ class PassBrokeGraphError(OrtDynamoError):
         "{name} left an invalid {kind} graph: {error}\n"
         "This is a defect of ort_dynamo. Please report it with this message; options={{'verify': False}} compiles "
         "without the checks."
+    )
+
+
+class PassFailedError(OrtDynamoError):
+    """A pass raised an error, which is this one's cause."""
+
+    message = (
+        "The pass {name} failed: {error}\n"
+        "The graph, {when}, is in {place}. options={{'save_onnx': FOLDER, 'verify': True}} writes to a file the graph "
+        "that a failing pass was given."
     )
 
 

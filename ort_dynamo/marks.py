@@ -14,10 +14,12 @@ __all__ = [
     "PASS",
     "READABLE",
     "READS_ROUNDED",
+    "READS_WIDE_STATISTICS",
     "RECOMPUTE",
     "SCOPE",
     "SECTION",
     "STANDS_BESIDE",
+    "WIDE_STATISTICS",
     "WRITTEN_FOR",
     "ZERO_DIVISOR",
 ]
@@ -44,6 +46,12 @@ SECTION = "ort_dynamo.section"
 
 STANDS_BESIDE = "ort_dynamo.with_running_statistics"
 """On a BatchNorm without running statistics: the name of the one with them that it was split from."""
+
+WIDE_STATISTICS = "ort_dynamo.wide_statistics"
+"""On a normalization or an attention: index of a result -> the dtype that its kernel gives. Fake tensors differ."""
+
+READS_WIDE_STATISTICS = "ort_dynamo.reads_wide_statistics"
+"""On the gradient of one: index of such an argument -> the dtype by which fake tensors give the result's dtype."""
 
 READABLE = "ort_dynamo.readable"
 """What saved files call the node's value; there only where files are saved."""

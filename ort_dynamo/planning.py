@@ -125,7 +125,9 @@ def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:
         halves = cut(joint, inputs, options, **kwargs)
         forward, backward, outputs = halves.forward, halves.backward, kwargs["num_fwd_outputs"]
         found.append(GraphPlan(rows, memory_record(joint, forward, backward, outputs)))
-        run_passes(plan_passes(outputs), forward, check=options.dump.verify)  # its backward never runs
+        run_passes(
+            plan_passes(outputs), forward, check=options.dump.verify, folder=options.dump.save_onnx
+        )  # its backward never runs
         return forward, backward
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

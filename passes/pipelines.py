@@ -40,6 +40,7 @@ from ort_dynamo.passes.fx.torch_graph.lay_out_channels_last import LayOutChannel
 from ort_dynamo.passes.fx.torch_graph.place_in_torch import PlaceInTorch
 from ort_dynamo.passes.fx.torch_graph.place_slower_operators import PlaceSlowerOperators
 from ort_dynamo.passes.fx.torch_graph.place_whole_kernels import PlaceWholeKernels
+from ort_dynamo.passes.fx.torch_graph.reshape_views import ReshapeViews
 from ort_dynamo.passes.fx.torch_graph.write_in_place import WriteInPlace
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
@@ -182,7 +183,7 @@ def outer_passes(seen: slice) -> tuple[PassBase, ...]:
 
 def running_passes() -> tuple[PassBase, ...]:
     """Give the passes on an outer graph that is to be run and no longer described: it may write over its tensors."""
-    return (WriteInPlace(),)
+    return (ReshapeViews(), WriteInPlace())
 
 
 def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlacePass, ...]:

@@ -1,20 +1,27 @@
-"""Runs passes on a graph: each is timed, what it says is kept, and what it leaves can be checked."""
+"""Runs passes on a graph: each is timed and recorded, fake values follow, and an error names its pass."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import onnx
 import onnx_ir as ir
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.errors import PassBrokeGraphError
+from ort_dynamo.errors import OrtDynamoError, PassBrokeGraphError, PassFailedError
 from ort_dynamo.pass_record import PassRecord
+from ort_dynamo.passes.fx.analysis.fake_values import FakeValues, caller_layout, differences
+from ort_dynamo.torch_internals.pytree import tree_leaves
 
 __all__ = ["run_passes"]
+
+_log = logging.getLogger(__name__)
 
 
 class _Pass(Protocol):
@@ -22,32 +29,66 @@ class _Pass(Protocol):
 
 
 def run_passes(
-    passes: Sequence[_Pass], graph: GraphModule | ir.Model, *, check: bool = False
+    passes: Sequence[_Pass], graph: GraphModule | ir.Model, *, check: bool = False, folder: str | None = None
 ) -> tuple[PassRecord, ...]:
     """Run passes on a graph, in order and in place.
 
+    After each pass that changes an FX graph, the fake values of the changed nodes and of all that follow are
+    propagated anew.
+
     Args:
-        passes: passes on what `graph` is: torch's PassBase, or onnx_ir's InPlacePass.
+        passes: passes on the kind of graph that `graph` is: torch's PassBase, or onnx_ir's InPlacePass.
         graph: an FX graph or an ONNX model.
         check: check the graph before the first pass and after each.
+        folder: an existing or new folder, which gets the graph that a failing pass was given.
 
     Returns:
-        What became of each.
+        A record of each pass.
 
     Raises:
+        PassFailedError: a pass raised, or left calls that no fake value fits; chained to the error.
         PassBrokeGraphError: with `check`, the graph is invalid.
     """
-    checker = _checker(graph) if check and passes else None
+    if not passes:
+        return ()
+    values = FakeValues(graph) if isinstance(graph, GraphModule) else None
+    checker = _checker(graph) if check else None
     records = []
     for pass_ in passes:
-        begin = time.perf_counter()
-        result = pass_(graph)
-        seconds = time.perf_counter() - begin
         name = repr(pass_) if dataclasses.is_dataclass(pass_) else type(pass_).__name__
+        given = _text(graph) if check else None
+        begin = time.perf_counter()
+        try:
+            result = pass_(graph)
+            seconds = time.perf_counter() - begin
+            if values is not None and result.modified:
+                values.update()
+        except OrtDynamoError:
+            raise  # it tells the user what to do
+        except Exception as error:
+            place = _kept(name, _text(graph) if given is None else given, folder)
+            when = "as the pass left it" if given is None else "as the pass was given it"
+            kind = f"{type(error).__name__}: {error}"
+            raise PassFailedError(name=name, error=kind, when=when, place=place) from error
         records.append(PassRecord(name, seconds, result.modified, getattr(result, "summary", None)))
         if checker is not None:
             checker.check(name)
     return tuple(records)
+
+
+def _text(graph: GraphModule | ir.Model) -> str:
+    return str(graph.graph) if isinstance(graph, GraphModule) else str(graph)
+
+
+def _kept(name: str, text: str, folder: str | None) -> str:
+    """Write a graph to the folder, or else to the log; where it is."""
+    if folder is None:
+        _log.debug("%s failed on this graph:\n%s", name, text)
+        return "the log, with TORCH_LOGS=+ort_dynamo"
+    place = Path(folder) / f"failed_{name.partition('(')[0]}.txt"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text, encoding="utf-8")
+    return str(place)
 
 
 def _checker(graph: GraphModule | ir.Model) -> _FxChecker | _OnnxChecker:
@@ -58,30 +99,45 @@ _BEFORE = "what comes before the first pass"
 
 
 class _FxChecker:
-    """Checks that an FX graph is well-formed, and that every node with a value that a pass makes says which.
+    """Checks that an FX graph is well-formed, gives what it gave, and that each fake value is what its call gives.
 
-    What AOTAutograd leaves without meta["val"], such as an assertion, may stay so.
+    Nodes that AOTAutograd leaves without meta["val"], such as assertions, may stay so.
     """
 
     def __init__(self, gm: GraphModule) -> None:
         self._gm = gm
         self._without = {node for node in gm.graph.nodes if _lacks_value(node)}
+        self._outputs = _outputs(gm)
         self.check(_BEFORE)
 
     def check(self, name: str) -> None:
-        """Raise, naming what has run, if the graph is invalid."""
+        """Raise, naming the pass that has run, if the graph is invalid."""
         try:
             self._gm.graph.lint()
         except Exception as error:  # lint raises whatever it meets
             raise PassBrokeGraphError(name=name, kind="FX", error=error) from error
+        for problem in self._problems():
+            raise PassBrokeGraphError(name=name, kind="FX", error=problem)
+
+    def _problems(self) -> Iterator[str]:
         for node in self._gm.graph.nodes:
             if _lacks_value(node) and node not in self._without:
-                missing = f"{node.format_node()} has no fake value in meta['val']"
-                raise PassBrokeGraphError(name=name, kind="FX", error=missing)
+                yield f"{node.format_node()} has no fake value in meta['val']"
+        yield from differences(self._gm)
+        for index, (before, after) in enumerate(itertools.zip_longest(self._outputs, _outputs(self._gm))):
+            if before != after:
+                yield f"output {index} was {before} and is {after}"
 
 
 def _lacks_value(node: Node) -> bool:
     return node.op == "call_function" and "val" not in node.meta
+
+
+def _outputs(gm: GraphModule) -> list[Any]:
+    """The dtypes, shapes and strides of a graph's outputs; a dimension of one element may have any stride."""
+    (output,) = gm.graph.find_nodes(op="output")
+    returned = tree_leaves(output.args)
+    return [caller_layout(one.meta.get("val")) if isinstance(one, Node) else one for one in returned]
 
 
 class _OnnxChecker:

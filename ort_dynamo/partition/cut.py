@@ -94,7 +94,7 @@ def tag_recomputed(joint: GraphModule, options: Options, static: Sequence[int] =
     """
     least = _target(joint, options).repeated_bytes if _sizes_decide(joint, options) else None
     passes = recompute_passes(options.recompute, tuple(static), least)
-    return run_passes(passes, joint, check=options.dump.verify)
+    return run_passes(passes, joint, check=options.dump.verify, folder=options.dump.save_onnx)
 
 
 def _sizes_decide(gm: GraphModule, options: Options) -> bool:

@@ -217,6 +217,7 @@ _METHODS = {
     aten.detach.default: "detach",
     aten.expand.default: "expand",
     aten.permute.default: "permute",
+    aten.reshape.default: "reshape",
     aten.select.int: "select",
     aten.t.default: "t",
     aten.transpose.int: "transpose",

@@ -18,6 +18,7 @@ __all__ = [
     "AUTOGRAD_KEYS",
     "TRACING_KEYS",
     "TorchDispatchMode",
+    "as_traced",
     "forget_dispatch",
     "python_kernels",
     "real_kernels",
@@ -27,6 +28,8 @@ __all__ = [
 
 _disable_modes = private("torch.utils._python_dispatch:_disable_current_modes", nullcontext)
 _disable_python_kernels = private("torch._C:_DisablePythonDispatcher", nullcontext)
+_python_dispatcher = private("torch._dispatch.python:enable_python_dispatcher", nullcontext)
+_disable_autocast = private("torch._C:_DisableAutocast", nullcontext)
 _no_python_dispatcher = private("torch._dispatch.python:no_python_dispatcher", nullcontext)
 sees_calls: Callable[[], int] = private("torch._C:_len_torch_dispatch_stack", lambda: 1)
 """How many modes, of torch's or of the program's, see the calls made now; without an answer, one.
@@ -58,6 +61,19 @@ def real_kernels() -> Iterator[None]:
         stack.enter_context(_disable_modes())
         stack.enter_context(_disable_python_kernels())
         stack.enter_context(torch.no_grad())
+        yield
+
+
+@contextmanager
+def as_traced() -> Iterator[None]:
+    """Have calls on fake tensors reach the kernels that a trace reaches: without gradients, and without autocast.
+
+    Without torch's switches a call under the program's autocast would cast once more.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_disable_autocast())
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_python_dispatcher())
         yield
 
 

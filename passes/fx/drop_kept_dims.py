@@ -8,6 +8,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from ort_dynamo.passes.fx.analysis.fake_values import propagate
 from ort_dynamo.passes.fx.analysis.saved_tensors import tagged_alike
 from ort_dynamo.passes.fx.analysis.views import REARRANGEMENTS
 from ort_dynamo.torch_internals.operators import aten
@@ -34,7 +35,7 @@ class DropKeptDims(PassBase):
             views = list(node.users)
             if _keeps(node) and all(_drops(view, node) for view in views):
                 node.update_arg(2, False)
-                node.meta["val"] = views[0].meta["val"]
+                propagate([node])
                 for view in views:
                     view.replace_all_uses_with(node)
                     graph.erase_node(view)

@@ -13,6 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ort_dynamo.marks import DRAWN, HALF, RECOMPUTE
+from ort_dynamo.passes.fx.analysis.fake_values import add_call
 from ort_dynamo.passes.fx.analysis.saved_tensors import draws, must_recompute, tag
 from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
 from ort_dynamo.torch_internals.dropout_mask import DROPOUT_MASK
@@ -136,7 +137,6 @@ class _Rewriter:
             result = self._call(aten.mul.Tensor, source, noise)
         for user in list(node.users):
             replacement = result if user.args[1] == 0 else mask
-            replacement.meta["val"] = user.meta["val"]  # whose memory the fake values of later views share
             user.replace_all_uses_with(replacement)
             self._graph.erase_node(user)
         self._graph.erase_node(node)
@@ -159,12 +159,7 @@ class _Rewriter:
         return list(map(self._number, fake.shape)), list(map(self._number, fake.stride()))
 
     def _call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-        made = self._graph.call_function(target, args, kwargs)
-        values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
-        with self._fake_mode():
-            made.meta["val"] = target(*values[0], **values[1])
-        made.meta.update(self._meta)
-        return made
+        return add_call(self._graph, target, args, kwargs, self._meta)
 
     def _fake_mode(self) -> Any:
         mode = detect_fake_mode(

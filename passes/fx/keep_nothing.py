@@ -16,6 +16,9 @@ def husk(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty(()).expand(tensor.shape)
 
 
+husk.keeps_value = True  # type: ignore[attr-defined]  # the fake value is that of the tensor which it stands for
+
+
 @dataclass(frozen=True)
 class KeepNothing(PassBase):
     """The forward returns a `husk` of each tensor that it would keep for the backward.

@@ -8,6 +8,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from ort_dynamo.marks import READS_WIDE_STATISTICS, WIDE_STATISTICS
+from ort_dynamo.passes.fx.analysis.fake_values import propagate
 from ort_dynamo.passes.fx.analysis.views import ALIASES
 from ort_dynamo.torch_internals.operators import aten
 
@@ -52,7 +54,7 @@ class KeepStatisticsWide(PassBase):
     name: str = "keep_statistics_wide"
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        """Change the fake values of a joint graph, from which lowerings take their dtypes."""
+        """Mark nodes of a joint graph, whose fake values follow: from these, lowerings take their dtypes."""
         modified = False
         for node in graph_module.graph.nodes:
             if node.target not in _STATISTICS:
@@ -66,15 +68,19 @@ class KeepStatisticsWide(PassBase):
 
 def _widen(node: Node, result: Node, wide: torch.dtype) -> bool:
     """Give one result of a node another dtype, with its aliases, if gradients alone read it."""
-    aliases = [result]
+    aliases, gradients = [result], []
     for alias in aliases:
         for reader in alias.users:
             if reader.target in ALIASES:
                 aliases.append(reader)
-            elif reader.target not in _GRADIENTS:
+            elif reader.target in _GRADIENTS:
+                gradients.append((reader, alias))
+            else:
                 return False
-    for alias in aliases:
-        alias.meta["val"] = alias.meta["val"].to(wide)
-    index = result.args[1]
-    node.meta["val"] = tuple(result.meta["val"] if i == index else fake for i, fake in enumerate(node.meta["val"]))
+    narrow = result.meta["val"].dtype
+    for gradient, alias in gradients:
+        read = {index: narrow for index, argument in enumerate(gradient.args) if argument is alias}
+        gradient.meta[READS_WIDE_STATISTICS] = {**gradient.meta.get(READS_WIDE_STATISTICS, {}), **read}
+    node.meta[WIDE_STATISTICS] = {**node.meta.get(WIDE_STATISTICS, {}), result.args[1]: wide}
+    propagate([node, *aliases])
     return True

@@ -24,6 +24,9 @@ def owned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if tensor.nbytes <= _SMALL else tensor
 
 
+owned.keeps_value = True  # type: ignore[attr-defined]  # its size at run time decides; the maker gives a fake value
+
+
 @dataclass(frozen=True)
 class OwnResults(PassBase):
     """The outer graph copies those islands' results that the program sees, at run time, by `owned`.

@@ -9,6 +9,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.marks import RECOMPUTE, STANDS_BESIDE
 from ort_dynamo.passes.fx.analysis.batch_statistics import SHARED, WITH_RUNNING, WITHOUT_RUNNING
+from ort_dynamo.passes.fx.analysis.fake_values import add_call
 from ort_dynamo.passes.fx.analysis.saved_tensors import must_recompute
 from ort_dynamo.torch_internals.operators import is_absent
 
@@ -46,8 +47,8 @@ class SplitStatistics(PassBase):
 def _split(node: Node, shared: list[Node]) -> None:
     tensor, weight, bias, _, _, training, momentum, eps = node.args
     with node.graph.inserting_after(node):
-        without = node.graph.call_function(WITHOUT_RUNNING, (tensor, weight, bias, training, momentum, eps))
-    without.meta = {**node.meta, "val": node.meta["val"][:SHARED], STANDS_BESIDE: node.name}
+        args = (tensor, weight, bias, training, momentum, eps)
+        without = add_call(node.graph, WITHOUT_RUNNING, args, meta={**node.meta, STANDS_BESIDE: node.name})
     node.meta.pop(RECOMPUTE, None)
     for user in list(node.users):
         if user in shared:

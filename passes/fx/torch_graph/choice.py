@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from torch.fx import Node
-from torch.fx.node import map_arg
 
 from ort_dynamo.marks import CHOSEN, HALF
+from ort_dynamo.passes.fx.analysis.fake_values import add_call
 
 __all__ = ["ORIGIN", "add_chosen", "choose", "computes"]
 
@@ -43,8 +43,5 @@ def add_chosen(
         args: its arguments.
         kwargs: its keyword arguments.
     """
-    fakes: Any = map_arg((args, kwargs), lambda one: one.meta["val"])
-    made = like.graph.call_function(target, args, dict(kwargs))
-    made.meta = {key: like.meta[key] for key in kept if key in like.meta}
-    made.meta |= {CHOSEN: reason, "val": target(*fakes[0], **fakes[1])}
-    return made
+    meta = {key: like.meta[key] for key in kept if key in like.meta}
+    return add_call(like.graph, target, args, kwargs, meta | {CHOSEN: reason})

@@ -1,21 +1,21 @@
-"""A graph of convolutions that torch runs whole is computed in channels_last, as torch's kernels are made for it."""
+"""Compute a graph of convolutions that torch runs whole in channels_last, the layout of torch's kernels."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.boundary import in_order, inverse, physical_order
 from ort_dynamo.marks import CHOSEN, HALF, RECOMPUTE
+from ort_dynamo.passes.fx.analysis.aliases import AliasSets
+from ort_dynamo.passes.fx.analysis.fake_values import propagate
 from ort_dynamo.passes.fx.analysis.saved_tensors import draws
 from ort_dynamo.passes.fx.analysis.views import ALIASES
 from ort_dynamo.passes.fx.torch_graph.choice import ORIGIN, add_chosen
@@ -25,84 +25,50 @@ from ort_dynamo.passes.fx.torch_graph.work import (
     convolves_images,
     weighs_more_than_images,
 )
-from ort_dynamo.torch_internals.fakes import detect_fake_mode
+from ort_dynamo.torch_internals.kernel_layouts import IMAGE_OPERATORS, ONEDNN_DTYPES, follows_layout
 from ort_dynamo.torch_internals.operators import OpOverload, aten, is_pointwise
+from ort_dynamo.torch_internals.symbols import known_true
 
 __all__ = ["LayOutChannelsLast"]
-
-_FOLLOWING = frozenset(
-    {
-        *CONVOLUTIONS,
-        operator.getitem,
-        aten._native_batch_norm_legit_functional.default,
-        aten._native_batch_norm_legit.no_stats,
-        aten._native_batch_norm_legit_no_training.default,
-        aten._batch_norm_with_update_functional.default,
-        aten.native_batch_norm.default,
-        aten.native_batch_norm_backward.default,
-        aten.batch_norm_backward.default,
-        aten.max_pool2d_with_indices.default,
-        aten.max_pool2d_with_indices_backward.default,
-        aten.avg_pool2d.default,
-        aten.avg_pool2d_backward.default,
-        aten._adaptive_avg_pool2d.default,
-        aten._adaptive_avg_pool2d_backward.default,
-        aten.upsample_nearest2d.vec,
-        aten.upsample_nearest2d.default,
-        aten.upsample_nearest2d_backward.default,
-        aten.upsample_bilinear2d.vec,
-        aten.upsample_bilinear2d.default,
-        aten.upsample_bilinear2d_backward.default,
-        aten.mean.default,
-        aten.mean.dim,
-        aten.sum.default,
-        aten.sum.dim_IntList,
-        aten.cat.default,
-        aten.constant_pad_nd.default,
-        aten.native_dropout.default,
-        # Pointwise ones without the tag.
-        aten.hardtanh_backward.default,
-        aten.hardswish_backward.default,
-        aten.elu_backward.default,
-        aten.leaky_relu_backward.default,
-    }
-)
-"""Operators beside the pointwise ones whose kernels take channels_last and give it."""
 
 _VIEWS = (aten.slice.Tensor, aten.permute.default, *ALIASES)
 """Views that are made of a tensor in channels_last as they are of a contiguous one."""
 
 _CONTIGUOUS = (aten.native_layer_norm.default, aten.native_layer_norm_backward.default)
-"""Operators whose kernels read their inputs in any layout and give what is contiguous.
+"""Operators that read contiguous tensors, and are left alone where they find them.
 
-A permutation of what is in channels_last is contiguous, so that a layer normalization of channels copies nothing."""
+A permutation of a tensor in channels_last is contiguous, so a layer normalization of channels copies nothing."""
+
+_CHANNELS_LAST = (0, 2, 3, 1)
 
 
 @dataclass(frozen=True)
 class LayOutChannelsLast(PassBase):
-    """What two-dimensional convolutions in torch read is laid out in channels_last, and so is all that follows from it.
+    """Lay out in channels_last what two-dimensional convolutions in torch read, and all that follows from it.
 
-    oneDNN's kernels compute in channels_last; a contiguous tensor is put in order before each of them and its result
-    back afterwards. Where sessions take part of the graph, nothing is changed: a session's tensors are contiguous, and
-    would be put in order at each boundary. Nor where a convolution's weight, which is contiguous as its gradient has to
-    be, is larger than the images and its kernel than one place: it would be put in order in their place.
+    oneDNN's kernels compute in channels_last; they reorder a contiguous tensor before each of them and its result
+    afterwards. Where sessions take part of the graph, the pass changes nothing: a session's tensors are contiguous, and
+    each boundary would reorder. Nor does it lay out a convolution whose weight, which is contiguous as its gradient has
+    to be, is larger than the images and its kernel than one element: the weight would be reordered instead.
 
-    What leaves the graph, and what an operator reads that is not known to follow its input's layout, has the strides
-    that it was traced with. Values stay the same, but for the order in which sums are taken.
+    An operator reads all its images in channels_last, or all as they were traced. It follows if the table of kernels
+    (`torch_internals/kernel_layouts.py`) promises the layout of its results and fake tensors agree. Outputs, and what
+    other operators read, have the strides that they were traced with. Values stay the same, but for the order in which
+    sums are taken. Without oneDNN the pass does nothing.
     """
 
     name: str = "lay_out_channels_last"
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        """Rewrite a joint or inference graph in place."""
+        """Rewrite a joint graph or an inference graph in place."""
         graph = graph_module.graph
         computing = [node for node in graph.nodes if node.op == "call_function" and _is_tensor(node)]
         convolutions = [node for node in computing if convolves_images(node)]
         if not convolutions or not all(CHOSEN in node.meta or _is_unplaced(node) for node in computing):
             return PassResult(graph_module, False)
-        values = [node.meta.get("val") for node in graph.nodes]
-        with detect_fake_mode(values) or nullcontext():
-            modified = _Layout(graph_module).change()
+        if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+            return PassResult(graph_module, False)
+        modified = _Layout(graph_module).change()
         if modified:
             graph.lint()
             graph_module.recompile()
@@ -115,7 +81,7 @@ class _Layout:
     def __init__(self, gm: GraphModule) -> None:
         self._gm = gm
         self._moved: dict[Node, Any] = {}  # node -> the fake value that it was traced with
-        self._back: dict[Node, Node] = {}  # node that moved -> a copy as it was traced
+        self._back: dict[tuple[Node, Any], Node] = {}  # node that moved, half of a reader -> a copy as it was traced
         self._over: dict[Node, Node] = {}  # node that did not -> a copy in channels_last
         self._modified = False
 
@@ -128,36 +94,35 @@ class _Layout:
         return self._modified
 
     def _visit(self, node: Node) -> None:
-        if convolves_images(node):
-            # Its weight is contiguous, and would be put in order in their place; not if its kernel has one place.
-            if weighs_more_than_images(node) and math.prod(convolution_weight(node).shape[2:]) != 1:
-                self._read_as_traced(node)
-                return
-            images = node.args[:1] if node.target is CONVOLUTIONS[0] else node.args[:2]
-            for image in images:
-                self._read_channels_last(node, image)  # type: ignore[arg-type]
-        if _is_of_one_expanded(node):
-            self._expand_late(node)
-            return
-        moved = [argument for argument in node.all_input_nodes if argument in self._moved]
-        if not moved or node.target in _CONTIGUOUS:
-            return
-        if _puts_in_order(node):
-            self._order(node)
-            return
-        if not _follows(node):
+        if convolves_images(node) and not self._wants_channels_last(node):
             self._read_as_traced(node)
+        elif _is_of_one_expanded(node):
+            self._expand_late(node)
+        elif not convolves_images(node) and self._is_as_traced(node):
             return
-        if is_pointwise(node.target) and any(_is_channels_last(argument.meta["val"]) for argument in moved):
-            for argument in node.all_input_nodes:
-                if argument not in self._moved and _shape(argument) == _shape(node):
-                    self._read_channels_last(node, argument)
-        self._trace_again(node)
+        elif _puts_in_order(node):
+            self._order(node)
+        elif node.target is operator.getitem or node.target in _VIEWS:
+            self._propagate(node)
+        elif not self._follow(node):
+            self._read_as_traced(node)
+            propagate([node])
+
+    def _wants_channels_last(self, convolution: Node) -> bool:
+        """Whether a convolution gains: oneDNN has it, and no larger weight is reordered in the images' place."""
+        weight = convolution_weight(convolution)
+        reorders = weighs_more_than_images(convolution) and math.prod(weight.shape[2:]) != 1
+        return weight.dtype in ONEDNN_DTYPES and not reorders
+
+    def _is_as_traced(self, node: Node) -> bool:
+        """Whether no operand of a node has moved, or the node only asks that those are contiguous, and they are."""
+        moved = [argument for argument in node.all_input_nodes if argument in self._moved]
+        return not moved or (node.target in _CONTIGUOUS and all(_is_contiguous(one.meta["val"]) for one in moved))
 
     def _expand_late(self, node: Node) -> None:
         """Compute of an element what was computed of each copy of it: what is expanded then has any layout.
 
-        As the gradient of a mean, which is divided by how many they were, is read by a convolution.
+        The gradient of a mean, for one, is divided by the number of elements, and a convolution reads it.
         """
         expanded: Any = node.args[0]
         with self._gm.graph.inserting_before(node):
@@ -169,70 +134,128 @@ class _Layout:
         self._modified = True
 
     def _order(self, node: Node) -> None:
-        """What put a tensor in order may find that it is."""
+        """Make a copy in contiguous order an alias, where its source is contiguous now and no caller can tell."""
         (source,) = node.all_input_nodes
-        if _is_contiguous(source.meta["val"]):
+        if _is_contiguous(source.meta["val"]) and AliasSets(self._gm.graph).may_merge(node, source):
             node.target, node.args, node.kwargs = aten.alias.default, (source,), {}
-            node.meta["val"] = aten.alias.default(source.meta["val"])
+            propagate([node])
             self._modified = True
 
-    def _trace_again(self, node: Node) -> None:
-        """Give `node` the fake value that follows from its inputs' present ones."""
-        args, kwargs = map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
-        before, after = node.meta.get("val"), node.target(*args, **kwargs)  # type: ignore[operator]
-        if before is None:  # a gradient that is not asked for
-            return
-        if node.target is CONVOLUTIONS[1] and isinstance(after, (tuple, list)):
-            after = [after[0], *before[1:]]  # _keep_weights sees to the weight's
-        node.meta["val"] = after if isinstance(after, torch.Tensor) else type(before)(after)
-        if _strides(before) != _strides(after):
-            self._moved[node] = before
+    # -- following ---------------------------------------------------------------------------------------------------
+
+    def _follow(self, node: Node) -> bool:
+        """Have a node read all its images in one layout and give its results in it; False if it cannot.
+
+        Nothing is changed then, but for copies that nobody reads.
+        """
+        layout, images = self._images(node)
+        if layout is None:
+            return False
+        in_layout = {image: self._in_layout(image, layout, node) for image in images}
+        if None in in_layout.values():
+            return False
+        if all(copied is image and image not in self._moved for image, copied in in_layout.items()):
+            return True  # the program has laid them out
+        before, arguments = node.meta.get("val"), (node.args, node.kwargs)
+        for image, copied in in_layout.items():
+            if copied is not image:
+                node.replace_input_with(image, copied)  # type: ignore[arg-type]
+        propagate([node])
+        if not _keeps_promise(node, layout):
+            node.args, node.kwargs = arguments
+            return False
         if node.target is CONVOLUTIONS[1]:
-            self._keep_weights(node)
+            self._keep_weights(node, before)
+        else:
+            self._note(node, before)
+        self._modified |= any(copied is not image for image, copied in in_layout.items())
+        return True
 
-    def _keep_weights(self, convolution: Node) -> None:
-        """Have the gradient of a convolution's weight contiguous as it was traced: its kernel may follow the images."""
-        for item in tuple(convolution.users):
-            if item.args[1] == 1:
-                with self._gm.graph.inserting_after(item):
-                    kept = _add(item, aten.contiguous.default, (item,), {})
-                item.replace_all_uses_with(kept, lambda user, kept=kept: user is not kept)  # type: ignore[misc]
-                self._modified = True
+    def _images(self, node: Node) -> tuple[tuple[int, ...] | None, list[Node]]:
+        """The layout in which a node can read its images, and the operands that are to have it; None for no layout."""
+        tensors = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
+        if node.target in CONVOLUTIONS:
+            weight = node.args[1 if node.target is CONVOLUTIONS[0] else 2]
+            return _CHANNELS_LAST, [one for one in tensors if one.meta["val"].dim() == 4 and one is not weight]
+        if node.target in IMAGE_OPERATORS:
+            images = [one for one in tensors if one.meta["val"].dim() == 4]
+        elif follows_layout(node.target) and not draws(node):
+            value = next(one for one in _values(node) if isinstance(one, torch.Tensor))
+            images = [one for one in tensors if _has_shape(one, value) and not _is_repeated(one.meta["val"])]
+        else:
+            return None, []
+        orders = [order for one in images if one in self._moved and (order := _order_of(one.meta["val"])) is not None]
+        if not orders:
+            return None, []
+        rest = [one for one in tensors if one not in images and not _agrees(one.meta["val"], orders[0])]
+        return orders[0], images if node.target in IMAGE_OPERATORS else [*images, *rest]
 
-    def _read_channels_last(self, reader: Node, image: Node) -> None:
+    def _in_layout(self, image: Node, layout: tuple[int, ...], reader: Node) -> Node | None:
+        """An operand in a layout: itself, or a copy; None if a copy would gain nothing."""
         fake = image.meta["val"]
-        is_put_in_order = _is_contiguous(fake) or (image in self._moved and (_is_dense(fake) or _is_expanded(image)))
-        if not is_put_in_order or _is_channels_last(fake):
-            return
+        if fake.dim() == len(layout) and _has_strides(fake, layout):
+            return image
+        is_dense = _is_contiguous(fake) or (image in self._moved and (_is_dense(fake) or _is_expanded(image)))
+        if layout != _CHANNELS_LAST or fake.dim() != 4 or not is_dense:
+            return None
         if image not in self._over:
             with self._gm.graph.inserting_before(reader):
                 copied = self._over[image] = _copy(image, torch.channels_last)
-            copied.meta.pop(HALF, None)
-            if HALF in reader.meta:  # a forward's tensor that the backward alone wants so is not the forward's to copy
-                copied.meta[HALF] = reader.meta[HALF]
+            _put_in_half_of(copied, reader)
             self._moved[copied] = self._moved.get(image, fake)
-        reader.replace_input_with(image, self._over[image])
+        return self._over[image]
+
+    def _propagate(self, node: Node) -> None:
+        before = node.meta.get("val")
+        if before is not None:
+            propagate([node])
+            self._note(node, before)
+
+    def _note(self, node: Node, before: Any) -> None:
+        if _strides(before) != _strides(node.meta["val"]):
+            self._moved[node] = before
+
+    def _keep_weights(self, convolution: Node, before: Any) -> None:
+        """Have the gradient of a convolution's weight as it was traced: its kernel may follow the images."""
+        for item in tuple(convolution.users):
+            if item.args[1] == 1:
+                with self._gm.graph.inserting_after(item):
+                    made = _ordered_as(before[1], item)
+                item.replace_all_uses_with(made[-1], lambda user, first=made[0]: user is not first)  # type: ignore[misc]
+        value = convolution.meta["val"]
+        self._moved[convolution] = type(value)((before[0], *value[1:]))
         self._modified = True
+
+    # -- going back --------------------------------------------------------------------------------------------------
 
     def _read_as_traced(self, reader: Node) -> None:
         for argument in reader.all_input_nodes:
             if argument in self._moved:
-                reader.replace_input_with(argument, self._as_traced(argument))
+                reader.replace_input_with(argument, self._as_traced(argument, reader))
+                self._modified = True
 
-    def _as_traced(self, moved: Node) -> Node:
-        """The node of what `moved` was traced as: a copy, and of a view the same view of its base's copy."""
-        if moved not in self._back:
-            base = self._as_traced(moved.args[0]) if moved.target in _VIEWS else None  # type: ignore[arg-type]
-            with self._gm.graph.inserting_before(moved.next):
+    def _as_traced(self, moved: Node, reader: Node) -> Node:
+        """The node of what `moved` was traced as: a copy, and of a view the same view of its base's copy.
+
+        It stands in the half of its first reader: what only the backward reads so, the forward does not save.
+        """
+        source = moved if reader.op == "output" else reader
+        half = source.meta.get(HALF)
+        if (moved, half) not in self._back:
+            base: Any = self._as_traced(moved.args[0], reader) if moved.target in _VIEWS else None  # type: ignore[arg-type]
+            with self._gm.graph.inserting_before(moved.next if reader.op == "output" else reader):
                 if base is None:
-                    self._back[moved] = _copied_as(self._moved[moved], moved)
+                    made = _copied_as(self._moved[moved], moved)
                 else:
-                    self._back[moved] = _add(base, moved.target, (base, *moved.args[1:]), moved.kwargs)
-        return self._back[moved]
+                    made = [_add(base, moved.target, (base, *moved.args[1:]), moved.kwargs)]
+            for one in made:
+                _put_in_half_of(one, source)
+            self._back[moved, half] = made[-1]
+        return self._back[moved, half]
 
 
 _KEPT = (*ORIGIN, RECOMPUTE, "ac_graph_id")
-"""What a node that is made has of the one that it is for, whether torch.utils.checkpoint computes it again included."""
+"""What a node that is made has of the one that it is for, whether torch.utils.checkpoint recomputes it included."""
 _REASON = "torch's convolutions are faster in channels_last"
 
 
@@ -240,17 +263,35 @@ def _add(like: Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
     return add_chosen(like, _REASON, _KEPT, target, args, kwargs)
 
 
+def _put_in_half_of(copied: Node, reader: Node) -> None:
+    """Have a copy computed where its reader is; what the backward alone reads is not the forward's to copy."""
+    if reader.meta.get(HALF) == copied.meta.get(HALF):
+        return
+    for key in (HALF, RECOMPUTE, "ac_graph_id"):
+        copied.meta.pop(key, None)
+    if HALF in reader.meta:
+        copied.meta[HALF] = reader.meta[HALF]
+
+
 def _copy(source: Node, layout: torch.memory_format) -> Node:
     return _add(source, aten.clone.default, (source,), {"memory_format": layout})
 
 
-def _copied_as(traced: torch.Tensor, source: Node) -> Node:
+def _copied_as(traced: torch.Tensor, source: Node) -> list[Node]:
     """A copy of `source` with the strides of a fake value, which is contiguous or a permutation of what is."""
     if _is_contiguous(traced):
-        return _copy(source, torch.contiguous_format)
+        return [_copy(source, torch.contiguous_format)]
     order = physical_order(traced)
-    copied = _copy(_add(source, aten.permute.default, (source, [*order]), {}), torch.contiguous_format)
-    return _add(source, aten.permute.default, (copied, inverse(order)), {})
+    permuted = _add(source, aten.permute.default, (source, [*order]), {})
+    copied = _copy(permuted, torch.contiguous_format)
+    return [permuted, copied, _add(source, aten.permute.default, (copied, inverse(order)), {})]
+
+
+def _ordered_as(traced: torch.Tensor, source: Node) -> list[Node]:
+    """The same, without a copy where `source` turns out to be contiguous and was traced so."""
+    if _is_contiguous(traced):
+        return [_add(source, aten.contiguous.default, (source,), {})]
+    return _copied_as(traced, source)
 
 
 def _is_tensor(node: Node) -> bool:
@@ -267,14 +308,17 @@ def _is_unplaced(node: Node) -> bool:
     return node.target is operator.getitem or not isinstance(node.target, OpOverload)
 
 
-def _follows(node: Node) -> bool:
-    """Whether the node can be given inputs in another layout: its results can be put in order, or follow."""
-    if node.target is operator.getitem or node.target in _VIEWS:
+def _keeps_promise(node: Node, layout: tuple[int, ...]) -> bool:
+    """Whether fake tensors agree with the table: results of the layout's rank have it.
+
+    The gradient of a convolution's weight may have any layout. From contiguous images anything may follow: kernels and
+    fake tensors agree there.
+    """
+    if node.target in IMAGE_OPERATORS and layout == tuple(range(len(layout))):
         return True
-    tensors = [one for one in _values(node) if isinstance(one, torch.Tensor)]
-    if is_pointwise(node.target):
-        return all(map(_is_dense, tensors))
-    return node.target in _FOLLOWING and all(map(_is_contiguous, tensors))
+    results = [_values(node)[0]] if node.target is CONVOLUTIONS[1] else _values(node)
+    tensors = [one for one in results if isinstance(one, torch.Tensor) and one.dim() == len(layout)]
+    return all(_has_strides(one, layout) for one in tensors)
 
 
 def _is_expanded(node: Any) -> bool:
@@ -297,9 +341,28 @@ def _puts_in_order(node: Node) -> bool:
     return node.target is aten.clone.default and node.kwargs == {"memory_format": torch.contiguous_format}
 
 
-def _shape(node: Node) -> Any:
-    value = node.meta.get("val")
-    return tuple(value.shape) if isinstance(value, torch.Tensor) and value.dim() == 4 else None
+def _has_shape(node: Node, value: torch.Tensor) -> bool:
+    fake = node.meta["val"]
+    return fake.dim() == value.dim() and all(known_true(a == b) for a, b in zip(fake.shape, value.shape, strict=True))
+
+
+def _is_repeated(fake: torch.Tensor) -> bool:
+    """Whether a tensor is expanded: elements along a dimension are one element."""
+    return any(
+        known_true(step == 0) and not known_true(size == 1)
+        for size, step in zip(fake.shape, fake.stride(), strict=True)
+    )
+
+
+def _agrees(fake: torch.Tensor, order: tuple[int, ...]) -> bool:
+    """Whether an operand that is broadcast or expanded leaves the order of the others' dimensions as it is.
+
+    It has at most one dimension of several elements, or these lie in memory in that order.
+    """
+    missing = len(order) - fake.dim()
+    axes = [axis - missing for axis in order if axis >= missing]
+    long = [axis for axis in axes if not known_true(fake.shape[axis] == 1) and not known_true(fake.stride(axis) == 0)]
+    return len(long) < 2 or _has_strides(fake, axes)
 
 
 def _strides(value: Any) -> Any:
@@ -308,17 +371,24 @@ def _strides(value: Any) -> Any:
     return [_strides(one) for one in value] if isinstance(value, (tuple, list)) else None
 
 
+def _order_of(fake: torch.Tensor) -> tuple[int, ...] | None:
+    """The dimensions from slowest to fastest in memory, without gaps; None where there is no such order."""
+    if _is_channels_last(fake):
+        return _CHANNELS_LAST
+    return tuple(range(fake.dim())) if _is_contiguous(fake) else physical_order(fake) or None
+
+
 def _is_contiguous(fake: Any) -> bool:
     return isinstance(fake, torch.Tensor) and _has_strides(fake, range(fake.dim()))
 
 
 def _is_dense(fake: torch.Tensor) -> bool:
     """Whether some order of the dimensions makes the tensor contiguous."""
-    return _is_contiguous(fake) or bool(physical_order(fake))
+    return _order_of(fake) is not None
 
 
 def _is_channels_last(fake: torch.Tensor) -> bool:
-    return fake.dim() == 4 and _has_strides(fake, (0, 2, 3, 1))
+    return fake.dim() == 4 and _has_strides(fake, _CHANNELS_LAST)
 
 
 def _has_strides(fake: torch.Tensor, order: Sequence[int]) -> bool:

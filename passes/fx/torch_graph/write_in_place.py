@@ -1,4 +1,4 @@
-"""What torch computes element by element is written over an input that nothing reads afterwards."""
+"""Run pointwise operators that torch computes in place, where their input is dead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.passes.fx.analysis.storage import storages_of
+from ort_dynamo.passes.fx.analysis.aliases import AliasSets
 from ort_dynamo.passes.fx.torch_graph.work import CONVOLUTIONS
 from ort_dynamo.torch_internals.operators import (
     OpOverload,
@@ -67,12 +67,12 @@ _FRESH = frozenset(
 
 @dataclass(frozen=True)
 class WriteInPlace(PassBase):
-    """Pointwise operators that torch runs in an outer graph write their result over an input of the same layout.
+    """Run pointwise operators of an outer graph in place, over an input of the same layout that is dead.
 
     Memory that was just written is in the processor's cache, or at least mapped; that of a new tensor is read in before
-    it is written, and a large one's pages are fetched from the system first. Only what the graph itself has allocated
-    is overwritten, and which nothing reads afterwards, itself or a view of it: no input, no output, nothing saved. What
-    is overwritten may be such a view of all of it, as the result of a linear layer is.
+    it is written, and a large one's pages are fetched from the system first. The pass overwrites only what the graph
+    itself has allocated and nothing reads afterwards, itself or an alias of it: no input, no output, no saved tensor.
+    The input may be a view of all of an allocation, as the result of a linear layer is.
     """
 
     name: str = "write_in_place"
@@ -81,17 +81,15 @@ class WriteInPlace(PassBase):
         """Rewrite, in place, an outer graph with fake values."""
         nodes = tuple(graph_module.graph.nodes)
         place = {node: index for index, node in enumerate(nodes)}
-        holders: dict[int, list[Node]] = {}
-        for node in nodes:
-            for storage in () if _is_tuple(node) else storages_of(node):
-                holders.setdefault(storage, []).append(node)
+        aliases = AliasSets(graph_module.graph)
         fresh = {node for node in nodes if _is_fresh(node)}  # asked before anything is rewritten
         modified = False
         for node in nodes:
             for over, target, args, kwargs in _in_place(node):
-                sharing = [one for storage in storages_of(over) for one in holders.get(storage, ())]
-                if sharing and sharing[0] in fresh and _can_be_overwritten(over, node, place, sharing):
+                sharing = aliases.of(over)
+                if sharing[0] in fresh and _can_be_overwritten(over, node, place, sharing):
                     node.target, node.args, node.kwargs = target, args, kwargs
+                    aliases.join(node, over)
                     modified = True
                     break
         if modified:
@@ -103,7 +101,7 @@ _Call = tuple[Node, OpOverload, tuple[Any, ...], dict[str, Any]]
 
 
 def _in_place(node: Node) -> Iterator[_Call]:
-    """The calls that give what `node` gives, each with the input that it writes over."""
+    """Yield the calls that give the result of `node`, each with the input that it writes over."""
     args: tuple[Any, ...] = node.args
     target: Any = node.target
     if node.op != "call_function" or not args or not isinstance(first := args[0], Node):
@@ -134,7 +132,7 @@ def _can_be_overwritten(over: Node, writer: Node, place: Mapping[Node, int], sha
 
 
 def _reads_only(user: Node) -> bool:
-    """Whether `user` is one of torch's operators: what shares memory with its inputs, the fake tensors tell."""
+    """Whether `user` is one of torch's operators: their schemas say what shares memory with their inputs."""
     return isinstance(user.target, OpOverload) and user.target.namespace == "aten"
 
 
@@ -143,7 +141,3 @@ def _same_layout(over: Any, written: Any) -> bool:
         return False
     facts = [(one.dtype, one.device, tuple(one.shape), tuple(one.stride())) for one in (over, written)]
     return facts[0] == facts[1]
-
-
-def _is_tuple(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), (tuple, list))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase
 
+from ort_dynamo.passes.running import run_passes
+
 __all__ = ["run_twice"]
 
 
 def run_twice(pass_: PassBase, gm: GraphModule) -> bool:
-    """Run a pass, and again, which must change nothing; whether the first run said that it changed something."""
-    result = pass_(gm)
-    assert result is not None
-    again = pass_(gm)
-    assert again is not None
+    """Run a pass, and again, which must change nothing. Fake values, outputs and memory are checked after each."""
+    first, again = run_passes([pass_, pass_], gm, check=True)
     assert not again.modified
-    return result.modified
+    return first.modified

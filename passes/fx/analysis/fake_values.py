@@ -1,0 +1,229 @@
+"""Fake values of nodes, propagated from their inputs: the one place that writes meta["val"].
+
+Passes change calls and add nodes; `FakeValues.update` then computes the values of all that changed and of all that
+follows from it. A value is kept where the new one has the same dtype, shape, strides, offset and device, and shares
+memory with the same nodes. So a change ends where nothing depends on it, and passes may compare values.
+
+torch has a class of the same kind for its own compiler (`torch._inductor.fx_utils.FakeTensorUpdater`). This one does
+not import that compiler, leaves symbols that depend on data bound as they are, and knows our nodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from ort_dynamo.marks import READS_WIDE_STATISTICS, WIDE_STATISTICS
+from ort_dynamo.passes.fx.analysis.storage import fakes_in
+from ort_dynamo.torch_internals.dispatcher import as_traced
+from ort_dynamo.torch_internals.fakes import FakeTensor, storage_identity
+from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload, schema_of
+from ort_dynamo.torch_internals.pytree import tree_leaves
+from ort_dynamo.torch_internals.symbols import given_expression, known_true
+
+__all__ = ["FakeValues", "add_call", "caller_layout", "differences", "propagate"]
+
+
+def add_call(
+    graph: Graph,
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Node:
+    """Add a call where the graph inserts, with the fake value that it gives.
+
+    Args:
+        graph: the graph.
+        target: an operator, or a function of numbers.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        meta: what else the node says.
+    """
+    made = graph.call_function(target, args, dict(kwargs or {}))
+    made.meta.update(meta or {})
+    propagate([made])
+    return made
+
+
+def propagate(nodes: Iterable[Node]) -> None:
+    """Compute the fake values of nodes, in the order given, from those of their arguments."""
+    nodes = list(nodes)
+    with _fake_mode(itertools.chain.from_iterable((*one.all_input_nodes, *one.graph.nodes) for one in nodes)):
+        for node in filter(_is_propagated, nodes):
+            node.meta["val"] = _result(node)
+
+
+class FakeValues:
+    """Keeps the fake values of a graph in step with its calls.
+
+    Args:
+        gm: a graph whose fake values follow from its calls.
+    """
+
+    def __init__(self, gm: GraphModule) -> None:
+        self._gm = gm
+        self._note()
+
+    def _note(self) -> None:
+        self._calls = {node: _call(node) for node in self._gm.graph.nodes}
+        self._values = {node: node.meta.get("val") for node in self._gm.graph.nodes}
+
+    def update(self) -> None:
+        """Propagate the values of nodes that are new or call something else than at the last update."""
+        made: dict[int, Node] = {}  # allocation -> the first node that lives in it
+        replaced: set[Node] = set()
+        with _fake_mode(self._gm.graph.nodes):
+            for node in self._gm.graph.nodes:
+                changed = self._calls.get(node) != _call(node)
+                if node.meta.get("val") is not self._values.get(node):  # the pass has propagated it
+                    replaced.add(node)
+                if (changed or not replaced.isdisjoint(node.all_input_nodes)) and _is_propagated(node):
+                    value = _result(node)
+                    if "val" not in node.meta or not _same(node.meta["val"], value, made):
+                        node.meta["val"] = value
+                        replaced.add(node)
+                for fake in fakes_in(node.meta.get("val")):
+                    made.setdefault(storage_identity(fake), node)
+        self._note()
+
+
+def differences(gm: GraphModule) -> Iterator[str]:
+    """Propagate all values anew, from the inputs on, and say where those of the graph are others.
+
+    They are to agree in dtype, shape, strides, offset and device, and in which nodes share memory.
+    """
+    anew: dict[Node, Any] = {}
+    memory: tuple[dict[int, int], dict[int, int]] = {}, {}  # allocation, as it is and anew -> a number
+    with _fake_mode(gm.graph.nodes):
+        for index, node in enumerate(gm.graph.nodes):
+            if not _is_propagated(node):
+                anew[node] = node.meta.get("val")
+                for fake in fakes_in(anew[node]):
+                    place = storage_identity(fake)
+                    memory[1][place] = memory[0].setdefault(place, index)
+                continue
+            old, new = node.meta.get("val"), _result(node, anew)
+            anew[node] = new
+            if "val" not in node.meta:
+                continue
+            if not _agree(old, new):
+                yield f"{node.format_node()} has the value {_described(old)}, and its call gives {_described(new)}"
+                anew[node] = old
+                continue
+            for fakes in zip(fakes_in(old), fakes_in(new), strict=True):
+                first, second = (
+                    known.setdefault(storage_identity(fake), index) for known, fake in zip(memory, fakes, strict=True)
+                )
+                if first != second:
+                    nodes = list(gm.graph.nodes)
+                    yield f"{node.format_node()} has a value in the memory of {nodes[first]}, not of {nodes[second]}"
+
+
+def _call(node: Node) -> tuple[Any, ...]:
+    return node.target, node.args, node.kwargs, node.meta.get(WIDE_STATISTICS)
+
+
+_RESIZE = ("set_", "resize_", "resize_as_", "resize_storage_bytes_")
+"""Operators that would change the fake value of an input, whose memory they replace."""
+
+
+def _is_propagated(node: Node) -> bool:
+    """Whether a node's value follows from its call.
+
+    An island's, a higher-order operator's and that of a function with `keeps_value` are given by who made the node. A
+    symbol that depends on data is bound to the value that the trace gave.
+    """
+    target: Any = node.target
+    if node.op != "call_function" or "unbacked_bindings" in node.meta or getattr(target, "keeps_value", False):
+        return False
+    if isinstance(target, HigherOrderOperator):
+        return False
+    if isinstance(target, OpOverload) and schema_of(target).name.rpartition("::")[2] in _RESIZE:
+        return False
+    return all("val" in one.meta for one in node.all_input_nodes)
+
+
+def _result(node: Node, values: Mapping[Node, Any] | None = None) -> Any:
+    """Call a node's target with the fake values of its arguments: those of the graph, or of `values`."""
+    target: Any = node.target
+    args, kwargs = map_arg((node.args, node.kwargs), lambda one: one.meta["val"] if values is None else values[one])
+    narrow: Mapping[int, torch.dtype] = node.meta.get(READS_WIDE_STATISTICS, {})
+    args = tuple(one.to(narrow[index]) if index in narrow else one for index, one in enumerate(args))
+    result = target(*args, **kwargs)
+    wide: Mapping[int, torch.dtype] = node.meta.get(WIDE_STATISTICS, {})
+    return tuple(one.to(wide.get(index, one.dtype)) for index, one in enumerate(result)) if wide else result
+
+
+@contextmanager
+def _fake_mode(nodes: Iterable[Node]) -> Iterator[None]:
+    """Compute as the trace did; a graph without fake tensors computes with the values that it has."""
+    fakes = (fake for node in nodes for fake in fakes_in(node.meta.get("val")) if isinstance(fake, FakeTensor))
+    first = next(fakes, None)
+    with nullcontext() if first is None else first.fake_mode, as_traced():
+        yield
+
+
+def _agree(old: Any, new: Any) -> bool:
+    """Whether two fake values of one call agree in all but memory."""
+    before, after = tree_leaves(old), tree_leaves(new)
+    return len(before) == len(after) and all(map(_leaves_agree, before, after))
+
+
+def _leaves_agree(old: Any, new: Any) -> bool:
+    if isinstance(old, _NUMBERS) and isinstance(new, _NUMBERS):
+        return _same_number(old, new)
+    if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)):
+        return type(old) is type(new)
+    kinds = [(one.dtype, one.device, one.layout, one.dim()) for one in (old, new)]
+    return kinds[0] == kinds[1] and all(map(_same_number, _numbers(old), _numbers(new)))
+
+
+_NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _numbers(fake: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
+    if fake.layout is not torch.strided:
+        return tuple(fake.shape)
+    return (*fake.shape, *fake.stride(), fake.storage_offset())
+
+
+def _same_number(old: Any, new: Any) -> bool:
+    """Whether numbers are known to be equal. Arithmetic may spell one size in several ways."""
+    return bool(given_expression(old) == given_expression(new)) or known_true(old == new)
+
+
+def _described(value: Any) -> str:
+    return ", ".join(map(str, map(caller_layout, tree_leaves(value))))
+
+
+def _same(old: Any, new: Any, made: Mapping[int, Node]) -> bool:
+    """Whether a node's new value says what its old one does, where nodes before it live in the allocations `made`."""
+    if not _agree(old, new):
+        return False
+    paired: dict[int, int] = {}
+    for before, after in zip(fakes_in(old), fakes_in(new), strict=True):
+        memory, own = storage_identity(before), storage_identity(after)
+        if memory != own and (memory in made or own in made):
+            return False
+        if paired.setdefault(memory, own) != own:
+            return False
+    return True
+
+
+def caller_layout(value: Any) -> Any:
+    """Describe an output as a caller sees it: dtype, device, shape, and strides of dimensions of several elements."""
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    shape = tuple(map(str, value.shape))
+    if value.layout is not torch.strided:
+        return value.dtype, value.device, shape
+    steps = zip(value.shape, value.stride(), strict=True)
+    strides = tuple("any" if known_true(size == 1) else str(step) for size, step in steps)
+    return value.dtype, value.device, shape, strides

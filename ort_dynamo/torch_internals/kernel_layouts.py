@@ -23,7 +23,6 @@ LAID_OUT_AS: Mapping[OpOverload, int] = present(
         aten.hardsigmoid_backward.default: 0,
         aten.hardswish_backward.default: 0,
         aten.hardtanh_backward.default: 0,
-        aten.leaky_relu_backward.default: 0,
         aten.logit_backward.default: 0,
         aten.native_batch_norm_backward.default: 1,
         aten.batch_norm_backward.default: 1,
@@ -35,13 +34,7 @@ Fake tensors take another argument's layout for some of them.
 """
 
 CONTIGUOUS: frozenset[OpOverload] = frozenset(
-    present(
-        {
-            aten.pow.Scalar: None,
-            aten.float_power.Scalar: None,
-            aten.log_sigmoid_forward.default: None,
-        }
-    )
+    present(dict.fromkeys((aten.pow.Scalar, aten.float_power.Scalar, aten.log_sigmoid_forward.default)))
 )
 """Operators whose result is contiguous whatever the layout of the operand. Fake tensors follow the operand."""
 
@@ -87,6 +80,13 @@ An image is a four-dimensional operand other than a convolution's weight. A resu
 has the strides that fake tensors promise. A convolution keeps the promise with oneDNN, in the dtypes that it computes.
 """
 
+_SEVERAL_KERNELS = frozenset(
+    present(
+        dict.fromkeys((aten.angle.default, aten.ldexp.Tensor, aten.mvlgamma.default, aten.rrelu.default)),
+    )
+)
+"""Pointwise operators that call others, whose results have layouts of their own."""
+
 _POINTWISE_WITHOUT_TAG = frozenset(
     {
         aten.elu_backward.default,
@@ -100,8 +100,9 @@ _POINTWISE_WITHOUT_TAG = frozenset(
 def follows_layout(target: object) -> bool:
     """Whether a pointwise operator's results are laid out as its operands, if these have one dense layout.
 
-    Operands that are broadcast do not count if their own strides are in the same order.
+    Operands that are broadcast do not count if their own strides are in the same order. The promise is: if the fake
+    result has the layout, the real one has it.
     """
-    if not isinstance(target, OpOverload) or is_mutable(target) or target in CONTIGUOUS:
+    if not isinstance(target, OpOverload) or is_mutable(target) or target in CONTIGUOUS | _SEVERAL_KERNELS:
         return False
     return is_pointwise(target) or target in _POINTWISE_WITHOUT_TAG

@@ -23,8 +23,9 @@ from ort_dynamo.torch_internals.operators import OpOverload, all_overloads, aten
 pytestmark = pytest.mark.filterwarnings("ignore")  # of deprecated dtypes, of roundings
 
 SHAPES = ((2, 3, 4, 5), (2, 1, 4, 5), (2, 3, 1, 1), (1, 3, 4, 5), (3, 5, 7, 1), (2, 3, 1, 6))
-ORDERS = ((0, 1, 2, 3), (0, 2, 3, 1), (0, 1, 3, 2), (0, 2, 1, 3))
+ORDERS = ((0, 1, 2, 3), (0, 2, 3, 1), (0, 1, 3, 2))
 CHANNELS_LAST = ORDERS[1]
+FAKE = FakeTensorMode()
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 
 
@@ -45,8 +46,8 @@ def strides(value: Any) -> list[Any]:
 
 
 def fake(operator: OpOverload, args: Any) -> list[Any]:
-    with FakeTensorMode() as mode:
-        return strides(operator(*tree_map_only(torch.Tensor, mode.from_tensor, args)))
+    with FAKE:
+        return strides(operator(*tree_map_only(torch.Tensor, FAKE.from_tensor, args)))
 
 
 def operands(operator: OpOverload) -> list[Any] | None:
@@ -100,6 +101,25 @@ def is_laid_out(result: Any, order: Sequence[int]) -> bool:
     return strides(tensors) == [strides(laid_out(one.shape, order))[0] for one in tensors]
 
 
+def keeps(operator: OpOverload, args: Any, order: Sequence[int], where: Any, *, first: bool = False) -> bool:
+    """Whether a kernel was run; assert that it gives what the pass takes for granted.
+
+    The pass has an operator follow where fake results of four dimensions are in the layout: then the real ones are.
+    Results of other ranks have the strides of the fake ones.
+    """
+    result = run(operator, args)
+    if result is None or isinstance(result, bool):
+        return False
+    promised, real = fake(operator, args), list(result) if isinstance(result, (tuple, list)) else [result]
+    if first:
+        promised, real = promised[:1], real[:1]
+    images = [index for index, one in enumerate(real) if isinstance(one, torch.Tensor) and one.dim() == len(order)]
+    wanted = [strides(laid_out(real[index].shape, order))[0] for index in images]
+    if [promised[index] for index in images] == wanted:
+        assert promised == strides(real), where
+    return True
+
+
 def test_the_table_has_the_operators_of_elementwise_kernels() -> None:
     assert len(POINTWISE) > 200
     assert {aten.relu.default, aten.add.Tensor, aten.elu_backward.default, aten.pow.Scalar} <= set(POINTWISE)
@@ -107,18 +127,17 @@ def test_the_table_has_the_operators_of_elementwise_kernels() -> None:
 
 @pytest.mark.parametrize("operator", [one for one in POINTWISE if follows_layout(one)], ids=str)
 def test_results_have_the_one_layout_of_the_operands(operator: OpOverload) -> None:
-    for shape, order, dtype in itertools.product(SHAPES, ORDERS, DTYPES):
+    # Every dtype in one shape, as kernels may differ; every shape in one dtype.
+    forms = {*itertools.product(SHAPES[:1], ORDERS, DTYPES), *itertools.product(SHAPES, ORDERS, DTYPES[:1])}
+    for shape, order, dtype in sorted(forms, key=str):
         args = calls(operator, [laid_out(shape, order, dtype) for _ in range(count(operator))])
-        result = run(operator, args)
-        if result is not None and not isinstance(result, bool):
-            assert is_laid_out(result, order), (shape, order, dtype)
-            assert fake(operator, args) == strides(result), (shape, order, dtype)
+        keeps(operator, args, order, (shape, order, dtype))
 
 
 @pytest.mark.parametrize("operator", [one for one in POINTWISE if follows_layout(one) and count(one) > 1], ids=str)
 def test_operands_that_are_broadcast_in_the_same_order_change_nothing(operator: OpOverload) -> None:
     shape = (2, 3, 4, 5)
-    for order, place in itertools.product(ORDERS, range(count(operator))):
+    for order, place in itertools.product(ORDERS[:2], range(count(operator))):
         whole = [laid_out(shape, order) for _ in range(count(operator))]
         repeated = (
             torch.rand(3, 1, 1) * 0.5,
@@ -130,10 +149,7 @@ def test_operands_that_are_broadcast_in_the_same_order_change_nothing(operator: 
         )
         for one in repeated:
             args = calls(operator, [*whole[:place], one, *whole[place + 1 :]])
-            result = run(operator, args)
-            if result is not None and not isinstance(result, bool):
-                assert is_laid_out(result, order), (order, place, one.shape, one.stride())
-                assert fake(operator, args) == strides(result), (order, place, one.shape, one.stride())
+            keeps(operator, args, order, (order, place, one.shape, one.stride()))
 
 
 @pytest.mark.parametrize("operator", [one for one in LAID_OUT_AS if LAID_OUT_AS[one] == 0], ids=str)
@@ -143,7 +159,7 @@ def test_one_operand_decides_where_they_differ(operator: OpOverload) -> None:
         assert is_laid_out(result, orders[0]), (shape, orders)
 
 
-@pytest.mark.parametrize("operator", CONTIGUOUS, ids=str)
+@pytest.mark.parametrize("operator", sorted(CONTIGUOUS, key=str), ids=str)
 def test_some_results_are_contiguous_whatever_is_read(operator: OpOverload) -> None:
     for shape, order in itertools.product(SHAPES, ORDERS):
         result = operator(*calls(operator, [laid_out(shape, order)]))
@@ -260,18 +276,18 @@ def convolution_calls(
                 yield [gradient, x, weight, None, *form, [True, True, False]]
 
 
+def first_result(result: Any) -> Any:
+    return result[0] if isinstance(result, (tuple, list)) else result
+
+
 @pytest.mark.parametrize("dtype", ONEDNN_DTYPES, ids=str)
 @pytest.mark.parametrize("operator", sorted(IMAGE_OPERATORS, key=str), ids=str)
 def test_images_in_channels_last_give_images_in_channels_last(operator: OpOverload, dtype: torch.dtype) -> None:
+    followed = False
     for shape, order in itertools.product(SHAPES, (ORDERS[0], CHANNELS_LAST)):
         for args in image_calls(operator, shape, order, dtype):
-            result = run(operator, args)
-            if result is None:
-                continue
-            promised, expected = fake(operator, args), strides(result)
             where = (shape, order, [one for one in args if not isinstance(one, torch.Tensor)])
-            if operator is aten.convolution_backward.default:  # the weight's gradient may follow the images
-                promised, expected, result = promised[:1], expected[:1], result[0]
-            if order == CHANNELS_LAST:
-                assert is_laid_out(result, order), where
-            assert promised == expected, where
+            # The gradient of a weight may follow the images.
+            ran = keeps(operator, args, order, where, first=operator is aten.convolution_backward.default)
+            followed |= ran and order == CHANNELS_LAST and is_laid_out(first_result(operator(*args)), order)
+    assert followed

@@ -1,10 +1,10 @@
-"""Some kernels lay their results out in memory otherwise than torch's fake tensors promise.
+"""Trace operators as their kernels lay results out in memory, where fake tensors promise another layout.
 
-In one case the dtype is another one.
+In one case the dtype is another one. `torch_internals/kernel_layouts.py` is the table of the kernels.
 
-What a user sees is the layout that the kernel gives, and what is computed from it is laid out accordingly. So each of
-them is traced as operators whose fake tensors promise that: on an input laid out in the order in which the kernel
-gives its result. Where the two agree, a function here gives NotImplemented, and the operator stays as it is.
+A user sees the layout that the kernel gives, and the operators that follow read it. So each of these operators is
+traced on operands in the order in which the kernel gives its result: there, fake tensors agree. Where they agree
+anyway, a function here gives NotImplemented, and the operator stays as it is.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ort_dynamo.boundary import inverse, physical_order
+from ort_dynamo.torch_internals.kernel_layouts import CONTIGUOUS, LAID_OUT_AS
 from ort_dynamo.torch_internals.operators import OpOverload, aten, present
 from ort_dynamo.torch_internals.promotion import is_contiguous, memory_format_of
 
@@ -46,23 +47,48 @@ def _channel_shuffle(self: torch.Tensor, groups: int) -> torch.Tensor:
     return shuffled.clone(memory_format=memory_format_of(self) if keeps else torch.contiguous_format)
 
 
-def _copysign(self: torch.Tensor, other: torch.Tensor) -> Any:
-    """As in any elementwise kernel, the first operand decides; the fake tensor follows the second."""
-    shape = torch.broadcast_shapes(self.shape, other.shape)  # type: ignore[no-untyped-call]
-    if self.dim() < 2 or self.shape != shape:
-        return NotImplemented
-    order = physical_order(self.clone()) or tuple(range(self.dim()))
-    if order == tuple(range(self.dim())) and is_contiguous(self) and is_contiguous(other):
-        return NotImplemented
-    x, sign = (one.expand_as(self).permute(order).contiguous() for one in (self, other))
-    return aten.copysign(x, sign).permute(inverse(order))
+def _laid_out_as_first(overload: OpOverload) -> Callable[..., Any]:
+    """Make an elementwise operator whose first operand decides the layout read the others in it."""
+
+    def decomposition(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        operands = [first, *(one for one in args if isinstance(one, torch.Tensor))]
+        shape = torch.broadcast_shapes(*(one.shape for one in operands))  # type: ignore[no-untyped-call]
+        if first.dim() < 2 or first.shape != shape:
+            return NotImplemented
+        order = physical_order(first.clone()) or tuple(range(first.dim()))
+        if order == tuple(range(first.dim())) and all(map(is_contiguous, operands)):
+            return NotImplemented
+        arguments = (
+            one.expand_as(first).permute(order).contiguous() if isinstance(one, torch.Tensor) else one
+            for one in (first, *args)
+        )
+        return overload(*arguments, **kwargs).permute(inverse(order))
+
+    return decomposition
 
 
-def _log_sigmoid_forward(self: torch.Tensor) -> Any:
-    """The CPU's kernel makes its results contiguous."""
-    if self.device.type != "cpu" or is_contiguous(self):
-        return NotImplemented
-    return aten.log_sigmoid_forward(self.contiguous())
+def _laid_out_as_input(overload: OpOverload) -> Callable[..., Any]:
+    """Make the gradient of a batch normalization read the result's gradient in the layout of the input."""
+
+    def decomposition(gradient: torch.Tensor, given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        layout = memory_format_of(given)
+        if given.device.type != "cpu" or gradient.dim() not in _CHANNELS_LAST or layout == memory_format_of(gradient):
+            return NotImplemented
+        return overload(gradient.clone(memory_format=layout), given, *args, **kwargs)
+
+    return decomposition
+
+
+def _contiguous(overload: OpOverload) -> Callable[..., Any]:
+    """Make an operator whose result is always contiguous read a contiguous operand."""
+
+    def decomposition(*args: Any) -> Any:
+        (operand,) = (one for one in args if isinstance(one, torch.Tensor))
+        if operand.device.type != "cpu" or is_contiguous(operand):
+            return NotImplemented
+        return overload(*(one.contiguous() if one is operand else one for one in args))
+
+    return decomposition
 
 
 def _power(self: torch.Tensor, exponent: Any) -> Any:
@@ -88,8 +114,11 @@ LAYOUTS: Mapping[OpOverload, Callable[..., Any]] = present(
         aten.roll.default: _roll,
         aten.channel_shuffle.default: _channel_shuffle,
         aten.native_channel_shuffle.default: _channel_shuffle,
-        aten.copysign.Tensor: _copysign,
-        aten.log_sigmoid_forward.default: _log_sigmoid_forward,
+        **{overload: _contiguous(overload) for overload in CONTIGUOUS},
+        **{
+            overload: (_laid_out_as_first if decider == 0 else _laid_out_as_input)(overload)
+            for overload, decider in LAID_OUT_AS.items()
+        },
         aten.pow.Tensor_Scalar: _power,
         **{
             overload: _of_images(overload)

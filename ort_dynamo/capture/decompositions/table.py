@@ -53,7 +53,19 @@ def _decompositions(whole: frozenset[OpOverload]) -> dict[OpOverload, Callable[.
         and overload not in whole
         and (overload in COMPOSITES or not _draws(overload))
     }
-    return {**kept, **_left_whole(LAYOUTS)}
+    return {**kept, **{overload: _either(laid, kept.get(overload)) for overload, laid in _left_whole(LAYOUTS).items()}}
+
+
+def _either(first: Callable[..., Any], second: Callable[..., Any] | None) -> Callable[..., Any]:
+    """`first`, or `second` where that leaves the operator as it is."""
+    if second is None:
+        return first
+
+    def decomposition(*args: Any, **kwargs: Any) -> Any:
+        result = first(*args, **kwargs)
+        return second(*args, **kwargs) if result is NotImplemented else result
+
+    return decomposition
 
 
 def _left_whole(formulas: Mapping[OpOverload, Callable[..., Any]]) -> dict[OpOverload, Callable[..., Any]]:

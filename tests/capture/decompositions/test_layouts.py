@@ -16,6 +16,7 @@ def results(x, other):
         *(torch.roll(x, 1, 2), torch.roll(x, (1, -2), (1, -1)), torch.roll(x, 3)),
         *(F.channel_shuffle(x, 3), F.channel_shuffle(x, 6)),
         *(torch.copysign(x, other), torch.copysign(x, other[0, 0, 0]), torch.copysign(other, x)),
+        *(torch.xlogy(x, other.sigmoid()), torch.special.xlog1py(other, x.sigmoid()), 2**x, F.logsigmoid(other) ** 2),
         *(batch_norm(x, True), batch_norm(x, False), F.instance_norm(x), F.logsigmoid(x)),
     )
 
@@ -36,3 +37,29 @@ def test_results_are_laid_out_as_in_eager(layout, dynamic):
     x, other = (LAYOUTS[key](torch.randn(2, 6, 3, 5)) for key in (layout, "contiguous"))
     # What is computed from a result takes over its layout.
     assert_like_eager(lambda x, other: [y * 2 for y in results(x, other)], x.requires_grad_(), other, dynamic=dynamic)
+
+
+ACTIVATIONS = (F.elu, F.selu, F.celu, F.relu6, F.hardtanh, F.hardswish, F.hardsigmoid, F.leaky_relu, torch.logit)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_of_activations_are_laid_out_as_the_results_gradients(activation):
+    def function(x, weight):
+        image = activation(x.sigmoid() * 0.9 + 0.05)
+        return F.conv_transpose2d(image.to(memory_format=torch.channels_last), weight)
+
+    # The gradient is in channels last; the view in the backward raises if the graph takes it for contiguous.
+    weight = torch.randn(6, 4, 3, 3).to(memory_format=torch.channels_last)
+    assert_like_eager(
+        lambda x, weight: function(x.view(2, 6, 3, 5), weight),
+        *(torch.randn(2, 90).requires_grad_(), weight.requires_grad_()),
+    )
+
+
+def test_the_gradient_of_a_batch_norm_is_laid_out_as_its_input():
+    def function(x, weight):
+        image = batch_norm(x.view(2, 6, 3, 5), True)
+        return F.conv2d(image.to(memory_format=torch.channels_last), weight)
+
+    weight = torch.randn(4, 6, 3, 3).to(memory_format=torch.channels_last)
+    assert_like_eager(function, torch.randn(2, 90).requires_grad_(), weight.requires_grad_())

@@ -1,0 +1,234 @@
+"""Compares a compiled program with eager, by a float64 run that tells rounding from a fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from program_run import Compile, Observed, Raised, observe
+from program_text import Program
+from torch import Tensor
+from torch._dynamo import guards
+
+from ort_dynamo.target import Target
+
+__all__ = ["MODES", "SETTINGS", "Baseline", "Case", "Difference", "baseline", "check", "differences"]
+
+MODES = ("inference", "training", "dynamic")
+BATCHES = {"inference": (2, 2), "training": (2, 2), "dynamic": (3, 2)}
+
+SETTINGS: dict[str, Mapping[str, Any]] = {
+    "default": {},
+    "onnxruntime": {"placement": "onnxruntime"},
+    "budget": {"memory_budget": 0.5},
+    "sections": {"placement": "onnxruntime", "backward_sections": 6},
+}
+"""Name -> options of torch.compile; "sections" lowers the sizes from which a target cuts and recomputes, too."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The tolerances, relative to the largest number of a tensor, or to `LEAST` of the largest of its kind.
+
+    Attributes:
+        floor: a rounding error that nobody can be blamed for.
+        times: how many times eager's own error, or the floor, an error may be.
+        shaken: the noise on inputs and parameters by which a program's sensitivity is measured.
+        most: a program whose eager run has a larger error, or which is more sensitive, is not compared.
+    """
+
+    floor: float
+    times: float
+    shaken: float
+    most: float
+
+
+NOISE = {False: Noise(1e-6, 20, 1e-6, 5e-4), True: Noise(2**-8, 5, 2**-9, 0.1)}
+"""Whether a program uses autocast -> its tolerances."""
+
+LEAST = 0.1
+"""A gradient that is zero in exact arithmetic has rounding errors of the size of the others'."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, and how it is run."""
+
+    program: Program
+    mode: str
+    setting: str = "default"
+
+    def observe(self, **given: Any) -> Observed:
+        return observe(self.program, BATCHES[self.mode], gradients=self.mode != "inference", **given)
+
+    def text(self) -> str:
+        return f"# {self.mode}, setting {self.setting} {dict(SETTINGS[self.setting])}\n{self.program.source()}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs: a kind, which is the same for programs that fail alike, the name of it, and the numbers."""
+
+    kind: str
+    name: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.name}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a program does in eager.
+
+    Attributes:
+        eager: its run in float32.
+        exact: its run in float64.
+        limits: name of a tensor -> the largest error it may have.
+        conditioned: whether no tensor is as sensitive to rounding as to make a comparison meaningless.
+    """
+
+    eager: Observed
+    exact: Observed
+    limits: Mapping[str, float]
+    conditioned: bool
+
+
+def baseline(case: Case) -> Baseline:
+    """Run a program in eager: in float32, in float64, and in float64 with noise."""
+    noise = NOISE[case.program.uses_autocast]
+    eager = case.observe()
+    exact = case.observe(dtype=torch.float64)
+    shaken = case.observe(dtype=torch.float64, shaken=noise.shaken)
+    if eager.raised or exact.raised or shaken.raised:
+        return Baseline(eager, exact, {}, eager.raised is not None)
+    limits: dict[str, float] = {}
+    conditioned = True
+    largest = {name: _largest(value) for name, value in exact.tensors.items()}
+    for name, value in exact.tensors.items():
+        kind = _kind(name)
+        scale = max(largest[name], LEAST * max(size for other, size in largest.items() if _kind(other) == kind))
+        error, moved = _distance(eager.tensors[name], value), _distance(shaken.tensors[name], value)
+        conditioned &= max(error, moved) <= noise.most * scale  # False for NaN, too
+        limits[name] = noise.times * max(error, noise.floor * scale) + 2 * moved
+    return Baseline(eager, exact, limits, conditioned)
+
+
+def differences(ours: Observed, known: Baseline) -> Iterator[Difference]:
+    """Yield what a run does otherwise than eager, the gravest first."""
+    eager = known.eager
+    if ours.raised or eager.raised:
+        if not _raised_alike(ours.raised, eager.raised):
+            kind = _error_kind(ours.raised) if ours.raised else f"no error in the {eager.raised.stage}"  # type: ignore[union-attr]
+            yield Difference(kind, "error", f"{ours.raised or 'nothing'}, eager: {eager.raised or 'nothing'}")
+        return
+    for name, exact in known.exact.tensors.items():
+        mine = ours.tensors.get(name)
+        if mine is None or mine.shape != exact.shape:
+            continue  # a fact
+        error, limit = _distance(mine, exact), known.limits[name]
+        if not error <= limit:
+            yield Difference(
+                f"wrong {_kind(name)}",
+                name,
+                f"off by {error:.3g}, limit {limit:.3g}, "
+                f"eager off by {_distance(eager.tensors[name], exact):.3g}, largest {_largest(exact):.3g}",
+            )
+    for name in sorted({**eager.facts, **ours.facts}, key=lambda name: "_is_view" in name):
+        mine, theirs = ours.facts.get(name, "nothing"), eager.facts.get(name, "nothing")
+        if mine != theirs:
+            yield Difference(_fact_kind(name), name, f"{mine}, eager: {theirs}")
+
+
+def check(case: Case, compile_: Compile | None = None, known: Baseline | None = None) -> tuple[str, list[Difference]]:
+    """Compare a compiled program with eager.
+
+    Args:
+        compile_: in place of this backend's, with the case's setting.
+        known: the program's baseline, where the caller has it.
+
+    Returns:
+        "ok"; "wrong"; "torch", where the backend aot_eager has the same differences; or "unclear", where rounding
+        decides what the program computes. And the differences.
+    """
+    known = known or baseline(case)
+    if not known.conditioned:
+        return "unclear", []
+    found = [*differences(_compiled(case, compile_ or _ort_train(case)), known)]
+    if not found:
+        return "ok", []
+    torchs = [*differences(_compiled(case, _backend("aot_eager", case)), known)]
+    same = {(one.kind, one.name) for one in torchs}
+    own = [one for one in found if (one.kind, one.name) not in same]
+    return ("wrong", own) if own else ("torch", found)
+
+
+def _compiled(case: Case, compile_: Compile) -> Observed:
+    torch.compiler.reset()
+    with _tiny_sizes() if case.setting == "sections" else nullcontext(), _untimed_guards():
+        found = case.observe(compile_=compile_)
+    torch.compiler.reset()
+    return found
+
+
+@contextmanager
+def _untimed_guards() -> Iterator[None]:
+    """Keep Dynamo from timing its guards after each compile: it flushes the processor's caches first."""
+    if not hasattr(guards, "profile_guard_manager"):
+        yield
+        return
+    with mock.patch.object(guards, "profile_guard_manager", return_value=0.0):
+        yield
+
+
+def _ort_train(case: Case) -> Compile:
+    return _backend("ort_train", case, options=dict(SETTINGS[case.setting]) or None)
+
+
+def _backend(backend: str, case: Case, **given: Any) -> Compile:
+    dynamic = True if case.mode == "dynamic" else None
+    return lambda module: torch.compile(module, backend=backend, dynamic=dynamic, **given)
+
+
+@contextmanager
+def _tiny_sizes() -> Iterator[None]:
+    with mock.patch.object(Target, "section_bytes", 256), mock.patch.object(Target, "repeated_bytes", 1):
+        yield
+
+
+def _raised_alike(ours: Raised | None, eager: Raised | None) -> bool:
+    if ours is None or eager is None:
+        return False
+    return isinstance(ours.error, type(eager.error))
+
+
+def _error_kind(raised: Raised) -> str:
+    message = re.sub(r"\d+|'[^']*'|0x\w+", "_", str(raised.error).strip().split("\n")[0])[:90]
+    return f"{type(raised.error).__name__} in the {raised.stage}: {message}"
+
+
+def _kind(name: str) -> str:
+    """Return "result", "gradient", "buffer" or "argument" for "call 1: result 0" and the like."""
+    return name.split(": ")[1].split(" ")[0]
+
+
+def _fact_kind(name: str) -> str:
+    subject, _, fact = name.partition(", ")
+    return f"other {fact} of a {_kind(subject)}" if fact else f"other {subject.split(': ')[1]}"
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.double().abs().max()) if tensor.numel() else 0.0
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference; NaN where only one is."""
+    a, b = one.double(), other.double()
+    both = (a == b) | (a.isnan() & b.isnan())
+    apart = torch.where(both, 0.0, (a - b).abs())
+    return float(apart.max()) if apart.numel() else 0.0

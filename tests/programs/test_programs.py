@@ -1,0 +1,32 @@
+"""Programs of fixed seeds do what they do in eager; `hunt.py` runs more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from program_comparison import check
+from program_shrink import shrink
+from program_writer import write_case
+
+MODES = ("training", "inference", "training", "dynamic")
+"""The mode of a seed; the seed itself chooses a setting."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_module_program_does_what_it_does_in_eager(seed: int) -> None:
+    mode = MODES[seed % len(MODES)]
+    case, known = write_case(seed, mode)
+    state, found = check(case, known=known)
+    if state == "wrong":
+        said = "\n".join(str(one) for one in found)
+        pytest.fail(f"{mode} {seed}: {said}\n\n{shrink(case, found[0].kind, tries=40).text()}", pytrace=False)

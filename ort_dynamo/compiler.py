@@ -21,7 +21,7 @@ from ort_dynamo.cache.disk import DiskCache, Miss, disk_cache, disk_key
 from ort_dynamo.cache.graph_key import GraphKey, graph_key
 from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.lowering.translate import lower, refusal
-from ort_dynamo.marks import FX_NODE, WRITTEN_FOR
+from ort_dynamo.marks import FX_NODE, RETURNED_VIEWS, WRITTEN_FOR
 from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import DumpOptions, Options
 from ort_dynamo.partition.cut import PartitionRecord
@@ -93,7 +93,12 @@ def compile_graph(
     # What is to be saved or verified is built, and looked at on the way.
     stored = disk_cache(options.cache) if options.dump == DumpOptions() else None
     islands, recording = recording.opening(partial(_compile_islands, segmented, spec, role, functions, stored))
-    passes = run_passes(outer_passes(seen), segmented.gm, check=options.dump.verify, folder=options.dump.save_onnx)
+    passes = run_passes(
+        outer_passes(seen, gm.meta.get(RETURNED_VIEWS, frozenset())),
+        segmented.gm,
+        check=options.dump.verify,
+        folder=options.dump.save_onnx,
+    )
     seconds = time.perf_counter() - begin
     learned = GraphRecord(
         role=role,

@@ -16,6 +16,7 @@ __all__ = [
     "READS_ROUNDED",
     "READS_WIDE_STATISTICS",
     "RECOMPUTE",
+    "RETURNED_VIEWS",
     "SCOPE",
     "SECTION",
     "STANDS_BESIDE",
@@ -60,6 +61,9 @@ SCOPE = "ort_dynamo.scope"
 """Where the node is, as saved files say it: the innermost module's path, or the traced function's name."""
 
 # -- keys of a graph's meta and of a model's metadata_props ------------------------------------------------------
+
+RETURNED_VIEWS = "ort_dynamo.returned_views"
+"""On an inference graph: the indices of its outputs that are views to eager, too."""
 
 WRITTEN_FOR = "ort_dynamo.written_for"
 """The program, compile, graph and island that a saved model's names are of; another island may share the model."""

@@ -34,6 +34,7 @@ from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
 from ort_dynamo.passes.fx.remake_views import RemakeViews
 from ort_dynamo.passes.fx.remove_no_ops import RemoveNoOps
 from ort_dynamo.passes.fx.restore_seedless import RestoreSeedless
+from ort_dynamo.passes.fx.return_no_views import ReturnNoViews
 from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
 from ort_dynamo.passes.fx.split_statistics import SplitStatistics
 from ort_dynamo.passes.fx.torch_graph.lay_out_channels_last import LayOutChannelsLast
@@ -176,9 +177,14 @@ def plan_passes(outputs: int) -> tuple[PassBase, ...]:
     return (KeepNothing(outputs),)
 
 
-def outer_passes(seen: slice) -> tuple[PassBase, ...]:
-    """Give the passes on an outer graph around islands, of whose outputs the program sees those in `seen`."""
-    return (OwnResults(seen), LocateAssertions())
+def outer_passes(seen: slice, views: frozenset[int] = frozenset()) -> tuple[PassBase, ...]:
+    """Give the passes on an outer graph around islands.
+
+    Args:
+        seen: which of its outputs the program sees.
+        views: the indices of outputs that are views to eager, too.
+    """
+    return (OwnResults(seen), ReturnNoViews(seen, views), LocateAssertions())
 
 
 def running_passes() -> tuple[PassBase, ...]:

@@ -132,6 +132,15 @@ class _Writer:
         if self._accept(self._program.with_line(Line(f"{', '.join(made)} = {text}", made, region), draft.parts)):
             self._made += count
 
+    def _read_late(self, name: str) -> str:
+        """Read a value in one of the last lines, so that it is alive while others are made, and no result."""
+        new = f"v{self._made}"
+        line = Line(f"{new} = {self._choose.choice(_LATE).format(name)}", (new,))
+        if self._values[name].dim() < 2 or not self._accept(self._program.with_line(line, {})):
+            return name
+        self._made += 1
+        return new
+
     def _accept(self, program: Program) -> bool:
         """Take a longer program if eager does and its values stay small."""
         tried = Case(replace(program, results=("None",)), self._mode)
@@ -153,6 +162,8 @@ class _Writer:
         results = choose.sample(unread, min(count, len(unread)))
         while not results or (len(results) < count and choose.random() < 0.5):
             results.append(choose.choice([*self._values]))
+        if choose.random() < 0.6:
+            results = [self._read_late(name) for name in results]
         after = ""
         if choose.random() < (0.3 if self._mode == "training" else 0.05):
             result = f"results[{choose.randrange(len(results))}]"
@@ -161,9 +172,12 @@ class _Writer:
         return replace(self._program, results=tuple(results), after=after).pruned()
 
 
+_LATE = ("{}.mean(-1)", "{}.sum(1)", "{}.flatten(1).mean(1)", "{} * 2", "{}.cos()", "{}.amax(-1)", "{} + 1")
+
+
 def _some_ingredients(choose: random.Random) -> list[tuple[float, frozenset[int], Ingredient]]:
     """Leave out half of the ingredients: a program of all kinds goes deep into none."""
-    share = choose.choice((0.1, 0.5, 0.9))
+    share = choose.choice((0.0, 0.3, 0.9))
     always = {"activation", "view", *(_OF_NETWORKS if choose.random() < 0.6 else ())}
     return [row for row in INGREDIENTS if row[2].__name__ in always or choose.random() < share]
 

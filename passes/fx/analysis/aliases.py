@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 from ort_dynamo.passes.fx.analysis.views import MULTI_VIEWS, VIEWS
 from ort_dynamo.torch_internals.operators import OpOverload, namespace, present, schema_of
 
-__all__ = ["AliasSets", "aliased_inputs"]
+__all__ = ["AliasSets", "aliased_inputs", "returned_views"]
 
 _c10d = namespace("_c10d_functional")
 
@@ -46,6 +46,20 @@ def _annotated(node: Node, target: OpOverload) -> Iterator[Node]:
         for one in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(one, Node):
                 yield one
+
+
+def returned_views(graph: Graph) -> frozenset[int]:
+    """The indices of a traced graph's outputs that are views to autograd: the last operator is one that says so."""
+    (output,) = graph.find_nodes(op="output")
+    return frozenset(index for index, node in enumerate(output.args[0]) if isinstance(node, Node) and _is_view(node))
+
+
+def _is_view(node: Node) -> bool:
+    maker = node.args[0] if node.target is operator.getitem else node
+    target = maker.target if isinstance(maker, Node) else None
+    return isinstance(target, OpOverload) and any(
+        argument.alias_info is not None and not argument.alias_info.is_write for argument in schema_of(target).arguments
+    )
 
 
 class AliasSets:

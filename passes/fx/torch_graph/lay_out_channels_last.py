@@ -219,7 +219,7 @@ class _Layout:
         """Have the gradient of a convolution's weight as it was traced: its kernel may follow the images."""
         for item in tuple(convolution.users):
             if item.args[1] == 1:
-                with self._gm.graph.inserting_after(item):
+                with self._gm.graph.inserting_before(item.next):
                     made = _ordered_as(before[1], item)
                 item.replace_all_uses_with(made[-1], lambda user, first=made[0]: user is not first)  # type: ignore[misc]
         value = convolution.meta["val"]

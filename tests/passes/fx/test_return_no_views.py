@@ -1,0 +1,67 @@
+"""Results that a program may write to, as eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from run_twice import run_twice
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ort_dynamo.passes.fx.analysis.aliases import returned_views
+from ort_dynamo.passes.fx.return_no_views import ReturnNoViews
+
+LARGE = (2, 30, 40, 50)  # more than what is copied into memory of torch's anyway
+
+
+def test_a_computed_result_is_returned_as_no_view_and_shares_its_memory() -> None:
+    gm = make_fx(lambda x: [(x + 1).t(), x], tracing_mode="fake")(torch.ones(2, 3))
+    assert run_twice(ReturnNoViews(slice(None)), gm)
+    assert [node.name for node in gm.graph.nodes] == ["x_1", "add", "t", "unviewed", "output"]
+    with torch.no_grad():
+        result, given = gm(x := torch.ones(2, 3))
+    assert not result._is_view()
+    assert result.stride() == (1, 3)
+    assert given is x
+
+
+@pytest.mark.parametrize("pass_", [ReturnNoViews(slice(0)), ReturnNoViews(slice(None), frozenset({0}))], ids=str)
+def test_others_stay(pass_: ReturnNoViews) -> None:
+    gm = make_fx(lambda x: [(x + 1).t()], tracing_mode="fake")(torch.ones(2, 3))
+    assert not run_twice(pass_, gm)
+
+
+def test_views_of_eager_are_told_from_reshapes_that_are_none() -> None:
+    def function(x: Tensor) -> list[Tensor]:
+        return [x + 1, (x + 1).t(), (x + 1).split(1)[0], torch.ops.aten._unsafe_view(x + 1, [6]), x, x.relu()]
+
+    gm = make_fx(function, tracing_mode="fake")(torch.ones(2, 3))
+    assert returned_views(gm.graph) == {1, 2}
+
+
+@pytest.mark.parametrize("placement", ["fastest", "onnxruntime"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: x.sin() * 2,
+        lambda x, w: F.conv2d(x, w).transpose(2, 3) * 2,
+        lambda x, w: F.conv2d(x, w).permute(0, 2, 3, 1).contiguous(),
+        lambda x, w: (F.conv2d(x, w) * 2).transpose(1, 2),
+    ],
+)
+def test_results_can_be_written_to_as_eagers(function: Callable[..., Tensor], placement: str) -> None:
+    x = torch.randn(LARGE).to(memory_format=torch.channels_last).requires_grad_()
+    weight = torch.randn(4, 30, 3, 3, requires_grad=True)
+
+    def gradient(call: Callable[..., Tensor]) -> Tensor:
+        (found,) = torch.autograd.grad(call(x, weight).mul_(2).square().mean(), x)
+        return found / found.abs().max()
+
+    compiled = torch.compile(function, backend="ort_train", options={"placement": placement})
+    torch.testing.assert_close(gradient(compiled), gradient(function), rtol=0, atol=1e-5)
+    with torch.no_grad():
+        result, expected = compiled(x, weight), function(x, weight)
+    assert result._is_view() == expected._is_view()

@@ -63,7 +63,7 @@ SCOPE = "ort_dynamo.scope"
 # -- keys of a graph's meta and of a model's metadata_props ------------------------------------------------------
 
 RETURNED_VIEWS = "ort_dynamo.returned_views"
-"""On an inference graph: the indices of its outputs that are views to eager, too."""
+"""On an inference or forward graph: the indices of its outputs that are views to eager, too."""
 
 WRITTEN_FOR = "ort_dynamo.written_for"
 """The program, compile, graph and island that a saved model's names are of; another island may share the model."""

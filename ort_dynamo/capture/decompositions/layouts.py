@@ -29,13 +29,19 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
     return memory_format_of(tensor) in (torch.channels_last, torch.channels_last_3d)
 
 
+def _restored(result: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Undo a permutation of the operands in a result, which is no view to autograd, as the kernel's is none."""
+    permuted = result.permute(inverse(tuple(order)))
+    return aten._unsafe_view(permuted, permuted.shape)
+
+
 def _roll(self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
     """The CPU's kernel concatenates two slices for each dimension, and cat keeps channels last."""
     if not dims or self.device.type != "cpu" or not _is_channels_last(self):
         return NotImplemented
     order = _CHANNELS_LAST[self.dim()]
     places = [order.index(dim % self.dim()) for dim in dims]
-    return aten.roll(self.permute(order), shifts, places).permute(inverse(order))
+    return _restored(aten.roll(self.permute(order), shifts, places), order)
 
 
 def _channel_shuffle(self: torch.Tensor, groups: int) -> torch.Tensor:
@@ -62,7 +68,7 @@ def _laid_out_as_first(overload: OpOverload) -> Callable[..., Any]:
             one.expand_as(first).permute(order).contiguous() if isinstance(one, torch.Tensor) else one
             for one in (first, *args)
         )
-        return overload(*arguments, **kwargs).permute(inverse(order))
+        return _restored(overload(*arguments, **kwargs), order)
 
     return decomposition
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import ort_dynamo
-from ort_dynamo.passes.fx.torch_graph import place_slower_operators
 from ort_dynamo.report.record import RECORDS
+from ort_dynamo.runtime.providers import usable_target
+from ort_dynamo.target import Target
 from ort_dynamo.testing import Tolerance, assert_close, assert_like_eager
 
 
@@ -225,8 +227,10 @@ SINGLE: dict[str, Callable[..., Tensor]] = {
 @pytest.fixture
 def free_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cut costs nothing: what tests compute is too small to pay for one."""
-    for cost in ("_CUT", "_CROSSING", "_SPINNING"):
-        monkeypatch.setattr(place_slower_operators, cost, 0)
+    prices = usable_target("cpu").prices
+    assert prices.operators is not None
+    operators = replace(prices.operators, cut=0, crossing=0, spinning=0)
+    monkeypatch.setattr(Target, "prices", replace(prices, operators=operators))
 
 
 @pytest.mark.usefixtures("free_cuts")

@@ -9,6 +9,8 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ort_dynamo.prices import CPU, CPU_TRAINING, CUDA, Prices
+
 __all__ = ["OPSET", "TRAINING_PACKAGE", "KernelTable", "Target"]
 
 OPSET = 20
@@ -118,11 +120,18 @@ class Target:
 
     @property
     def has_slower_operators(self) -> bool:
-        """Whether the operators of `passes/fx/torch_graph/slower_operators.py` take longer than torch's kernels.
+        """Whether the operators of `prices.operators` take longer than torch's kernels.
 
         On the CPU, where it was measured.
         """
         return self.device_type == "cpu" and not self.stands_alone
+
+    @property
+    def prices(self) -> Prices:
+        """The numbers that decide what torch runs by choice. They follow from the other fields and enter no key."""
+        if self.device_type == "cuda":
+            return CUDA
+        return CPU_TRAINING if self.is_training_build else CPU
 
     @property
     def lays_out_channels_last(self) -> bool:

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 import ort_dynamo
+from ort_dynamo.prices import CPU, CPU_TRAINING, CUDA
+from ort_dynamo.runtime.providers import recorded_cpu_targets, recorded_cuda_targets
+from ort_dynamo.target import TRAINING_PACKAGE
 
 ROOT = Path(ort_dynamo.__file__).parent
 ALLOWED = {"target.py", "runtime/providers.py", "runtime/capabilities.py", "runtime/defects.py"}
@@ -54,3 +57,17 @@ def test_only_the_target_compares_what_it_is(path: Path) -> None:
 )
 def test_a_comparison_is_seen(source: str, found: set[str]) -> None:
     assert compared(source) == found
+
+
+def test_each_kind_of_target_has_its_prices() -> None:
+    for target in (*recorded_cpu_targets(), *recorded_cuda_targets()):
+        cpu = CPU_TRAINING if target.package == TRAINING_PACKAGE else CPU
+        assert target.prices is (CUDA if target.device_type == "cuda" else cpu)
+
+
+def test_prices_are_no_part_of_what_a_key_says_of_a_target() -> None:
+    for target in recorded_cpu_targets():
+        before = repr(target)
+        assert target.prices is not None
+        assert repr(target) == before
+        assert "rices(" not in before

@@ -18,40 +18,13 @@ from ort_dynamo.passes.fx.torch_graph.work import (
     is_product,
     multiplications,
 )
+from ort_dynamo.prices import WholeGraphPrices
 from ort_dynamo.target import Target
 
 __all__ = ["PlaceInTorch"]
 
 CONVOLVES = "torch's convolutions are faster than ONNX Runtime's on this device"
 SURROUNDS = "torch's convolutions are faster if nothing between them changes the layout or wants their threads' cores"
-
-
-@dataclass(frozen=True)
-class _Prices:
-    """What changes if torch runs all of a graph, for each multiplication, in units of one in a product of matrices.
-
-    Attributes:
-        convolution: the gain for a convolution.
-        depthwise: the same where each channel is convolved by itself, which is bound by memory.
-        product: the loss for a product of matrices, with what stands around it.
-    """
-
-    convolution: float
-    depthwise: float
-    product: float
-
-
-_ALONE = _Prices(convolution=0.3, depthwise=8.0, product=0.1)
-"""Against convolutions in torch between sessions: what is gained is the layout (lay_out_channels_last.py).
-
-Here and below: AVX-512, two cores, torch 2.13 in channels_last, ONNX Runtime 1.31, forward and gradients of single
-operators and of networks."""
-
-_ALONE_WITHOUT_IMAGES = _Prices(convolution=0.25, depthwise=2.0, product=0.35)
-"""The same where nothing is convolved in two dimensions, so that there is no layout to gain."""
-
-_CONTENDING = _Prices(convolution=0.8, depthwise=15.0, product=0.35)
-"""Against a graph that sessions run whole: a gradient of a depthwise convolution is made of slices there."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +50,14 @@ class PlaceInTorch(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Mark nodes of a joint or inference graph."""
-        graph = graph_module.graph
+        graph, prices = graph_module.graph, self.target.prices.convolutions
         faster = [node for node in graph.nodes if self._convolves_faster(node)]
-        if not faster:
+        if not faster or prices is None:
             return PassResult(graph_module, False)
         contends = self.threads > 1 and self.target.shares_the_processor
         modified = False
-        alone = _ALONE if any(map(convolves_images, faster)) else _ALONE_WITHOUT_IMAGES
-        if _gain(graph, faster, _CONTENDING if contends else alone) > 0:
+        sharing = prices.sharing_images if any(map(convolves_images, faster)) else prices.sharing
+        if _gain(graph, faster, prices.contending if contends else sharing) > 0:
             modified = choose(faster, CONVOLVES)
             modified |= choose((node for node in graph.nodes if computes(node)), SURROUNDS)
         elif not contends:
@@ -103,7 +76,7 @@ class PlaceInTorch(PassBase):
 _ONEDNN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _gain(graph: Graph, faster: Sequence[Node], prices: _Prices) -> float:
+def _gain(graph: Graph, faster: Sequence[Node], prices: WholeGraphPrices) -> float:
     """Estimate what is gained if torch runs all: above 0 if it is faster."""
     convolutions = set(faster)
     return sum(

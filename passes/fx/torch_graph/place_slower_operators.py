@@ -12,7 +12,8 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.marks import CHOSEN, DRAWN
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
-from ort_dynamo.passes.fx.torch_graph.slower_operators import SLOWER
+from ort_dynamo.passes.fx.torch_graph.slower_operators import FORMS
+from ort_dynamo.prices import OperatorPrices
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.operators import aten
 
@@ -22,18 +23,6 @@ FILLS = "it fills a tensor, and what else there is to compute torch is faster at
 
 _LIKE = (aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.empty_like.default)
 """Operators that read nothing of their input but its shape."""
-
-# In nanoseconds. AVX-512, two cores, torch 2.13, ONNX Runtime 1.31: an operator for which both take the same time,
-# between products of matrices, in torch beside in the session.
-
-_CUT = 10_000
-"""What the call of torch and that of one more session take."""
-
-_CROSSING = 0.5
-"""What each element takes that is in new memory, not in what a session has at hand."""
-
-_SPINNING = 5_000_000
-"""How long OpenMP's threads go on spinning after an operator of torch: what a session that follows loses at most."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +48,11 @@ class PlaceSlowerOperators(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Mark nodes of a joint or inference graph."""
-        if not self.target.has_slower_operators:
+        prices = self.target.prices.operators
+        if prices is None or not self.target.has_slower_operators:
             return PassResult(graph_module, False)
         graph = graph_module.graph
-        slower = {node for node in graph.nodes if node.target in SLOWER and SLOWER[node.target].takes(node)}
+        slower = {node for node in graph.nodes if node.target in prices.slower and FORMS[node.target].takes(node)}
         if not slower:
             return PassResult(graph_module, False)
         alone = not any(
@@ -75,8 +65,8 @@ class PlaceSlowerOperators(PassBase):
                 leads.add(node)
             if CHOSEN in node.meta:
                 continue
-            if node in slower and (alone or self._gain(node) > self._cost(node, node in leads)):
-                node.meta[CHOSEN] = f"ONNX Runtime takes {SLOWER[node.target].of(self.target).ratio:g} times as long"
+            if node in slower and (alone or self._gain(node, prices) > self._cost(node, prices, node in leads)):
+                node.meta[CHOSEN] = f"ONNX Runtime takes {prices.slower[node.target].ratio:g} times as long"
                 modified = True
             elif _fills(node, {user for user in node.users if CHOSEN in user.meta}) or (
                 alone and _is_the_sessions(node)
@@ -85,14 +75,17 @@ class PlaceSlowerOperators(PassBase):
                 modified = True
         return PassResult(graph_module, modified)
 
-    def _gain(self, node: Node) -> float:
-        row = SLOWER[node.target]  # type: ignore[index]
-        return row.counts(node) * row.of(self.target).saved / self.threads
+    def _gain(self, node: Node, prices: OperatorPrices) -> float:
+        return _elements(node) * prices.slower[node.target].saved / self.threads  # type: ignore[index]
 
-    def _cost(self, node: Node, session_follows: bool) -> float:
-        crossing = SLOWER[node.target].counts(node) * _CROSSING / self.threads  # type: ignore[index]
+    def _cost(self, node: Node, prices: OperatorPrices, session_follows: bool) -> float:
+        crossing = _elements(node) * prices.crossing / self.threads
         contends = session_follows and self.threads > 1 and self.target.shares_the_processor
-        return _CUT + crossing + contends * _SPINNING
+        return prices.cut + crossing + contends * prices.spinning
+
+
+def _elements(node: Node) -> int:
+    return FORMS[node.target].counts(node)  # type: ignore[index]
 
 
 def _is_the_sessions(node: Node) -> bool:

@@ -11,7 +11,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.passes.fx.torch_graph.choice import choose, computes
-from ort_dynamo.passes.fx.torch_graph.whole_kernels import ATTENTION, NORMALIZATIONS, saved
+from ort_dynamo.passes.fx.torch_graph.whole_kernels import ATTENTION, saved
 from ort_dynamo.passes.fx.torch_graph.work import CONVOLUTIONS, convolution_weight, multiplications
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.operators import aten
@@ -23,9 +23,6 @@ CONVOLVES_WIDE = "torch convolves this dtype, ONNX Runtime a wider one"
 NORMALIZES = "torch has a kernel for it, and a session needs many"
 ATTENDS = "torch's fused attention does not make the scores as a whole"
 BETWEEN = "between torch's convolutions and normalizations a session would have a node or two"
-
-_CUT = 60.0
-"""Microseconds that torch's call and that of one more session take on the host. An estimate."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +57,14 @@ class PlaceWholeKernels(PassBase):
         return PassResult(graph_module, modified)
 
     def _reason(self, node: Node) -> str | None:
-        target = self.target
+        target, prices = self.target, self.target.prices.kernels
         if target.leaves_convolution_gradients:
             if node.target is aten.convolution_backward.default:
                 return GRADIENT
             if node.target is aten.convolution.default and self._convolves_wider(node):
                 return CONVOLVES_WIDE
-        if target.leaves_normalizations and node.target in NORMALIZATIONS:
-            return NORMALIZES if saved(node, NORMALIZATIONS[node.target]) > _CUT else None
+        if target.leaves_normalizations and prices is not None and node.target in prices.normalizations:
+            return NORMALIZES if saved(node, prices) > prices.cut else None
         if target.leaves_attention and node.target in ATTENTION:
             return ATTENDS
         return None

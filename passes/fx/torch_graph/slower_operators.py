@@ -1,15 +1,6 @@
-"""The table of operators that sessions on a CPU run several times slower than torch, with what was measured of each.
+"""The forms of operators that sessions on a CPU run several times slower than torch: what is counted, and when.
 
-Measured: each operator as a graph of its own, a million float32 elements, one thread, AVX-512, torch 2.13, beside eager
-in interleaved rounds (bench/bench_operators.py). Of a gradient, `ratio` is that of forward and gradient together, and
-`saved` what these take more than the forward alone. cummin, igammac, scatter.value, remainder.Tensor and the
-forward-only embedding bag have the numbers of the overload beside them.
-
-A row is there where a session took about three times eager's time or more, or, in gradients that many models have, a
-few nanoseconds an element longer, and where no better form in ONNX is known. For pointwise operators of a nanosecond or
-two, and for normalizations, which stand in chains, no graph is cut: a tensor that crosses a boundary costs half of one.
-They are torch's where there is no boundary. Beside some stand the forward or the gradient that a graph has with them,
-with the ratio of both.
+`ort_dynamo/prices.py` has the times of the same overloads. Times hold for the forms here, in float32 alone.
 """
 
 from __future__ import annotations
@@ -23,23 +14,9 @@ import torch
 from torch.fx import Node
 
 from ort_dynamo.passes.fx.torch_graph.work import example_elements, example_sizes
-from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.operators import OpOverload, aten, present
 
-__all__ = ["SLOWER", "Measured", "Slower"]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What one runtime took.
-
-    Attributes:
-        ratio: of a session's time to torch's.
-        saved: nanoseconds for each element that torch takes less, on one thread; 0 where no graph is cut for it.
-    """
-
-    ratio: float
-    saved: float = 0
+__all__ = ["FORMS", "Form"]
 
 
 def _result(node: Node) -> int:
@@ -71,24 +48,16 @@ def _always(_: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Slower:
-    """One row.
+class Form:
+    """The form of an operator that was measured.
 
     Attributes:
-        stock: of onnxruntime 1.31.1.
-        training: of onnxruntime-training 1.19.2.
         counts: how many elements a node has, by the example's sizes.
-        when: whether a node is of the form that was measured.
+        when: whether a node is of the form, beside its dtype.
     """
 
-    stock: Measured
-    training: Measured
     counts: Callable[[Node], int] = _result
     when: Callable[[Node], bool] = _always
-
-    def of(self, target: Target) -> Measured:
-        """What was measured of the target's kernels."""
-        return self.training if target.is_training_build else self.stock
 
     def takes(self, node: Node) -> bool:
         """Whether a node is of the form and dtype that were measured."""
@@ -143,72 +112,64 @@ def _steps(node: Node) -> bool:
     return bool(node.args[5] != 1)
 
 
-SLOWER: Mapping[OpOverload, Slower] = present(
+FORMS: Mapping[OpOverload, Form] = present(
     {
-        # Elementwise, of ten and more ONNX operators each.
-        aten.nextafter.default: Slower(Measured(56, 22), Measured(80, 37)),
-        aten.frexp.Tensor: Slower(Measured(11, 13), Measured(15, 22)),
-        aten.atan2.default: Slower(Measured(8.7, 7.5), Measured(38, 38)),
-        aten.lgamma.default: Slower(Measured(6.9, 16), Measured(8.7, 21)),
-        aten.remainder.Scalar: Slower(Measured(5.8, 5.2), Measured(19, 19)),
-        aten.remainder.Tensor: Slower(Measured(5.8, 5.2), Measured(19, 19)),
-        # ONNX Runtime's Log alone takes three times as long as torch's log1p.
-        aten.log1p.default: Slower(Measured(6.2, 2.7), Measured(7.8, 3.8)),
-        # Several passes over memory where torch has one. ONNX Runtime's own kernels differ at nan or infinity.
-        aten.threshold.default: Slower(Measured(6.9), Measured(33, 4.2)),
-        aten.threshold_backward.default: Slower(Measured(3.6), Measured(10)),
-        aten.sign.default: Slower(Measured(7.2), Measured(10)),
-        aten.hardshrink.default: Slower(Measured(5.1), Measured(6.3)),
-        aten.hardshrink_backward.default: Slower(Measured(3.3), Measured(2.3)),
-        aten.softshrink.default: Slower(Measured(3.6), Measured(3.6)),
-        aten.softshrink_backward.default: Slower(Measured(3.0), Measured(3.5)),
-        aten.hardswish.default: Slower(Measured(4.6), Measured(4.2)),
-        aten.hardswish_backward.default: Slower(Measured(5.1), Measured(5.1)),
-        aten.hardsigmoid.default: Slower(Measured(2.2), Measured(2.0)),
-        aten.hardsigmoid_backward.default: Slower(Measured(3.3), Measured(4.0)),
-        aten._prelu_kernel.default: Slower(Measured(8.2), Measured(8.6)),
-        aten.rsqrt.default: Slower(Measured(2.5), Measured(4.9)),
-        aten.huber_loss.default: Slower(Measured(5.4), Measured(6.0)),
-        aten.huber_loss_backward.default: Slower(Measured(2.5), Measured(2.3)),
-        aten.smooth_l1_loss.default: Slower(Measured(4.9), Measured(5.1)),
-        aten.smooth_l1_loss_backward.default: Slower(Measured(2.6), Measured(2.6)),
-        aten.nll_loss_forward.default: Slower(Measured(4.7), Measured(6.9)),
-        aten.nll_loss_backward.default: Slower(Measured(4.0), Measured(4.4)),
-        aten.native_layer_norm.default: Slower(Measured(1.4), Measured(2.9)),
-        aten.native_layer_norm_backward.default: Slower(Measured(3.4), Measured(2.6)),
-        aten.native_group_norm.default: Slower(Measured(3.0), Measured(2.9)),
-        aten.native_group_norm_backward.default: Slower(Measured(3.4), Measured(2.9)),
-        aten.clone.default: Slower(Measured(3.4), Measured(2.7), when=_repeats),
-        aten.linalg_vector_norm.default: Slower(Measured(5.3), Measured(6.3), when=_norm_of_rows),
-        aten.prod.default: Slower(Measured(4.6), Measured(4.8)),
-        # Loops that all elements stay in for as long as one of them needs.
-        aten.igamma.default: Slower(Measured(5.4, 240), Measured(5.9, 260)),
-        aten.igammac.default: Slower(Measured(5.4, 240), Measured(5.9, 260)),
-        # A scan is log2(n) operators on the whole tensor; CumSum, which is one, is not for these.
-        aten.cummax.default: Slower(Measured(7.2, 3.8), Measured(7.6, 4.1), when=_along_last),
-        aten.cummin.default: Slower(Measured(7.2, 3.8), Measured(7.6, 4.1), when=_along_last),
-        aten.cumprod.default: Slower(Measured(4.2, 2.3), Measured(4.5, 2.6), when=_along_last),
-        # CumSum steps from entry to entry along the last dimension; ours transposes before and after.
-        aten.cumsum.default: Slower(Measured(3.1, 1.6), Measured(4.0, 2.4), when=_along_last),
-        # ReduceProd multiplies one entry after another.
-        aten.prod.dim_int: Slower(Measured(5.1, 0.7), Measured(5.1, 0.8), _argument(0), _along_last),
-        # Slice with a negative step copies entry by entry.
-        aten.flip.default: Slower(Measured(3.7, 0.85), Measured(3.6, 0.84), when=_flips_last),
-        # Gather, scatter and GatherElements with arithmetic on places around them.
-        aten._embedding_bag.default: Slower(Measured(9.9, 3.4), Measured(9.0, 3.0), _read_of_table),
-        aten._embedding_bag_forward_only.default: Slower(Measured(9.9, 3.4), Measured(9.0, 3.0), _read_of_table),
-        aten.grid_sampler_2d.default: Slower(Measured(5.5, 14), Measured(5.8, 13)),
-        aten.grid_sampler_2d_backward.default: Slower(Measured(4.7, 30), Measured(4.8, 28), _argument(0)),
-        aten.adaptive_max_pool2d.default: Slower(Measured(4.0, 8.2), Measured(4.8, 8.2), _argument(0), _gives_places),
-        aten.upsample_nearest2d_backward.default: Slower(Measured(3.3, 8.4), Measured(2.6, 5.9)),
-        aten.slice_backward.default: Slower(Measured(3.1, 1.3), Measured(4.4, 1.9), when=_steps),
-        # ScatterElements adds on one thread, entry by entry.
-        aten.index_add.default: Slower(Measured(3.6, 2.8), Measured(3.9, 3.0), _argument(3), _adds_rows),
-        aten.scatter.src: Slower(Measured(3.4, 2.2), Measured(3.8, 2.7), _argument(2), _along_last),
-        aten.scatter.value: Slower(Measured(3.4, 2.2), Measured(3.8, 2.7), _argument(2), _along_last),
-        aten.scatter_add.default: Slower(Measured(3.1, 2.7), Measured(3.5, 3.0), _argument(2), _along_last),
-        aten.index_put.default: Slower(Measured(2.4, 2.5), Measured(2.8, 2.1), _argument(2), _accumulates),
-        aten.embedding_dense_backward.default: Slower(Measured(2.3, 3.0), Measured(2.1, 2.5), _argument(0)),
+        # All nodes in float32, by the elements of their largest result.
+        aten.nextafter.default: Form(),
+        aten.frexp.Tensor: Form(),
+        aten.atan2.default: Form(),
+        aten.lgamma.default: Form(),
+        aten.remainder.Scalar: Form(),
+        aten.remainder.Tensor: Form(),
+        aten.log1p.default: Form(),
+        aten.threshold.default: Form(),
+        aten.threshold_backward.default: Form(),
+        aten.sign.default: Form(),
+        aten.hardshrink.default: Form(),
+        aten.hardshrink_backward.default: Form(),
+        aten.softshrink.default: Form(),
+        aten.softshrink_backward.default: Form(),
+        aten.hardswish.default: Form(),
+        aten.hardswish_backward.default: Form(),
+        aten.hardsigmoid.default: Form(),
+        aten.hardsigmoid_backward.default: Form(),
+        aten._prelu_kernel.default: Form(),
+        aten.rsqrt.default: Form(),
+        aten.huber_loss.default: Form(),
+        aten.huber_loss_backward.default: Form(),
+        aten.smooth_l1_loss.default: Form(),
+        aten.smooth_l1_loss_backward.default: Form(),
+        aten.nll_loss_forward.default: Form(),
+        aten.nll_loss_backward.default: Form(),
+        aten.native_layer_norm.default: Form(),
+        aten.native_layer_norm_backward.default: Form(),
+        aten.native_group_norm.default: Form(),
+        aten.native_group_norm_backward.default: Form(),
+        aten.prod.default: Form(),
+        aten.igamma.default: Form(),
+        aten.igammac.default: Form(),
+        aten.grid_sampler_2d.default: Form(),
+        aten.upsample_nearest2d_backward.default: Form(),
+        # Some nodes, or counted otherwise.
+        aten.clone.default: Form(when=_repeats),
+        aten.linalg_vector_norm.default: Form(when=_norm_of_rows),
+        aten.cummax.default: Form(when=_along_last),
+        aten.cummin.default: Form(when=_along_last),
+        aten.cumprod.default: Form(when=_along_last),
+        aten.cumsum.default: Form(when=_along_last),
+        aten.prod.dim_int: Form(_argument(0), _along_last),
+        aten.flip.default: Form(when=_flips_last),
+        aten._embedding_bag.default: Form(_read_of_table),
+        aten._embedding_bag_forward_only.default: Form(_read_of_table),
+        aten.grid_sampler_2d_backward.default: Form(_argument(0)),
+        aten.adaptive_max_pool2d.default: Form(_argument(0), _gives_places),
+        aten.slice_backward.default: Form(when=_steps),
+        aten.index_add.default: Form(_argument(3), _adds_rows),
+        aten.scatter.src: Form(_argument(2), _along_last),
+        aten.scatter.value: Form(_argument(2), _along_last),
+        aten.scatter_add.default: Form(_argument(2), _along_last),
+        aten.index_put.default: Form(_argument(2), _accumulates),
+        aten.embedding_dense_backward.default: Form(_argument(0)),
     }
 )
-"""Overload -> its row."""
+"""Overload -> its form."""

@@ -15,8 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ort_dynamo.lowering.registry import registered
 from ort_dynamo.marks import CHOSEN
 from ort_dynamo.passes.fx.torch_graph.place_slower_operators import FILLS, PlaceSlowerOperators
-from ort_dynamo.passes.fx.torch_graph.slower_operators import SLOWER
+from ort_dynamo.passes.fx.torch_graph.slower_operators import FORMS
 from ort_dynamo.runtime.providers import recorded_cpu_targets, recorded_cuda_targets
+from ort_dynamo.target import Target
 
 aten = torch.ops.aten
 
@@ -200,7 +201,23 @@ def test_bags_are_counted_by_what_they_read() -> None:
     assert not chosen(bags, (4096, 64), many[:8], starts)
 
 
-@pytest.mark.parametrize("overload", SLOWER, ids=str)
+@pytest.mark.parametrize("target", recorded_cpu_targets(), ids=lambda target: target.version)
+def test_every_price_has_its_form(target: Target) -> None:
+    assert target.prices.operators is not None
+    assert target.prices.operators.slower.keys() == FORMS.keys()
+
+
+def test_another_price_decides_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    prices = _TARGET.prices
+    assert prices.operators is not None
+    dear = dataclasses.replace(prices.operators, cut=2 * 512 * 512 * 16)
+    monkeypatch.setattr(Target, "prices", dataclasses.replace(prices, operators=dear))
+    assert not chosen(between(torch.lgamma), MANY)
+    monkeypatch.setattr(Target, "prices", dataclasses.replace(prices, operators=None))
+    assert not chosen(torch.lgamma, MANY)
+
+
+@pytest.mark.parametrize("overload", FORMS, ids=str)
 def test_a_session_could_run_what_is_in_the_table(overload: Any) -> None:
     assert overload in registered()
 

@@ -11,6 +11,7 @@ __all__ = [
     "DeviceNotAvailableError",
     "DuplicateLoweringError",
     "ExecutionError",
+    "FakeValueError",
     "FallbackRefusedError",
     "GradientGraphError",
     "IndexOutOfBoundsError",
@@ -263,6 +264,16 @@ class PassFailedError(OrtDynamoError):
         "The pass {name} failed: {error}\n"
         "The graph, {when}, is in {place}. options={{'save_onnx': FOLDER, 'verify': True}} writes to a file the graph "
         "that a failing pass was given."
+    )
+
+
+class FakeValueError(OrtDynamoError):
+    """A node gave another dtype or shape than its fake value promises."""
+
+    message = (
+        "{node} gave {real}, and its fake value is {promised}.\n  {where}\n"
+        "The fake implementation of this operator is wrong, or a pass has changed the graph wrongly. Compile with "
+        "options={{'verify': True}} to check the graph after each pass."
     )
 
 

@@ -279,10 +279,12 @@ class DumpOptions:
     Attributes:
         save_onnx: a folder that receives every compiled graph as an ONNX file; None writes nothing.
         verify: check graphs after each pass, and each model with onnx.checker before it is opened.
+        verify_values: run each graph node by node the first time, and compare results with fake values.
     """
 
     save_onnx: str | None = None
     verify: bool = False
+    verify_values: bool = False
 
     def __post_init__(self) -> None:
         if self.save_onnx is not None:
@@ -290,6 +292,7 @@ class DumpOptions:
                 raise InvalidOptionError(name="save_onnx", value=self.save_onnx, expected="None or a path")
             object.__setattr__(self, "save_onnx", os.fspath(self.save_onnx))
         _is_bool("verify", self.verify)
+        _is_bool("verify_values", self.verify_values)
 
 
 @dataclass(frozen=True)
@@ -306,7 +309,7 @@ class Options:
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
-    "debug": {"verify": True, "graph_optimization": "disable"},
+    "debug": {"verify": True, "verify_values": True, "graph_optimization": "disable"},
     "reduce-overhead": {"cuda_graphs": True},
 }
 """mode name -> the options it stands for."""

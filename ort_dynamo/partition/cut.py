@@ -16,6 +16,7 @@ from ort_dynamo.marks import RETURNED_VIEWS
 from ort_dynamo.options.groups import Options
 from ort_dynamo.pass_record import PassRecord
 from ort_dynamo.passes.fx.analysis.aliases import returned_views
+from ort_dynamo.passes.fx.analysis.fake_values import separate_memory
 from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, freed_by_backward, memory_record
 from ort_dynamo.passes.pipelines import (
     backward_passes,
@@ -129,6 +130,8 @@ def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, **
         *run_passes(cut_passes(), joint, check=check),
     )
     forward, backward = default_partition(joint, inputs, **kwargs)
+    for half in (forward, backward):
+        separate_memory(half)
     after = (
         *run_passes(forward_passes(), forward, check=check),
         *run_passes(backward_passes(), backward, check=check),

@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch.fx import GraphModule
 
+from ort_dynamo.runtime.checked_run import checked_once
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.data_errors import data_error
 from ort_dynamo.runtime.outer_code import IslandCall, outer_code
@@ -76,12 +77,12 @@ def _note_run() -> None:
         watch.note()
 
 
-def boxed(gm: GraphModule) -> Callable[[list[Any]], Any]:
-    """`gm` as a boxed function, whose code is written by `outer_code`."""
+def boxed(gm: GraphModule, *, check: bool = False) -> Callable[[list[Any]], Any]:
+    """`gm` as a boxed function, whose code `outer_code` writes; with `check`, `checked_once` runs the first call."""
     islands = {name: child.as_call() for name, child in gm.named_children() if isinstance(child, Island)}
     lines, values = outer_code(gm, islands)
     if islands:
         lines[1:1] = ["    if watches:", "        note_run()"]
     run = written("outer", lines, values | {"watches": _watches, "note_run": _note_run})
     run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return checked_once(gm, islands, run) if check else run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnx_ir as ir
 import pytest
@@ -13,11 +14,12 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.errors import PassBrokeGraphError
+from ort_dynamo.errors import PassBrokeGraphError, PassFailedError
 from ort_dynamo.passes.fx.remove_no_ops import RemoveNoOps
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.running import run_passes
+from ort_dynamo.torch_internals.fakes import storage_identity
 
 
 def fx_graph() -> GraphModule:
@@ -78,10 +80,32 @@ def drop_value(gm: GraphModule) -> None:
     del next(node for node in gm.graph.nodes if node.op == "call_function").meta["val"]
 
 
-def add_node_without_value(gm: GraphModule) -> None:
-    (output,) = gm.graph.find_nodes(op="output")
-    with gm.graph.inserting_before(output):
-        gm.graph.call_function(torch.ops.aten.neg.default, (output.args[0],))
+def transpose(gm: GraphModule) -> None:
+    """Another operator, whose fake value nobody has changed."""
+    *_, product, _ = gm.graph.nodes
+    product.target, product.args = torch.ops.aten.t.default, (product.args[0],)
+
+
+def lie_about_a_shape(gm: GraphModule) -> None:
+    (product,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    with product.graph.inserting_before(product):
+        unread = product.graph.call_function(keeping, (product.args[0],))
+        read = product.graph.call_function(torch.ops.aten.neg.default, (unread,))
+    with product.args[0].meta["val"].fake_mode:
+        unread.meta["val"], read.meta["val"] = torch.empty(2, 3), torch.empty(2, 3)
+        product.args[0].meta["val"] = torch.empty(3, 2)
+
+
+def lie_about_memory(gm: GraphModule) -> None:
+    (product,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    product.meta["val"] = product.args[0].meta["val"]
+
+
+def keeping(value: object) -> object:
+    return value
+
+
+keeping.keeps_value = True  # type: ignore[attr-defined]
 
 
 def read_too_early(gm: GraphModule) -> None:
@@ -91,14 +115,54 @@ def read_too_early(gm: GraphModule) -> None:
 
 @pytest.mark.parametrize(
     ("change", "what"),
-    [(drop_value, "add"), (add_node_without_value, "neg_default"), (read_too_early, "before it has been defined")],
-    ids=["a lost value", "a node without value", "not in a topological order"],
+    [
+        (drop_value, "add"),
+        (read_too_early, "before it has been defined"),
+        (transpose, "output 0 was .*'2', '3'.* and is .*'3', '2'"),
+        (lie_about_a_shape, "has the value .*'3', '2'.*, and its call gives .*'2', '3'"),
+        (lie_about_memory, "has a value in the memory of"),
+    ],
+    ids=["a lost value", "not in a topological order", "another output", "a wrong shape", "a wrong allocation"],
 )
 def test_an_fx_pass_that_breaks_the_graph_is_named(change: Callable[[GraphModule], None], what: str) -> None:
     with pytest.raises(PassBrokeGraphError, match=what) as caught:
         run_passes([RemoveNoOps(), Change(change), RemoveNoOps()], fx_graph(), check=True)
     assert str(caught.value).startswith("Change() left an invalid FX graph: ")
     run_passes([Change(change)], fx_graph())  # nothing is checked unless it is asked for
+
+
+def test_what_a_pass_changes_gets_the_fake_values_that_follow() -> None:
+    def change(gm: GraphModule) -> None:
+        (addition,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
+        with gm.graph.inserting_after(addition):
+            sliced = gm.graph.call_function(torch.ops.aten.slice.Tensor, (addition, 1, 0, 2))
+        addition.replace_all_uses_with(sliced, lambda user: user is not sliced)
+
+    gm = fx_graph()
+    run_passes([Change(change)], gm)
+    values = {node.name: node.meta["val"] for node in gm.graph.nodes if node.op == "call_function"}
+    assert {name: tuple(value.shape) for name, value in values.items()} == {
+        "add": (2, 3),
+        "slice_tensor": (2, 2),
+        "clone": (2, 2),
+        "mul": (2, 2),
+    }
+    assert storage_identity(values["slice_tensor"]) == storage_identity(values["add"])
+
+
+def raise_error(graph: object) -> None:
+    raise KeyError("x")
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_pass_that_raises_is_named_and_its_graph_is_kept(tmp_path: Path, check: bool) -> None:
+    for graph, pass_ in ((fx_graph(), Change(raise_error)), (model(), ChangeModel(raise_error))):
+        with pytest.raises(PassFailedError, match=r"Change(Model)?\(\) failed: KeyError: 'x'") as caught:
+            run_passes([pass_], graph, check=check, folder=str(tmp_path))
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert str(tmp_path) in str(caught.value)
+    assert "clone" in (tmp_path / "failed_Change.txt").read_text(encoding="utf-8")
+    assert "Cast" in (tmp_path / "failed_ChangeModel.txt").read_text(encoding="utf-8")
 
 
 def test_nodes_that_had_no_value_before_may_go_without() -> None:

@@ -11,7 +11,7 @@ not import that compiler, leaves symbols that depend on data bound as they are, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from ort_dynamo.marks import READS_WIDE_STATISTICS, WIDE_STATISTICS
+from ort_dynamo.passes.fx.analysis.aliases import aliased_inputs
 from ort_dynamo.passes.fx.analysis.storage import fakes_in
 from ort_dynamo.torch_internals.dispatcher import as_traced
 from ort_dynamo.torch_internals.fakes import FakeTensor, storage_identity
@@ -27,7 +28,7 @@ from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.symbols import given_expression, known_true
 
-__all__ = ["FakeValues", "add_call", "caller_layout", "differences", "propagate"]
+__all__ = ["FakeValues", "add_call", "caller_layout", "differences", "propagate", "separate_memory"]
 
 
 def add_call(
@@ -75,13 +76,13 @@ class FakeValues:
         self._calls = {node: _call(node) for node in self._gm.graph.nodes}
         self._values = {node: node.meta.get("val") for node in self._gm.graph.nodes}
 
-    def update(self) -> None:
-        """Propagate the values of nodes that are new or call something else than at the last update."""
+    def update(self, stale: Collection[Node] = ()) -> None:
+        """Propagate the values of nodes that are new, call something else than at the last update, or are `stale`."""
         made: dict[int, Node] = {}  # allocation -> the first node that lives in it
         replaced: set[Node] = set()
         with _fake_mode(self._gm.graph.nodes):
             for node in self._gm.graph.nodes:
-                changed = self._calls.get(node) != _call(node)
+                changed = node in stale or self._calls.get(node) != _call(node)
                 if node.meta.get("val") is not self._values.get(node):  # the pass has propagated it
                     replaced.add(node)
                 if (changed or not replaced.isdisjoint(node.all_input_nodes)) and _is_propagated(node):
@@ -92,6 +93,23 @@ class FakeValues:
                 for fake in fakes_in(node.meta.get("val")):
                     made.setdefault(storage_identity(fake), node)
         self._note()
+
+
+def separate_memory(gm: GraphModule) -> None:
+    """Give nodes that compute values of their own memory, where the graph has them in that of another node.
+
+    A partitioner copies fake values: a backward that recomputes a node of which the forward saves one result has both
+    in the same memory.
+    """
+    stale: set[Node] = set()
+    seen: set[int] = set()
+    for node in gm.graph.nodes:
+        own = {storage_identity(fake) for fake in fakes_in(node.meta.get("val"))}
+        if node.op == "call_function" and not aliased_inputs(node) and own & seen:
+            stale.add(node)
+        seen |= own
+    if stale:
+        FakeValues(gm).update(stale)
 
 
 def differences(gm: GraphModule) -> Iterator[str]:

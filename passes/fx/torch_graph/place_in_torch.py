@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
@@ -20,6 +19,7 @@ from ort_dynamo.passes.fx.torch_graph.work import (
 )
 from ort_dynamo.prices import WholeGraphPrices
 from ort_dynamo.target import Target
+from ort_dynamo.torch_internals.kernel_layouts import ONEDNN_DTYPES
 
 __all__ = ["PlaceInTorch"]
 
@@ -68,12 +68,9 @@ class PlaceInTorch(PassBase):
         return (
             self.target.convolves_slower_than_torch
             and node.target in CONVOLUTIONS
-            and convolution_weight(node).dtype in _ONEDNN_DTYPES
+            and convolution_weight(node).dtype in ONEDNN_DTYPES
             and not is_product(node)
         )
-
-
-_ONEDNN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _gain(graph: Graph, faster: Sequence[Node], prices: WholeGraphPrices) -> float:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
+from ort_dynamo.torch_internals.kernel_layouts import CONVOLUTIONS
 from ort_dynamo.torch_internals.operators import aten
 from ort_dynamo.torch_internals.symbols import hints
 
@@ -22,7 +23,6 @@ __all__ = [
     "weighs_more_than_images",
 ]
 
-CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 _PRODUCTS = {
     aten.mm.default: 0,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.passes.fx.analysis.aliases import AliasSets
+from ort_dynamo.passes.fx.analysis.aliases import aliased_inputs
 from ort_dynamo.passes.fx.analysis.views import RESHAPES
 from ort_dynamo.torch_internals.operators import OpOverload, aten
 
@@ -26,10 +27,8 @@ class ReshapeViews(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Rewrite, in place, an outer graph."""
-        aliases = AliasSets(graph_module.graph)
-        views = [
-            node for node in graph_module.graph.nodes if node.target in RESHAPES and _is_torchs(aliases.of(node)[0])
-        ]
+        nodes = graph_module.graph.nodes
+        views = [node for node in nodes if node.target in RESHAPES and not _is_given_by_island(_maker(node))]
         for node in views:
             node.target = aten.reshape.default
         if views:
@@ -37,6 +36,12 @@ class ReshapeViews(PassBase):
         return PassResult(graph_module, bool(views))
 
 
-def _is_torchs(maker: Node) -> bool:
-    """Whether a kernel of torch's made a tensor, in this graph or, of a saved tensor, in the forward."""
-    return maker.op == "placeholder" or isinstance(maker.target, OpOverload)
+def _maker(view: Node) -> Node:
+    """The node at the end of a chain of views."""
+    while isinstance(view.target, OpOverload) and (sources := aliased_inputs(view)):
+        view = sources[0]
+    return view
+
+
+def _is_given_by_island(node: Node) -> bool:
+    return node.target is operator.getitem and node.all_input_nodes[0].op == "call_module"

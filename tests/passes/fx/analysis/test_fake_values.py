@@ -1,0 +1,110 @@
+"""Fake values follow the calls of a graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ort_dynamo import passes
+from ort_dynamo.passes.fx.analysis.fake_values import FakeValues, add_call, differences, separate_memory
+from ort_dynamo.torch_internals.fakes import storage_identity
+
+aten = torch.ops.aten
+
+
+def graph_of(function: Callable[..., Any], *inputs: Tensor, mode: str = "fake") -> tuple[GraphModule, dict[str, Node]]:
+    gm = make_fx(function, tracing_mode=mode)(*inputs)
+    return gm, {node.name: node for node in gm.graph.nodes}
+
+
+def memory(node: Node) -> int:
+    return storage_identity(node.meta["val"])
+
+
+def test_a_change_ends_where_nothing_depends_on_it() -> None:
+    gm, nodes = graph_of(lambda x: (x.sin() * 2).exp(), torch.ones(2, 3))
+    before = {name: node.meta.get("val") for name, node in nodes.items()}
+    values = FakeValues(gm)
+    nodes["sin"].target = aten.cos.default
+    values.update()
+    assert all(node.meta.get("val") is before[name] for name, node in nodes.items())
+
+
+def test_views_follow_a_copy_that_becomes_an_alias() -> None:
+    gm, nodes = graph_of(lambda x: (x + 1).clone().t()[0].exp(), torch.ones(2, 3))
+    values = FakeValues(gm)
+    nodes["clone"].target = aten.alias.default
+    assert [*differences(gm)]
+    values.update()
+    assert memory(nodes["add"]) == memory(nodes["clone"]) == memory(nodes["t"]) == memory(nodes["select"])
+    assert memory(nodes["exp"]) != memory(nodes["add"])
+    assert not [*differences(gm)]
+
+
+def test_strides_follow_to_the_end() -> None:
+    gm, nodes = graph_of(lambda x: x.clone().relu().sum(0), torch.ones(2, 3, 4, 5))
+    values = FakeValues(gm)
+    nodes["clone"].kwargs = {"memory_format": torch.channels_last}
+    values.update()
+    assert nodes["relu"].meta["val"].is_contiguous(memory_format=torch.channels_last)
+    assert not [*differences(gm)]
+
+
+def test_symbolic_sizes_stay_the_same_sizes() -> None:
+    gm, nodes = graph_of(lambda x: x.sin().view(-1, 2).cos(), torch.ones(4, 6), mode="symbolic")
+    values = FakeValues(gm)
+    nodes["sin"].target = aten.tanh.default
+    sizes = nodes["cos"].meta["val"].shape
+    values.update()
+    assert nodes["cos"].meta["val"].shape == sizes
+    assert not [*differences(gm)]
+
+
+def test_sizes_that_depend_on_data_stay_bound() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x.nonzero() * 2
+
+    kept: list[GraphModule] = []
+
+    def backend(gm: GraphModule, inputs: Any) -> Any:
+        from torch._functorch.aot_autograd import aot_module_simplified
+
+        return aot_module_simplified(gm, inputs, fw_compiler=lambda gm, _: kept.append(gm) or gm)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch.compile(program, backend=backend)(torch.tensor([0.0, 1.0]))
+    (gm,) = kept
+    (found,) = gm.graph.find_nodes(op="call_function", target=aten.nonzero.default)
+    before = found.meta["val"]
+    values = FakeValues(gm)
+    with gm.graph.inserting_before(found):
+        (given,) = found.all_input_nodes
+        found.args = (add_call(gm.graph, aten.neg.default, (given,)),)
+    values.update()
+    assert found.meta["val"] is before
+
+
+def test_a_partition_that_recomputes_one_of_two_results_gives_both_memory() -> None:
+    gm, nodes = graph_of(
+        lambda x, saved: aten.native_layer_norm(x, [3], None, None, 1e-5)[1] + saved.sum(), *[torch.ones(2, 3)] * 2
+    )
+    nodes["saved_1"].meta["val"] = nodes["native_layer_norm"].meta["val"][0]  # as a partitioner leaves it
+    separate_memory(gm)
+    assert memory(nodes["saved_1"]) != storage_identity(nodes["native_layer_norm"].meta["val"][0])
+    assert not [*differences(gm)]
+
+
+def test_no_pass_writes_a_fake_value_by_hand() -> None:
+    # Numbers are known by their expressions, not by calls; KeepNothing, OwnResults and ReturnNoViews copy all of a meta.
+    allowed = {"fake_values.py", "size_nodes.py"}
+    folder = Path(passes.__path__[0]) / "fx"
+    writes = re.compile(r"""meta\[["']val["']\]\s*=[^=]|["']val["']\s*:""")
+    found = {path.name for path in folder.rglob("*.py") if writes.search(path.read_text(encoding="utf-8"))}
+    assert found == allowed

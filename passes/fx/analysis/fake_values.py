@@ -171,7 +171,8 @@ def _is_propagated(node: Node) -> bool:
 def _result(node: Node, values: Mapping[Node, Any] | None = None) -> Any:
     """Call a node's target with the fake values of its arguments: those of the graph, or of `values`."""
     target: Any = node.target
-    args, kwargs = map_arg((node.args, node.kwargs), lambda one: one.meta["val"] if values is None else values[one])
+    given: Any = map_arg((node.args, node.kwargs), lambda one: one.meta["val"] if values is None else values[one])
+    args, kwargs = given
     narrow: Mapping[int, torch.dtype] = node.meta.get(READS_WIDE_STATISTICS, {})
     args = tuple(one.to(narrow[index]) if index in narrow else one for index, one in enumerate(args))
     result = target(*args, **kwargs)

@@ -66,7 +66,8 @@ class LayOutChannelsLast(PassBase):
         convolutions = [node for node in computing if convolves_images(node)]
         if not convolutions or not all(CHOSEN in node.meta or _is_unplaced(node) for node in computing):
             return PassResult(graph_module, False)
-        if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+        onednn: Any = torch.backends.mkldnn
+        if not (onednn.is_available() and onednn.enabled):
             return PassResult(graph_module, False)
         modified = _Layout(graph_module).change()
         if modified:

@@ -117,7 +117,7 @@ def compile_graph(
     if keeps:
         places = {name: place for name, (_, place) in islands.items()}
         return StoredCode(segmented.gm, places, learned, partition, options.cache)
-    return recording.around(boxed(segmented.gm, check=options.dump.verify_values))
+    return recording.around(boxed(segmented.gm, options.dump))
 
 
 def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:

@@ -33,10 +33,11 @@ COUNTERS = """\
 
 | topic | key | counts |
 |---|---|---|
-| `"ort_train"` | `graphs`, `islands`, `native_nodes`, `eager_nodes` | graphs, islands, nodes by where they run |
+| `"ort_train"` | `graphs`, `islands`, `native_nodes`, `chosen_nodes`, `eager_nodes` | graphs, islands, nodes by place |
 | `"ort_train_native"` | an overload | its nodes in ONNX Runtime |
 | `"ort_train_by_design"` | an overload | its nodes in torch by design: draws, collectives |
-| `"ort_train_eager"` | an overload and a reason | its nodes in eager for that reason |
+| `"ort_train_chosen"` | an overload and a reason | its nodes in torch by choice (placement), for that reason |
+| `"ort_train_eager"` | an overload and a reason | its nodes in eager (fallback), for that reason |
 """
 
 TRAINING = {

@@ -79,7 +79,7 @@ def compile_recorded(
     compiling = partial(_compile, options=options, graphs=graphs, keeps=kept_as is not None)
 
     read: list[tuple[GraphRecord, PartitionRecord | None]] = []
-    with showing(), finding(options, lambda *learned: read.append(learned)):
+    with showing(), finding(options, lambda *learned: read.append(learned), graphs):
         compiled = trace(
             gm,
             example_inputs,
@@ -172,7 +172,17 @@ def _compile(
 ) -> Callable[[list[Any]], Any]:
     cut = partitions[-1] if partitions else None
     recorded = not any(graph.not_recorded for graph in graphs)
-    run = compile_graph(gm, role, options, seen, graphs.append, keeps=keeps, partition=cut, forward_recorded=recorded)
+    run = compile_graph(
+        gm,
+        role,
+        options,
+        seen,
+        graphs.append,
+        graphs=graphs,
+        keeps=keeps,
+        partition=cut,
+        forward_recorded=recorded,
+    )
     report_not_recorded(role, graphs[-1].not_recorded)
     return run
 
@@ -194,6 +204,6 @@ def _compile_inference(
     def record(graph: GraphRecord) -> None:
         graphs.append(dataclasses.replace(graph, passes=passes + graph.passes))
 
-    run = compile_graph(gm, role, options, seen, record, keeps=keeps)
+    run = compile_graph(gm, role, options, seen, record, graphs=graphs, keeps=keeps)
     report_not_recorded(role, graphs[-1].not_recorded)
     return run

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -58,6 +58,7 @@ def compile_graph(
     seen: slice = slice(None),
     record: Callable[[GraphRecord], None] = lambda record: None,
     *,
+    graphs: Sequence[GraphRecord] = (),
     keeps: bool = False,
     partition: PartitionRecord | None = None,
     forward_recorded: bool = True,
@@ -70,6 +71,7 @@ def compile_graph(
         options: all options.
         seen: which outputs the program gets to see.
         record: called with what the compile learned.
+        graphs: the records of all graphs of this compile, to which `record` adds; a RunWatch sees them when this runs.
         keeps: whether AOTAutograd keeps what comes out.
         partition: of a forward, what the cut of its joint graph did.
         forward_recorded: of a backward, whether its forward is recorded in a CUDA graph if that was asked for.
@@ -116,8 +118,8 @@ def compile_graph(
     run_passes(running_passes(), segmented.gm, check=options.dump.verify, folder=options.dump.save_onnx)
     if keeps:
         places = {name: place for name, (_, place) in islands.items()}
-        return StoredCode(segmented.gm, places, learned, partition, options.cache)
-    return recording.around(boxed(segmented.gm, options.dump))
+        return StoredCode(segmented.gm, places, learned, partition, options.cache, graphs)
+    return recording.around(boxed(segmented.gm, graphs, options.dump))
 
 
 def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:

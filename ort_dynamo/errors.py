@@ -16,6 +16,7 @@ __all__ = [
     "GradientGraphError",
     "IndexOutOfBoundsError",
     "IntegerDivisionByZeroError",
+    "InvalidArgumentError",
     "InvalidOptionError",
     "InvalidVariableError",
     "LoweringError",
@@ -23,6 +24,7 @@ __all__ = [
     "MissingPackageError",
     "ModelFileError",
     "NotCompiledError",
+    "NotInOnnxRuntimeError",
     "OnnxModelError",
     "OpsetError",
     "OrtDynamoError",
@@ -126,6 +128,12 @@ class InvalidOptionError(OrtDynamoError, ValueError):
     message = "ort_train option {name!r} cannot be {value!r}: expected {expected}."
 
 
+class InvalidArgumentError(OrtDynamoError, ValueError):
+    """A value that an argument of a public function cannot take."""
+
+    message = "{function}() cannot take {name}={value!r}: expected {expected}."
+
+
 class InvalidVariableError(OrtDynamoError, ValueError, KeyError):
     """An environment variable has a value that it cannot take; ORTModule raised ValueError or KeyError."""
 
@@ -186,6 +194,12 @@ class NotCompiledError(OrtDynamoError):
         "ort_dynamo.summary() says what was compiled. torch.compile(module) traces what module.compile() leaves out, "
         "and docs/tools/lstm.md has what to do about an LSTM."
     )
+
+
+class NotInOnnxRuntimeError(NotCompiledError):
+    """A model that has to run in ONNX Runtime alone is compiled, and torch runs nodes of it, or all."""
+
+    message = "{name} does not run in ONNX Runtime alone, which whole='onnxruntime' requires:{reasons}\n{advice}"
 
 
 class FallbackRefusedError(OrtDynamoError):

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,10 +46,12 @@ class Loading:
     Attributes:
         disk: the stored graphs.
         record: called with what a graph's compile learned, and, of a forward, what its joint graph's cut did.
+        graphs: the records of all graphs of the compile; a RunWatch sees them when one of the graphs runs.
     """
 
     disk: DiskCache
     record: Callable[[GraphRecord, PartitionRecord | None], None]
+    graphs: Sequence[GraphRecord]
 
 
 LOADING: ContextVar[Loading | None] = ContextVar("LOADING", default=None)
@@ -85,6 +88,7 @@ class StoredCode(OutputCode):
         record: what the compile learned.
         partition: of a forward, what the cut of its joint graph did.
         cache: where the islands are looked for if no compile of this project says so.
+        graphs: the records of all graphs of this compile, for a RunWatch; a file does not hold them.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class StoredCode(OutputCode):
         record: GraphRecord,
         partition: PartitionRecord | None,
         cache: CacheOptions,
+        graphs: Sequence[GraphRecord],
     ) -> None:
         self._nodes = None if None in islands.values() else _spelled(outer.graph)
         self._islands = dict(islands)
@@ -101,7 +106,7 @@ class StoredCode(OutputCode):
         self._partition = partition
         self._cache = cache
         self._entries: dict[str, Entry] | None = {}
-        self._run: Callable[[list[Any]], Any] | None = boxed(outer)
+        self._run: Callable[[list[Any]], Any] | None = boxed(outer, graphs)
         self._boxed_call = True  # of this object, from which torch's wrappers copy it
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
@@ -150,7 +155,7 @@ class StoredCode(OutputCode):
             name: _opened(place, self._entries[name]) for name, place in self._islands.items() if place is not None
         }
         modules = {name: island for name, (island, _) in found.items()}
-        self._run, self._entries = boxed(graph_module(modules, _graph(self._nodes))), {}
+        self._run, self._entries = boxed(graph_module(modules, _graph(self._nodes)), loading.graphs), {}
         islands = tuple(
             dataclasses.replace(island, source=source, miss="", seconds=0.0)
             for island, (_, source) in zip(self._record.islands, found.values(), strict=True)
@@ -167,11 +172,13 @@ class StoredCode(OutputCode):
         disk = disk_cache(self._cache)
         if disk is None:
             raise CacheMissError
-        return Loading(disk, _record_alone)
+        graphs: list[GraphRecord] = []
+        return Loading(disk, partial(_record_alone, graphs), graphs)
 
 
-def _record_alone(graph: GraphRecord, partition: PartitionRecord | None) -> None:
+def _record_alone(graphs: list[GraphRecord], graph: GraphRecord, partition: PartitionRecord | None) -> None:
     """Record a graph that came without a compile."""
+    graphs.append(graph)
     report(graph.role, graph.native, graph.by_design, graph.chosen, graph.eager, len(graph.islands))
     RECORDS.begin()(CompileRecord(partition, (graph,), 0.0, current_compile_id()))
 

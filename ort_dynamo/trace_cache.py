@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -72,10 +72,18 @@ def _is_wanted(gm: GraphModule, options: Options) -> bool:
 
 
 @contextmanager
-def finding(options: Options, record: Callable[[GraphRecord, PartitionRecord | None], None]) -> Iterator[None]:
-    """Have what AOTAutograd has kept find its islands while this is open, and say what was learned of it."""
+def finding(
+    options: Options, record: Callable[[GraphRecord, PartitionRecord | None], None], graphs: Sequence[GraphRecord]
+) -> Iterator[None]:
+    """Have what AOTAutograd has kept find its islands while this is open.
+
+    Args:
+        options: all options.
+        record: called with what was learned of a graph, and, of a forward, what its joint graph's cut did.
+        graphs: the records of all graphs of this compile; a RunWatch sees them when one of the graphs runs.
+    """
     stored = disk_cache(options.cache)
-    token = LOADING.set(None if stored is None else Loading(stored, record))
+    token = LOADING.set(None if stored is None else Loading(stored, record, graphs))
     try:
         yield
     finally:

@@ -184,7 +184,9 @@ def test_the_choice_is_counted_with_its_reason_and_shown() -> None:
     reasons = counters["ort_train_chosen"]
     assert {reason.split(":")[0] for reason in reasons} >= {"aten.convolution.default"}
     assert reasons.total() == counters["ort_train"]["chosen_nodes"] == ort_dynamo.summary().chosen.total()
-    assert "in torch by choice:\n" in str(ort_dynamo.summary())
+    text = str(ort_dynamo.summary())
+    assert f"{reasons.total()} in torch by choice (placement), 0 in eager (fallback)" in text
+    assert "in torch by choice (placement):\n" in text
 
 
 def test_saved_models_are_whole_if_that_is_asked_for(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from ort_dynamo.report.places import BY_CHOICE, FALLBACK, Places, by_reason
 from ort_dynamo.segment.segment import EagerNode
 from ort_dynamo.torch_internals.dynamo import counters
 
@@ -23,7 +24,9 @@ def report(
     eager: Sequence[EagerNode],
     islands: int,
 ) -> None:
-    """Count a graph and its nodes by where they run, and warn about eager ones not warned about before.
+    """Count a graph and its nodes by where they run, and say what was not said since Dynamo was reset.
+
+    Fallbacks are warnings, one for each operator and reason. So is, once, a graph that torch runs mostly by choice.
 
     Counters (torch._dynamo.utils.counters): "ort_train" -> graphs, islands, native_nodes, chosen_nodes,
     eager_nodes;
@@ -49,22 +52,40 @@ def report(
         if (node.target, node.reason) not in _said:
             _said.add((node.target, node.reason))
             _log.warning(
-                "%s runs in eager, not in ONNX Runtime (%s graph): %s\n  %s",
+                "%s runs %s, not in ONNX Runtime, in the %s graph: %s\n  %s",
                 node.target,
+                FALLBACK,
                 role,
                 node.reason,
                 node.where,
             )
-    _log.info(
-        "%s graph: %d nodes in %d island(s), %d in torch by choice, %d in eager",
-        role,
-        native.total(),
-        islands,
-        chosen.total(),
-        len(eager),
-    )
+    _say_choice(role, native.total(), chosen)
+    _log.info("%s graph, %d island(s): %s", role, islands, Places(native, by_design, chosen, by_reason(eager)))
     for reason, count in chosen.items():
-        _log.info("in torch by choice, %d x %s", count, reason)
+        _log.info("%s: %d x %s", BY_CHOICE, count, reason)
+
+
+def _say_choice(role: str, native: int, chosen: Counter[str]) -> None:
+    """Say once that torch runs most of a graph by choice: most of what a session could run."""
+    if chosen.total() <= native or _CHOICE in _said:
+        return
+    _said.add(_CHOICE)
+    _log.warning(
+        "ort_train: torch runs %d of %d operators of the %s graph by choice, since it is faster (%s). "
+        'Set options={"placement": "onnxruntime"} to run them in ONNX Runtime.',
+        chosen.total(),
+        native + chosen.total(),
+        role,
+        _cause(chosen),
+    )
+
+
+_CHOICE = ("torch's choice", "")
+
+
+def _cause(chosen: Counter[str]) -> str:
+    """The entry of a convolution if there is one, for it decides about the nodes around it; else the most frequent."""
+    return min(chosen, key=lambda entry: (not entry.startswith("aten.convolution"), -chosen[entry]))
 
 
 def report_not_recorded(role: str, reason: str) -> None:

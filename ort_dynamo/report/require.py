@@ -1,15 +1,17 @@
-"""Makes a model that Dynamo does not compile an error, where it would run in eager and say nothing."""
+"""Makes a model that runs in eager an error, where torch.compile says nothing."""
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TypeVar, cast
 
 from torch import nn
 
-from ort_dynamo.errors import NotCompiledError
+from ort_dynamo.errors import InvalidArgumentError, NotCompiledError, NotInOnnxRuntimeError
+from ort_dynamo.report.places import Places
+from ort_dynamo.report.record import GraphRecord
 from ort_dynamo.report.summary import given_up
 from ort_dynamo.runtime.boxed import RunWatch
 from ort_dynamo.torch_internals.frames import (
@@ -25,24 +27,35 @@ __all__ = ["require_compiled"]
 _Model = TypeVar("_Model", bound=Callable[..., Any])
 
 
-def require_compiled(model: _Model, *, whole: bool = False) -> _Model:
-    """Make the first call of a compiled model an error if no session of ONNX Runtime runs in it.
+def require_compiled(model: _Model, *, whole: bool | Literal["onnxruntime"] = False) -> _Model:
+    """Make the first call of a compiled model an error if it runs in eager.
 
-    The first call, with its compile, runs; then it is looked at. Graph breaks are not refused: fullgraph=True does
-    that. Nodes in eager are not, either: fallback="error" does. After a call that is refused the next one is looked at
-    again.
+    The first call, with its compile, runs; then it is looked at. It passes if a graph of ort_train ran in it, and ONNX
+    Runtime runs nodes of such a graph, or torch by choice. That choice is no fallback: the option `placement` makes it,
+    since torch is faster. Graph breaks are not refused: fullgraph=True does that. A fallback beside other nodes is not
+    refused, either: fallback="error" does that. After a call that is refused the next one is looked at again.
 
     Args:
         model: what torch.compile gave, or a module after module.compile(backend="ort_train").
-        whole: refuse also if Dynamo gave up on a function that it met in this call, whose own code runs in eager. Such
-            may be an LSTM's, or one of a library that does nothing with tensors.
+        whole: True refuses also if Dynamo gave up on a function that it met in this call, whose own code runs in eager.
+            Such may be an LSTM's, or one of a library that does nothing with tensors. "onnxruntime" refuses all that.
+            It also refuses if torch runs a node by choice or as a fallback, in a graph that ran in this call or in its
+            backward, or if none of these graphs has a session. Nodes that torch runs by design, such as random ops and
+            collectives, do not count.
 
     Returns:
         `model` itself if it is a module, and a function in its place otherwise.
 
     Raises:
-        NotCompiledError: here, if `model` is not compiled at all; at the first call, as above, with Dynamo's reasons.
+        NotCompiledError: here, if `model` is not compiled at all; at the first call, as above, with the reasons.
+        NotInOnnxRuntimeError: at the first call, for whole="onnxruntime" alone, with the nodes that torch runs, the
+            reasons, and the option that changes it. It is a NotCompiledError.
+        InvalidArgumentError: here, if `whole` has another value.
     """
+    if not isinstance(whole, bool) and whole != "onnxruntime":
+        raise InvalidArgumentError(
+            function="require_compiled", name="whole", value=whole, expected="True, False or 'onnxruntime'"
+        )
     name = _name(model)
     if not isinstance(model, nn.Module):
         if not is_compiled_function(model):
@@ -64,14 +77,18 @@ _NEVER = "\n  torch.compile was not called on it"
 
 
 def _checked(
-    call: Callable[..., Any], name: str, whole: bool, done: Callable[[], None], why: Callable[[], str | None]
+    call: Callable[..., Any],
+    name: str,
+    whole: bool | Literal["onnxruntime"],
+    done: Callable[[], None],
+    why: Callable[[], str | None],
 ) -> Callable[..., Any]:
-    """`call`, looked at until a call of it was compiled.
+    """`call`, looked at until a call of it passed.
 
     Args:
         call: the compiled call.
         name: how the error calls it.
-        whole: refuse also where only a part runs in eager.
+        whole: as in `require_compiled`.
         done: called then.
         why: gives Dynamo's rule, if one leaves the model out.
     """
@@ -86,15 +103,40 @@ def _checked(
         with RunWatch() as watch:
             result = call(*args, **kwargs)
         left_out = list(map(str, given_up(frames(begin))))
-        if not watch.ran or (whole and left_out):
-            rule = why()
-            reasons = left_out or [rule or "no graph was compiled, or none of it goes to ONNX Runtime"]
-            raise NotCompiledError(name=name, reasons="".join(f"\n  {reason}" for reason in reasons))
+        if not watch.seen or (whole and left_out):
+            reasons = left_out or [why() or "no graph was compiled by ort_train, or none of its graphs ran"]
+            raise NotCompiledError(name=name, reasons=_indented(reasons))
+        error = _refused(name, whole, [graph for graphs in watch.seen for graph in graphs])
+        if error is not None:
+            raise error
         passed = True
         done()
         return result
 
     return first
+
+
+def _refused(name: str, whole: bool | Literal["onnxruntime"], graphs: Sequence[GraphRecord]) -> NotCompiledError | None:
+    """The error for compiled graphs, if they run elsewhere than they have to."""
+    found = Places.of(graphs)
+    roles = ", ".join(dict.fromkeys(graph.role for graph in graphs))
+    reasons = _indented([f"nodes ({roles}): {found}", *found.outside_sessions()])
+    if found.eager and not (found.native or found.chosen):
+        return NotCompiledError(name=name, reasons=reasons)
+    in_sessions = not (found.chosen or found.eager) and any(graph.islands for graph in graphs)
+    if whole != "onnxruntime" or in_sessions:
+        return None
+    advice = [_PLACE] * bool(found.chosen) + [_LOWER] * bool(found.eager)
+    return NotInOnnxRuntimeError(name=name, reasons=reasons, advice="\n".join(advice or [_EMPTY]))
+
+
+_PLACE = 'Set options={"placement": "onnxruntime"} to run in ONNX Runtime what torch runs by choice.'
+_LOWER = "A fallback has no form in ONNX Runtime: change its line, or add a lowering with ort_dynamo.register_lowering."
+_EMPTY = "Its graphs have nothing for a session to run."
+
+
+def _indented(texts: Iterable[str]) -> str:
+    return "".join(f"\n  {line}" for text in texts for line in text.splitlines())
 
 
 def _name(model: object) -> str:

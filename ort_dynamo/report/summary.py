@@ -6,33 +6,16 @@ import atexit
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from ort_dynamo.report.places import BY_DESIGN, EagerNodes, Places, section
 from ort_dynamo.report.record import RECORDS, CompileRecord
-from ort_dynamo.segment.segment import EagerNode
 from ort_dynamo.torch_internals.frames import Frame, UntracedModule, by_function, frames, untraced_modules
 
 __all__ = ["EagerNodes", "FunctionNote", "Summary", "given_up", "in_a_line", "print_at_exit", "summary"]
 
 _BACKEND = "ort_dynamo.backend"
-
-
-@dataclass(frozen=True)
-class EagerNodes:
-    """Nodes that stay in eager for one reason.
-
-    Attributes:
-        target: their overload or function, as text.
-        reason: why ONNX Runtime does not take them.
-        lines: the user's lines that they come from, each once, in order.
-        count: how many there are.
-    """
-
-    target: str
-    reason: str
-    lines: tuple[str, ...]
-    count: int
 
 
 @dataclass(frozen=True)
@@ -67,8 +50,9 @@ class Summary:
         cache_hits: those islands that took the session of an earlier one.
         native: overload, as text -> nodes that ONNX Runtime runs.
         by_design: overload, as text -> nodes that torch runs by design: random draws and collectives.
-        chosen: "overload: reason", as text -> nodes that torch runs by choice, since it is faster.
-        eager: nodes that torch runs because ONNX Runtime cannot.
+        chosen: "overload: reason", as text -> nodes that torch runs by choice, since it is faster. They are compiled:
+            the option `placement` decides, and they are no fallback.
+        eager: fallbacks: nodes that torch runs in eager because ONNX Runtime cannot run them.
         not_recorded: "role: reason", as text -> graphs without a CUDA graph, though `cuda_graphs` asks for one.
         breaks: graph breaks: why graphs end inside a function, so that Python runs between two of them.
         skipped: functions that Dynamo gave up on or never traces: their own code runs in eager, what they call may be
@@ -93,47 +77,29 @@ class Summary:
 
     @property
     def eager_nodes(self) -> int:
-        """How many nodes torch runs because ONNX Runtime cannot."""
+        """How many nodes are fallbacks: torch runs them because ONNX Runtime cannot."""
         return sum(nodes.count for nodes in self.eager)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
+        found = Places(self.native, self.by_design, self.chosen, self.eager)
         if self.graphs:
             yield (
                 f"ort_train: compiles {self.compiles}, graphs {self.graphs}, islands {self.islands} "
                 f"({self.cache_hits} from the cache), {self.seconds:.1f} s"
             )
-            choice = f"{self.chosen.total()} in torch by choice, " if self.chosen else ""
-            yield (
-                f"nodes: {self.native.total()} in ONNX Runtime, {self.by_design.total()} in torch by design, "
-                f"{choice}{self.eager_nodes} in eager"
-            )
+            yield f"nodes: {found}"
         else:
             yield "ort_train: nothing was compiled"
-        yield from _section("in torch by design", (f"{n} x {target}" for target, n in self.by_design.most_common()))
-        yield from _section("in torch by choice", (f"{n} x {target}" for target, n in self.chosen.most_common()))
-        yield from _section("in eager", map(_eager_text, self.eager))
+        yield from section(BY_DESIGN, (f"{n} x {target}" for target, n in self.by_design.most_common()))
+        yield from found.outside_sessions()
         unrecorded = (f"{n} x {reason}" for reason, n in self.not_recorded.most_common())
-        yield from _section("without a CUDA graph, though asked for", unrecorded)
-        yield from _section("graph breaks", map(str, self.breaks))
-        yield from _section("skipped by Dynamo, their own code runs in eager", map(str, self.skipped))
-        yield from _section("compiled again", map(str, self.recompiles))
-
-
-def _section(title: str, texts: Iterable[str]) -> Iterator[str]:
-    """A heading and an indented text for each distinct entry, with how often it came."""
-    counted = Counter(texts)
-    if counted:
-        yield f"{title}:"
-    for text, count in counted.items():
-        times = f" ({count} times)" if count > 1 else ""
-        yield "\n".join("  " + line for line in (text + times).splitlines())
-
-
-def _eager_text(nodes: EagerNodes) -> str:
-    return "\n".join([f"{nodes.count} x {nodes.target}: {nodes.reason}", *(f"  {line}" for line in nodes.lines)])
+        yield from section("without a CUDA graph, though asked for", unrecorded)
+        yield from section("graph breaks", map(str, self.breaks))
+        yield from section("skipped by Dynamo, their own code runs in eager", map(str, self.skipped))
+        yield from section("compiled again", map(str, self.recompiles))
 
 
 def summary() -> Summary:
@@ -152,15 +118,16 @@ def _collect(
     mine = [frame for frame in seen if frame.compile_id in ours]
     graphs = [graph for record in records for graph in record.graphs]
     islands = [island for graph in graphs for island in graph.islands]
+    found = Places.of(graphs)
     return Summary(
         compiles=len(records),
         graphs=len(graphs),
         islands=len(islands),
         cache_hits=sum(island.was_cached for island in islands),
-        native=sum((graph.native for graph in graphs), Counter()),
-        by_design=sum((graph.by_design for graph in graphs), Counter()),
-        chosen=sum((graph.chosen for graph in graphs), Counter()),
-        eager=_by_reason(node for graph in graphs for node in graph.eager),
+        native=found.native,
+        by_design=found.by_design,
+        chosen=found.chosen,
+        eager=found.eager,
         not_recorded=Counter(f"{graph.role}: {graph.not_recorded}" for graph in graphs if graph.not_recorded),
         breaks=tuple(
             FunctionNote(frame.function, frame.where, in_a_line(reason))
@@ -190,16 +157,6 @@ def _is_ours(function: Sequence[Frame], seen: Sequence[Frame], ours: Collection[
 
 
 _ADVICE = "torch.compile(module) traces it where module.compile() does not"
-
-
-def _by_reason(nodes: Iterable[EagerNode]) -> tuple[EagerNodes, ...]:
-    groups: dict[tuple[str, str], list[str]] = {}
-    for node in nodes:
-        groups.setdefault((node.target, node.reason), []).append(node.where)
-    return tuple(
-        EagerNodes(target, reason, tuple(dict.fromkeys(lines)), len(lines))
-        for (target, reason), lines in groups.items()
-    )
 
 
 def given_up(seen: Sequence[Frame]) -> Iterator[FunctionNote]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -48,14 +49,14 @@ class Island(torch.nn.Module):
 
 
 class RunWatch:
-    """Sees whether a session ran in this thread, from `with` to its end; without one, a call pays for one look.
+    """Sees which compiled graphs run in this thread, from `with` to its end; without one, a call pays for one look.
 
     Attributes:
-        ran: whether one did.
+        seen: the labels of the graphs that ran, as `boxed` got them: each once, in the order of their first run.
     """
 
     def __init__(self) -> None:
-        self.ran = False
+        self.seen: list[Sequence[Any]] = []
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Self:
@@ -65,25 +66,33 @@ class RunWatch:
     def __exit__(self, *_: object) -> None:
         _watches.remove(self)
 
-    def note(self) -> None:
-        """Note that a graph with a session runs in the calling thread."""
-        self.ran |= threading.get_ident() == self._thread
+    def note(self, label: Sequence[Any]) -> None:
+        """Note that the graph of this label runs in the calling thread."""
+        if threading.get_ident() == self._thread and not any(one is label for one in self.seen):
+            self.seen.append(label)
 
 
 _watches: list[RunWatch] = []
 
 
-def _note_run() -> None:
+def _note_run(label: Sequence[Any]) -> None:
     for watch in tuple(_watches):
-        watch.note()
+        watch.note(label)
 
 
-def boxed(gm: GraphModule, options: DumpOptions | None = None) -> Callable[[list[Any]], Any]:
-    """`gm` as a boxed function, whose code `outer_code` writes; `checked_once` runs the first call if asked for."""
+def boxed(gm: GraphModule, label: Sequence[Any] = (), options: DumpOptions | None = None) -> Callable[[list[Any]], Any]:
+    """`gm` as a boxed function, whose code is written by `outer_code`.
+
+    Args:
+        gm: the outer graph.
+        label: shown to each RunWatch when the function runs, with or without a session. It may still grow: the records
+            of all graphs of one compile are such a list.
+        options: whether `checked_once` runs the first call.
+    """
     islands = {name: child.as_call() for name, child in gm.named_children() if isinstance(child, Island)}
     lines, values = outer_code(gm, islands)
-    if islands:
-        lines[1:1] = ["    if watches:", "        note_run()"]
-    run = written("outer", lines, values | {"watches": _watches, "note_run": _note_run})
+    lines[1:1] = ["    if watches:", "        note_run()"]
+    note_run = partial(_note_run, label)
+    run = written("outer", lines, values | {"watches": _watches, "note_run": note_run})
     run._boxed_call = True  # type: ignore[attr-defined]
-    return run if options is None or not options.verify_values else checked_once(gm, islands, run)
+    return run if options is None or not options.verify_values else checked_once(gm, islands, run, note_run)

@@ -21,7 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 def checked_once(
-    gm: GraphModule, islands: dict[str, IslandCall], run: Callable[[list[Any]], Any]
+    gm: GraphModule,
+    islands: dict[str, IslandCall],
+    run: Callable[[list[Any]], Any],
+    note_run: Callable[[], None],
 ) -> Callable[[list[Any]], Any]:
     """Have the first call of a graph run node by node, and later ones by `run`.
 
@@ -29,6 +32,7 @@ def checked_once(
         gm: an outer graph with fake values.
         islands: name of a submodule that is an island -> how it is called.
         run: the graph as a boxed function.
+        note_run: called when the first call begins.
 
     Returns:
         A boxed function. Its first call raises FakeValueError where a result has another dtype or shape than its fake
@@ -40,6 +44,7 @@ def checked_once(
         checked = next(calls, None)
         if checked is None:
             return run(given)
+        note_run()
         inputs, given[:] = list(given), []
         with torch.no_grad():
             return checked.run(*inputs)

@@ -18,9 +18,11 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
+import ort_dynamo
 from ort_dynamo import trace_cache
 from ort_dynamo.cache import disk
 from ort_dynamo.cache.folder import SUFFIX
+from ort_dynamo.errors import NotInOnnxRuntimeError
 from ort_dynamo.passes.outside import register_pass
 from ort_dynamo.report.record import RECORDS
 from ort_dynamo.torch_internals.aot_cache import AOT_CACHE
@@ -85,6 +87,32 @@ def test_what_torch_runs_by_choice_is_found_again_as_well(tmp_path: Path) -> Non
     assert second["torch"]["autograd_cache_hit"] == 2
     assert first["losses"] == second["losses"]
     assert first["counts"]["chosen_nodes"] == second["counts"]["chosen_nodes"] > 0
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.conv(x).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("placement", ["fastest", "onnxruntime"])
+def test_graphs_that_are_read_count_as_compiled(place: Path, placement: str) -> None:
+    x = torch.randn(2, 3, 8, 8)
+    for times in range(2):
+        torch._dynamo.reset()
+        counters.clear()
+        model = torch.compile(Images(), backend="ort_train", options={"placement": placement})
+        ort_dynamo.require_compiled(model)(x).sum().backward()
+        assert hits() == (times, 1 - times)
+        strict = ort_dynamo.require_compiled(model, whole="onnxruntime")
+        if placement == "onnxruntime":
+            strict(x)
+            continue
+        with pytest.raises(NotInOnnxRuntimeError, match=r"nodes \(forward, backward\): 0 in ONNX Runtime"):
+            strict(x)
 
 
 @pytest.fixture

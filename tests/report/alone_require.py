@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from traced_containers import dynamo_traces_its_own_containers
 
 import ort_dynamo
-from ort_dynamo.errors import NotCompiledError
+from ort_dynamo.errors import InvalidArgumentError, NotCompiledError, NotInOnnxRuntimeError
 
 
 class Recurrent(nn.Module):
@@ -42,6 +43,43 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x)
+
+
+class Images(nn.Module):
+    """A net that torch runs by choice, wholly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.linear = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
+@torch.library.custom_op("ort_dynamo_alone::halve", mutates_args=())
+def halve(x: Tensor) -> Tensor:
+    return x / 2
+
+
+@halve.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Halved(torch.autograd.Function):
+    """Its backward alone has an operator that ONNX Runtime cannot run."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x / 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return halve(gradient)
+
+
+def images() -> Tensor:
+    return torch.randn(2, 3, 16, 16)
 
 
 def in_place(model: nn.Module) -> nn.Module:
@@ -133,3 +171,110 @@ def test_an_error_of_the_call_is_its_own() -> None:
         model(torch.ones(1, 4))
     assert not isinstance(raised.value, NotCompiledError)
     model(torch.ones(1, 3))
+
+
+# -- torch's choice, and fallbacks ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compile_", [in_place, wrapped])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_net_that_torch_runs_by_choice_is_compiled(compile_: Callable[[nn.Module], nn.Module], whole: bool) -> None:
+    model = ort_dynamo.require_compiled(compile_(Images()), whole=whole)
+    model(images()).sum().backward()
+    found = ort_dynamo.summary()
+    assert (found.graphs, found.islands, found.eager_nodes) == (2, 0, 0)
+    assert found.chosen
+
+
+def test_a_net_that_torch_runs_by_choice_is_not_in_onnx_runtime() -> None:
+    model = ort_dynamo.require_compiled(wrapped(Images()), whole="onnxruntime")
+    with pytest.raises(NotInOnnxRuntimeError) as raised:
+        model(images())
+    text, found = str(raised.value), ort_dynamo.summary()
+    counts = f"0 in ONNX Runtime, 0 in torch by design, {found.chosen.total()} in torch by choice (placement)"
+    assert text.startswith("Images does not run in ONNX Runtime alone, which whole='onnxruntime' requires:\n")
+    assert f"  nodes (forward, backward): {counts}, 0 in eager (fallback)\n  in torch by choice (placement):\n" in text
+    assert all(f"    {count} x {entry}\n" in text for entry, count in found.chosen.items())
+    assert text.endswith('Set options={"placement": "onnxruntime"} to run in ONNX Runtime what torch runs by choice.')
+    with pytest.raises(NotInOnnxRuntimeError):  # it is looked at until it passes
+        model(images())
+
+
+def test_the_option_that_the_error_names_is_the_one_that_helps() -> None:
+    compiled = torch.compile(Images(), backend="ort_train", options={"placement": "onnxruntime"})
+    ort_dynamo.require_compiled(compiled, whole="onnxruntime")(images()).sum().backward()
+    found = ort_dynamo.summary()
+    assert (found.islands, found.chosen.total(), found.eager_nodes) == (2, 0, 0)
+
+
+def test_a_graph_that_was_compiled_before_is_looked_at_as_well() -> None:
+    model = wrapped(Images())
+    model(images())
+    torch.compile(Plain(), backend="ort_train")(torch.ones(1, 3))
+    ort_dynamo.require_compiled(model)(images())
+    with pytest.raises(NotInOnnxRuntimeError, match="in torch by choice"):
+        ort_dynamo.require_compiled(model, whole="onnxruntime")(images())
+
+
+def test_a_graph_of_another_model_does_not_count() -> None:
+    wrapped(Images())(images())
+    ort_dynamo.require_compiled(wrapped(Plain()), whole="onnxruntime")(torch.ones(1, 3))
+
+
+def test_the_backward_of_a_graph_that_ran_counts() -> None:
+    def backward_in_eager(x: Tensor) -> Tensor:
+        return Halved.apply(x.sin())
+
+    model = ort_dynamo.require_compiled(torch.compile(backward_in_eager, backend="ort_train"), whole="onnxruntime")
+    with pytest.raises(NotInOnnxRuntimeError, match=r"(?s)nodes \(forward, backward\):.*halve.*register_lowering"):
+        model(torch.ones(3, requires_grad=True))
+
+
+def test_a_fallback_is_refused_if_all_has_to_be_in_onnx_runtime() -> None:
+    compiled = torch.compile(lambda x: halve(x.sin()).cos(), backend="ort_train")
+    ort_dynamo.require_compiled(compiled)(torch.ones(3))
+    with pytest.raises(NotInOnnxRuntimeError) as raised:
+        ort_dynamo.require_compiled(compiled, whole="onnxruntime")(torch.ones(3))
+    text = str(raised.value)
+    assert "1 in eager (fallback)\n  in eager (fallback):\n    1 x ort_dynamo_alone.halve.default: " in text
+    assert "halve(x.sin())" in text
+    assert "register_lowering" in text
+    assert "placement" not in text
+
+
+def test_a_model_of_fallbacks_alone_runs_in_eager() -> None:
+    compiled = ort_dynamo.require_compiled(torch.compile(halve, backend="ort_train"))
+    with pytest.raises(NotCompiledError, match=r"(?s)runs in eager.*1 x ort_dynamo_alone\.halve") as raised:
+        compiled(torch.ones(3))
+    assert not isinstance(raised.value, NotInOnnxRuntimeError)
+
+
+def test_what_torch_runs_by_design_is_no_reason_to_refuse() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    ort_dynamo.require_compiled(wrapped(model), whole="onnxruntime")(torch.ones(2, 3))
+    assert ort_dynamo.summary().by_design
+
+
+def test_graphs_without_a_session_are_refused_if_all_has_to_be_in_onnx_runtime() -> None:
+    compiled = torch.compile(lambda x: torch.rand_like(x), backend="ort_train")
+    ort_dynamo.require_compiled(compiled)(torch.ones(3))
+    with pytest.raises(NotInOnnxRuntimeError, match="nothing for a session to run"):
+        ort_dynamo.require_compiled(compiled, whole="onnxruntime")(torch.ones(3))
+
+
+def test_a_function_that_dynamo_gives_up_on_is_refused_if_all_has_to_be_in_onnx_runtime() -> None:
+    with pytest.raises(NotCompiledError, match="LSTM"):
+        ort_dynamo.require_compiled(wrapped(Half()), whole="onnxruntime")(torch.ones(2, 1, 3))
+
+
+@pytest.mark.parametrize("whole", ["onnx", "torch", None, 1])
+def test_another_value_of_whole_is_refused_at_once(whole: Any) -> None:
+    message = rf"require_compiled\(\) cannot take whole={whole!r}: expected True, False or 'onnxruntime'"
+    with pytest.raises(InvalidArgumentError, match=message):
+        ort_dynamo.require_compiled(wrapped(Plain()), whole=whole)
+
+
+def test_an_option_that_refuses_fallbacks_takes_torchs_choice() -> None:
+    compiled = torch.compile(Images(), backend="ort_train", options={"fallback": "error"})
+    ort_dynamo.require_compiled(compiled, whole=True)(images()).sum().backward()
+    assert ort_dynamo.summary().chosen

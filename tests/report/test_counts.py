@@ -1,11 +1,18 @@
-"""What runs in eager is said once, and again for what is compiled after a reset."""
+"""Fallbacks, and that torch runs most of a model by choice, are said once, and again after a reset."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import ort_dynamo
+from ort_dynamo.report.counts import report
 
 
 @torch.library.custom_op("ort_dynamo_tests::halve", mutates_args=())
@@ -27,3 +34,72 @@ def test_a_reset_lets_warnings_come_again(caplog: pytest.LogCaptureFixture) -> N
                 torch.compile(lambda x: halve(x) + 1, backend="ort_train", dynamic=False)(torch.ones(shape))
             said.append(sum("ort_dynamo_tests.halve" in record.getMessage() for record in caplog.records))
     assert said == [1, 2]
+
+
+def conv_net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def compiled(model: nn.Module, **options: Any) -> None:
+    """Compile and run a forward and a backward, and a graph for inference."""
+    step, x = torch.compile(model, backend="ort_train", options=options), torch.randn(2, 3, 8, 8)
+    step(x).sum().backward()
+    with torch.no_grad():
+        step(x)
+
+
+def said_of_the_choice(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one for one in caplog.messages if "by choice" in one]
+
+
+def test_a_model_that_torch_runs_by_choice_is_said_in_one_line_until_a_reset(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="ort_dynamo"):
+        for times in (1, 2):
+            torch._dynamo.reset()
+            for _ in range(2):
+                compiled(conv_net(), fallback="error")
+            assert len(said_of_the_choice(caplog)) == times
+    (line, _) = said_of_the_choice(caplog)
+    assert "\n" not in line
+    assert line.startswith("ort_train: torch runs ")
+    assert " operators of the forward graph by choice, since it is faster (aten.convolution.default: " in line
+    assert line.endswith('Set options={"placement": "onnxruntime"} to run them in ONNX Runtime.')
+
+
+def test_an_operator_that_torch_runs_alone_has_its_own_reason_in_the_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="ort_dynamo"):
+        torch.compile(lambda x: x.cumprod(-1), backend="ort_train")(torch.ones(64, 64))
+    (line,) = said_of_the_choice(caplog)
+    assert "torch runs 1 of 1 operators of the inference graph" in line
+    assert "(aten.cumprod.default: ONNX Runtime takes " in line
+
+
+@pytest.mark.parametrize(("model", "placement"), [(mlp, "fastest"), (conv_net, "onnxruntime")])
+def test_a_model_in_sessions_has_no_such_line(model: Any, placement: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="ort_dynamo"):
+        compiled(model(), placement=placement)
+    assert not caplog.messages
+
+
+def test_one_operator_among_many_makes_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="ort_dynamo"):
+        report_of(native=2, chosen=2)
+        assert not caplog.messages
+        report_of(native=2, chosen=3)
+    assert "torch runs 3 of 5 operators of the forward graph" in caplog.text
+
+
+def report_of(native: int, chosen: int) -> None:
+    report("forward", Counter(native=native), Counter(), Counter({"aten.mul.Tensor: a reason": chosen}), (), 1)
+
+
+def test_the_log_the_summary_and_the_counters_have_the_same_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="ort_dynamo.report.counts"), torch.no_grad():
+        torch.compile(conv_net(), backend="ort_train")(torch.randn(2, 3, 8, 8))
+    (numbers,) = (one.partition(": ")[2] for one in caplog.messages if one.startswith("inference graph"))
+    assert f"nodes: {numbers}\n" in str(ort_dynamo.summary())
+    assert f"{counters['ort_train']['chosen_nodes']} in torch by choice (placement), 0 in eager (fallback)" in numbers

@@ -214,7 +214,7 @@ class ExecutionManager:
             raise
         seen = frames(begin)
         left_out = tuple(given_up(seen))
-        nothing_ran = not watch.ran and next(self._module.parameters(), None) is not None
+        nothing_ran = not watch.seen and next(self._module.parameters(), None) is not None
         if left_out and nothing_ran and not self._runtime_options.fallback_policy.takes_eager_nodes:
             reasons = "".join(f"\n  {note}" for note in left_out)
             error = NotCompiledError(name=type(self._module).__name__, reasons=reasons)

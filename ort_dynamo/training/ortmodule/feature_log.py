@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from ort_dynamo.report.places import Places
 from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.report.summary import FunctionNote
 from ort_dynamo.runtime.capabilities import installed_runtime
@@ -60,9 +61,7 @@ def log_first_run(logger: logging.Logger, level: LogLevel, settings: Settings, r
 
 def _rows(settings: Settings, run: FirstRun) -> list[tuple[str, str, str]]:
     graphs = [graph for record in run.records for graph in record.graphs]
-    eager = sum(len(graph.eager) for graph in graphs)
-    native = sum(graph.native.total() for graph in graphs)
-    nodes = f"{native} nodes run in ONNX Runtime, {eager} in eager, one by one"
+    nodes = f"Nodes: {Places.of(graphs)}"
     if not graphs:
         nodes = "Graphs that were compiled before, of a module like this one, serve again"
     policy = settings.fallback_policy

@@ -1,0 +1,101 @@
+"""The words for who runs a graph's nodes, the same in the summary, the log and the errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ort_dynamo.report.record import GraphRecord
+from ort_dynamo.segment.segment import EagerNode
+
+__all__ = ["BY_CHOICE", "BY_DESIGN", "FALLBACK", "EagerNodes", "Places", "by_reason", "section"]
+
+BY_DESIGN = "in torch by design"
+BY_CHOICE = "in torch by choice (placement)"
+FALLBACK = "in eager (fallback)"
+
+
+@dataclass(frozen=True)
+class EagerNodes:
+    """Nodes that stay in eager for one reason.
+
+    Attributes:
+        target: their overload or function, as text.
+        reason: why ONNX Runtime does not take them.
+        lines: the user's lines that they come from, each once, in order.
+        count: how many there are.
+    """
+
+    target: str
+    reason: str
+    lines: tuple[str, ...]
+    count: int
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.count} x {self.target}: {self.reason}", *(f"  {line}" for line in self.lines)])
+
+
+def by_reason(nodes: Iterable[EagerNode]) -> tuple[EagerNodes, ...]:
+    """Group nodes by their operator and their reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        groups.setdefault((node.target, node.reason), []).append(node.where)
+    return tuple(
+        EagerNodes(target, reason, tuple(dict.fromkeys(lines)), len(lines))
+        for (target, reason), lines in groups.items()
+    )
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the nodes of some graphs run; its str is how many run where, and leaves out a choice that was not made.
+
+    Attributes:
+        native: overload, as text -> nodes that ONNX Runtime runs.
+        by_design: overload, as text -> nodes that torch runs by design.
+        chosen: "overload: reason", as text -> nodes that torch runs by choice.
+        eager: the fallbacks.
+    """
+
+    native: Counter[str]
+    by_design: Counter[str]
+    chosen: Counter[str]
+    eager: tuple[EagerNodes, ...]
+
+    @classmethod
+    def of(cls, graphs: Sequence[GraphRecord]) -> Places:
+        """Add up several graphs."""
+        return cls(
+            native=sum((graph.native for graph in graphs), Counter()),
+            by_design=sum((graph.by_design for graph in graphs), Counter()),
+            chosen=sum((graph.chosen for graph in graphs), Counter()),
+            eager=by_reason(node for graph in graphs for node in graph.eager),
+        )
+
+    @property
+    def eager_nodes(self) -> int:
+        """How many nodes are fallbacks."""
+        return sum(nodes.count for nodes in self.eager)
+
+    def __str__(self) -> str:
+        choice = f"{self.chosen.total()} {BY_CHOICE}, " if self.chosen else ""
+        return (
+            f"{self.native.total()} in ONNX Runtime, {self.by_design.total()} {BY_DESIGN}, "
+            f"{choice}{self.eager_nodes} {FALLBACK}"
+        )
+
+    def outside_sessions(self) -> Iterator[str]:
+        """List the nodes that torch runs in the place of ONNX Runtime: those of its choice, then the fallbacks."""
+        yield from section(BY_CHOICE, (f"{n} x {target}" for target, n in self.chosen.most_common()))
+        yield from section(FALLBACK, map(str, self.eager))
+
+
+def section(title: str, texts: Iterable[str]) -> Iterator[str]:
+    """Give a heading and an indented text for each distinct entry, with how often it came."""
+    counted = Counter(texts)
+    if counted:
+        yield f"{title}:"
+    for text, count in counted.items():
+        times = f" ({count} times)" if count > 1 else ""
+        yield "\n".join("  " + line for line in (text + times).splitlines())

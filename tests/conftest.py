@@ -96,7 +96,12 @@ def unmeasured_guards() -> None:
 
 @pytest.fixture(autouse=True)
 def lowered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests of lowerings have them run, also where a program would have torch run the operator by choice."""
+    """Run lowerings in their tests, also where a program would have torch run the operator by choice.
+
+    The marker `default_placement` leaves placement on.
+    """
+    if request.node.get_closest_marker("default_placement"):
+        return
     if any(folder in request.path.parents for folder in (*OPERATORS, TESTS / "lowering", TESTS / "architectures")):
         monkeypatch.setattr(Target, "convolves_slower_than_torch", False)
         monkeypatch.setattr(Target, "has_slower_operators", False)

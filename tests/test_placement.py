@@ -227,9 +227,14 @@ SINGLE: dict[str, Callable[..., Tensor]] = {
 @pytest.fixture
 def free_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cut costs nothing: what tests compute is too small to pay for one."""
+    price_cuts(monkeypatch, 0)
+
+
+def price_cuts(monkeypatch: pytest.MonkeyPatch, cut: float) -> None:
+    """Make a cut cost so many nanoseconds; below 0, torch runs operators that gain nothing, too."""
     prices = usable_target("cpu").prices
     assert prices.operators is not None
-    operators = replace(prices.operators, cut=0, crossing=0, spinning=0)
+    operators = replace(prices.operators, cut=cut, crossing=0, spinning=0)
     monkeypatch.setattr(Target, "prices", replace(prices, operators=operators))
 
 
@@ -267,3 +272,16 @@ def test_the_gradient_of_a_resize_equals_eager() -> None:
     assert [reason.split(":")[0] for reason in counters["ort_train_chosen"]] == [
         "aten.upsample_nearest2d_backward.default"
     ]
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "resnet", "vit"])
+def test_architectures_that_are_cut_for_every_choice_equal_eager(
+    name: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workloads = pytest.importorskip("bench.workloads", reason="bench is importable under `python -m pytest` only")
+    price_cuts(monkeypatch, -1)
+    workload = workloads.build(name, "tiny")
+    options = {"fallback": "error"}
+    assert_like_eager(workload.module, *workload.batch, options=options, tolerance=Tolerance(1e-4, 1e-5))
+    assert counters["ort_train"]["chosen_nodes"]
+    assert counters["ort_train"]["native_nodes"] or name == "resnet"

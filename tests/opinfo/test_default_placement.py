@@ -105,7 +105,7 @@ PLACEMENTS = ("alone", "between")
 
 @pytest.fixture(params=PLACEMENTS)
 def placement(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Make torch run each operator by choice: alone by two threads, between sessions by one."""
+    """Make torch run each operator by choice, on one thread: on several, no session runs between convolutions."""
     prices = usable_target("cpu").prices
     assert prices.operators is not None
     never = WholeGraphPrices(-1, -1, 1)
@@ -113,7 +113,7 @@ def placement(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     convolutions = ConvolutionPrices(never, never, never) if request.param == "between" else prices.convolutions
     monkeypatch.setattr(Target, "prices", replace(prices, operators=free, convolutions=convolutions))
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if request.param == "between" else 2)
+    torch.set_num_threads(1)
     yield request.param
     torch.set_num_threads(before)
 

@@ -66,7 +66,7 @@ TAKEN_BY_EAGER = {"__rmod__", "__rpow__", "__rsub__", "clamp_max", "clamp_min"}
 """Operators with arguments that eager takes, though the database lists them among those that are refused."""
 
 TAKEN_BY_COMPILED = {"aminmax", "complex", "multinomial", "take"}
-"""Operators with arguments that eager alone refuses: an `out=` of another dtype. aot_eager takes them, too."""
+"""Operators with an `out=` that eager alone refuses, of another dtype or over an input; aot_eager takes it, too."""
 
 
 @pytest.mark.parametrize("name", operators())

@@ -25,6 +25,7 @@ os.environ.setdefault("ORT_DYNAMO_CACHE", "0")
 _CHUNK = 100  # programs of a process
 _SHRUNK = 3  # programs of one kind that are shrunk in a process
 _PRINTED = 3  # programs of one kind that are printed
+_UNFINISHED = ("begun", "running", "shrinking")  # "begun": it is written and runs in eager
 
 
 @dataclass
@@ -86,20 +87,24 @@ def _hunt(mode: str, seeds: Sequence[int], setting: str | None, findings: Findin
     while seeds:
         command = [sys.executable, __file__, "--worker", "--mode", mode, "--seeds", f"{seeds[0]}:{seeds[-1] + 1}"]
         command += ["--setting", setting] if setting else []
-        begun = seeds[0] - 1
+        last: dict[str, Any] = {"state": "begun", "seed": seeds[0], "setting": setting, "text": ""}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             for line in process.stdout or ():
-                found = json.loads(line)
-                begun = found["seed"]
-                if found["state"] != "begun":
-                    findings.add(found)
+                last = json.loads(line)
+                if last["state"] not in _UNFINISHED:
+                    findings.add(last)
         if process.returncode == 0:
             return
-        said = f"the process ended with status {process.returncode}"
-        findings.add(
-            {"state": "crash", "kind": said, "said": said, "mode": mode, "seed": begun, "setting": setting, "text": ""}
-        )
-        seeds = range(max(begun, seeds[0]) + 1, seeds[-1] + 1)
+        findings.add(_ended(last, mode, f"the process ended with status {process.returncode}"))
+        seeds = range(last["seed"] + 1, seeds[-1] + 1)
+
+
+def _ended(last: dict[str, Any], mode: str, said: str) -> dict[str, Any]:
+    """Return what a program comes to whose process ended: torch's own unless this backend had begun to run it."""
+    if last["state"] == "shrinking":
+        return {**last, "state": "wrong"}
+    kind = said if last["state"] == "running" else f"{said} in eager"
+    return {**last, "state": "crash" if kind == said else "torch", "kind": kind, "said": said, "mode": mode}
 
 
 def _work(mode: str, seeds: Sequence[int], setting: str | None) -> None:
@@ -114,24 +119,18 @@ def _work(mode: str, seeds: Sequence[int], setting: str | None) -> None:
     logging.disable(logging.WARNING)
     shrunk: Counter[str] = Counter()
     for seed in seeds:
-        print(json.dumps({"seed": seed, "state": "begun"}), file=out, flush=True)
+        print(json.dumps({"seed": seed, "state": "begun", "setting": setting, "text": ""}), file=out, flush=True)
         case, known = write_case(seed, mode, setting)
-        state, found = check(case, known=known)
-        kind, said = (found[0].kind, str(found[0])) if found else ("", "")
-        text = ""
-        if state == "wrong":
-            shrunk[kind] += 1
-            text = (shrink(case, kind) if shrunk[kind] <= _SHRUNK else case).text()
-        ended = {
-            "seed": seed,
-            "state": state,
-            "kind": kind,
-            "said": said,
-            "mode": mode,
-            "setting": case.setting,
-            "text": text,
-        }
+        ended = {"seed": seed, "state": "running", "mode": mode, "setting": case.setting, "text": case.text()}
         print(json.dumps(ended), file=out, flush=True)
+        state, found = check(case, known=known)
+        if found:
+            ended |= {"kind": found[0].kind, "said": str(found[0])}
+        if state == "wrong" and shrunk[found[0].kind] < _SHRUNK:
+            print(json.dumps({**ended, "state": "shrinking"}), file=out, flush=True)
+            shrunk[found[0].kind] += 1
+            ended["text"] = shrink(case, found[0].kind).text()
+        print(json.dumps({**ended, "state": state}), file=out, flush=True)
 
 
 if __name__ == "__main__":

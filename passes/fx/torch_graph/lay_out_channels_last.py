@@ -39,7 +39,7 @@ _CONTIGUOUS = (aten.native_layer_norm.default, aten.native_layer_norm_backward.d
 
 A permutation of a tensor in channels_last is contiguous, so a layer normalization of channels copies nothing."""
 
-_CHANNELS_LAST = (0, 2, 3, 1)
+_CONTIGUOUS_IMAGES, _CHANNELS_LAST = (0, 1, 2, 3), (0, 2, 3, 1)
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,9 @@ class _Layout:
                 self._read_as_traced(node)
             elif node.op == "call_function":
                 self._visit(node)
+        for copied in self._over.values():
+            if not copied.users:  # of an operator that did not follow
+                self._gm.graph.erase_node(copied)
         return self._modified
 
     def _visit(self, node: Node) -> None:
@@ -145,10 +148,7 @@ class _Layout:
     # -- following ---------------------------------------------------------------------------------------------------
 
     def _follow(self, node: Node) -> bool:
-        """Have a node read all its images in one layout and give its results in it; False if it cannot.
-
-        Nothing is changed then, but for copies that nobody reads.
-        """
+        """Have a node read all its images in one layout and give its results in it; False, without a change, if not."""
         layout, images = self._images(node)
         if layout is None:
             return False
@@ -188,8 +188,9 @@ class _Layout:
         orders = [order for one in images if one in self._moved and (order := _order_of(one.meta["val"])) is not None]
         if not orders:
             return None, []
-        rest = [one for one in tensors if one not in images and not _agrees(one.meta["val"], orders[0])]
-        return orders[0], images if node.target in IMAGE_OPERATORS else [*images, *rest]
+        if node.target in IMAGE_OPERATORS:
+            return (orders[0] if orders[0] in (_CONTIGUOUS_IMAGES, _CHANNELS_LAST) else None), images
+        return orders[0], [*images, *(o for o in tensors if o not in images and not _agrees(o.meta["val"], orders[0]))]
 
     def _in_layout(self, image: Node, layout: tuple[int, ...], reader: Node) -> Node | None:
         """An operand in a layout: itself, or a copy; None if a copy would gain nothing."""
@@ -312,11 +313,8 @@ def _is_unplaced(node: Node) -> bool:
 def _keeps_promise(node: Node, layout: tuple[int, ...]) -> bool:
     """Whether fake tensors agree with the table: results of the layout's rank have it.
 
-    The gradient of a convolution's weight may have any layout. From contiguous images anything may follow: kernels and
-    fake tensors agree there.
+    The gradient of a convolution's weight may have any layout.
     """
-    if node.target in IMAGE_OPERATORS and layout == tuple(range(len(layout))):
-        return True
     results = [_values(node)[0]] if node.target is CONVOLUTIONS[1] else _values(node)
     tensors = [one for one in results if isinstance(one, torch.Tensor) and one.dim() == len(layout)]
     return all(_has_strides(one, layout) for one in tensors)

@@ -245,7 +245,8 @@ class _Layout:
         half = source.meta.get(HALF)
         if (moved, half) not in self._back:
             base: Any = self._as_traced(moved.args[0], reader) if moved.target in _VIEWS else None  # type: ignore[arg-type]
-            with self._gm.graph.inserting_before(moved.next if reader.op == "output" else reader):
+            after = moved if base is None or base < moved else base
+            with self._gm.graph.inserting_before(after.next if reader.op == "output" else reader):
                 if base is None:
                     made = _copied_as(self._moved[moved], moved)
                 else:

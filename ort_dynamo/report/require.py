@@ -30,10 +30,11 @@ _Model = TypeVar("_Model", bound=Callable[..., Any])
 def require_compiled(model: _Model, *, whole: bool | Literal["onnxruntime"] = False) -> _Model:
     """Make the first call of a compiled model an error if it runs in eager.
 
-    The first call, with its compile, runs; then it is looked at. It passes if a graph of ort_train ran in it, and ONNX
-    Runtime runs nodes of such a graph, or torch by choice. That choice is no fallback: the option `placement` makes it,
-    since torch is faster. Graph breaks are not refused: fullgraph=True does that. A fallback beside other nodes is not
-    refused, either: fallback="error" does that. After a call that is refused the next one is looked at again.
+    The first call, with its compile, runs; then it is looked at. It passes if a graph of ort_train ran in it. If such
+    graphs have fallbacks, they must also have nodes that ONNX Runtime runs, or torch by choice. That choice is no
+    fallback: the option `placement` makes it, since torch is faster. Graph breaks are not refused: fullgraph=True does
+    that. A fallback beside other nodes is not refused, either: fallback="error" does that. After a call that is refused
+    the next one is looked at again.
 
     Args:
         model: what torch.compile gave, or a module after module.compile(backend="ort_train").

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from ort_dynamo.prices import CPU, CPU_TRAINING, CUDA, Prices
+if TYPE_CHECKING:
+    from ort_dynamo.prices import Prices
 
 __all__ = ["OPSET", "TRAINING_PACKAGE", "KernelTable", "Target"]
 
@@ -129,6 +130,8 @@ class Target:
     @property
     def prices(self) -> Prices:
         """The numbers that decide what torch runs by choice. They follow from the other fields and enter no key."""
+        from ort_dynamo.prices import CPU, CPU_TRAINING, CUDA  # here, for passes on ONNX models run without torch
+
         if self.device_type == "cuda":
             return CUDA
         return CPU_TRAINING if self.is_training_build else CPU

@@ -44,6 +44,7 @@ __all__ = [
     "prims",
     "schema_of",
     "without_wrapper",
+    "written_argument",
 ]
 
 _V = TypeVar("_V")
@@ -189,6 +190,18 @@ def schema_of(overload: OpOverload) -> FunctionSchema:
 def is_mutable(overload: OpOverload) -> bool:
     """Whether the operator writes to an argument."""
     return schema_of(overload).is_mutable
+
+
+def written_argument(overload: OpOverload) -> tuple[int, str] | None:
+    """The index and the name of the argument that the operator writes to and gives as its one result, if it does so."""
+    schema = schema_of(overload)
+    if len(schema.returns) != 1 or (result := schema.returns[0].alias_info) is None or not result.is_write:
+        return None
+    for index, argument in enumerate(schema.arguments):
+        info = argument.alias_info
+        if info is not None and info.is_write and info.before_set == result.before_set:
+            return index, argument.name
+    return None
 
 
 def is_pointwise(target: object) -> bool:

@@ -24,7 +24,7 @@ from ort_dynamo.passes.fx.analysis.aliases import aliased_inputs
 from ort_dynamo.passes.fx.analysis.storage import fakes_in
 from ort_dynamo.torch_internals.dispatcher import as_traced
 from ort_dynamo.torch_internals.fakes import FakeTensor, storage_identity
-from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload, schema_of
+from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload, schema_of, written_argument
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.symbols import given_expression, known_true
 
@@ -173,6 +173,9 @@ def _result(node: Node, values: Mapping[Node, Any] | None = None) -> Any:
     target: Any = node.target
     given: Any = map_arg((node.args, node.kwargs), lambda one: one.meta["val"] if values is None else values[one])
     args, kwargs = given
+    if isinstance(target, OpOverload) and (place := written_argument(target)) is not None:
+        index, name = place  # of an input, memory is all that changes
+        return args[index] if index < len(args) else kwargs[name]
     narrow: Mapping[int, torch.dtype] = node.meta.get(READS_WIDE_STATISTICS, {})
     args = tuple(one.to(narrow[index]) if index in narrow else one for index, one in enumerate(args))
     result = target(*args, **kwargs)

@@ -57,6 +57,18 @@ def test_strides_follow_to_the_end() -> None:
     assert not [*differences(gm)]
 
 
+def test_what_writes_to_an_argument_has_the_value_of_that_argument() -> None:
+    gm, nodes = graph_of(lambda x, y: (x + y).sin() * aten.threshold_backward(x + 1, y, 0), *[torch.ones(2, 3)] * 2)
+    values = FakeValues(gm)
+    gradient = nodes["threshold_backward"]
+    gradient.target, gradient.kwargs = aten.threshold_backward.grad_input, {"grad_input": nodes["add_1"]}
+    nodes["sin"].target = aten.sin_.default
+    values.update()
+    assert gradient.meta["val"] is nodes["add_1"].meta["val"]
+    assert nodes["sin"].meta["val"] is nodes["add"].meta["val"]
+    assert not [*differences(gm)]
+
+
 def test_symbolic_sizes_stay_the_same_sizes() -> None:
     gm, nodes = graph_of(lambda x: x.sin().view(-1, 2).cos(), torch.ones(4, 6), mode="symbolic")
     values = FakeValues(gm)

@@ -96,7 +96,7 @@ def compile_graph(
     stored = disk_cache(options.cache) if options.dump == DumpOptions() else None
     islands, recording = recording.opening(partial(_compile_islands, segmented, spec, role, functions, stored))
     passes = run_passes(
-        outer_passes(seen, gm.meta.get(RETURNED_VIEWS, frozenset())),
+        outer_passes(seen),
         segmented.gm,
         check=options.dump.verify,
         folder=options.dump.save_onnx,
@@ -115,7 +115,8 @@ def compile_graph(
         not_recorded=recording.refused,
     )
     record(learned)
-    run_passes(running_passes(), segmented.gm, check=options.dump.verify, folder=options.dump.save_onnx)
+    running = running_passes(seen, gm.meta.get(RETURNED_VIEWS, frozenset()))
+    run_passes(running, segmented.gm, check=options.dump.verify, folder=options.dump.save_onnx)
     if keeps:
         places = {name: place for name, (_, place) in islands.items()}
         return StoredCode(segmented.gm, places, learned, partition, options.cache, graphs)

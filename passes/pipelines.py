@@ -177,19 +177,19 @@ def plan_passes(outputs: int) -> tuple[PassBase, ...]:
     return (KeepNothing(outputs),)
 
 
-def outer_passes(seen: slice, views: frozenset[int] = frozenset()) -> tuple[PassBase, ...]:
-    """Give the passes on an outer graph around islands.
+def outer_passes(seen: slice) -> tuple[PassBase, ...]:
+    """Give the passes on an outer graph around islands, of whose outputs the program sees those in `seen`."""
+    return (OwnResults(seen), LocateAssertions())
+
+
+def running_passes(seen: slice, views: frozenset[int]) -> tuple[PassBase, ...]:
+    """Give the passes on an outer graph that is to be run and no longer described: it may write over its tensors.
 
     Args:
         seen: which of its outputs the program sees.
         views: the indices of outputs that are views to eager, too.
     """
-    return (OwnResults(seen), ReturnNoViews(seen, views), LocateAssertions())
-
-
-def running_passes() -> tuple[PassBase, ...]:
-    """Give the passes on an outer graph that is to be run and no longer described: it may write over its tensors."""
-    return (ReshapeViews(), WriteInPlace())
+    return (ReturnNoViews(seen, views), ReshapeViews(), WriteInPlace())
 
 
 def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlacePass, ...]:

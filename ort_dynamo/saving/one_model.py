@@ -305,6 +305,5 @@ _ONNX: Mapping[str, _Spelled] = {
     "aten.unsqueeze.default": _unsqueezed,
     "aten.view.default": _reshaped,
     "ort_dynamo.passes.fx.own_results.owned": _same,
-    "ort_dynamo.passes.fx.return_no_views.unviewed": _same,
 }
 """What torch does between sessions and ONNX has a word for; all else is an ATen node."""

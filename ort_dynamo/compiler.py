@@ -101,7 +101,6 @@ def compile_graph(
         check=options.dump.verify,
         folder=options.dump.save_onnx,
     )
-    seconds = time.perf_counter() - begin
     learned = GraphRecord(
         role=role,
         native=segmented.native,
@@ -110,7 +109,7 @@ def compile_graph(
         eager=segmented.eager,
         islands=tuple(learned for learned, _ in islands.values()),
         passes=passes,
-        seconds=seconds,
+        seconds=time.perf_counter() - begin,
         described=describe_graph(segmented, role, options.dump, seen),
         not_recorded=recording.refused,
     )

@@ -7,7 +7,6 @@ verified is compiled for that, even if the same one is in memory. `cache` enters
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
 from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy, checked_allow, checked_level, checked_strategy
+from ort_dynamo.options.checks import checked_path, is_bool, is_count, one_of
 from ort_dynamo.options.plan_grammar import Plan, read_plans
 from ort_dynamo.options.spelling import nearest
 
@@ -53,9 +53,9 @@ class SegmentOptions:
     compare_ranks: bool = True
 
     def __post_init__(self) -> None:
-        _one_of("fallback", self.fallback, ("eager", "error"))
-        _is_bool("contrib_ops", self.contrib_ops)
-        _is_bool("compare_ranks", self.compare_ranks)
+        one_of("fallback", self.fallback, ("eager", "error"))
+        is_bool("contrib_ops", self.contrib_ops)
+        is_bool("compare_ranks", self.compare_ranks)
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,14 @@ class PassOptions:
     extra_passes: tuple[PassBase | ir.passes.InPlacePass, ...] = ()
 
     def __post_init__(self) -> None:
-        _one_of("placement", self.placement, ("fastest", "onnxruntime"))
-        _is_bool("fuse", self.fuse)
-        _is_bool("excess_precision", self.excess_precision)
+        one_of("placement", self.placement, ("fastest", "onnxruntime"))
+        is_bool("fuse", self.fuse)
+        is_bool("excess_precision", self.excess_precision)
         object.__setattr__(self, "propagate_cast_ops_strategy", checked_strategy(self.propagate_cast_ops_strategy))
         checked_level(self.propagate_cast_ops_level)
         object.__setattr__(self, "propagate_cast_ops_allow", checked_allow(self.propagate_cast_ops_allow))
-        _is_bool("allow_layer_norm_mod_precision", self.allow_layer_norm_mod_precision)
-        sections = self.backward_sections
-        if sections is not None and (not isinstance(sections, int) or isinstance(sections, bool) or sections < 1):
-            raise InvalidOptionError(name="backward_sections", value=sections, expected="None or an int >= 1")
+        is_bool("allow_layer_norm_mod_precision", self.allow_layer_norm_mod_precision)
+        is_count("backward_sections", self.backward_sections)
         object.__setattr__(self, "extra_passes", tuple(self.extra_passes))
         if not all(isinstance(one, (PassBase, ir.passes.InPlacePass)) for one in self.extra_passes):
             expected = "instances of torch.fx's PassBase or onnx_ir's InPlacePass"
@@ -140,7 +138,7 @@ class RecomputeOptions:
             "recompute_from_inputs",
         )
         for name in flags:
-            _is_bool(name, getattr(self, name))
+            is_bool(name, getattr(self, name))
         count = self.number_recompute_layers
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             raise InvalidOptionError(name="number_recompute_layers", value=count, expected="an int >= 0")
@@ -186,11 +184,9 @@ class SessionOptions:
     cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("graph_optimization", self.graph_optimization, ("disable", "basic", "extended", "all"))
-        threads = self.intra_op_num_threads
-        if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
-            raise InvalidOptionError(name="intra_op_num_threads", value=threads, expected="None or an int >= 1")
-        _is_bool("cuda_graphs", self.cuda_graphs)
+        one_of("graph_optimization", self.graph_optimization, ("disable", "basic", "extended", "all"))
+        is_count("intra_op_num_threads", self.intra_op_num_threads)
+        is_bool("cuda_graphs", self.cuda_graphs)
         given = self.provider_options
         if not isinstance(given, (Mapping, tuple)):
             raise InvalidOptionError(name="provider_options", value=given, expected="a dict of str to str")
@@ -265,11 +261,8 @@ class CacheOptions:
     def __post_init__(self) -> None:
         for name in ("disk_cache", "trace_cache"):
             if getattr(self, name) is not None:
-                _is_bool(name, getattr(self, name))
-        if self.cache_dir is not None:
-            if not isinstance(self.cache_dir, (str, os.PathLike)) or not os.fspath(self.cache_dir):
-                raise InvalidOptionError(name="cache_dir", value=self.cache_dir, expected="None or a path")
-            object.__setattr__(self, "cache_dir", os.fspath(self.cache_dir))
+                is_bool(name, getattr(self, name))
+        object.__setattr__(self, "cache_dir", checked_path("cache_dir", self.cache_dir))
 
 
 @dataclass(frozen=True)
@@ -287,12 +280,9 @@ class DumpOptions:
     verify_values: bool = False
 
     def __post_init__(self) -> None:
-        if self.save_onnx is not None:
-            if not isinstance(self.save_onnx, (str, os.PathLike)):
-                raise InvalidOptionError(name="save_onnx", value=self.save_onnx, expected="None or a path")
-            object.__setattr__(self, "save_onnx", os.fspath(self.save_onnx))
-        _is_bool("verify", self.verify)
-        _is_bool("verify_values", self.verify_values)
+        object.__setattr__(self, "save_onnx", checked_path("save_onnx", self.save_onnx))
+        is_bool("verify", self.verify)
+        is_bool("verify_values", self.verify_values)
 
 
 @dataclass(frozen=True)
@@ -389,13 +379,3 @@ def _plain_attributes(given: Any) -> dict[str, str | int | bool]:
         pairs = {name: getattr(given, name) for name in names if getattr(given, name) != getattr(fresh, name)}
     # An enumeration is a number, by which it is set again.
     return {str(name): value if isinstance(value, (str, int)) else int(value) for name, value in pairs.items()}
-
-
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InvalidOptionError(name=name, value=value, expected="one of " + ", ".join(map(repr, allowed)))
-
-
-def _is_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidOptionError(name=name, value=value, expected="True or False")

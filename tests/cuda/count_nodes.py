@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_target import Compiled, compiled_for
+from cuda_target import Compiled, autocast, compiled_for
 
 from bench.workloads import WORKLOADS, build
 from ort_dynamo.runtime.providers import recorded_cuda_targets
@@ -51,8 +51,7 @@ def compiled(name: str, size: Any, dtype: torch.dtype, target: Target) -> Compil
     """A model's training step, compiled."""
     workload = build(name, size)
     torch._dynamo.reset()
-    autocast: Any = contextlib.nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype)
-    with compiled_for(target) as (backend, found), autocast:
+    with compiled_for(target) as (backend, found), autocast(dtype):
         torch.compile(workload.module, backend=backend, fullgraph=True)(*workload.batch)
     return found
 

@@ -17,6 +17,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+import torch.nn.functional as F
 from attention_on_cuda import attend_as_on_cuda
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_map
@@ -30,7 +31,7 @@ from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.target import OPSET, Target
 from ort_dynamo.torch_internals.fakes import FakeTensor
 
-__all__ = ["Compiled", "compiled_for", "kernels_lacking"]
+__all__ = ["Compiled", "autocast", "compiled_for", "kernels_lacking"]
 
 _CUDA = torch.device("cuda", 0)
 
@@ -81,6 +82,21 @@ def compiled_for(target: Target, **given: Any) -> Iterator[tuple[Callable[..., A
         for module in (backend, cut):
             patch.setattr(module, "mark", marked)
         yield in_eager, found
+
+
+@contextmanager
+def autocast(dtype: torch.dtype) -> Iterator[None]:
+    """Autocast of the CPU, with layer norms in float32 as autocast of CUDA has them: a mix has no kernel there."""
+    if dtype == torch.float32:
+        yield
+        return
+
+    def forward(self: torch.nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x.float(), self.normalized_shape, self.weight, self.bias, self.eps)
+
+    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", dtype):
+        patch.setattr(torch.nn.LayerNorm, "forward", forward)
+        yield
 
 
 def move(gm: GraphModule) -> None:

@@ -5,14 +5,13 @@ By the records of ONNX Runtime's kernels (.ci/record_kernels.py). What has none 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import onnx.parser
 import pytest
 import torch
 import torch.nn.functional as F
-from cuda_target import compiled_for, kernels_lacking
+from cuda_target import autocast, compiled_for, kernels_lacking
 from torch import Tensor
 
 from bench.workloads import WORKLOADS, build
@@ -21,10 +20,6 @@ from ort_dynamo.target import Target
 
 TARGETS = recorded_cuda_targets()
 STOCK = TARGETS[-1]
-
-
-def autocast(dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
-    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -1,0 +1,35 @@
+"""What values of options may be, where several options ask the same."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ort_dynamo.errors import InvalidOptionError
+
+__all__ = ["checked_path", "is_bool", "is_count", "one_of"]
+
+
+def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raise InvalidOptionError unless a value is one of those allowed."""
+    if value not in allowed:
+        raise InvalidOptionError(name=name, value=value, expected="one of " + ", ".join(map(repr, allowed)))
+
+
+def is_bool(name: str, value: object) -> None:
+    """Raise InvalidOptionError unless a value is a bool."""
+    if not isinstance(value, bool):
+        raise InvalidOptionError(name=name, value=value, expected="True or False")
+
+
+def is_count(name: str, value: object) -> None:
+    """Raise InvalidOptionError unless a value is None or a positive int."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise InvalidOptionError(name=name, value=value, expected="None or an int >= 1")
+
+
+def checked_path(name: str, value: Any) -> str | None:
+    """Return a path as text, or None for None; raise InvalidOptionError for any other value."""
+    if value is not None and (not isinstance(value, (str, os.PathLike)) or not os.fspath(value)):
+        raise InvalidOptionError(name=name, value=value, expected="None or a path")
+    return None if value is None else str(os.fspath(value))

@@ -129,7 +129,7 @@ def check_memcpy_nodes(place: Place) -> Found:
 
 
 def check_flat_memory(place: Place) -> Found:
-    """Memory is the same after 1,000 steps as after 100, the device's and the process's: pinned memory counts there."""
+    """Memory does not grow from step 100 to 1,000, the device's and the process's: pinned memory counts there."""
     torch._dynamo.reset()
     workload = build_model("bert", "tiny", place.device)
     loss = compile_with("ort_train", workload.module)
@@ -141,7 +141,7 @@ def check_flat_memory(place: Place) -> Found:
             seen[step] = (place.allocated(), resident_bytes())
     (device, process), (device_later, process_later) = seen[few], seen[many]
     growth = {"device": device_later - device, "process": process_later - process}
-    return {"growth": growth, "steps": many - few, "ok": growth["device"] == 0 and growth["process"] < 32 << 20}
+    return {"growth": growth, "steps": many - few, "ok": growth["device"] <= 0 and growth["process"] < 32 << 20}
 
 
 def _batches(workload: Workload, count: int) -> list[tuple[Tensor, ...]]:

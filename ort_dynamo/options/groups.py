@@ -194,8 +194,12 @@ class SessionOptions:
         object.__setattr__(self, "provider_options", tuple(sorted((str(k), str(v)) for k, v in items)))
         attributes = _plain_attributes(self.session_options)
         # Those that are options of ours are decided once, in the place that other code reads.
-        if level := attributes.pop("graph_optimization_level", None):
-            object.__setattr__(self, "graph_optimization", _LEVELS.get(int(level), self.graph_optimization))
+        level = attributes.pop("graph_optimization_level", None)
+        if level is not None:
+            if level not in _LEVELS:
+                expected = "a graph_optimization_level of " + ", ".join(map(str, _LEVELS))
+                raise InvalidOptionError(name="session_options", value=given, expected=expected)
+            object.__setattr__(self, "graph_optimization", _LEVELS[int(level)])
         if count := attributes.pop("intra_op_num_threads", None):
             object.__setattr__(self, "intra_op_num_threads", int(count))
         object.__setattr__(self, "session_options", tuple(sorted(attributes.items())))

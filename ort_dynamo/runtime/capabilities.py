@@ -198,6 +198,17 @@ _MOVES_TRANSPOSES = ("TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvi
 """Our transposes are attributes of products, and steps take the same time without these optimizers."""
 
 
+_FUSIONS_OF_NORMS = (
+    "SkipLayerNormFusion",
+    "BiasSkipLayerNormFusion",
+    "LayerNormFusion",
+    "EmbedLayerNormFusion",
+    "AttentionFusion",
+)
+"""Our layer norms are one node already. The others put contrib operators in the place of an inference graph's layers,
+whose optional outputs and masks are other than those of the nodes they replace."""
+
+
 def omitted_optimizers(dtypes: Collection[ir.DataType], target: Target) -> list[str]:
     """ONNX Runtime's own graph optimizers that are left out for a model with values of `dtypes`: they have defects."""
     omitted: list[str] = []
@@ -205,6 +216,8 @@ def omitted_optimizers(dtypes: Collection[ir.DataType], target: Target) -> list[
         omitted += _MOVES_TRANSPOSES
     if target.has_defect("fusions_without_double") and ir.DataType.DOUBLE in dtypes:
         omitted += _FUSIONS_WITHOUT_DOUBLE
+    if target.has_defect("fused_norms_without_statistics"):
+        omitted += _FUSIONS_OF_NORMS
     if target.has_defect("noop_elimination_of_empty"):
         omitted.append("NoopElimination")
     return omitted

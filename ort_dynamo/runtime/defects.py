@@ -160,6 +160,16 @@ DEFECTS = (
         ("runtime/capabilities.py",),
     ),
     Defect(
+        "fused_norms_without_statistics",
+        ALL,
+        "SkipLayerNormFusion makes one SkipLayerNormalization of a sum and its layer norm, with all three outputs, and "
+        "CUDA's kernel writes neither mean nor deviation (skip_layer_norm.cc): gradients come from what the memory "
+        "held. Where the statistics go to the host, each is a synchronous copy, too. EmbedLayerNormFusion ends the "
+        "process where positions do not begin with a constant.",
+        ("runtime/capabilities.py",),
+        CUDA,
+    ),
+    Defect(
         "transposes_are_moved",
         ALL,
         "The transpose optimizer moves a transpose through a sum where nobody else reads what is between, so the last "

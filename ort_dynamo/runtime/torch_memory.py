@@ -65,15 +65,20 @@ class TorchMemory:
             self._registered[index] = calls  # ONNX Runtime has their addresses for good
 
     def _alloc(self, index: int, nbytes: int) -> int | None:
-        # No exception goes through ONNX Runtime: the caller of the session asks for it.
+        # No exception goes through ONNX Runtime, here or in `_free`: the caller of the session asks for it.
         try:
             return torch.cuda.caching_allocator_alloc(nbytes, index)
         except Exception as error:
             self._raised.error = error
             return None
 
-    def _free(self, address: int) -> None:
-        torch.cuda.caching_allocator_delete(address)  # type: ignore[no-untyped-call]
+    def _free(self, address: int | None) -> None:
+        if not address:  # memory of a result without elements; torch takes no null pointer
+            return
+        try:
+            torch.cuda.caching_allocator_delete(address)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            self._raised.error = error
 
     def raised(self) -> Exception | None:
         """What torch raised in this thread where it was asked for memory, since the last such question."""

@@ -62,6 +62,7 @@ def test_a_path_object_is_a_path(tmp_path: Path) -> None:
         ({"intra_op_num_threads": 1.5}, InvalidOptionError, "an int >= 1"),
         ({"graph_optimization": "most"}, InvalidOptionError, "'disable', 'basic', 'extended', 'all'"),
         ({"provider_options": "a=b"}, InvalidOptionError, "a dict"),
+        ({"session_options": {"graph_optimization_level": 7}}, InvalidOptionError, "level of 0, 1, 2, 3, 99"),
         ({"session_options": 1}, InvalidOptionError, "an onnxruntime.SessionOptions or a dict"),
         ({"contrib_ops": 1}, InvalidOptionError, "expected True or False"),
         ({"recompute_from_inputs": None}, InvalidOptionError, "expected True or False"),
@@ -159,6 +160,17 @@ def test_a_session_options_level_and_threads_are_the_options_of_these() -> None:
     given.intra_op_num_threads = 3
     parsed = parse_options(None, {"session_options": given, "graph_optimization": "extended"}).session
     assert parsed == SessionOptions(graph_optimization="basic", intra_op_num_threads=3)
+
+
+@pytest.mark.parametrize(("level", "named"), [(0, "disable"), (1, "basic"), (2, "extended"), (99, "all")])
+def test_each_level_of_a_session_is_heeded(level: int, named: str) -> None:
+    parsed = parse_options(None, {"session_options": {"graph_optimization_level": level}}).session
+    assert parsed.graph_optimization == named
+    own = onnxruntime.SessionOptions()
+    own.graph_optimization_level = onnxruntime.GraphOptimizationLevel(level)
+    if level != 99:  # as a new one has it, which the option may overrule
+        given = {"session_options": own, "graph_optimization": "all"}
+        assert parse_options(None, given).session.graph_optimization == named
 
 
 def test_an_unknown_attribute_of_a_session_is_refused_at_the_compile() -> None:

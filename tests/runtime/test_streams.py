@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -352,7 +353,7 @@ class Registered:
         module = SimpleNamespace(**{**vars(onnxruntime()), "create_and_register_allocator_v2": register})
         monkeypatch.setattr(torch_memory, "onnxruntime", lambda: module)
 
-    def call(self, name: str, kind: Any, argument: int) -> int | None:
+    def call(self, name: str, kind: Any, argument: int | None) -> int | None:
         found: int | None = kind(int(self.given[0][name]))(argument)
         return found
 
@@ -374,6 +375,31 @@ def test_onnx_runtime_takes_from_torchs_pool_and_gives_back(monkeypatch: pytest.
     ort.call("gpu_external_free", torch_memory._FREE, 4096)
     assert asked == [(300, 1), (4096,)]
     assert memory.raised() is None
+
+
+def test_nothing_is_freed_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime frees the null pointer of a result without elements."""
+    monkeypatch.setattr(torch.cuda, "caching_allocator_delete", lambda address: int(address))
+    noise: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", noise.append)
+    ort, memory = Registered(monkeypatch), TorchMemory()
+    memory.register("CUDAExecutionProvider", CUDA)
+    ort.call("gpu_external_free", torch_memory._FREE, None)
+    ort.call("gpu_external_free", torch_memory._FREE, 0)
+    assert memory.raised() is None
+    assert not noise
+
+
+def test_no_exception_leaves_a_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ctypes would print it and leave it set in the interpreter."""
+    monkeypatch.setattr(torch.cuda, "caching_allocator_delete", lambda address: 1 / 0)
+    noise: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", noise.append)
+    ort, memory = Registered(monkeypatch), TorchMemory()
+    memory.register("CUDAExecutionProvider", CUDA)
+    ort.call("gpu_external_free", torch_memory._FREE, 4096)
+    assert isinstance(memory.raised(), ZeroDivisionError)
+    assert not noise
 
 
 def test_what_torch_raises_for_want_of_memory_is_raised_by_the_call(

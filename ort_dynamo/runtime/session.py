@@ -106,6 +106,7 @@ def _open(
     if target.provider not in session.get_providers():
         raise not_loaded(target, device)
     if stream is not None:
+        stream.hold(session)
         stays_at_exit(session)
     return session
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import torch
 
+from ort_dynamo.runtime import processes
 from ort_dynamo.runtime.binding import Run
 from ort_dynamo.runtime.torch_memory import TORCH_MEMORY
 
@@ -56,6 +58,15 @@ class SessionStream:
         """Be on the stream while a session is opened: constants are copied to the device."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
+
+    def hold(self, session: Any) -> None:
+        """Keep what an InferenceSession wraps until its stream has done all work, once the session is dropped.
+
+        A run ends with a callback on the stream that gives back pinned memory. If the session is gone by then, the
+        callback frees the memory itself, which CUDA forbids in a callback: the process ends.
+        """
+        raw = getattr(session, "_sess", session)
+        weakref.finalize(session, _free_after, raw, self._stream, processes.current).atexit = False
 
     def owned(self, result: torch.Tensor) -> torch.Tensor:
         """A copy of a result that ONNX Runtime allocated on the session's stream, and could give away too early."""
@@ -107,3 +118,18 @@ class SessionStream:
 @cache
 def _stream_apart(device: torch.device) -> Any:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+_dropped: list[tuple[Any, Any]] = []
+"""Sessions that may be freed, each with its stream."""
+
+
+def _free_after(raw: Any, stream: Any, process: int) -> None:
+    if process != processes.current:
+        return  # a forked child never frees a session that it has a copy of
+    _dropped.append((raw, stream))
+    if torch.cuda.is_current_stream_capturing():
+        return  # CUDA forbids to wait meanwhile; the next session that is dropped frees this one, too
+    while _dropped:
+        raw, stream = _dropped.pop()
+        stream.synchronize()

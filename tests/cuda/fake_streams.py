@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
+
+from ort_dynamo.opened import CACHE
 
 __all__ = ["FakeCuda", "FakeStream", "fake_cuda"]
 
@@ -21,14 +24,25 @@ class FakeStream:
     def wait_stream(self, other: FakeStream) -> None:
         self.notes.append(f"{self.cuda_stream} waits for {other.cuda_stream}")
 
+    def synchronize(self) -> None:
+        self.notes.append(f"the host waits for {self.cuda_stream}")
+
 
 @dataclass
 class FakeCuda:
-    """Attributes: devices: how many there are. current: the current stream. notes: what was done, in order."""
+    """Notes what is asked of CUDA.
+
+    Attributes:
+        devices: how many there are.
+        current: the current stream.
+        captures: whether the current stream is being recorded.
+        notes: what was done, in order.
+    """
 
     devices: int = 1
     notes: list[str] = field(default_factory=list)
     made: int = 100
+    captures: bool = False
 
     def __post_init__(self) -> None:
         self.current = self.stream_at(0)
@@ -53,13 +67,18 @@ class FakeCuda:
         self.notes.append("device before")
 
 
-def fake_cuda(patch: pytest.MonkeyPatch) -> FakeCuda:
-    """Put one in the place of what `ort_dynamo.runtime` takes of torch.cuda."""
+@contextlib.contextmanager
+def fake_cuda(patch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """Put one in the place of what `ort_dynamo.runtime` takes of torch.cuda, until all sessions are dropped."""
     fake = FakeCuda()
     patch.setattr(torch.cuda, "current_stream", lambda device=None: fake.current)
     patch.setattr(torch.cuda, "stream", fake.stream)
     patch.setattr(torch.cuda, "device", fake.device)
+    patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fake.captures)
     patch.setattr(torch.cuda, "device_count", lambda: fake.devices)
     patch.setattr(torch.cuda, "Stream", fake.new_stream)
     patch.setattr(torch.cuda, "ExternalStream", lambda address, device: fake.stream_at(address))
-    return fake
+    yield fake
+    torch._dynamo.reset()
+    CACHE.clear()
+    gc.collect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 
 import onnx_ir as ir
@@ -232,13 +232,13 @@ NEG = HEADER + "g (float[n] x) => (float[n] y) { y = Neg (x) }"
 
 
 @pytest.fixture
-def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Target:
+def on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
     """A target on CUDA, of which nothing is known but that it is tried."""
     monkeypatch.setattr(session, "provider_options", lambda *_: {})
-    fake_cuda(monkeypatch)
     monkeypatch.setattr(session.TORCH_MEMORY, "register", lambda *_: None)
     monkeypatch.setattr(providers, "_cuda_misfit", lambda: None)
-    return dataclasses.replace(find_target("cpu"), provider="CUDAExecutionProvider", device_type="cuda")
+    with fake_cuda(monkeypatch):
+        yield dataclasses.replace(find_target("cpu"), provider="CUDAExecutionProvider", device_type="cuda")
 
 
 def open_on_cuda(target: Target, monkeypatch: pytest.MonkeyPatch, make: Callable[..., object]) -> None:

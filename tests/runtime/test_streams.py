@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -23,8 +24,8 @@ from ort_dynamo.build import BuildRecord, BuiltGraph
 from ort_dynamo.compiler import build_spec
 from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import Options, SessionOptions
-from ort_dynamo.runtime import binding, importing, providers, session, streams, torch_memory
-from ort_dynamo.runtime.compiled_graph import CompiledGraph
+from ort_dynamo.runtime import binding, importing, processes, providers, session, streams, torch_memory
+from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.runtime.providers import find_target, provider_options
 from ort_dynamo.runtime.session import open_session
@@ -40,9 +41,10 @@ F = ValueSpec(torch.float32)
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     streams._stream_apart.cache_clear()
-    return fake_cuda(monkeypatch)
+    with fake_cuda(monkeypatch) as fake:
+        yield fake
 
 
 def built(text: str, inputs: int = 1, outputs: tuple[ValueSpec, ...] = (F,)) -> BuiltGraph:
@@ -292,13 +294,19 @@ def test_results_of_sizes_that_only_data_decides_are_copied_on_the_callers_strea
 
 
 @pytest.fixture
-def like_cuda(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+def like_cuda(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """The CPU, taken for a device with streams."""
     monkeypatch.setattr(Target, "computes_on_streams", True)
     monkeypatch.setattr(TORCH_MEMORY, "serves", lambda _: False)
     CACHE.clear()
-    yield cuda
-    CACHE.clear()
+    return cuda
+
+
+def test_a_session_of_a_stream_is_held(like_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[object] = []
+    monkeypatch.setattr(SessionStream, "hold", lambda self, session: held.append(session))
+    compiled = open_graph(built(NEG), find_target("cpu"), CPU)
+    assert held == [compiled._session]
 
 
 def trained(step: Callable[..., torch.Tensor], model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -333,6 +341,48 @@ def test_the_public_crossing_fills_torchs_memory(cuda: FakeCuda, monkeypatch: py
         assert torch.equal(compiled.run(x)[0], -x)
     finally:
         binding.crossing.cache_clear()
+
+
+class Wrapped:
+    """An InferenceSession, as far as it holds another object."""
+
+    def __init__(self, freed: Callable[[], None]) -> None:
+        self._sess = Freed()
+        weakref.finalize(self._sess, freed)
+
+
+class Freed:
+    """An object that weak references can watch."""
+
+
+def test_a_session_is_freed_when_its_stream_has_done_its_work(cuda: FakeCuda) -> None:
+    session = Wrapped(lambda: cuda.notes.append("freed"))
+    SessionStream(CPU, {}).hold(session)
+    assert cuda.notes == []
+    del session
+    assert cuda.notes == ["the host waits for 0", "freed"]
+
+
+def test_a_session_that_is_dropped_in_a_recording_is_freed_later(cuda: FakeCuda) -> None:
+    stream = SessionStream(CPU, {})
+    first, second = (Wrapped(partial(cuda.notes.append, f"freed {index}")) for index in range(2))
+    stream.hold(first)
+    stream.hold(second)
+    cuda.captures = True
+    del first
+    assert cuda.notes == []
+    cuda.captures = False
+    del second
+    assert cuda.notes[:2] == ["the host waits for 0"] * 2
+    assert sorted(cuda.notes[2:]) == ["freed 0", "freed 1"]
+
+
+def test_a_forked_child_frees_no_copy_of_a_session(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Wrapped(lambda: None)
+    SessionStream(CPU, {}).hold(session)
+    monkeypatch.setattr(processes, "current", processes.current + 1)
+    del session
+    assert cuda.notes == []
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

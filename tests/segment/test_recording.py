@@ -53,7 +53,6 @@ def test_on_the_cpu_there_is_nothing_to_record() -> None:
 @pytest.fixture
 def like_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     """The CPU, taken for a device with streams, whose sessions may be recorded."""
-    fake = fake_cuda(monkeypatch)
     streams._stream_apart.cache_clear()
     monkeypatch.setattr(Target, "computes_on_streams", True)
     monkeypatch.setattr(TORCH_MEMORY, "serves", lambda _: False)
@@ -66,8 +65,8 @@ def like_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 
     monkeypatch.setattr(session.onnxruntime().SessionOptions, "add_session_config_entry", allowed)
     CACHE.clear()
-    yield fake
-    CACHE.clear()
+    with fake_cuda(monkeypatch) as fake:
+        yield fake
     streams._stream_apart.cache_clear()
 
 

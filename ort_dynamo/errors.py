@@ -69,8 +69,8 @@ class SeveralRuntimesError(OrtDynamoError, ImportError):
 
     message = (
         "Several ONNX Runtime distributions are installed ({found}); they overwrite one another's files. "
-        "Run 'pip uninstall -y {uninstall}', then install exactly one of the extras "
-        "'ort-dynamo[cpu]', 'ort-dynamo[cuda]' or 'ort-dynamo[training]'."
+        "Run: {fix}\n"
+        "The extras 'ort-dynamo[cpu]', 'ort-dynamo[cuda]' and 'ort-dynamo[training]' each install one."
     )
 
 

@@ -15,10 +15,12 @@ from importlib.resources import files
 from typing import Any
 
 import onnx_ir as ir
+import torch
 
 from ort_dynamo.errors import RuntimeNotInstalledError, SeveralRuntimesError
 from ort_dynamo.release import release, say_if_newer
 from ort_dynamo.runtime.binding import kernel_definitions
+from ort_dynamo.runtime.cuda_build import replacing
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.target import OPSET, TRAINING_PACKAGE, KernelTable, Target
 from ort_dynamo.torch_internals.processor import instruction_set
@@ -121,9 +123,9 @@ def installed_runtime() -> InstalledRuntime:
             raise RuntimeNotInstalledError from error
         return InstalledRuntime(info.package_name, info.__version__)
     if len(found) > 1:
-        raise SeveralRuntimesError(
-            found=", ".join(f"{name} {version}" for name, version in found.items()), uninstall=" ".join(found)
-        )
+        extra = "cuda" if torch.cuda.is_available() else "training" if TRAINING_PACKAGE in found else "cpu"
+        listed = ", ".join(f"{name} {version}" for name, version in found.items())
+        raise SeveralRuntimesError(found=listed, fix=replacing(found, extra))
     ((package, version),) = found.items()
     return InstalledRuntime(package, version)
 

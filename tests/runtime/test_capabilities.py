@@ -38,8 +38,21 @@ def test_two_distributions_are_refused_with_the_commands(monkeypatch: pytest.Mon
         installed_runtime()
     text = str(caught.value)
     assert "onnxruntime 1.31.1, onnxruntime-training 1.19.2" in text
-    assert "pip uninstall -y onnxruntime onnxruntime-training" in text
+    installs = "pip install --upgrade 'ort-dynamo[training]'"
+    assert f"Run: pip uninstall -y onnxruntime onnxruntime-training && {installs}\n" in text
     assert all(extra in text for extra in ("[cpu]", "[cuda]", "[training]"))
+
+
+@pytest.mark.usefixtures("uncached")
+@pytest.mark.parametrize(("has_device", "extra"), [(True, "cuda"), (False, "cpu")])
+def test_a_build_for_cuda_beside_another_is_kept_for_a_device(
+    monkeypatch: pytest.MonkeyPatch, has_device: bool, extra: str
+) -> None:
+    found = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}
+    monkeypatch.setattr(capabilities, "find_distributions", lambda: found)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_device)
+    with pytest.raises(SeveralRuntimesError, match=rf"&& pip install --upgrade 'ort-dynamo\[{extra}\]'"):
+        installed_runtime()
 
 
 @pytest.mark.usefixtures("uncached")

@@ -79,6 +79,12 @@ def test_a_session_gets_the_current_stream_and_device(cuda: FakeCuda) -> None:
     assert (found["user_compute_stream"], found["device_id"]) == ("77", "1")
 
 
+def test_the_first_device_is_not_named(cuda: FakeCuda) -> None:
+    """ONNX Runtime prints a warning for each session that names a device."""
+    for device in ("cuda", "cuda:0"):
+        assert "device_id" not in provider_options(torch.device(device), SessionOptions().resolved(on_cuda=True))
+
+
 def test_the_default_stream_has_an_address_that_onnx_runtime_takes_for_one(cuda: FakeCuda) -> None:
     assert cuda.current.cuda_stream == 0
     assert options_of(SessionStream(CUDA, {}))["user_compute_stream"] == "1"

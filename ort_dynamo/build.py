@@ -86,6 +86,7 @@ class BuiltGraph:
         origins: name of an ONNX node that data can stop -> index of the FX node, among all of its island, that it was
             lowered from. Islands that share what is built have their nodes in one order.
         record: what building it learned.
+        reference: with the option verify_sessions, the model before ONNX Runtime has optimized it.
     """
 
     name: str
@@ -98,6 +99,7 @@ class BuiltGraph:
     keyable: bool
     origins: Mapping[str, int] = dataclasses.field(repr=False)
     record: BuildRecord = dataclasses.field(repr=False, compare=False)
+    reference: bytes = dataclasses.field(default=b"", repr=False)
 
     @property
     def nbytes(self) -> int:

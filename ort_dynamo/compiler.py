@@ -240,16 +240,16 @@ def compile_island(gm: GraphModule, spec: BuildSpec, name: str) -> CompiledGraph
 
 def build_island(gm: GraphModule, spec: BuildSpec, name: str) -> BuiltGraph:
     """Lower one island and rewrite it; what comes out can be stored."""
-    watch = _Watch()
-    files = IslandFiles(spec.dump, name, gm)
+    watch, options = _Watch(), spec.dump
+    files = IslandFiles(options, name, gm)
     lowered = lower(gm, spec.target)
     watch.stage("lower")
     files.lowered(lowered.model)
     stage("rewriting")
-    passes = run_passes(spec.passes, lowered.model, check=spec.dump.verify, folder=spec.dump.save_onnx)
+    passes = run_passes(spec.passes, lowered.model, check=options.verify, folder=options.save_onnx)
     model = ir.to_proto(lowered.model).SerializeToString()
     watch.stage("rewrite")
-    check_model(model, spec.dump)
+    check_model(model, options)
     files.rewritten(lowered.model, model)
     nodes = list(lowered.model.graph)
     dtypes = frozenset(value.dtype for node in nodes for value in node.outputs if value.dtype is not None)
@@ -264,6 +264,7 @@ def build_island(gm: GraphModule, spec: BuildSpec, name: str) -> BuiltGraph:
         keyable=lowered.keyable,
         origins=_origins(gm, lowered.model),
         record=BuildRecord(len(nodes), passes, watch.seconds),
+        reference=model if options.verify_sessions else b"",
     )
     optimized = spec.session.graph_optimization != "disable"
     if optimized and spec.in_order:

@@ -35,6 +35,7 @@ __all__ = [
     "RanksDisagreeError",
     "RuntimeNotInstalledError",
     "SessionError",
+    "SessionsDifferError",
     "SeveralProcessesError",
     "SeveralRuntimesError",
     "TrainingGraphError",
@@ -288,6 +289,17 @@ class FakeValueError(OrtDynamoError):
         "{node} gave {real}, and its fake value is {promised}.\n  {where}\n"
         "The fake implementation of this operator is wrong, or a pass has changed the graph wrongly. Compile with "
         "options={{'verify': True}} to check the graph after each pass."
+    )
+
+
+class SessionsDifferError(OrtDynamoError):
+    """A session gave another result than the same model on the CPU without ONNX Runtime's optimizers."""
+
+    message = (
+        "Result {index} of the {graph} graph on {provider} differs from that of the CPU without optimizers: "
+        "{difference}. It is computed by\n{nodes}\n"
+        "Compile with options={{'graph_optimization': 'disable'}} to see whether an optimizer is to blame, and with "
+        "options={{'save_onnx': FOLDER}} to get the model for a report."
     )
 
 

@@ -271,22 +271,25 @@ class CacheOptions:
 
 @dataclass(frozen=True)
 class DumpOptions:
-    """Read by report/dump.py; verify also by the stages that run passes.
+    """Read by report/dump.py, by the stages that run passes (verify) and by those that run graphs (verify_…).
 
     Attributes:
         save_onnx: a folder that receives every compiled graph as an ONNX file; None writes nothing.
         verify: check graphs after each pass, and each model with onnx.checker before it is opened.
         verify_values: run each graph node by node the first time, and compare results with fake values.
+        verify_sessions: run each session beside one of the CPU without optimizers, and compare their results.
     """
 
     save_onnx: str | None = None
     verify: bool = False
     verify_values: bool = False
+    verify_sessions: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "save_onnx", checked_path("save_onnx", self.save_onnx))
         is_bool("verify", self.verify)
         is_bool("verify_values", self.verify_values)
+        is_bool("verify_sessions", self.verify_sessions)
 
 
 @dataclass(frozen=True)

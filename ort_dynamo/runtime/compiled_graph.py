@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import torch
 
 from ort_dynamo.build import BuiltGraph
+from ort_dynamo.options.groups import SessionOptions
+from ort_dynamo.runtime.compared_run import compared
 from ort_dynamo.runtime.importing import onnxruntime
+from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.runtime.session import open_session
 from ort_dynamo.runtime.session_code import OwnSession, session_code
 from ort_dynamo.runtime.streams import SessionStream
@@ -67,6 +71,18 @@ def open_graph(built: BuiltGraph, target: Target, device: torch.device) -> Compi
     """What was built, opened in a session on `device`; raises what `open_session` does."""
     settings = built.session
     if not target.computes_on_streams:
-        return CompiledGraph(built, partial(open_session, built, target, device), device)
-    stream = SessionStream(device, dict(settings.provider_options), apart=settings.cuda_graphs)
-    return CompiledGraph(built, partial(open_session, built, target, device, stream), device, stream)
+        compiled = CompiledGraph(built, partial(open_session, built, target, device), device)
+    else:
+        stream = SessionStream(device, dict(settings.provider_options), apart=settings.cuda_graphs)
+        compiled = CompiledGraph(built, partial(open_session, built, target, device, stream), device, stream)
+    if built.reference:
+        compiled.run = compared(compiled.run, built, target, _open_reference(built))
+    return compiled
+
+
+def _open_reference(built: BuiltGraph) -> CompiledGraph:
+    """The same graph on the CPU, without ONNX Runtime's optimizers."""
+    device, target = torch.device("cpu"), find_target("cpu")
+    settings = SessionOptions(graph_optimization="disable").resolved()
+    reference = dataclasses.replace(built, model=built.reference, session=settings, reference=b"")
+    return CompiledGraph(reference, partial(open_session, reference, target, device), device)

@@ -24,6 +24,7 @@ from ort_dynamo.training.requirements import require
 from ort_dynamo.training.trainer.combined import CombinedModel
 from ort_dynamo.training.trainer.files import StepFiles
 from ort_dynamo.training.trainer.horizontal import LayerReplicas, divide_layers
+from ort_dynamo.training.trainer.masks import answer_mask_questions
 from ort_dynamo.training.trainer.onnx_combined import OnnxCombined, postprocessed
 from ort_dynamo.training.trainer.pipelined import PipelinedModel, StageReplicas
 from ort_dynamo.training.trainer.processes import join_processes, refuse_what_is_not_there
@@ -75,7 +76,9 @@ class Parts:
         loss = self.description.loss_index
         assert loss is not None
         names = [one.name for one in self.description.inputs]
-        combined = CombinedModel(_copied(model), loss_fn, names, len(self.description.outputs), loss, self._narrow)
+        own = _copied(model)
+        answer_mask_questions(own)
+        combined = CombinedModel(own, loss_fn, names, len(self.description.outputs), loss, self._narrow)
         if self.options._internal_use.extra_postprocess is not None:
             combined = self._postprocessed(combined, inputs)
         return self._running(combined, self.device, inputs=inputs)
@@ -239,6 +242,7 @@ def _running_model(
         state,
         description,
         backend_options(options, device),
+        device,
         one_session=not several and fits_one_session(options, config.name, state.elements, device),
         deterministic=options.debug.deterministic_compute,
         clips=options.utils.grad_norm_clip,

@@ -37,6 +37,7 @@ class SplitStep:
         options: what to compile by.
         together: the processes that train the model.
         zero: divides the update among them; None where each does all of it.
+        recurrent: whether the model has recurrent layers to trace.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class SplitStep:
         options: Options,
         together: Together,
         zero: ZeroUpdate | None = None,
+        *,
+        recurrent: bool = False,
     ) -> None:
         self._together = together
         self._zero = zero
@@ -53,7 +56,9 @@ class SplitStep:
         self._options = options
         # Of symbolic sizes and DTensors together torch's tracer makes endless recursions: each size has its graph.
         dynamic = False if together.shares_layers else None
-        self._region = compile_region(called, self._compile, dynamic=dynamic, recompile_limit=MOST_GRAPHS)
+        self._region = compile_region(
+            called, self._compile, dynamic=dynamic, recompile_limit=MOST_GRAPHS, recurrent=recurrent
+        )
         self.records: list[CompileRecord] = []
 
     def __call__(self, inputs: Sequence[Any], lr: float, scale: float, kind: StepKind) -> tuple[Any, bool]:

@@ -99,7 +99,13 @@ def has_recurrent_layers(module: nn.Module) -> bool:
 
 _cannot_trace: tuple[type[BaseException], ...] = tuple(
     kind
-    for name in ("Unsupported", "UserError", "UncapturedHigherOrderOpError", "CondOpArgsMismatchError", "RecompileError")
+    for name in (
+        "Unsupported",
+        "UserError",
+        "UncapturedHigherOrderOpError",
+        "CondOpArgsMismatchError",
+        "RecompileError",
+    )
     if (kind := private(f"torch._dynamo.exc:{name}")) is not None
 )
 

@@ -194,6 +194,10 @@ def _running_model(
     """
     model = combined.to(device).model
     asked = options.distributed
+    frozen = options.utils.frozen_weights
+    if several and not any(one.requires_grad and name not in frozen for name, one in model.named_parameters()):
+        reason = "no parameter of the model requires a gradient, so several processes have nothing to train"
+        raise SeveralProcessesError(reason=reason)
     mesh = None
     if several and asked.horizontal_parallel_size > 1:
         if inputs is None or len(inputs) < len(description.inputs):
@@ -203,7 +207,6 @@ def _running_model(
     parameters = dict(model.named_parameters())
     every = dict(model.named_parameters(remove_duplicate=False))
     known = {*every, *dict(model.named_buffers())}
-    frozen = options.utils.frozen_weights
     if missing := [name for name in frozen if name not in known]:
         raise RuntimeError(f"{missing} params from 'frozen_weights' not found in the ONNX model.")
     for name, parameter in every.items():

@@ -38,7 +38,7 @@ class _NotCausal:
         return args, {**kwargs, self.name: False}
 
 
-_HOOKS = {
+_HOOKS: dict[type[Any], _NotCausal] = {
     nn.TransformerEncoder: _NotCausal("is_causal", 3),
     nn.TransformerDecoder: _NotCausal("tgt_is_causal", 6),
 }

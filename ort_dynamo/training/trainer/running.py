@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FunctionType
 from typing import Any, NoReturn, cast
 
@@ -14,6 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from ort_dynamo.backend import compile_recorded
+from ort_dynamo.errors import TrainingGraphError
 from ort_dynamo.options.groups import Options
 from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.report.summary import in_a_line
@@ -86,13 +90,12 @@ class RunningModel:
         self._was_training = [module.training for module in combined.modules()] if combined.model.training else None
         self._training: bool | None = None
         self._split: SplitStep | None = None
+        self._said_nothing_trains = False
         self._begin()
 
     def _begin(self) -> None:
         self._whole = {
-            updates: WholeStep(
-                self._entry("train"), PREFIX, self.state, self.options, kind, recurrent=self._recurrent
-            )
+            updates: WholeStep(self._entry("train"), PREFIX, self.state, self.options, kind, recurrent=self._recurrent)
             for updates, kind in self._kinds.items()
         }
         self.records: list[CompileRecord] = []
@@ -151,9 +154,10 @@ class RunningModel:
             except Exception as error:
                 if whole.has_begun:
                     _raise_inner(error)
-                result = self._train_apart(inputs, lr, scale, updates)  # an error of the program's comes here, too
+                result = self._train_apart(inputs, lr, scale, updates)  # raises the program's own errors once more
                 self._one_session = False
-                _say_that_it_runs_apart(error)
+                if self._split is not None and not self._split.trained_nothing:
+                    _say_that_it_runs_apart(error)
                 return result
             return list(outputs), all_finite
 
@@ -167,6 +171,9 @@ class RunningModel:
             (_, outputs), all_finite = self._split(inputs, lr, scale, self._kinds[updates])
         except Exception as error:
             _raise_inner(error)
+        if self._split.trained_nothing and not self._said_nothing_trains:
+            self._said_nothing_trains = True
+            _warn_the_program(_NOTHING_TRAINS)
         return list(outputs), all_finite
 
     def _made_step(self) -> SplitStep:
@@ -253,13 +260,31 @@ class RunningModel:
 
 def _say_that_it_runs_apart(error: Exception) -> None:
     """Warn the program, at its call of train_step, that a step cannot be one graph, with the reason and the line."""
-    reason = raised_by_backend(error) or error
+    raised = raised_by_backend(error) or error
+    reason = raised.facts["reason"] if isinstance(raised, TrainingGraphError) else in_a_line(str(raised))
     place = user_place(error)
     message = (
-        f"The training step of this model cannot be one graph, so forward, backward and update run apart"
-        f"{f', because of {place}' if place else ''}: {in_a_line(str(reason)) or type(reason).__name__}"
+        "The training step of this model cannot be one graph, so forward, backward and update run apart: "
+        f"{reason or type(raised).__name__}{f' ({place})' if place else ''}"
     )
-    warnings.warn(message, stacklevel=4)
+    _warn_the_program(message)
+
+
+_NOTHING_TRAINS = (
+    "This step trains nothing: the loss depends on no parameter of the model that requires a gradient. train_step "
+    "gives the outputs and changes no weight."
+)
+
+
+def _warn_the_program(message: str) -> None:
+    """Warn at the line outside of this package that called the trainer."""
+    frame, depth = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(message, stacklevel=depth)
+
+
+_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 
 
 def _raise_inner(error: Exception) -> NoReturn:

@@ -112,6 +112,8 @@ class WholeStepModule(nn.Module):
             with preserve_node_meta():  # what is traced of a node keeps its module and the user's line
                 outputs = Interpreter(self.graph_module).run(*inputs)
             losses = [one for one in outputs if isinstance(one, Tensor) and one.requires_grad]
+            if not losses:
+                raise TrainingGraphError(reason="the loss depends on no weight that is trained")
             if len(losses) != 1:
                 raise TrainingGraphError(
                     reason=f"{len(losses)} of its outputs have gradients, where the loss alone should"

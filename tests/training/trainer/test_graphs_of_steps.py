@@ -28,6 +28,10 @@ ROWS: dict[str, Any] = {
     "inputs": [("x", ["length", "batch", WIDTH]), ("target", ["length", "batch"])],
     "outputs": [("loss", [], True), ("predictions", ["length", "batch"])],
 }
+FIXED_ROWS: dict[str, Any] = {
+    "inputs": [("x", [5, 3, WIDTH]), ("target", [5, 3])],
+    "outputs": [("loss", [], True), ("predictions", [5, 3])],
+}
 
 
 def squares(prediction: Tensor, target: Tensor) -> Tensor:
@@ -103,20 +107,24 @@ def plain_losses(model: nn.Module, lr: float, data: list[tuple[Tensor, Tensor]])
     losses = []
     for x, target in data:
         loss = squares(model(x), target)
-        for one, gradient in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
-            one.data -= lr * gradient
+        gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        for one, gradient in zip(model.parameters(), gradients, strict=True):
+            if gradient is not None:
+                one.data -= lr * gradient
         losses.append(loss.item())
     return losses
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
-@pytest.mark.parametrize("kind", MASKED)
+@pytest.mark.parametrize(
+    "kind", [one if one in ("encoder", "decoder") else pytest.param(one, marks=pytest.mark.slow) for one in MASKED]
+)
 def test_a_transformer_with_a_mask_trains_in_one_graph_as_in_eager(kind: str) -> None:
     model = MASKED[kind]()
     data = [rows(seed=seed) for seed in range(2)]
     torch.manual_seed(4)
     expected = plain_losses(copy.deepcopy(model), 0.1, data)
-    trainer = ORTTrainer(model, ROWS, CONFIGS["sgd"](), squares, make_options())
+    trainer = ORTTrainer(model, FIXED_ROWS, CONFIGS["sgd"](), squares, make_options())
     torch.manual_seed(4)
     found = [float(trainer.train_step(*batch)[0]) for batch in data]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -154,7 +162,7 @@ class WordModel(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", ["lamb", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sgd", "adam"))])
 def test_graphs_of_the_samples_language_model_are_written(config: str, tmp_path: Path) -> None:
     description = {
         "inputs": [("data", ["length", "batch"]), ("target", ["words"])],
@@ -254,7 +262,8 @@ def test_an_error_of_the_programs_is_raised_and_the_next_step_is_one_graph() -> 
 
 
 def test_gradients_gathered_over_branches_are_all_applied() -> None:
-    model = Branching().eval()
+    model = Branching()
+    model.drop.p = 0.0
     inputs = [torch.ones(1, 1, WIDTH), -torch.ones(1, 1, WIDTH)]
     target = torch.zeros(1, 1)
     options = make_options(batch={"gradient_accumulation_steps": 2})
@@ -382,7 +391,7 @@ class Counted(OneLayer):
         ("sgd", {}),
         ("lamb", {}),
         ("adam", {"batch": {"gradient_accumulation_steps": 2}}),
-        ("lamb", {"mixed_precision": {"enabled": True, "loss_scaler": amp.LossScaler(4.0)}}),
+        ("lamb", {"mixed_precision": {"enabled": True, "loss_scaler": amp.DynamicLossScaler()}}),
     ],
     ids=["sgd", "lamb", "gathered", "scaled"],
 )

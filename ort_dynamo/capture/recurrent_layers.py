@@ -1,32 +1,137 @@
-"""Recurrent layers in Dynamo's graph, which is there where `torch._dynamo.config.allow_rnn` is set."""
+"""AOTAutograd traces recurrent layers as eager computes them; they are in Dynamo's graph where `allow_rnn` is set.
+
+torch's own decompositions differ from eager in two ways. They never apply the dropout between layers, because
+`_rnn_helper` (torch/_decomp/decompositions.py) compares `num_layers < i - 1`. And on a CPU they take oneDNN's operator
+for an LSTM over data, whose gradient no backend can trace.
+
+Those decompositions stand in tables of the process, and other threads may trace at the same time. So when this module
+is imported, a kernel takes the place of each. It calls the decomposition, unless its own thread is inside
+`recurrent_layers()`.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
 import torch
-from torch.fx import GraphModule, Node
+from torch import Tensor
 
 from ort_dynamo.torch_internals.decompositions import lstm_in_steps
+from ort_dynamo.torch_internals.dispatcher import TRACING_KEYS, forget_dispatch, python_kernels
+from ort_dynamo.torch_internals.operators import OpOverload, aten, is_absent
 
-__all__ = ["take_lstms_apart"]
+__all__ = ["recurrent_layers"]
+
+_States = Tensor | Sequence[Tensor]
+_Kernel = Callable[..., tuple[Tensor, ...]]
+_Stack = Callable[[Tensor, _States, Sequence[Tensor], int], tuple[Tensor, ...]]
+"""(data, time first; states; weights; number of layers) -> (data, time first; states): layers without dropout."""
 
 
-def take_lstms_apart(gm: GraphModule) -> None:
-    """Have AOTAutograd trace each LSTM that trains step by step, whatever the machine would run it by.
+class _Thread(threading.local):
+    """State of one thread.
 
-    On a CPU torch takes oneDNN's operator for an LSTM over data, whose gradient cannot be traced with any backend. One
-    that does not train keeps that operator.
+    Attributes:
+        as_eager: whether the thread is inside `recurrent_layers()`.
     """
-    steps = lstm_in_steps()
-    for node in gm.graph.find_nodes(op="call_function", target=torch.lstm):
-        if steps is not None and _is_of_padded_sequences(node) and torch.is_grad_enabled() and _trains(node):
-            node.target = steps
+
+    as_eager: bool = False
 
 
-def _is_of_padded_sequences(node: Node) -> bool:
-    """Whether the states are the second argument; of packed sequences that is the sizes of batches."""
-    return len(node.args) == 9 and isinstance(node.args[1], (tuple, list))
+_thread = _Thread()
 
 
-def _trains(node: Node) -> bool:
-    fakes = (value.meta.get("example_value") for value in node.all_input_nodes)
-    return any(isinstance(fake, torch.Tensor) and fake.requires_grad for fake in fakes)
+@contextmanager
+def recurrent_layers() -> Iterator[None]:
+    """Trace LSTMs, GRUs and RNNs as eager computes them, in this thread, while it is open."""
+    before, _thread.as_eager = _thread.as_eager, True
+    try:
+        yield
+    finally:
+        _thread.as_eager = before
+
+
+def _install() -> None:
+    """Put our kernels in the place of torch's decompositions, for good."""
+    for packet in (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu):
+        _replace(packet.input, partial(_padded, lstm_in_steps() if packet is aten.lstm else None))
+        _replace(packet.data, _packed)
+
+
+def _replace(overload: OpOverload, kernel: Callable[[_Kernel], _Kernel]) -> None:
+    if is_absent(overload):
+        return
+    table = python_kernels(overload)
+    for key in TRACING_KEYS:
+        if key in table:
+            table[key] = kernel(table[key])
+    forget_dispatch(overload)
+
+
+def _padded(in_steps: _Kernel | None, original: _Kernel) -> _Kernel:
+    """Make a kernel for padded sequences; `in_steps` takes the place of `original` where gradients are recorded."""
+
+    def kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        if not _thread.as_eager or kwargs:
+            return original(*args, **kwargs)
+        data, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first = args
+        layers = in_steps if in_steps is not None and _trains(data, *hx, *params) else original
+
+        def stack(data: Tensor, hx: _States, params: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
+            return layers(data, hx, params, has_biases, count, 0.0, train, bidirectional, False)
+
+        data = data.transpose(0, 1) if batch_first else data
+        out, *final = _with_dropout(stack, data, hx, params, num_layers, dropout if train else 0.0)
+        return out.transpose(0, 1) if batch_first else out, *final
+
+    return kernel
+
+
+def _packed(original: _Kernel) -> _Kernel:
+    """Make a kernel for packed sequences."""
+
+    def kernel(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        if not _thread.as_eager or kwargs:
+            return original(*args, **kwargs)
+        data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional = args
+
+        def stack(data: Tensor, hx: _States, params: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
+            return original(data, batch_sizes, hx, params, has_biases, count, 0.0, train, bidirectional)
+
+        return _with_dropout(stack, data, hx, params, num_layers, dropout if train else 0.0)
+
+    return kernel
+
+
+def _trains(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
+
+
+def _with_dropout(
+    stack: _Stack, data: Tensor, hx: _States, params: Sequence[Tensor], num_layers: int, dropout: float
+) -> tuple[Tensor, ...]:
+    """Run layers one after the other, with dropout between them; without dropout all at once."""
+    if not dropout or num_layers == 1:
+        return stack(data, hx, params, num_layers)
+    finals = []
+    for layer in range(num_layers):
+        if layer:
+            data = torch.dropout(data, dropout, True) if dropout < 1 else data * data.new_zeros(())  # draws nothing
+        weights = _part(params, layer, num_layers)
+        states = _part(hx, layer, num_layers) if isinstance(hx, Tensor) else [_part(h, layer, num_layers) for h in hx]
+        data, *final = stack(data, states, weights, 1)
+        finals.append(final)
+    return data, *(torch.cat(of_all) for of_all in zip(*finals, strict=True))
+
+
+def _part(rows: Any, index: int, parts: int) -> Any:
+    """The rows of one of several equal parts."""
+    size = len(rows) // parts
+    return rows[index * size : (index + 1) * size]
+
+
+_install()

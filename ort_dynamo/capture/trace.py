@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from ort_dynamo.capture.decompositions.table import decompositions
 from ort_dynamo.capture.input_writes import keeps_input_writes
 from ort_dynamo.capture.random_numbers import in_full_precision
-from ort_dynamo.capture.recurrent_layers import take_lstms_apart
+from ort_dynamo.capture.recurrent_layers import recurrent_layers
 from ort_dynamo.capture.whole_resizes import whole_resizes
 from ort_dynamo.progress import stage
 from ort_dynamo.torch_internals.aot import backward_at_once, metadata
@@ -75,11 +75,11 @@ def trace(
         return inference(whole, _seen())
 
     stage("tracing")
-    take_lstms_apart(gm)
     traced: Any = around(gm)  # AOTAutograd calls it, and asks nothing else of it
     # The backward is compiled together with the forward, so nothing can fail first at .backward().
     keep = serializable if kept_as is not None else _as_it_is
-    with backward_at_once(), whole_resizes(), lazily(), nullcontext() if kept_as is None else tagged(kept_as):
+    tag = nullcontext() if kept_as is None else tagged(kept_as)
+    with backward_at_once(), whole_resizes(), recurrent_layers(), lazily(), tag:
         compiled: Callable[..., Any] = aot_autograd(
             fw_compiler=keep(compile_forward),
             bw_compiler=keep(compile_backward),

@@ -189,10 +189,16 @@ def _entered_at(broken: Frame, seen: Sequence[Frame]) -> Frame | None:
 
 
 def in_a_line(text: str) -> str:
-    """The first line of what Dynamo says and of its explanation: what follows are hints and links."""
+    """The first line of what Dynamo says and of its explanation, and the setting that changes it, if a hint has one."""
     title, _, rest = text.strip().partition("\n")
-    said = [title, *(line.partition("Explanation:")[2] for line in rest.splitlines() if "Explanation:" in line)]
-    return ": ".join(part.strip().rstrip(":") for part in said[:2])
+    lines = rest.splitlines()
+    said = [title, *(line.partition("Explanation:")[2] for line in lines if "Explanation:" in line)]
+    settings = [line.partition("Hint:")[2].strip() for line in lines if _SETTING in line.partition("Hint:")[2]]
+    found = ": ".join(part.strip().rstrip(":") for part in said[:2])
+    return f"{found.removesuffix('.')}. {settings[0]}" if settings else found
+
+
+_SETTING = "torch._dynamo.config."
 
 
 def print_at_exit() -> None:

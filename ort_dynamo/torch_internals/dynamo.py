@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -25,11 +26,12 @@ __all__ = [
     "compile_region",
     "counters",
     "forget_compiled",
+    "has_recurrent_layers",
     "is_random_number",
     "may_be_dynamic",
     "most_graphs",
     "raised_by_backend",
-    "tracing_lstms",
+    "user_place",
 ]
 
 counters: defaultdict[str, Counter[str]] = private("torch._dynamo.utils:counters", defaultdict(Counter))
@@ -60,6 +62,7 @@ def compile_region(
     dynamic: bool | None,
     recompile_limit: int,
     whole: bool = False,
+    recurrent: bool = False,
 ) -> Callable[..., Any]:
     """Compile a function as torch.compile does, so that two calls of this share what is compiled of the function.
 
@@ -72,21 +75,57 @@ def compile_region(
         dynamic: whether all sizes of inputs are symbols, or none; None: those that are marked, or have changed.
         recompile_limit: how many graphs of one function are kept before it runs in eager, if `most_graphs` gave it.
         whole: whether a call that Dynamo cannot trace as one graph raises what `breaks_graph` knows.
+        recurrent: whether to trace nn.LSTM, nn.GRU and nn.RNN, which Dynamo leaves to eager by its own setting.
     """
     entry: Callable[..., Any] = _optimize or torch.compile
     settings: dict[str, Any] = {"recompile_limit": recompile_limit} if _takes_limit else {}
     if whole:
         settings["nopython" if entry is _optimize else "fullgraph"] = True
     compiled: Callable[..., Any] = entry(backend=backend, dynamic=dynamic, **settings)(function)
-    return compiled
+    if not (recurrent and hasattr(_config, "allow_rnn")):
+        return compiled
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        with _config.patch(allow_rnn=True):
+            return compiled(*args, **kwargs)
+
+    return traced
 
 
-_unsupported = private("torch._dynamo.exc:Unsupported", ())
+def has_recurrent_layers(module: nn.Module) -> bool:
+    """Whether a module has layers that `compile_region` traces only if it is told to."""
+    return any(isinstance(child, nn.RNNBase) for child in module.modules())
+
+
+_cannot_trace: tuple[type[BaseException], ...] = tuple(
+    kind
+    for name in (
+        "Unsupported",
+        "UserError",
+        "UncapturedHigherOrderOpError",
+        "CondOpArgsMismatchError",
+        "RecompileError",
+    )
+    if (kind := private(f"torch._dynamo.exc:{name}")) is not None
+)
 
 
 def breaks_graph(error: BaseException) -> bool:
-    """Whether Dynamo raised this because it cannot trace a function as one graph; without its class, never."""
-    return isinstance(error, _unsupported)
+    """Whether Dynamo raised this because it cannot trace a function as one graph; without its classes, never."""
+    return isinstance(error, _cannot_trace)
+
+
+def user_place(error: BaseException) -> str:
+    """Find "file:line" of the program where Dynamo stopped with an error: the innermost one outside of torch.
+
+    Without the stack that Dynamo puts into its errors it is empty.
+    """
+    frames = list(getattr(error, "real_stack", None) or ())
+    own = [frame for frame in frames if not frame.filename.startswith(_PACKAGES)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+_PACKAGES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
 
 
 def most_graphs(wanted: int) -> int:
@@ -108,11 +147,6 @@ def forget_compiled(code: CodeType) -> None:
     Without torch's function they stay until torch._dynamo.reset().
     """
     _reset_code(code)
-
-
-def tracing_lstms() -> AbstractContextManager[Any]:
-    """Let Dynamo trace nn.LSTM, nn.GRU and nn.RNN inside the context, which it leaves to eager by its own setting."""
-    return _config.patch(allow_rnn=True) if hasattr(_config, "allow_rnn") else nullcontext()
 
 
 def raised_by_backend(error: BaseException) -> BaseException | None:

@@ -32,9 +32,9 @@ from ort_dynamo.runtime.boxed import RunWatch
 from ort_dynamo.torch_internals.dynamo import (
     compile_region,
     forget_compiled,
+    has_recurrent_layers,
     most_graphs,
     raised_by_backend,
-    tracing_lstms,
 )
 from ort_dynamo.torch_internals.frames import frames
 from ort_dynamo.training.ortmodule.custom_gradients import custom_gradients, registered_gradients
@@ -307,15 +307,8 @@ def _entry(module: nn.Module, code: _Code) -> Callable[..., Any]:
 def _region(
     entry: Callable[..., Any], backend: Callable[..., Any], module: nn.Module, *, dynamic: bool
 ) -> Callable[..., Any]:
-    compiled = compile_region(entry, backend, dynamic=dynamic, recompile_limit=_MOST_GRAPHS)
-    if not any(isinstance(child, nn.RNNBase) for child in module.modules()):
-        return compiled
-
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        with tracing_lstms():
-            return compiled(*args, **kwargs)
-
-    return traced
+    recurrent = has_recurrent_layers(module)
+    return compile_region(entry, backend, dynamic=dynamic, recompile_limit=_MOST_GRAPHS, recurrent=recurrent)
 
 
 class _Drawn:

@@ -24,6 +24,7 @@ from ort_dynamo.training.requirements import require
 from ort_dynamo.training.trainer.combined import CombinedModel
 from ort_dynamo.training.trainer.files import StepFiles
 from ort_dynamo.training.trainer.horizontal import LayerReplicas, divide_layers
+from ort_dynamo.training.trainer.masks import answer_mask_questions
 from ort_dynamo.training.trainer.onnx_combined import OnnxCombined, postprocessed
 from ort_dynamo.training.trainer.pipelined import PipelinedModel, StageReplicas
 from ort_dynamo.training.trainer.processes import join_processes, refuse_what_is_not_there
@@ -75,7 +76,9 @@ class Parts:
         loss = self.description.loss_index
         assert loss is not None
         names = [one.name for one in self.description.inputs]
-        combined = CombinedModel(_copied(model), loss_fn, names, len(self.description.outputs), loss, self._narrow)
+        own = _copied(model)
+        answer_mask_questions(own)
+        combined = CombinedModel(own, loss_fn, names, len(self.description.outputs), loss, self._narrow)
         if self.options._internal_use.extra_postprocess is not None:
             combined = self._postprocessed(combined, inputs)
         return self._running(combined, self.device, inputs=inputs)
@@ -191,6 +194,10 @@ def _running_model(
     """
     model = combined.to(device).model
     asked = options.distributed
+    frozen = options.utils.frozen_weights
+    if several and not any(one.requires_grad and name not in frozen for name, one in model.named_parameters()):
+        reason = "no parameter of the model requires a gradient, so several processes have nothing to train"
+        raise SeveralProcessesError(reason=reason)
     mesh = None
     if several and asked.horizontal_parallel_size > 1:
         if inputs is None or len(inputs) < len(description.inputs):
@@ -200,7 +207,6 @@ def _running_model(
     parameters = dict(model.named_parameters())
     every = dict(model.named_parameters(remove_duplicate=False))
     known = {*every, *dict(model.named_buffers())}
-    frozen = options.utils.frozen_weights
     if missing := [name for name in frozen if name not in known]:
         raise RuntimeError(f"{missing} params from 'frozen_weights' not found in the ONNX model.")
     for name, parameter in every.items():
@@ -239,6 +245,7 @@ def _running_model(
         state,
         description,
         backend_options(options, device),
+        device,
         one_session=not several and fits_one_session(options, config.name, state.elements, device),
         deterministic=options.debug.deterministic_compute,
         clips=options.utils.grad_norm_clip,

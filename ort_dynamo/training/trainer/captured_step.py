@@ -85,6 +85,8 @@ def capture(
     state: TrainingState,
     kind: StepKind | None,
     lr: float,
+    *,
+    recurrent: bool = False,
 ) -> CapturedStep:
     """Capture a step of a model, or its forward.
 
@@ -96,13 +98,16 @@ def capture(
         state: what is trained.
         kind: what the step does; None: its forward alone, without gradients.
         lr: the learning rate that the file begins with.
+        recurrent: whether the model has recurrent layers to trace.
 
     Raises:
         TrainingGraphError: the model cannot be traced as one graph, or an output is no tensor of it.
     """
     seen = _Capture(prefix, description, state, kind, lr)
     given = [_marked(tensor, one.shape) for tensor, one in zip(inputs, description.inputs, strict=True)]
-    region = compile_region(called, seen, dynamic=None, recompile_limit=most_graphs(64), whole=True)
+    region = compile_region(
+        called, seen, dynamic=None, recompile_limit=most_graphs(64), whole=True, recurrent=recurrent
+    )
     try:
         with torch.set_grad_enabled(kind is not None):
             _, outputs = region(*given)
@@ -112,6 +117,8 @@ def capture(
         raised = raised_by_backend(error)
         if isinstance(raised, OrtDynamoError):
             raise raised from error
+        if raised is not None:
+            raise TrainingGraphError(reason=f"torch cannot trace its gradients: {raised}") from error
         if breaks_graph(error):
             raise TrainingGraphError(reason=f"torch cannot trace it as one graph: {error}") from error
         raise

@@ -16,10 +16,12 @@ from ort_dynamo.runtime.model_file import optimized_model
 from ort_dynamo.saving.files import write_bytes, write_model
 from ort_dynamo.saving.whole_graph import at_opset
 from ort_dynamo.target import OPSET
+from ort_dynamo.torch_internals.dynamo import has_recurrent_layers
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.trainer.captured_step import capture
 from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
+from ort_dynamo.training.trainer.masks import mask_questions_answered
 from ort_dynamo.training.trainer.step_files import step_model
 from ort_dynamo.training.trainer.training_state import TrainingState
 from ort_dynamo.training.trainer.whole_step import StepKind
@@ -120,7 +122,17 @@ class StepFiles:
             return combined(*inputs)
 
         try:
-            captured = capture(call, PREFIX, inputs, self._description, self._state, kind, lr)
+            with mask_questions_answered(combined):
+                captured = capture(
+                    call,
+                    PREFIX,
+                    inputs,
+                    self._description,
+                    self._state,
+                    kind,
+                    lr,
+                    recurrent=has_recurrent_layers(combined),
+                )
         finally:
             for module, mode in zip(combined.modules(), modes, strict=True):
                 module.training = mode

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FunctionType
 from typing import Any, NoReturn, cast
 
@@ -16,12 +20,14 @@ from ort_dynamo.backend import compile_recorded
 from ort_dynamo.errors import TrainingGraphError
 from ort_dynamo.options.groups import Options
 from ort_dynamo.report.record import CompileRecord
+from ort_dynamo.report.summary import in_a_line
 from ort_dynamo.torch_internals.dynamo import (
-    breaks_graph,
     compile_region,
     forget_compiled,
+    has_recurrent_layers,
     may_be_dynamic,
     raised_by_backend,
+    user_place,
 )
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
@@ -42,6 +48,7 @@ class RunningModel:
         state: what is trained of the model.
         description: names the sizes that may change.
         options: what to compile by.
+        device: where it trains.
         one_session: whether a whole step is compiled as one graph, where the model can be.
         deterministic: whether steps run under torch.use_deterministic_algorithms(True).
         clips: whether gradients are clipped to the norm that the optimizer has.
@@ -57,6 +64,7 @@ class RunningModel:
         state: TrainingState,
         description: _ORTTrainerModelDesc,
         options: Options,
+        device: torch.device,
         *,
         one_session: bool,
         deterministic: bool,
@@ -71,7 +79,8 @@ class RunningModel:
         self.combined = combined
         self.state = state
         self.options = options
-        self.device = next(iter(combined.parameters())).device
+        self.device = device
+        self._recurrent = has_recurrent_layers(combined)
         self._description = description
         self._one_session = one_session
         self._deterministic = deterministic
@@ -81,11 +90,12 @@ class RunningModel:
         self._was_training = [module.training for module in combined.modules()] if combined.model.training else None
         self._training: bool | None = None
         self._split: SplitStep | None = None
+        self._said_nothing_trains = False
         self._begin()
 
     def _begin(self) -> None:
         self._whole = {
-            updates: WholeStep(self._entry("train"), PREFIX, self.state, self.options, kind)
+            updates: WholeStep(self._entry("train"), PREFIX, self.state, self.options, kind, recurrent=self._recurrent)
             for updates, kind in self._kinds.items()
         }
         self.records: list[CompileRecord] = []
@@ -136,25 +146,40 @@ class RunningModel:
         self._set_mode(training=True)
         self._mark(inputs)
         with self._settings():
-            if self._one_session:
-                try:
-                    (_, outputs), all_finite = self._whole[updates](inputs, lr, scale)
-                except Exception as error:
-                    if not (breaks_graph(error) or isinstance(raised_by_backend(error), TrainingGraphError)):
-                        _raise_inner(error)
-                    self._one_session = False
-                else:
-                    return list(outputs), all_finite
-            if self._split is None:
-                self._split = self._made_step()
+            if not self._one_session:
+                return self._train_apart(inputs, lr, scale, updates)
+            whole = self._whole[updates]
             try:
-                (_, outputs), all_finite = self._split(inputs, lr, scale, self._kinds[updates])
+                (_, outputs), all_finite = whole(inputs, lr, scale)
             except Exception as error:
-                _raise_inner(error)
+                if whole.has_begun:
+                    _raise_inner(error)
+                result = self._train_apart(inputs, lr, scale, updates)  # raises the program's own errors once more
+                self._one_session = False
+                if self._split is not None and not self._split.trained_nothing:
+                    _say_that_it_runs_apart(error)
+                return result
             return list(outputs), all_finite
 
+    def _train_apart(
+        self, inputs: Sequence[Tensor], lr: float, scale: float, updates: bool
+    ) -> tuple[list[Tensor], bool]:
+        """Run a training step as forward, backward and update."""
+        if self._split is None:
+            self._split = self._made_step()
+        try:
+            (_, outputs), all_finite = self._split(inputs, lr, scale, self._kinds[updates])
+        except Exception as error:
+            _raise_inner(error)
+        if self._split.trained_nothing and not self._said_nothing_trains:
+            self._said_nothing_trains = True
+            _warn_the_program(_NOTHING_TRAINS)
+        return list(outputs), all_finite
+
     def _made_step(self) -> SplitStep:
-        return SplitStep(self._entry("train"), self.state, self.options, self._together, self.zero)
+        return SplitStep(
+            self._entry("train"), self.state, self.options, self._together, self.zero, recurrent=self._recurrent
+        )
 
     def evaluate(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Run the model in evaluation mode; gives the outputs of model_desc."""
@@ -176,7 +201,9 @@ class RunningModel:
 
     def _region(self, called: Callable[..., Any]) -> Callable[..., Any]:
         dynamic = False if self.shares_layers else None  # as in SplitStep
-        return compile_region(called, self._compile, dynamic=dynamic, recompile_limit=MOST_GRAPHS)
+        return compile_region(
+            called, self._compile, dynamic=dynamic, recompile_limit=MOST_GRAPHS, recurrent=self._recurrent
+        )
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled, record = compile_recorded(gm, example_inputs, self.options)
@@ -229,6 +256,35 @@ class RunningModel:
             yield
         finally:
             torch.use_deterministic_algorithms(before, warn_only=warns)
+
+
+def _say_that_it_runs_apart(error: Exception) -> None:
+    """Warn the program, at its call of train_step, that a step cannot be one graph, with the reason and the line."""
+    raised = raised_by_backend(error) or error
+    reason = raised.facts["reason"] if isinstance(raised, TrainingGraphError) else in_a_line(str(raised))
+    place = user_place(error)
+    message = (
+        "The training step of this model cannot be one graph, so forward, backward and update run apart: "
+        f"{reason or type(raised).__name__}{f' ({place})' if place else ''}"
+    )
+    _warn_the_program(message)
+
+
+_NOTHING_TRAINS = (
+    "This step trains nothing: the loss depends on no parameter of the model that requires a gradient. train_step "
+    "gives the outputs and changes no weight."
+)
+
+
+def _warn_the_program(message: str) -> None:
+    """Warn at the line outside of this package that called the trainer."""
+    frame, depth = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(message, stacklevel=depth)
+
+
+_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 
 
 def _raise_inner(error: Exception) -> NoReturn:

@@ -37,6 +37,10 @@ class SplitStep:
         options: what to compile by.
         together: the processes that train the model.
         zero: divides the update among them; None where each does all of it.
+        recurrent: whether the model has recurrent layers to trace.
+
+    Attributes:
+        trained_nothing: whether no step so far had a gradient.
     """
 
     def __init__(
@@ -46,6 +50,8 @@ class SplitStep:
         options: Options,
         together: Together,
         zero: ZeroUpdate | None = None,
+        *,
+        recurrent: bool = False,
     ) -> None:
         self._together = together
         self._zero = zero
@@ -53,8 +59,12 @@ class SplitStep:
         self._options = options
         # Of symbolic sizes and DTensors together torch's tracer makes endless recursions: each size has its graph.
         dynamic = False if together.shares_layers else None
-        self._region = compile_region(called, self._compile, dynamic=dynamic, recompile_limit=MOST_GRAPHS)
+        self._region = compile_region(
+            called, self._compile, dynamic=dynamic, recompile_limit=MOST_GRAPHS, recurrent=recurrent
+        )
         self.records: list[CompileRecord] = []
+        self.trained_nothing = True
+        self._gathered: set[str] = set()
 
     def __call__(self, inputs: Sequence[Any], lr: float, scale: float, kind: StepKind) -> tuple[Any, bool]:
         """Run one step.
@@ -75,17 +85,22 @@ class SplitStep:
         asked = ForwardBackward(self._region, inputs, self._state.weights, scale, adds=adds, reduces=reduces)
         outputs, found = together.gradients(asked)
         reached = [(w, g) for w, g in zip(self._state.weights, found, strict=True) if g is not None]
+        self.trained_nothing &= not (reached or together.has_stages)
         weights = [weight for weight, _ in reached]
         gradients = [g.to(weight.dtype) for weight, g in reached]
         if kind.gathers > 1 and not adds:
-            gathered = [weight.gathered for weight in weights if weight.gathered is not None]
-            torch._foreach_add_(gathered, gradients)
-            gradients = gathered
+            if reached:
+                torch._foreach_add_([weight.gathered for weight in weights if weight.gathered is not None], gradients)
+            self._gathered |= {weight.name for weight in weights}
+            weights = [weight for weight in self._state.weights if weight.name in self._gathered]
+            gradients = [weight.gathered for weight in weights if weight.gathered is not None]
         if not kind.updates:
             return outputs, True
         with torch.no_grad():
-            all_finite = _update(self._state, weights, gradients, lr, scale, kind, together, self._zero)
+            device = outputs[0].device
+            all_finite = _update(self._state, weights, gradients, lr, scale, kind, together, self._zero, device)
             self._state.forget_gathered()
+            self._gathered.clear()
         return outputs, all_finite
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -103,6 +118,7 @@ def _update(
     kind: StepKind,
     together: Together,
     zero: ZeroUpdate | None,
+    device: torch.device,
 ) -> bool:
     """Update weights in place, with torch's fused and foreach kernels.
 
@@ -115,11 +131,12 @@ def _update(
         kind: what the step does.
         together: those that have to agree on whether gradients are finite, and on their norm.
         zero: divides the update among them.
+        device: where they train.
 
     Returns:
         Whether all gradients were finite, where they are scaled; if not, nothing has changed.
     """
-    if kind.gathers > 1:
+    if kind.gathers > 1 and gradients:
         torch._foreach_div_(gradients, kind.gathers)
     by_name = {weight.name: g for weight, g in zip(weights, gradients, strict=True)}
     groups = state.groups_of(by_name)
@@ -129,11 +146,11 @@ def _update(
     clipped = state.groups if together.has_stages else groups
     clips = kind.clips and any(group.rule.max_norm_clip is not None for group in clipped)
     if (gradients or together.has_stages) and (kind.scales or clips):
-        own = _norm_of(weights, gradients) if gradients else torch.zeros((), device=state.weights[0].master.device)
+        own = _norm_of(weights, gradients) if gradients else torch.zeros((), device=device)
         norm = together.norm(own)
     if kind.scales:
         all_finite = norm is None or bool(norm.isfinite())
-        if not together.agree(all_finite, state.weights[0].master.device):
+        if not together.agree(all_finite, device):
             return False
 
     def apply() -> None:

@@ -41,6 +41,8 @@ class ForwardBackward:
         """Run both in this process alone."""
         with torch.enable_grad():
             loss, *outputs = self.called(*self.inputs)
+        if not self.weights or not loss.requires_grad:
+            return (loss.detach(), *outputs), [None] * len(self.weights)
         parameters = [weight.parameter for weight in self.weights]
         found = torch.autograd.grad(loss, parameters, torch.full_like(loss, self.scale), allow_unused=True)
         return (loss.detach(), *outputs), found

@@ -112,6 +112,8 @@ class WholeStepModule(nn.Module):
             with preserve_node_meta():  # what is traced of a node keeps its module and the user's line
                 outputs = Interpreter(self.graph_module).run(*inputs)
             losses = [one for one in outputs if isinstance(one, Tensor) and one.requires_grad]
+            if not losses:
+                raise TrainingGraphError(reason="the loss depends on no weight that is trained")
             if len(losses) != 1:
                 raise TrainingGraphError(
                     reason=f"{len(losses)} of its outputs have gradients, where the loss alone should"
@@ -169,16 +171,30 @@ class WholeStep:
         state: what is trained; the steps change it.
         options: what to compile by.
         kind: what the steps do.
+        recurrent: whether the model has recurrent layers to trace.
+
+    Attributes:
+        has_begun: whether the last call came as far as to run what was compiled.
     """
 
     def __init__(
-        self, called: Callable[..., Any], prefix: str, state: TrainingState, options: Options, kind: StepKind
+        self,
+        called: Callable[..., Any],
+        prefix: str,
+        state: TrainingState,
+        options: Options,
+        kind: StepKind,
+        *,
+        recurrent: bool = False,
     ) -> None:
         self._state = state
         self._prefix = prefix
         self._options = options
         self._kind = kind
-        self._region = compile_region(called, self._compile, dynamic=None, recompile_limit=MOST_GRAPHS, whole=True)
+        self._region = compile_region(
+            called, self._compile, dynamic=None, recompile_limit=MOST_GRAPHS, whole=True, recurrent=recurrent
+        )
+        self.has_begun = False
         self._lr = torch.zeros((), dtype=torch.float64)
         self._scale = torch.ones((), dtype=torch.float64)
         self._pending: tuple[list[TrainedWeight], list[Tensor]] = ([], [])
@@ -195,6 +211,7 @@ class WholeStep:
         Returns:
             What the model returns, and whether all gradients were finite: if not, no weight has changed.
         """
+        self.has_begun = False
         self._lr.fill_(lr)
         self._scale.fill_(scale)
         outputs = self._region(*inputs)
@@ -242,6 +259,7 @@ class WholeStep:
         parameters = [(place, weight.parameter.detach()) for place, weight in zip(trained, weights, strict=True)]
 
         def run(*inputs: Any) -> tuple[Any, ...]:
+            self.has_begun = True
             given = list(inputs)
             for place, parameter in parameters:
                 given[place] = parameter

@@ -45,9 +45,7 @@ def test_an_lstm_over_data_trains(settings):
     torch.manual_seed(1)
     compiled = torch.compile(layer, backend="ort_train", options={"fallback": "error"}, fullgraph=True)
     actual = torch.autograd.grad(compiled(x)[0].square().sum(), list(layer.parameters()))
-    if "dropout" not in settings:
-        torch.testing.assert_close(actual, expected)
-    assert all(torch.isfinite(gradient).all() for gradient in actual)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.usefixtures("captured_layers")
@@ -66,3 +64,49 @@ def test_packed_sequences_equal_eager():
         return nn.utils.rnn.pad_packed_sequence(layer(packed)[0])[0] * 2
 
     torch.testing.assert_close(torch.compile(function, backend="ort_train")(x), function(x))
+
+
+LAYERS = {
+    "lstm": (nn.LSTM, {"bidirectional": True}),
+    "lstm with projections": (nn.LSTM, {"proj_size": 3, "batch_first": True}),
+    "gru": (nn.GRU, {"batch_first": True, "bias": False}),
+    "gru of both directions": (nn.GRU, {"bidirectional": True}),
+    "rnn of tanh": (nn.RNN, {"num_layers": 3}),
+    "rnn of relu": (nn.RNN, {"nonlinearity": "relu", "batch_first": True}),
+}
+
+
+@pytest.mark.usefixtures("captured_layers")
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("dropout", [0.5, 1.0])
+@pytest.mark.parametrize(("kind", "settings"), LAYERS.values(), ids=LAYERS)
+def test_dropout_between_layers_equals_eager(kind, settings, dropout):
+    layer = kind(4, 6, **{"num_layers": 2, "dropout": dropout, **settings})
+    compiled = torch.compile(layer, backend="ort_train", fullgraph=True)
+    x = torch.randn(3, 5, 4)
+
+    def run(function):
+        torch.manual_seed(1)
+        out, _ = function(x)
+        gradients = torch.autograd.grad(out.square().sum(), list(layer.parameters()), allow_unused=True)
+        return out, gradients, torch.rand(2)  # as many numbers are drawn
+
+    torch.testing.assert_close(run(compiled), run(layer), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("captured_layers")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_dropout_between_layers_follows_the_mode(kind):
+    layer = kind(4, 6, num_layers=2, dropout=0.5).requires_grad_(False)
+    compiled = torch.compile(layer, backend="ort_train", fullgraph=True)
+    x = torch.randn(5, 3, 4)
+
+    def run(function):
+        torch.manual_seed(1)
+        return function(x)[0]
+
+    expected = run(layer)
+    torch.testing.assert_close(run(compiled), expected)
+    layer.eval()
+    torch.testing.assert_close(run(compiled), run(layer))
+    assert not torch.allclose(run(layer), expected)

@@ -1,0 +1,68 @@
+"""Answers what torch's transformers ask of a mask's numbers, so that a model with a mask can be one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+__all__ = ["answer_mask_questions", "mask_questions_answered"]
+
+
+@dataclass(frozen=True)
+class _NotCausal:
+    """A forward pre-hook that answers whether a mask is causal: it is any mask.
+
+    nn.TransformerEncoder and nn.TransformerDecoder compare a mask with a causal one if they are not told, and branch on
+    the result, which no trace can. They attend by the mask in both branches, so the results are equal.
+
+    Attributes:
+        name: the parameter that tells them.
+        position: the number of arguments before it.
+    """
+
+    name: str
+    position: int
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Put False where the program gave None or nothing."""
+        if len(args) > self.position:
+            if args[self.position] is not None:
+                return None
+            return (*args[: self.position], False, *args[self.position + 1 :]), kwargs
+        if kwargs.get(self.name) is not None:
+            return None
+        return args, {**kwargs, self.name: False}
+
+
+_HOOKS: dict[type[Any], _NotCausal] = {
+    nn.TransformerEncoder: _NotCausal("is_causal", 3),
+    nn.TransformerDecoder: _NotCausal("tgt_is_causal", 6),
+}
+
+
+def answer_mask_questions(model: nn.Module) -> list[Any]:
+    """Have the transformers of a model take each mask as any mask; gives the handles that undo it.
+
+    Subclasses with a forward of their own stay as they are.
+    """
+    return [
+        module.register_forward_pre_hook(hook, with_kwargs=True)
+        for module in model.modules()
+        for kind, hook in _HOOKS.items()
+        if isinstance(module, kind) and type(module).forward is kind.forward and "forward" not in vars(module)
+    ]
+
+
+@contextmanager
+def mask_questions_answered(model: nn.Module) -> Iterator[None]:
+    """Have the transformers of a model take each mask as any mask while it is open."""
+    handles = answer_mask_questions(model)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -34,6 +34,7 @@ from ort_dynamo.report.record import GraphRecord, IslandRecord, Source
 from ort_dynamo.runtime.boxed import Island, boxed
 from ort_dynamo.runtime.capabilities import runtime_facts
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
+from ort_dynamo.runtime.in_torch import InTorch
 from ort_dynamo.runtime.providers import usable_target
 from ort_dynamo.runtime.session import optimize
 from ort_dynamo.saving.files import check_model
@@ -45,6 +46,7 @@ from ort_dynamo.segment.recording import plan_recording
 from ort_dynamo.segment.segment import Segmented, allowed_target, check_fallback, segment
 from ort_dynamo.segment.trials import Trials
 from ort_dynamo.source_line import describe
+from ort_dynamo.spelled_graph import spelled
 from ort_dynamo.stored_code import IslandPlace, StoredCode
 from ort_dynamo.target import Target
 
@@ -116,10 +118,13 @@ def compile_graph(
     record(learned)
     running = running_passes(seen, gm.meta.get(RETURNED_VIEWS, frozenset()))
     run_passes(running, segmented.gm, check=options.dump.verify, folder=options.dump.save_onnx)
+    whole = spelled(gm)
     if keeps:
         places = {name: place for name, (_, place) in islands.items()}
-        return StoredCode(segmented.gm, places, learned, partition, options.cache, graphs)
-    return recording.around(boxed(segmented.gm, graphs, options.dump))
+        return StoredCode(segmented.gm, whole, places, learned, partition, options.cache, graphs)
+    in_torch = InTorch(whole)
+    run = recording.around(boxed(segmented.gm, graphs, options.dump, in_torch))
+    return in_torch.around(run, gm) if recording.is_wanted else run  # a recording copies inputs, without tangents
 
 
 def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:

@@ -15,8 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_aggregate, map_arg
+from torch.fx import GraphModule
 
 from ort_dynamo.cache.disk import DiskCache, disk_cache, disk_key
 from ort_dynamo.cache.entry import Entry
@@ -30,11 +29,11 @@ from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.boxed import Island, boxed
 from ort_dynamo.runtime.capabilities import runtime_facts
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
+from ort_dynamo.runtime.in_torch import InTorch
 from ort_dynamo.runtime.providers import usable_target
+from ort_dynamo.spelled_graph import SpelledGraph, spelled
 from ort_dynamo.torch_internals.aot_cache import BypassError, CacheMissError, OutputCode
 from ort_dynamo.torch_internals.frames import current_compile_id
-from ort_dynamo.torch_internals.lazy import graph_module
-from ort_dynamo.torch_internals.operators import OpOverload, overload
 
 __all__ = ["LOADING", "IslandPlace", "Loading", "StoredCode"]
 
@@ -84,6 +83,7 @@ class StoredCode(OutputCode):
 
     Args:
         outer: the outer graph, with its islands.
+        whole: the graph before it was cut into islands.
         islands: where they are stored; one that is None cannot be, and so the whole is not kept.
         record: what the compile learned.
         partition: of a forward, what the cut of its joint graph did.
@@ -94,19 +94,22 @@ class StoredCode(OutputCode):
     def __init__(
         self,
         outer: GraphModule,
+        whole: SpelledGraph,
         islands: Mapping[str, IslandPlace | None],
         record: GraphRecord,
         partition: PartitionRecord | None,
         cache: CacheOptions,
         graphs: Sequence[GraphRecord],
     ) -> None:
-        self._nodes = None if None in islands.values() else _spelled(outer.graph)
+        around = None if None in islands.values() else spelled(outer)
+        self._outer = around if around and around.is_storable and not around.subgraphs else None
+        self._whole: SpelledGraph | None = whole
         self._islands = dict(islands)
         self._record = record
         self._partition = partition
         self._cache = cache
         self._entries: dict[str, Entry] | None = {}
-        self._run: Callable[[list[Any]], Any] | None = boxed(outer, graphs)
+        self._run: Callable[[list[Any]], Any] | None = boxed(outer, graphs, in_torch=InTorch(whole))
         self._boxed_call = True  # of this object, from which torch's wrappers copy it
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
@@ -116,8 +119,10 @@ class StoredCode(OutputCode):
 
     def prepare_for_serialization(self) -> None:
         """Leave what a pickle can hold."""
-        if self._nodes is None:
+        if self._outer is None:
             raise BypassError("a node of the graph around ONNX Runtime's, or one of these, has no place in a file")
+        if self._whole is not None and not self._whole.is_storable:
+            self._whole = None
         self._run = self._entries = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -147,7 +152,7 @@ class StoredCode(OutputCode):
     def post_compile(self, *_: Any) -> None:
         """Make what was unpickled run again: torch calls this when it has found it."""
         loading = self._loading()
-        if self._nodes is None or self._entries is None:
+        if self._outer is None or self._entries is None:
             raise CacheMissError
         if self._partition is not None and not ARENA.registered:
             ARENA.expect(self._partition.memory.peak)
@@ -155,7 +160,8 @@ class StoredCode(OutputCode):
             name: _opened(place, self._entries[name]) for name, place in self._islands.items() if place is not None
         }
         modules = {name: island for name, (island, _) in found.items()}
-        self._run, self._entries = boxed(graph_module(modules, _graph(self._nodes)), loading.graphs), {}
+        self._run = boxed(self._outer.module(modules), loading.graphs, in_torch=InTorch(self._whole))
+        self._entries = {}
         islands = tuple(
             dataclasses.replace(island, source=source, miss="", seconds=0.0)
             for island, (_, source) in zip(self._record.islands, found.values(), strict=True)
@@ -202,84 +208,3 @@ def _opened(place: IslandPlace, entry: Entry) -> tuple[Island, Source]:
 
     compiled = CACHE.get_or_make(place.key, make)
     return Island(compiled, place.places), source[0] if source else "memory"
-
-
-# -- the outer graph as plain values -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Ref:
-    """The value of another node, by its index."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class _Operator:
-    """An overload, by its name below torch.ops."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class _Spelled:
-    op: str
-    target: Any
-    args: Any
-    kwargs: Any
-
-
-def _spelled(graph: Graph) -> tuple[_Spelled, ...] | None:
-    """The nodes of a graph as values that a pickle holds; None where one has no such spelling."""
-    indices: dict[Node, _Ref] = {}
-    found = []
-    for node in graph.nodes:
-        target = node.target
-        if isinstance(target, OpOverload):
-            target = _Operator(str(target))
-        elif node.op not in ("placeholder", "output", "call_module") and not _is_importable(target):
-            return None
-        arguments: Any = map_arg((node.args, node.kwargs), indices.__getitem__)  # type: ignore[arg-type]
-        if not _is_plain(arguments):
-            return None
-        found.append(_Spelled(node.op, target, *arguments))
-        indices[node] = _Ref(len(indices))
-    return tuple(found)
-
-
-def _graph(nodes: Sequence[_Spelled]) -> Graph:
-    graph = Graph()
-    made: list[Node] = []
-    for node in nodes:
-        target = node.target
-        if isinstance(target, _Operator):
-            target = overload(target.name)
-        args, kwargs = map_aggregate(
-            (node.args, node.kwargs), lambda one: made[one.index] if isinstance(one, _Ref) else one
-        )
-        made.append(graph.create_node(node.op, target, args, kwargs))
-    return graph
-
-
-_MODULES = ("_operator", "math", "torch", "ort_dynamo")
-
-
-def _is_importable(target: Any) -> bool:
-    """Whether a pickle of a function is its name."""
-    module, name = getattr(target, "__module__", None) or "", getattr(target, "__qualname__", "")
-    return module.partition(".")[0] in _MODULES and bool(name) and "<" not in name and "." not in name
-
-
-def _is_plain(value: Any) -> bool:
-    match value:
-        case None | bool() | int() | float() | complex() | str() | _Ref():
-            return True
-        case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
-            return True
-        case tuple() | list():
-            return all(map(_is_plain, value))
-        case dict():
-            return all(map(_is_plain, value.values()))
-        case slice():
-            return all(map(_is_plain, (value.start, value.stop, value.step)))
-    return False

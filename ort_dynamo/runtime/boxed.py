@@ -14,6 +14,7 @@ from ort_dynamo.options.groups import DumpOptions
 from ort_dynamo.runtime.checked_run import checked_once
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.data_errors import data_error
+from ort_dynamo.runtime.in_torch import InTorch
 from ort_dynamo.runtime.outer_code import IslandCall, outer_code
 from ort_dynamo.runtime.session_code import Stopped
 from ort_dynamo.runtime.written import written
@@ -80,7 +81,12 @@ def _note_run(label: Sequence[Any]) -> None:
         watch.note(label)
 
 
-def boxed(gm: GraphModule, label: Sequence[Any] = (), options: DumpOptions | None = None) -> Callable[[list[Any]], Any]:
+def boxed(
+    gm: GraphModule,
+    label: Sequence[Any] = (),
+    options: DumpOptions | None = None,
+    in_torch: InTorch | None = None,
+) -> Callable[[list[Any]], Any]:
     """`gm` as a boxed function, whose code is written by `outer_code`.
 
     Args:
@@ -88,11 +94,16 @@ def boxed(gm: GraphModule, label: Sequence[Any] = (), options: DumpOptions | Non
         label: shown to each RunWatch when the function runs, with or without a session. It may still grow: the records
             of all graphs of one compile are such a list.
         options: whether `checked_once` runs the first call.
+        in_torch: runs a call whose tensors ONNX Runtime cannot read. Without it there is none.
     """
     islands = {name: child.as_call() for name, child in gm.named_children() if isinstance(child, Island)}
     lines, values = outer_code(gm, islands)
-    lines[1:1] = ["    if watches:", "        note_run()"]
+    asked, asking = in_torch.lines(gm) if in_torch is not None else ((), {})
+    lines[1:1] = ["    if watches:", "        note_run()", *asked]
     note_run = partial(_note_run, label)
-    run = written("outer", lines, values | {"watches": _watches, "note_run": note_run})
+    run = written("outer", lines, {**values, **asking, "watches": _watches, "note_run": note_run})
     run._boxed_call = True  # type: ignore[attr-defined]
-    return run if options is None or not options.verify_values else checked_once(gm, islands, run, note_run)
+    if options is None or not options.verify_values:
+        return run
+    checked = checked_once(gm, islands, run, note_run)
+    return checked if in_torch is None else in_torch.around(checked, gm)

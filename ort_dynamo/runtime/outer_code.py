@@ -209,7 +209,10 @@ def _name_of(target: Any) -> str:
     return name if name.isidentifier() else "function"
 
 
-RESERVED = frozenset(dir(builtins)) | {*keyword.kwlist, "note_run", "outer", "watches"}
+RESERVED = frozenset(dir(builtins)) | {
+    *keyword.kwlist,
+    *("DUAL_LEVEL", "in_torch", "note_run", "outer", "results", "sees_calls", "transform_level", "unusual", "watches"),
+}
 """Names that no value of a graph has: Python's, and those of lines that are added to these."""
 
 _METHODS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +14,7 @@ from ort_dynamo.runtime import processes
 from ort_dynamo.runtime.binding import Crossing, Run, crossing
 from ort_dynamo.runtime.processes import own_session
 from ort_dynamo.runtime.written import written
-from ort_dynamo.torch_internals.dispatcher import sees_calls
 from ort_dynamo.torch_internals.dlpack import from_dlpack, to_dlpack
-from ort_dynamo.torch_internals.fakes import FakeTensor
 
 __all__ = ["OwnSession", "Stopped", "session_code"]
 
@@ -63,10 +60,8 @@ def session_code(
     Of a graph that takes a matrix, a transposed one and a bool, and gives one tensor, with onnxruntime 1.31:
 
         def run(x0, x1, x2):
-            if sees_calls() or processes.current != own.process:
-                results = instead(x0, x1, x2)
-                if results is not None:
-                    return results
+            if processes.current != own.process:
+                own.open()
             feeds, fetches = vector(), vector()
             feeds.reserve(3)
             push = feeds.push_back
@@ -104,10 +99,8 @@ def session_code(
         fetched = [_fetch(f"y{index}", spec, may_be_empty=False) for index, spec in enumerate(built.outputs)]
     lines = [
         f"def run({', '.join(names)}):",
-        "    if sees_calls() or processes.current != own.process:",
-        f"        results = instead({', '.join(names)})",
-        "        if results is not None:",
-        "            return results",
+        "    if processes.current != own.process:",  # in a forked child
+        "        own.open()",
         "    feeds, fetches = vector(), vector()",
         f"    feeds.reserve({len(names)})",
         "    push = feeds.push_back",
@@ -122,7 +115,6 @@ def session_code(
     ]
     values = {
         "own": own,
-        "instead": partial(_instead, built, own, device),
         "vector": how.vector,
         "options": options,
         "inputs": [value.name for value in taken],
@@ -132,31 +124,6 @@ def session_code(
         "owned": owned,
     }
     return written("run", lines, {**_COMMON, **values})
-
-
-def _instead(built: BuiltGraph, own: OwnSession, device: torch.device, *values: Any) -> tuple[torch.Tensor, ...] | None:
-    """What comes in the place of a run, if anything does; in a forked child a session is opened first."""
-    if sees_calls() and any(isinstance(value, FakeTensor) for value in values):
-        return _fake(built, own.session, device)
-    if own.process != processes.current:
-        own.open()
-    return None
-
-
-def _fake(built: BuiltGraph, session: Any, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The results' fake tensors, under the program's own FakeTensorMode: its inputs have no memory to read."""
-    shapes = [result.shape for result in session.get_outputs()]
-    if not all(isinstance(size, int) for shape in shapes for size in shape):
-        raise Stopped("the inputs are fake tensors, and a result's size is symbolic")
-    made = (torch.empty(s, dtype=o.dtype, device=device) for s, o in zip(shapes, built.outputs, strict=True))
-    return tuple(_arranged(tensor, spec) for tensor, spec in zip(made, built.outputs, strict=True))
-
-
-def _arranged(tensor: torch.Tensor, spec: ValueSpec) -> torch.Tensor:
-    """`tensor` as it comes out of the session, with the dimensions and strides of the spec."""
-    if spec.order:
-        return tensor.permute(inverse(spec.order))
-    return laid_out(tensor, spec.strides) if spec.strides else tensor
 
 
 def _may_be_empty(value: Any) -> bool:
@@ -264,7 +231,6 @@ _COMMON: Mapping[str, Any] = {
     "from_dlpack": from_dlpack,
     "laid_out": laid_out,
     "processes": processes,
-    "sees_calls": sees_calls,
     "tensor": torch.tensor,
     "to_dlpack": to_dlpack,
     "torch": torch,

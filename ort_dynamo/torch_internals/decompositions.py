@@ -10,7 +10,15 @@ import torch
 from ort_dynamo.torch_internals.lookup import private
 from ort_dynamo.torch_internals.operators import OpOverload, is_mutable
 
-__all__ = ["core_decompositions", "decompositions_of", "linspace", "lstm_in_steps", "prim_functions", "resized_lengths"]
+__all__ = [
+    "core_decompositions",
+    "decompositions_of",
+    "linspace",
+    "lstm_in_steps",
+    "prim_function",
+    "prim_functions",
+    "resized_lengths",
+]
 
 _core = private("torch._decomp:core_aten_decompositions", lambda: torch.export.default_decompositions())
 _decompositions_of = private("torch._decomp:get_decompositions", lambda overloads: {})
@@ -36,6 +44,12 @@ def prim_functions() -> dict[OpOverload, Callable[..., Any]]:
     found = (value for value in (vars(_prims) if _prims else {}).values() if isinstance(value, OpOverload))
     functions = {prim: getattr(prim, "impl_aten", None) for prim in found if not is_mutable(prim)}
     return {prim: function for prim, function in functions.items() if function is not None}
+
+
+def prim_function(target: object) -> Callable[..., Any] | None:
+    """The ATen function that torch itself runs for a prim, inductor's included; None of any other operator."""
+    is_prim = isinstance(target, OpOverload) and target.namespace in ("inductor_prims", "prims")
+    return getattr(target, "impl_aten", None) if is_prim else None
 
 
 def linspace(start: Any, end: Any, steps: int, **place: Any) -> torch.Tensor:

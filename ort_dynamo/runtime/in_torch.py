@@ -1,0 +1,130 @@
+"""Run a graph's own operators in torch, for a call whose tensors ONNX Runtime cannot read: dual and batched ones, say.
+
+Such a call runs the graph as it was before it was cut into islands: the graph around these writes over its tensors,
+which no transform of torch's allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ort_dynamo.errors import NoGraphForTorchError
+from ort_dynamo.runtime.outer_code import outer_code
+from ort_dynamo.runtime.written import written
+from ort_dynamo.spelled_graph import SpelledGraph
+from ort_dynamo.torch_internals.decompositions import prim_function
+from ort_dynamo.torch_internals.dispatcher import sees_calls
+from ort_dynamo.torch_internals.operators import aten, prims
+from ort_dynamo.torch_internals.wrappers import DUAL_LEVEL, are_plain, is_batched, transform_level
+
+__all__ = ["InTorch"]
+
+
+class InTorch:
+    """Runs a graph in torch where a call needs it. Its code is written at the first such call.
+
+    Args:
+        whole: the graph before it was cut into islands; None where it could not be stored.
+    """
+
+    def __init__(self, whole: SpelledGraph | None) -> None:
+        self._whole = whole
+        self._run: Callable[[list[Any]], Any] | None = None
+
+    def __call__(self, given: list[Any]) -> Any:
+        """Run the graph on `given`, which it empties, or return None if all of that is plain.
+
+        Raises:
+            NoGraphForTorchError: there is no graph to run.
+        """
+        if are_plain(given):
+            return None
+        if self._run is None:
+            if self._whole is None:
+                raise NoGraphForTorchError
+            gm = self._whole.module({})
+            _replace_operators(gm)
+            self._run = written("outer", *outer_code(gm, {}))
+        return self._run(given)
+
+    def around(self, run: Callable[[list[Any]], Any], gm: GraphModule) -> Callable[[list[Any]], Any]:
+        """Have calls ask first, as `lines` do, before they reach the boxed function `run`."""
+        lines, values = self.lines(gm)
+        asked = written("asked", ["def asked(given):", *lines, "    return run(given)"], {**values, "run": run})
+        asked._boxed_call = True  # type: ignore[attr-defined]
+        return asked
+
+    def lines(self, gm: GraphModule) -> tuple[Sequence[str], Mapping[str, Any]]:
+        """The lines that have a boxed function ask before all else, and the values that they use by name.
+
+        Torch transforms a call, or does not: three questions say so. The tangents of a backward are looked at one by
+        one, as they alone come unguarded, and as a level of the older vmap can be asked for only at more cost:
+
+            try:
+                unusual = DUAL_LEVEL._current_level >= 0 or transform_level() is not None or sees_calls()
+                unusual = unusual or not given[3].data_ptr()
+            except (AttributeError, RuntimeError):
+                unusual = True
+            if unusual:
+                results = in_torch(given)
+                if results is not None:
+                    return results
+
+        Args:
+            gm: the graph around the islands, with the inputs of the graph.
+        """
+        inputs = gm.graph.find_nodes(op="placeholder")
+        tangents = [index for index, node in enumerate(inputs) if "tangents" in node.name]
+        read = " or ".join(f"not given[{index}].data_ptr()" for index in tangents)
+        asked = "DUAL_LEVEL._current_level >= 0 or transform_level() is not None or sees_calls()"
+        act = ["results = in_torch(given)", "if results is not None:", "    return results"]
+        if tangents:
+            lines = [
+                "try:",
+                f"    unusual = {asked} or {read}",
+                "except (AttributeError, RuntimeError):",
+                "    unusual = True",
+                "if unusual:",
+            ]
+        else:
+            lines = [f"if {asked}:"]
+        return [f"    {line}" for line in (*lines, *(f"    {line}" for line in act))], {
+            "DUAL_LEVEL": DUAL_LEVEL,
+            "transform_level": transform_level,
+            "sees_calls": sees_calls,
+            "in_torch": self,
+        }
+
+
+# -- operators that transforms do not take, and those of the same results that they do -----------------------------
+
+
+def _replace_operators(gm: GraphModule) -> None:
+    for node in gm.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target in _REPLACED:
+            node.target = _REPLACED[node.target]
+        elif (function := prim_function(node.target)) is not None:
+            node.target = function  # a prim drops tangents, unsaid
+
+
+def _convert(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype)
+
+
+def _clone(tensor: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    """Copy a tensor; vmap takes no layout of a whole batch, and its result may have any."""
+    return tensor.clone() if memory_format is None or is_batched(tensor) else tensor.clone(memory_format=memory_format)
+
+
+_REPLACED: Mapping[Any, Any] = {
+    aten._unsafe_view.default: aten.reshape.default,
+    aten.clone.default: _clone,
+    aten.view.default: aten.reshape.default,  # a batch may have strides of which there is no view
+    prims.convert_element_type.default: _convert,
+}

@@ -51,8 +51,10 @@ from ort_dynamo.passes.onnx.keep_half import KeepHalf
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.read_late import ReadLate
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
+from ort_dynamo.passes.onnx.remove_unread_nodes import RemoveUnreadNodes
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
+from ort_dynamo.passes.onnx.take_shapes_early import TakeShapesEarly
 from ort_dynamo.passes.onnx.transpose_once import TransposeOnce
 from ort_dynamo.passes.outside import outside_fx_passes, outside_onnx_passes
 from ort_dynamo.target import Target
@@ -215,6 +217,8 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         casts,  # what is left of them; before the fusions, which make float32 nodes that stay float32
         *fusions,
         *outside_onnx_passes(options.extra_passes, first=False),
+        TakeShapesEarly(),  # after all that moves casts
+        RemoveUnreadNodes(),
         RemoveUnusedNodesPass(),  # after the fusions, which leave the constants of what they replace
         RemoveUnusedOpsetsPass(),
         SeparateOutputs(),  # last: the passes above merge outputs that are equal

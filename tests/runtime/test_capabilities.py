@@ -126,6 +126,7 @@ def test_defects_decide_which_optimizers_are_left_out() -> None:
     training, stock = providers.recorded_cpu_targets()
     assert "NoopElimination" in omitted_optimizers((), training)
     assert "NoopElimination" not in omitted_optimizers((), stock)
+    assert {"PreShapeNodeElimination", "DivMulFusion"} <= {*omitted_optimizers((), stock)}
     assert {"TransposeOptimizer"} <= {*omitted_optimizers((), training)} & {*omitted_optimizers((), stock)}
 
 

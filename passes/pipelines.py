@@ -80,14 +80,15 @@ _SECTIONS = 8
 """Into how many a backward is cut at most: what is alive exceeds what eager holds by an eighth of what is freed."""
 
 
-def fx_passes(options: PassOptions, *, draws: bool = False) -> tuple[PassBase, ...]:
+def fx_passes(options: PassOptions, *, draws: bool = False, deterministic: bool = False) -> tuple[PassBase, ...]:
     """Give the passes on a joint graph before it is cut, or on an inference graph.
 
     Args:
         options: whose extra passes run, too.
         draws: whether random numbers stay where they are drawn, for a model that draws them itself.
+        deterministic: whether the graph runs under torch.use_deterministic_algorithms(True).
     """
-    drawn = () if draws else (HoistRandom(),)
+    drawn = () if draws else (HoistRandom(deterministic),)
     ours = (RemoveNoOps(), DropKeptDims(), DropRunningStatistics(), KeepStatisticsWide(), *drawn)
     return (*outside_fx_passes(first=True), *ours, *outside_fx_passes(options.extra_passes, first=False))
 

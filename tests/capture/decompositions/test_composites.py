@@ -1,5 +1,7 @@
 """Operators that are traced as their formulas."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -22,6 +24,27 @@ _DRAWS = {
     "multinomial, several": lambda p, x: torch.multinomial(p, 4),
     "multinomial of one row": lambda p, x: torch.multinomial(p[0], 5, replacement=False),
 }
+
+
+@pytest.mark.parametrize(
+    "dtypes", itertools.permutations(["float16", "bfloat16", "float32", "float64"], 2), ids="-".join
+)
+def test_draws_around_a_mean_have_its_dtype(dtypes):
+    mean, std = (torch.rand(2, 8).to(getattr(torch, dtype)) for dtype in dtypes)
+
+    def function(mean, std):
+        return (
+            torch.normal(mean, std),
+            torch.normal(mean[0], std),
+            torch.normal(mean, std[0]),
+            torch.normal(mean[0, 0], std),
+        )
+
+    results = []
+    for run in (function, torch.compile(function, backend="ort_train")):
+        torch.manual_seed(0)
+        results.append(run(mean, std))
+    torch.testing.assert_close(*reversed(results), rtol=1e-2, atol=1e-2)  # the dtypes, too
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

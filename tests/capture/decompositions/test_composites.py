@@ -26,19 +26,16 @@ _DRAWS = {
 }
 
 
-@pytest.mark.parametrize(
-    "dtypes", itertools.permutations(["float16", "bfloat16", "float32", "float64"], 2), ids="-".join
-)
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@pytest.mark.parametrize("dtypes", [*itertools.permutations(_FLOATS, 2)], ids="-".join)
 def test_draws_around_a_mean_have_its_dtype(dtypes):
     mean, std = (torch.rand(2, 8).to(getattr(torch, dtype)) for dtype in dtypes)
 
     def function(mean, std):
-        return (
-            torch.normal(mean, std),
-            torch.normal(mean[0], std),
-            torch.normal(mean, std[0]),
-            torch.normal(mean[0, 0], std),
-        )
+        draws = [(mean, std), (mean[0], std), (mean, std[0]), (mean[0, 0], std)]
+        return [torch.normal(*given) for given in draws]
 
     results = []
     for run in (function, torch.compile(function, backend="ort_train")):

@@ -51,8 +51,10 @@ from ort_dynamo.passes.onnx.keep_half import KeepHalf
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.read_late import ReadLate
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
+from ort_dynamo.passes.onnx.remove_unread_nodes import RemoveUnreadNodes
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
+from ort_dynamo.passes.onnx.take_shapes_early import TakeShapesEarly
 from ort_dynamo.passes.onnx.transpose_once import TransposeOnce
 from ort_dynamo.passes.outside import outside_fx_passes, outside_onnx_passes
 from ort_dynamo.target import Target
@@ -78,14 +80,15 @@ _SECTIONS = 8
 """Into how many a backward is cut at most: what is alive exceeds what eager holds by an eighth of what is freed."""
 
 
-def fx_passes(options: PassOptions, *, draws: bool = False) -> tuple[PassBase, ...]:
+def fx_passes(options: PassOptions, *, draws: bool = False, deterministic: bool = False) -> tuple[PassBase, ...]:
     """Give the passes on a joint graph before it is cut, or on an inference graph.
 
     Args:
         options: whose extra passes run, too.
         draws: whether random numbers stay where they are drawn, for a model that draws them itself.
+        deterministic: whether the graph runs under torch.use_deterministic_algorithms(True).
     """
-    drawn = () if draws else (HoistRandom(),)
+    drawn = () if draws else (HoistRandom(deterministic),)
     ours = (RemoveNoOps(), DropKeptDims(), DropRunningStatistics(), KeepStatisticsWide(), *drawn)
     return (*outside_fx_passes(first=True), *ours, *outside_fx_passes(options.extra_passes, first=False))
 
@@ -215,6 +218,8 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         casts,  # what is left of them; before the fusions, which make float32 nodes that stay float32
         *fusions,
         *outside_onnx_passes(options.extra_passes, first=False),
+        TakeShapesEarly(),  # after all that moves casts
+        RemoveUnreadNodes(),
         RemoveUnusedNodesPass(),  # after the fusions, which leave the constants of what they replace
         RemoveUnusedOpsetsPass(),
         SeparateOutputs(),  # last: the passes above merge outputs that are equal

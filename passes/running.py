@@ -34,7 +34,8 @@ def run_passes(
     """Run passes on a graph, in order and in place.
 
     After each pass that changes an FX graph, the fake values of the changed nodes and of all that follow are
-    propagated anew.
+    propagated anew. After each pass on an ONNX model, an output that states no type or shape gets those of the value
+    whose place it takes: a model file needs both.
 
     Args:
         passes: passes on the kind of graph that `graph` is: torch's PassBase, or onnx_ir's InPlacePass.
@@ -51,7 +52,7 @@ def run_passes(
     """
     if not passes:
         return ()
-    values = FakeValues(graph) if isinstance(graph, GraphModule) else None
+    values: FakeValues | _OutputTypes = FakeValues(graph) if isinstance(graph, GraphModule) else _OutputTypes(graph)
     checker = _checker(graph) if check else None
     records = []
     for pass_ in passes:
@@ -61,7 +62,7 @@ def run_passes(
         try:
             result = pass_(graph)
             seconds = time.perf_counter() - begin
-            if values is not None and result.modified:
+            if result.modified:
                 values.update()
         except OrtDynamoError:
             raise  # it tells the user what to do
@@ -74,6 +75,19 @@ def run_passes(
         if checker is not None:
             checker.check(name)
     return tuple(records)
+
+
+class _OutputTypes:
+    """The types and shapes that a model states of its outputs."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self._stated = [(value.type, value.shape) for value in model.graph.outputs]
+
+    def update(self) -> None:
+        """State them of outputs that have come without."""
+        for value, (type_, shape) in zip(self._model.graph.outputs, self._stated, strict=True):
+            value.type, value.shape = value.type or type_, value.shape or shape
 
 
 def _text(graph: GraphModule | ir.Model) -> str:
@@ -141,20 +155,36 @@ def _outputs(gm: GraphModule) -> list[Any]:
 
 
 class _OnnxChecker:
-    """Checks that a model is valid ONNX: onnx.checker, which also asks for a topological order, and its outputs."""
+    """Checks that a model is valid ONNX: onnx.checker, which also asks for a topological order, and its outputs.
+
+    Each graph makes its outputs itself, and those of the main graph have the types and the ranks that they had.
+    """
 
     def __init__(self, model: ir.Model) -> None:
         self._model = model
+        self._outputs = _kinds(model)
         self.check(_BEFORE)
 
     def check(self, name: str) -> None:
         """Raise, naming what has run, if the model is invalid."""
-        graph = self._model.graph
-        for value in graph.outputs:
-            made = value.producer()
-            if not (made.graph is graph if made else value.is_graph_input() or value.is_initializer()):
-                raise PassBrokeGraphError(name=name, kind="ONNX", error=f"nothing makes the output {value.name}")
+        for problem in self._problems():
+            raise PassBrokeGraphError(name=name, kind="ONNX", error=problem)
         try:
             onnx.checker.check_model(ir.to_proto(self._model))
         except onnx.checker.ValidationError as error:
             raise PassBrokeGraphError(name=name, kind="ONNX", error=error) from error
+
+    def _problems(self) -> Iterator[str]:
+        for graph in (self._model.graph, *self._model.graph.subgraphs()):
+            for value in graph.outputs:
+                made = value.producer()
+                if not (made.graph is graph if made else value.is_graph_input() or value.is_initializer()):
+                    yield f"nothing makes the output {value.name} of {graph.name}"
+        for index, (before, after) in enumerate(itertools.zip_longest(self._outputs, _kinds(self._model))):
+            if before != after:
+                yield f"output {index} was {before} and is {after}"
+
+
+def _kinds(model: ir.Model) -> list[tuple[ir.DataType | None, int | None]]:
+    """The types and ranks of a model's outputs."""
+    return [(value.dtype, None if value.shape is None else len(value.shape)) for value in model.graph.outputs]

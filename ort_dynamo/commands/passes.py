@@ -79,6 +79,8 @@ PASSES: dict[str, ModelPass] = {
     ),
     "fuse-row-sum": ModelPass("FuseRowSum", "A sum over leading axes becomes a matrix product with ones."),
     "transpose-once": ModelPass("TransposeOnce", "A product that transposes its left operand reads a transposed copy."),
+    "take-shapes-early": ModelPass("TakeShapesEarly", "A shape is taken of what a cast reads, not of what it makes."),
+    "remove-unread-nodes": ModelPass("RemoveUnreadNodes", "Nodes whose results nothing reads are removed."),
     "separate-outputs": ModelPass("SeparateOutputs", "Every graph output gets a value of its own."),
 }
 """Name on the command line -> the pass; what needs the lowering's metadata or another model is left out."""

@@ -77,9 +77,11 @@ def mark(gm: GraphModule, options: Options) -> tuple[PassRecord, ...]:
         ProviderNotAvailableError: no execution provider serves the graph's device, or it cannot load.
     """
     check = options.dump.verify
-    marked = run_passes(fx_passes(options.passes), gm, check=check)
-    threads = options.session.resolved().intra_op_num_threads
-    return marked + run_passes(placement_passes(options.passes, _target(gm, options), threads), gm, check=check)
+    settings = options.session.resolved()
+    passes = fx_passes(options.passes, deterministic=settings.deterministic)
+    marked = run_passes(passes, gm, check=check)
+    placed = placement_passes(options.passes, _target(gm, options), settings.intra_op_num_threads)
+    return marked + run_passes(placed, gm, check=check)
 
 
 def _target(gm: GraphModule, options: Options) -> Target:

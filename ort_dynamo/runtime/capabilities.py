@@ -222,6 +222,8 @@ def omitted_optimizers(dtypes: Collection[ir.DataType], target: Target) -> list[
         omitted += _FUSIONS_OF_NORMS
     if target.has_defect("noop_elimination_of_empty"):
         omitted.append("NoopElimination")
+    if target.has_defect("rules_lose_edges"):
+        omitted += ("PreShapeNodeElimination", "DivMulFusion")
     return omitted
 
 

@@ -154,6 +154,13 @@ DEFECTS = (
         ("runtime/capabilities.py",),
     ),
     Defect(
+        "rules_lose_edges",
+        (STOCK,),
+        "The optimizers PreShapeNodeElimination and DivMulFusion give a node another input and leave out the edge to "
+        "it. A later rule removes the node that makes it, and the model is invalid.",
+        ("runtime/capabilities.py",),
+    ),
+    Defect(
         "fusions_without_double",
         ALL,
         "Fusions of products and of GELU make contrib operators of float64 nodes, which have no float64 kernel.",

@@ -39,6 +39,7 @@ _LIKE = (
 _LIKE_OVERLOADS = (aten.bernoulli.p,)
 _CREATE = (aten.rand, aten.randn, aten.randint, aten.randperm)
 _CREATE_OVERLOADS = (aten.normal.float_float, prims.normal.default, prims.uniform.default)
+_EMPTY = (aten.empty, aten.empty_strided, aten.empty_permuted, aten.empty_like, aten.new_empty, aten.new_empty_strided)
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,17 @@ class HoistRandom(PassBase):
        seed it is the same mask.
     2. A draw that only looks at its argument's shape (`rand_like(x)`, …) gets an uninitialised tensor of that shape.
     3. A draw without tensor arguments (`rand(2, 3)`) is only marked.
+    4. With `deterministic`, an uninitialised tensor counts as a draw: torch fills it, as its settings say when it runs.
 
     A draw that reads data (`multinomial(weights)`) stays in eager where it stands. Draws keep their order. All that
     torch.utils.checkpoint would repeat, and all marked nodes, carry MUST_SAVE: no partitioner draws again in the
     backward, nor saves the generator's state to do so.
+
+    Attributes:
+        deterministic: whether the graph runs under torch.use_deterministic_algorithms(True).
     """
 
+    deterministic: bool = False
     name: str = "hoist_random"
 
     def call(self, graph_module: GraphModule) -> PassResult:
@@ -74,6 +80,9 @@ class HoistRandom(PassBase):
                 modified = True
             elif _is_one_of(node.target, _CREATE, _CREATE_OVERLOADS):
                 _mark(node)
+                modified = True
+            elif self.deterministic and _is_one_of(node.target, _EMPTY, ()):
+                _Rewriter(graph_module, node).hoist_empty()
                 modified = True
             elif draws(node) and must_recompute(node):
                 results = [user for user in node.users if user.target is operator.getitem]
@@ -150,6 +159,13 @@ class _Rewriter:
             with self._graph.inserting_before(node):
                 node.update_arg(0, self._empty_like(fake, fake.dtype))
         _mark(node)
+
+    def hoist_empty(self) -> None:
+        node, fake = self._node, self._node.meta["val"]
+        with self._graph.inserting_before(node):
+            empty = self._empty_like(fake, fake.dtype)
+        node.replace_all_uses_with(empty)
+        self._graph.erase_node(node)
 
     def _empty_like(self, fake: torch.Tensor, dtype: torch.dtype) -> Node:
         sizes, strides = self._layout(fake)

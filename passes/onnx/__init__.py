@@ -7,8 +7,10 @@ from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.read_late import ReadLate
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
+from ort_dynamo.passes.onnx.remove_unread_nodes import RemoveUnreadNodes
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
+from ort_dynamo.passes.onnx.take_shapes_early import TakeShapesEarly
 from ort_dynamo.passes.onnx.transpose_once import TransposeOnce
 
 __all__ = [
@@ -20,7 +22,9 @@ __all__ = [
     "PropagateCasts",
     "ReadLate",
     "RemoveRoundTrips",
+    "RemoveUnreadNodes",
     "RestoreOrder",
     "SeparateOutputs",
+    "TakeShapesEarly",
     "TransposeOnce",
 ]

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
 from ort_dynamo.marks import FOR_KERNEL, PASS
+from ort_dynamo.passes.onnx.analysis.replacing import replace_outputs
 from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
 from ort_dynamo.target import Target
 
@@ -133,10 +134,8 @@ def _take_place(node: ir.Node, narrowing: ir.Node) -> None:
     (result,), (half,), graph = node.outputs, narrowing.outputs, narrowing.graph
     assert isinstance(graph, ir.Graph)
     result.type = half.type
-    places = [index for index, output in enumerate(graph.outputs) if output is half]
-    for index in places:
-        graph.outputs[index] = result
+    returned = replace_outputs(graph, half, result)
     ir.convenience.replace_all_uses_with(half, result)
     graph.remove(narrowing, safe=True)
-    if places:
+    if returned:
         result.name = half.name

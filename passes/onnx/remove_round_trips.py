@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
 from ort_dynamo.marks import FOR_KERNEL, FX_NODE, PASS, READS_ROUNDED
+from ort_dynamo.passes.onnx.analysis.replacing import replace_outputs
 from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
 
 __all__ = ["RemoveRoundTrips"]
@@ -75,10 +76,9 @@ class _Run:
         exact = self._unrounded(rounded, widening)
         for use in uses:
             use.node.replace_input_with(use.idx, exact)
-        assert isinstance(widening.graph, ir.Graph)
-        for index, output in enumerate(widening.graph.outputs):
-            if output is widened:
-                widening.graph.outputs[index] = self._made_in(widening, exact)
+        if widened.is_graph_output():
+            assert isinstance(widening.graph, ir.Graph)
+            replace_outputs(widening.graph, widened, self._made_in(widening, exact))
         self.modified = True
 
     def _is_rounded(self, value: ir.Value, widening: ir.Node) -> bool:

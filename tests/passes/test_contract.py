@@ -61,6 +61,11 @@ def block() -> nn.Sequential:
     return nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.Dropout(0.2))
 
 
+def autocast(run: Callable[[], Tensor]) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return run()
+
+
 def writes(m: Any, x: Tensor) -> Tensor:
     y = m.l(x)
     y[:, :4].mul_(2)
@@ -124,6 +129,16 @@ GRAPHS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         VECTOR,
     ),
     "losses": (lambda: Net(lambda m, x: F.cross_entropy(m.l(x), torch.arange(4)), l=nn.Linear(10, 8)), VECTOR),
+    "smoothed losses": (
+        lambda: Net(lambda m, x: F.cross_entropy(m.l(x), torch.arange(4), label_smoothing=0.1), l=nn.Linear(10, 8)),
+        VECTOR,
+    ),
+    "autocast": (
+        lambda: Net(
+            lambda m, x: autocast(lambda: m.b(m.n(m.a(x)))), a=nn.Linear(10, 8), n=nn.LayerNorm(8), b=nn.Linear(8, 3)
+        ),
+        VECTOR,
+    ),
     "splits": (
         lambda: Net(lambda m, x: sum(one.sin() for one in m.l(x).split(3, 1) if one.shape[1] == 3), l=nn.Linear(10, 8)),
         VECTOR,

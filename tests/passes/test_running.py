@@ -207,3 +207,43 @@ def test_no_pass_is_blamed_for_a_graph_that_was_invalid_before() -> None:
     reverse(graph)
     with pytest.raises(PassBrokeGraphError, match="what comes before the first pass left an invalid ONNX graph"):
         run_passes([FoldCasts()], graph, check=True)
+
+
+class _ReturnsWhatIsInside(ir.passes.InPlacePass):
+    """Returns a value that states neither type nor shape."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        (node,) = [node for node in model.graph if node.op_type == "Neg"]
+        model.graph.outputs[0] = node.outputs[0]
+        return ir.passes.PassResult(model, True)
+
+
+def test_an_output_keeps_its_type_and_shape_when_another_value_takes_its_place() -> None:
+    model = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["" : 20]> g (float[2] x) => (float[2] y) { a = Neg(x) y = Relu(a) }'
+    )
+    run_passes([_ReturnsWhatIsInside()], model, check=True)
+    (output,) = model.graph.outputs
+    assert (output.name, output.dtype, output.shape) == ("a", ir.DataType.FLOAT, ir.Shape([2]))
+
+
+class _ReturnsWhatABranchReads(ir.passes.InPlacePass):
+    """Makes a branch return a value of the graph around it."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        (branches,) = [node for node in model.graph if node.op_type == "If"]
+        branches.attributes["then_branch"].as_graph().outputs[0] = model.graph.node(0).outputs[0]
+        return ir.passes.PassResult(model, True)
+
+
+def test_a_branch_that_returns_an_outer_value_is_refused() -> None:
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["" : 20]> g (bool p, float[2] x) => (float[2] y) {
+            a = Neg(x)
+            y = If(p) <
+                then_branch = t () => (float[2] u) { u = Neg(a) }, else_branch = e () => (float[2] v) { v = Abs(a) }
+            >
+        }"""
+    )
+    with pytest.raises(PassBrokeGraphError, match="nothing makes the output a of t"):
+        run_passes([_ReturnsWhatABranchReads()], model, check=True)

@@ -142,6 +142,7 @@ def test_defects_decide_which_optimizers_are_left_out() -> None:
     for cuda in providers.recorded_cuda_targets():
         assert "SkipLayerNormFusion" in omitted_optimizers((), cuda)
     assert "SkipLayerNormFusion" not in omitted_optimizers((), stock)
+    assert {"PreShapeNodeElimination", "DivMulFusion"} <= {*omitted_optimizers((), stock)}
     assert {"TransposeOptimizer"} <= {*omitted_optimizers((), training)} & {*omitted_optimizers((), stock)}
 
 

@@ -151,7 +151,7 @@ def _bernoulli(self: torch.Tensor, *, generator: torch.Generator | None = None) 
 def _normal(
     mean: float | torch.Tensor, std: float | torch.Tensor = 1.0, *, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """mean + std N(0, 1), rounded where eager rounds: a number `std` is part of the draw."""
+    """mean + std N(0, 1) in the mean's dtype, rounded where eager rounds: a number `std` is part of the draw."""
     if generator is not None:
         return NotImplemented
     if not isinstance(std, torch.Tensor):
@@ -159,7 +159,8 @@ def _normal(
         return torch.normal(0.0, std, mean.shape, dtype=mean.dtype, device=mean.device) + mean
     aten._assert_async.msg((std >= 0).all(), "normal expects all elements of std >= 0.0")
     like = mean.expand_as(mean + std) if isinstance(mean, torch.Tensor) else std
-    return torch.randn(like.shape, dtype=like.dtype, device=like.device) * std + mean
+    scaled = torch.randn(like.shape, dtype=like.dtype, device=like.device) * std
+    return (scaled.to(like.dtype) + mean).to(like.dtype)
 
 
 def _multinomial(

@@ -21,6 +21,7 @@ from ort_dynamo.lowering.recipes.branches import all_finite, either, is_small
 from ort_dynamo.lowering.recipes.promotion import promote
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.symbols import known_true
 
 _FLOAT = ir.DataType.FLOAT
 _TANH_SCALE = math.sqrt(2 / math.pi)  # Hendrycks & Gimpel, "Gaussian Error Linear Units", eq. 2
@@ -138,7 +139,7 @@ def log_sigmoid_forward(ctx: LoweringContext, self: ir.Value) -> tuple[ir.Value 
     output, buffer = ctx.out
     if 1 not in ctx.used:
         second = None
-    elif buffer.numel() == 0:
+    elif known_true(buffer.numel() == 0):
         second = op.Expand(ctx.constant(0, buffer.dtype), ctx.shape(buffer.shape))
     else:
         second = ctx.cast(op.Exp(op.Neg(op.Abs(x))), buffer.dtype)

@@ -115,7 +115,8 @@ def separate_memory(gm: GraphModule) -> None:
 def differences(gm: GraphModule) -> Iterator[str]:
     """Propagate all values anew, from the inputs on, and say where those of the graph are others.
 
-    They are to agree in dtype, shape, strides, offset and device, and in which nodes share memory.
+    They are to agree in dtype, shape, strides and device, in which nodes share memory, and at which offset. The
+    offset of a value in memory of its own does not matter: torch traces a copy into a slice as one at the slice's.
     """
     anew: dict[Node, Any] = {}
     memory: tuple[dict[int, int], dict[int, int]] = {}, {}  # allocation, as it is and anew -> a number
@@ -131,7 +132,7 @@ def differences(gm: GraphModule) -> Iterator[str]:
             anew[node] = new
             if "val" not in node.meta:
                 continue
-            if not _agree(old, new):
+            if not _agree(old, new, offsets=bool(aliased_inputs(node))):
                 yield f"{node.format_node()} has the value {_described(old)}, and its call gives {_described(new)}"
                 anew[node] = old
                 continue
@@ -192,28 +193,28 @@ def _fake_mode(nodes: Iterable[Node]) -> Iterator[None]:
         yield
 
 
-def _agree(old: Any, new: Any) -> bool:
-    """Whether two fake values of one call agree in all but memory."""
+def _agree(old: Any, new: Any, *, offsets: bool = True) -> bool:
+    """Whether two fake values of one call agree in all but memory, and with `offsets` in where they begin there."""
     before, after = tree_leaves(old), tree_leaves(new)
-    return len(before) == len(after) and all(map(_leaves_agree, before, after))
+    return len(before) == len(after) and all(_leaves_agree(*both, offsets) for both in zip(before, after, strict=True))
 
 
-def _leaves_agree(old: Any, new: Any) -> bool:
+def _leaves_agree(old: Any, new: Any, offsets: bool) -> bool:
     if isinstance(old, _NUMBERS) and isinstance(new, _NUMBERS):
         return _same_number(old, new)
     if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)):
         return type(old) is type(new)
     kinds = [(one.dtype, one.device, one.layout, one.dim()) for one in (old, new)]
-    return kinds[0] == kinds[1] and all(map(_same_number, _numbers(old), _numbers(new)))
+    return kinds[0] == kinds[1] and all(map(_same_number, _numbers(old, offsets), _numbers(new, offsets)))
 
 
 _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def _numbers(fake: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
+def _numbers(fake: torch.Tensor, offset: bool) -> tuple[int | torch.SymInt, ...]:
     if fake.layout is not torch.strided:
         return tuple(fake.shape)
-    return (*fake.shape, *fake.stride(), fake.storage_offset())
+    return (*fake.shape, *fake.stride(), *([fake.storage_offset()] if offset else []))
 
 
 def _same_number(old: Any, new: Any) -> bool:

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from ort_dynamo.marks import PASS
 
-__all__ = ["replace_node"]
+__all__ = ["replace_node", "replace_outputs"]
 
 
 def replace_node(node: ir.Node, tape: ir.tape.Tape, result: ir.Value, by: ir.passes.InPlacePass) -> None:
@@ -26,3 +26,17 @@ def replace_node(node: ir.Node, tape: ir.tape.Tape, result: ir.Value, by: ir.pas
     result.name, result.type, result.shape = old.name, old.type, old.shape
     ir.convenience.replace_all_uses_with(old, result, replace_graph_outputs=True)
     graph.remove(node, safe=True)
+
+
+def replace_outputs(graph: ir.Graph, old: ir.Value, new: ir.Value) -> bool:
+    """Return `new` wherever a graph returns `old`; it takes over the type and shape that it does not state itself.
+
+    Returns:
+        Whether the graph returned `old`.
+    """
+    places = [index for index, output in enumerate(graph.outputs) if output is old]
+    for index in places:
+        graph.outputs[index] = new
+    if places:
+        new.type, new.shape = new.type or old.type, new.shape or old.shape
+    return bool(places)

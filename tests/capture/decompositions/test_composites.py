@@ -1,5 +1,7 @@
 """Operators that are traced as their formulas."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -22,6 +24,24 @@ _DRAWS = {
     "multinomial, several": lambda p, x: torch.multinomial(p, 4),
     "multinomial of one row": lambda p, x: torch.multinomial(p[0], 5, replacement=False),
 }
+
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@pytest.mark.parametrize("dtypes", [*itertools.permutations(_FLOATS, 2)], ids="-".join)
+def test_draws_around_a_mean_have_its_dtype(dtypes):
+    mean, std = (torch.rand(2, 8).to(getattr(torch, dtype)) for dtype in dtypes)
+
+    def function(mean, std):
+        draws = [(mean, std), (mean[0], std), (mean, std[0]), (mean[0, 0], std)]
+        return [torch.normal(*given) for given in draws]
+
+    results = []
+    for run in (function, torch.compile(function, backend="ort_train")):
+        torch.manual_seed(0)
+        results.append(run(mean, std))
+    torch.testing.assert_close(*reversed(results), rtol=1e-2, atol=1e-2)  # the dtypes, too
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

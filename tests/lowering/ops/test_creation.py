@@ -139,3 +139,48 @@ def test_memory_in_order_whose_symbolic_sizes_might_be_zero_equals_eager():
 
     for size in (5, 17):
         assert_like_eager(function, torch.randn(2, size), gradients=False, dynamic=True)
+
+
+@pytest.fixture
+def deterministic():
+    before = torch.are_deterministic_algorithms_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+    torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+_EMPTY = {
+    "empty": lambda x: (torch.empty(3), torch.empty(2, dtype=torch.int32), torch.empty(2, dtype=torch.bool)),
+    "empty_like": lambda x: (torch.empty_like(x.t()), torch.empty_like(x * 2, dtype=torch.int8)),
+    "new_empty": lambda x: (x.new_empty(x.shape[0], 2) + 1, x.half().new_empty(2)),
+    "strided": lambda x: (torch.empty_strided((2, 2), (1, 2)), x.new_empty_strided((2, 2), (1, 2))),
+    "permuted": lambda x: torch.empty_permuted((2, 3), (1, 0)),
+    "resized": lambda x: (x.clone().resize_(9), torch.empty(0).resize_(3)),
+    "filled": lambda x: torch.empty_like(x).fill_(3) + torch.empty_like(x).normal_(),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", _EMPTY.values(), ids=_EMPTY)
+@pytest.mark.usefixtures("deterministic")
+def test_memory_without_values_is_filled_under_deterministic_algorithms(function, dynamic):
+    x = torch.ones(2, 3)
+    compiled = torch.compile(function, backend="ort_train", dynamic=dynamic)
+    torch.manual_seed(0)
+    found = compiled(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(found, function(x), rtol=0, atol=0, equal_nan=True, check_stride=True)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_the_setting_at_the_call_decides_what_fills_memory():
+    compiled = torch.compile(lambda: torch.empty(3), backend="ort_train")
+    torch.use_deterministic_algorithms(False)
+    compiled()
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    compiled()
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    assert compiled().isnan().all()

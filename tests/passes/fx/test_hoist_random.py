@@ -144,3 +144,15 @@ def test_a_checkpointed_draw_that_reads_data_is_kept(joint_graph: Callable[..., 
     tags = {n.name: n.meta["recompute"].name for n in gm.graph.nodes if "recompute" in n.meta}
     assert tags["multinomial"] == "MUST_SAVE"
     assert tags["sigmoid"] == tags["exp"] == "PREFER_RECOMPUTE"
+
+
+def test_memory_without_values_is_torchs_under_deterministic_algorithms() -> None:
+    gm = trace(lambda x: aten.new_empty(x * 2, (4,)), torch.ones(2, 3))
+    plain = HoistRandom()(gm)
+    assert plain is not None
+    assert not plain.modified
+    HoistRandom(deterministic=True)(gm)
+    assert "empty_strided_default = aten.empty_strided.default([4], [1])" in text(gm)
+    again = HoistRandom(deterministic=True)(gm)
+    assert again is not None
+    assert not again.modified

@@ -1,0 +1,37 @@
+"""A shape is taken of what a cast reads, not of what it makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+from onnx_ir.traversal import RecursiveGraphIterator
+
+from ort_dynamo.marks import PASS
+
+__all__ = ["TakeShapesEarly"]
+
+
+@dataclass(frozen=True)
+class TakeShapesEarly(ir.passes.InPlacePass):
+    """Shape(Cast(x)) becomes Shape(x); a cast that nothing else reads is then unread.
+
+    ONNX Runtime's optimizer of the same effect, PreShapeNodeElimination, is left out where it breaks graphs.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite every graph of the model."""
+        modified = False
+        for node in RecursiveGraphIterator(model.graph):
+            if node.op_type != "Shape" or node.domain:
+                continue
+            while (source := _cast_operand(node.inputs[0])) is not None:
+                node.replace_input_with(0, source)
+                node.metadata_props[PASS] = repr(self)
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _cast_operand(value: ir.Value | None) -> ir.Value | None:
+    cast = value.producer() if value is not None else None
+    return cast.inputs[0] if cast is not None and cast.op_type == "Cast" and not cast.domain else None

@@ -15,6 +15,7 @@ from ort_dynamo.lowering.ops.unary import is_float, square_root
 from ort_dynamo.lowering.ops.views import axis
 from ort_dynamo.lowering.recipes.accurate_sum import average, integer_total, sums_integers_exactly, total
 from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.checks import called, none_missing
 from ort_dynamo.lowering.recipes.prefix_scan import prefix_scan
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
@@ -147,7 +148,9 @@ def extremum(ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence
 def _extremum(op_type: str, ctx: LoweringContext, self: ir.Value, dim: Dims, keepdim: bool) -> ir.Value:
     if not ctx.rank(self):
         return self
-    value = ctx.cast(self, float_dtype(ctx.dtype(self)))
+    axes = None if dim is None or (not isinstance(dim, int) and not dim) else axes_of(dim, ctx.rank(self))
+    checked = none_missing(ctx, self, axes, called(ctx))
+    value = ctx.cast(checked, float_dtype(ctx.dtype(self)))
     return ctx.cast(extremum(ctx, op_type, value, axes_of(dim, ctx.rank(self)), keepdim), ctx.out.dtype)
 
 
@@ -181,7 +184,7 @@ def _with_index(
     if not ctx.rank(self):
         return self, ctx.constant(0, torch.int64)
     op, axes = ctx.op, axes_of(dim, ctx.rank(self))
-    value = ctx.cast(self, float_dtype(ctx.dtype(self)))
+    value = ctx.cast(none_missing(ctx, self, axes, called(ctx)), float_dtype(ctx.dtype(self)))
     kept = extremum(ctx, op_type, value, axes, True)
     values = ctx.cast(kept if keepdim else op.Squeeze(kept, axes), ctx.dtype(self))
     if 1 not in ctx.used:
@@ -284,8 +287,10 @@ def vector_norm(
     """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None)
     -> Tensor
     """
-    x = ctx.cast(self, float_dtype(ctx.out.dtype))
     rank = ctx.rank(self)
+    if rank and (ord < 0 or ord == math.inf):
+        self = none_missing(ctx, self, axes_of(dim, rank), "linalg.vector_norm")
+    x = ctx.cast(self, float_dtype(ctx.out.dtype))
     if not rank:
         x, dim, keepdim = ctx.op.Reshape(x, [1]), None, False
     sizes, axes = ctx.sizes(self) if rank else (1,), axes_of(dim, max(rank, 1))

@@ -33,23 +33,6 @@ def _celu(self: torch.Tensor, alpha: float = 1.0) -> bool:
     return alpha != 0
 
 
-def _elu_backward(
-    grad_output: torch.Tensor,
-    alpha: float,
-    scale: float,
-    input_scale: float,
-    is_result: bool,
-    self_or_result: torch.Tensor,
-) -> bool:
-    return not (is_result and alpha < 0)
-
-
-def _leaky_relu_backward(
-    grad_output: torch.Tensor, self: torch.Tensor, negative_slope: float, self_is_result: bool
-) -> bool:
-    return not (self_is_result and negative_slope < 0)
-
-
 def _mvlgamma(self: torch.Tensor, p: int) -> bool:
     return p >= 1
 
@@ -63,8 +46,6 @@ def _max_unpool(self: torch.Tensor, indices: torch.Tensor, output_size: Sequence
 _CHECKS: Mapping[OpOverload, Callable[..., bool]] = present(
     {
         aten.celu.default: _celu,
-        aten.elu_backward.default: _elu_backward,
-        aten.leaky_relu_backward.default: _leaky_relu_backward,
         aten.max_unpool2d.default: _max_unpool,
         aten.max_unpool3d.default: _max_unpool,
         aten.mvlgamma.default: _mvlgamma,

@@ -15,7 +15,7 @@ from ort_dynamo.lowering.ops.unary import is_float, square_root
 from ort_dynamo.lowering.ops.views import axis
 from ort_dynamo.lowering.recipes.accurate_sum import average, integer_total, sums_integers_exactly, total
 from ort_dynamo.lowering.recipes.branches import all_finite, either
-from ort_dynamo.lowering.recipes.checks import called, none_missing
+from ort_dynamo.lowering.recipes.checks import called, has_elements, none_missing
 from ort_dynamo.lowering.recipes.prefix_scan import prefix_scan
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
@@ -103,6 +103,11 @@ def prod(
     sizes = ctx.sizes(self)
     if dim is None:
         value, axes, sizes = ctx.op.Reshape(value, [-1]), [0], (count_of(ctx, self, axes),)
+    (a,) = axes
+    if not has_elements(sizes[a]):  # the product of nothing is 1
+        one = [1 if place == a else size for place, size in enumerate(sizes)]
+        value = ctx.op.Concat(ctx.op.Expand(ctx.builder.constant(1, value.dtype), ctx.shape(one)), value, axis=a)
+        sizes = tuple(size + 1 if place == a else size for place, size in enumerate(sizes))
     running = prefix_scan(ctx, value, axes[0], sizes, _multiply, 1)
     last = ctx.op.Gather(running, ctx.constant(-1, torch.int64), axis=axes[0])
     return ctx.cast(ctx.op.Unsqueeze(last, axes) if keepdim else last, ctx.out.dtype)
@@ -218,7 +223,12 @@ def _truth(op_type: str, of_nothing: bool, ctx: LoweringContext, self: ir.Value,
         return filled(ctx, of_nothing)
     value = ctx.cast(self, torch.bool)
     if axes and not (not isinstance(dim, int) and dim is not None and len(dim) == 0 and _keeps_rank(ctx, self)):
-        value = reduce(ctx, op_type, value, axes, keepdim)
+        if all(has_elements(ctx.sizes(self)[a]) for a in axes):
+            value = reduce(ctx, op_type, value, axes, keepdim)
+        else:  # the kernels for truth values do not reduce nothing
+            other = value if op_type == "ReduceMax" else ctx.op.Not(value)
+            count = reduce(ctx, "ReduceSum", ctx.cast(other, torch.int64), axes, keepdim)
+            value = ctx.op.Equal(count, 0) if op_type == "ReduceMin" else ctx.op.Greater(count, 0)
     return ctx.cast(value, ctx.out.dtype)
 
 

@@ -59,7 +59,10 @@ def _search(
         x = ctx.cast(self, float_dtype(dtype))
     else:
         x = ctx.scalar(self, float_dtype(dtype))
-    b = ctx.cast(boundaries if sorter is None else op.GatherElements(boundaries, from_start(ctx, sorter), axis=-1), float_dtype(dtype))
+    b = ctx.cast(
+        boundaries if sorter is None else op.GatherElements(boundaries, from_start(ctx, sorter), axis=-1),
+        float_dtype(dtype),
+    )
     found = places_among(ctx, b, rank, ctx.sizes(boundaries)[-1], x, ctx.out.dim(), right)
     return ctx.cast(found, ctx.out.dtype)
 

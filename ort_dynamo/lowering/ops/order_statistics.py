@@ -64,7 +64,7 @@ def _of_all(statistic: Statistic, ctx: LoweringContext, self: ir.Value) -> ir.Va
         assert x.dtype is not None
         filler = ctx.builder.constant(of_nothing, x.dtype)
         x = op.Concat(x, op.Expand(filler, op.Reshape(more, [1])), axis=0)
-        count = torch.sym_max(count, 1)
+        count = torch.sym_max(count, 1)  # type: ignore[no-untyped-call]
     value, _ = statistic(ctx, x, 0, count)
     return ctx.reshape(ctx.cast(value, ctx.out.dtype), [])
 

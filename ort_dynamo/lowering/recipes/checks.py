@@ -62,7 +62,8 @@ def outside(ctx: LoweringContext, value: ir.Value, low: float, high: float) -> i
 
 def called(ctx: LoweringContext) -> str:
     """Give the name by which torch's messages call the node's operator, such as "max"."""
-    return str(ctx.node.target).split(".")[1]
+    name = str(ctx.node.target).split(".")[1]
+    return "median" if name == "nanmedian" else name
 
 
 def none_missing(

@@ -10,6 +10,7 @@ __all__ = [
     "CheckpointFileError",
     "DeviceNotAvailableError",
     "DuplicateLoweringError",
+    "EmptyReductionError",
     "ExecutionError",
     "FakeValueError",
     "FallbackRefusedError",
@@ -18,6 +19,7 @@ __all__ = [
     "IntegerDivisionByZeroError",
     "InvalidArgumentError",
     "InvalidOptionError",
+    "InvalidValueError",
     "InvalidVariableError",
     "LoweringError",
     "MissingDependencyError",
@@ -339,3 +341,15 @@ class IndexOutOfBoundsError(ExecutionError, IndexError):
 
 class IntegerDivisionByZeroError(ExecutionError, ZeroDivisionError):
     """It stopped at an integer divisor of zero; eager raises a RuntimeError "ZeroDivisionError", this is both."""
+
+
+class InvalidValueError(ExecutionError):
+    """It stopped at a value that eager's kernel refuses with a RuntimeError; the text begins with eager's words."""
+
+    message = "{what}{place}"
+
+
+class EmptyReductionError(ExecutionError, IndexError):
+    """It stopped at a reduction over no elements; eager raises IndexError or RuntimeError, this is both."""
+
+    message = "{what}{place}"

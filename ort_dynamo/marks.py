@@ -7,6 +7,7 @@ __all__ = [
     "DECIDED_BY",
     "DIRECTION",
     "DRAWN",
+    "EMPTY",
     "FOR_KERNEL",
     "FX_NODE",
     "HALF",
@@ -16,6 +17,7 @@ __all__ = [
     "READS_ROUNDED",
     "READS_WIDE_STATISTICS",
     "RECOMPUTE",
+    "REFUSED",
     "RETURNED_VIEWS",
     "SCOPE",
     "SECTION",
@@ -94,3 +96,9 @@ READS_ROUNDED = "ort_dynamo.reads_rounded"
 
 ZERO_DIVISOR = "zero_divisor"
 """How the name of a node begins that fails where an integer is divided by zero."""
+
+REFUSED = "refused"
+"""How the name of a node begins that fails at data which eager's kernel refuses; eager's words follow ": "."""
+
+EMPTY = "empty"
+"""The same, of a reduction over no elements, at which eager raises an IndexError or a RuntimeError."""

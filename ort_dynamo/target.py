@@ -208,8 +208,11 @@ class Target:
     # -- what torch's kernels do on the same device --------------------------------------------------------------------
 
     @property
-    def raises_at_zero_divisor(self) -> bool:
-        """Whether torch raises where an integer is divided by zero: on the CPU. On CUDA it gives some number."""
+    def raises_at_data(self) -> bool:
+        """Whether torch raises at data that its kernel refuses, such as an integer divisor of zero: on the CPU.
+
+        On CUDA its kernels give some number, or stop the device.
+        """
         return self.device_type == "cpu"
 
     @property

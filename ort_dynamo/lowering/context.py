@@ -85,6 +85,11 @@ class LoweringContext:
         """torch dtype of a tensor argument."""
         return self.fake(value).dtype
 
+    def stand_in(self, value: ir.Value, argument: ir.Value) -> ir.Value:
+        """`value`, which from here on has the facts of a tensor argument: it is the same tensor, computed."""
+        self._fakes[value] = self._fakes[argument]
+        return value
+
     @staticmethod
     def static(sizes: Sequence[Size], what: str) -> list[int]:
         """`sizes` as plain ints; refuses the node where one is symbolic, naming `what`."""

@@ -23,6 +23,7 @@ from ort_dynamo.torch_internals.pytree import tree_leaves, tree_map
 __all__ = ["WRONG", "call", "has_function"]
 
 WRONG: dict[Any, str] = {
+    aten.celu.default: "it takes an alpha of 0, which torch refuses; any other is decomposed",
     aten.nll_loss_forward.default: "total_weight counts the batch, not the weights",
 }
 """Overload -> what torch_lib's function gets wrong."""

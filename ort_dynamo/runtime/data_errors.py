@@ -5,8 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ort_dynamo.errors import ExecutionError, IndexOutOfBoundsError, IntegerDivisionByZeroError
-from ort_dynamo.marks import ZERO_DIVISOR
+from ort_dynamo.errors import (
+    EmptyReductionError,
+    ExecutionError,
+    IndexOutOfBoundsError,
+    IntegerDivisionByZeroError,
+    InvalidValueError,
+)
+from ort_dynamo.marks import EMPTY, REFUSED, ZERO_DIVISOR
 
 __all__ = ["data_error"]
 
@@ -35,6 +41,9 @@ def data_error(words: str, places: Mapping[str, str]) -> ExecutionError:
     if node.startswith(ZERO_DIVISOR):
         what = "ZeroDivisionError: an integer is divided by zero"
         return IntegerDivisionByZeroError(what=what, place=place, error=words)
+    for mark, kind in ((REFUSED, InvalidValueError), (EMPTY, EmptyReductionError)):
+        if node.startswith(f"{mark}."):
+            return kind(what=node.partition(": ")[2], place=place, error=words)
     if _OUT_OF_BOUNDS.search(words) or any(pattern.search(words) for pattern in _INDEX):
         return IndexOutOfBoundsError(what=_which_index(words), place=place, error=words)
     return ExecutionError(what="ONNX Runtime stopped while running a compiled graph", place=place, error=words)
@@ -49,11 +58,9 @@ def _which_index(words: str) -> str:
 
 
 def _as_given(index: int) -> int:
-    """The index that the program gave: lowerings take the sign bit off where torch does not count from the end.
+    """The index that the program gave: lowerings take a bit off negative ones where torch does not count from the end.
 
-    Of int32 indices, those below -2**24 are told as what they became.
+    Those below -2**61 are told as what they became.
     """
-    for bits, near in ((63, 62), (31, 24)):
-        if (1 << bits) - (1 << near) <= index < 1 << bits:
-            return index - (1 << bits)
-    return index
+    given = index + (1 << 62)
+    return given if -(1 << 61) <= given < 0 else index

@@ -210,6 +210,8 @@ def _cholesky_solve(self: torch.Tensor, input2: torch.Tensor, upper: bool = Fals
 
 def _cholesky_inverse(self: torch.Tensor, upper: bool = False) -> torch.Tensor:
     """The inverse of A = L L', given by its factor."""
+    nonzero = (self.diagonal(dim1=-2, dim2=-1) != 0).all()
+    aten._assert_async.msg(nonzero, "cholesky_inverse: a diagonal element is zero, the inverse could not be completed.")
     identity = torch.eye(self.shape[-1], dtype=self.dtype, device=self.device)
     return _cholesky_solve(identity.expand(self.shape), self, upper)
 

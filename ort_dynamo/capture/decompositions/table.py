@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ort_dynamo.capture.decompositions.checks import checked
 from ort_dynamo.capture.decompositions.composites import COMPOSITES
 from ort_dynamo.capture.decompositions.foreach import foreach_decompositions
 from ort_dynamo.capture.decompositions.layouts import LAYOUTS
@@ -47,7 +48,7 @@ def _decompositions(whole: frozenset[OpOverload]) -> dict[OpOverload, Callable[.
         **prim_functions(),
     }
     kept = {
-        overload: function
+        overload: checked(overload, function)
         for overload, function in table.items()
         if isinstance(overload, OpOverload)
         and overload not in whole

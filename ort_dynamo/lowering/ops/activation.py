@@ -233,6 +233,8 @@ def leaky_relu_backward(
     ctx: LoweringContext, grad_output: ir.Value, self: ir.Value, negative_slope: Number, self_is_result: bool
 ) -> ir.Value:
     """leaky_relu_backward(Tensor grad_output, Tensor self, Scalar negative_slope, bool self_is_result) -> Tensor"""
+    if self_is_result and isinstance(negative_slope, (int, float)) and negative_slope < 0:
+        raise ctx.refuse("torch refuses the gradient of an in-place leaky_relu with a negative slope")
     (dy, x), dtype = promote(ctx, grad_output, self)
     op, slope = ctx.op, ctx.scalar(negative_slope, dtype)
     positive = op.Greater(x, 0.0)
@@ -283,6 +285,8 @@ def elu_backward(
     self_or_result: ir.Value,
 ) -> ir.Value:
     """elu_backward(Tensor grad_output, Scalar alpha, Scalar scale, Scalar input_scale, bool is_result, Tensor self_or_result) -> Tensor"""  # noqa: E501
+    if is_result and isinstance(alpha, (int, float)) and alpha < 0:
+        raise ctx.refuse("torch refuses the gradient of an in-place elu with a negative alpha")
     (dy, x), dtype = promote(ctx, grad_output, self_or_result)
     alpha_, scale_, input_scale_ = (ctx.scalar(number, dtype) for number in (alpha, scale, input_scale))
     op = ctx.op

@@ -224,6 +224,8 @@ def _adaptive_avg_pool(rank: int, ctx: LoweringContext, self: ir.Value, output_s
     op, sizes, out = ctx.op, ctx.sizes(self), tuple(ctx.out.shape)
     if is_empty(out):
         return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(out))
+    if is_empty(sizes[-rank:]):
+        raise ctx.refuse("torch refuses to pool an image without elements")
     dtype = float_dtype(ctx.dtype(self))
     x, axes = ctx.cast(self, dtype), list(range(len(sizes) - rank, len(sizes)))
     maps, pool = _averages(sizes[-rank:], out[-rank:]), Pool.tiles(sizes, out, rank)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.context import LoweringContext, Size
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.embedding import clear_row
 from ort_dynamo.lowering.recipes.add_rows import add_rows
+from ort_dynamo.lowering.recipes.checks import any_of, stop_if
 from ort_dynamo.lowering.recipes.positions import from_start
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.recipes.running_sum import running_sum
@@ -50,11 +51,22 @@ class _Entries:
 def _bags(ctx: LoweringContext, offsets: ir.Value, entries: Size) -> ir.Value:
     """The bag of each entry: how many bags have begun, less one. A last offset of `entries` begins none."""
     op = ctx.op
-    starts = ctx.cast(offsets, torch.int64)
+    starts = from_start(ctx, offsets)
     ones = op.Expand(ctx.constant(1, torch.int64), op.Shape(starts))
     begun = op.ScatterElements(zeros(ctx, starts, [entries + 1]), starts, ones, axis=0, reduction="add")
     total = running_sum(ctx, begun)
     return op.Sub(op.Slice(total, [0], ctx.shape([entries])), 1)
+
+
+def _checked(ctx: LoweringContext, offsets: ir.Value, entries: Size) -> ir.Value:
+    """`offsets`, the session stops unless the first is 0 and the last within the `entries`."""
+    if is_empty(ctx.sizes(offsets)):
+        return offsets
+    op, zero = ctx.op, ctx.ints([0])
+    ends = op.Abs(op.Gather(ctx.cast(offsets, torch.int64), ctx.ints([0, -1]), axis=0))
+    beyond = op.Greater(ends, op.Concat(zero, op.Reshape(ctx.scalar(entries, torch.int64), [1]), axis=0))
+    words = "offsets[0] has to be 0, and offsets[-1] can not be greater than the length of the input"
+    return ctx.stand_in(stop_if(ctx, any_of(ctx, beyond), offsets, words, 1), offsets)
 
 
 def _sort_entries(
@@ -88,6 +100,7 @@ def embedding_bag(
     """_embedding_bag(Tensor weight, Tensor indices, Tensor offsets, bool scale_grad_by_freq=False, int mode=0, bool sparse=False, Tensor? per_sample_weights=None, bool include_last_offset=False, int padding_idx=-1) -> (Tensor, Tensor, Tensor, Tensor)"""  # noqa: E501
     op = ctx.op
     bag_count, width = ctx.out[_OUTPUT].shape
+    offsets = _checked(ctx, offsets, ctx.sizes(indices)[0])
     every = _sort_entries(ctx, indices, offsets, bag_count, padding_idx)
     dtype = float_dtype(ctx.dtype(weight))
     rows = ctx.cast(op.Gather(weight, from_start(ctx, every.rows), axis=0), dtype)

@@ -252,6 +252,8 @@ def grid_sampler(
     ctx: LoweringContext, image: ir.Value, grid: ir.Value, mode: int, padding: int, align_corners: bool
 ) -> ir.Value:
     """grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"""  # noqa: E501
+    if is_empty(ctx.sizes(image)[2:]):
+        raise ctx.refuse("torch refuses to sample an image without elements")
     if is_empty((*ctx.sizes(image), *ctx.sizes(grid))):
         return filled(ctx, 0)
     this, axes = _sampling(ctx, image, grid, mode, padding, align_corners)

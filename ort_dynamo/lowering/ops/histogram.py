@@ -13,6 +13,7 @@ from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Number, is_empty
 from ort_dynamo.lowering.ops.reduction import extremum
 from ort_dynamo.lowering.ops.search import places_among
+from ort_dynamo.lowering.recipes.checks import stop_if
 from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.torch_internals.operators import aten
@@ -33,10 +34,13 @@ def histc(ctx: LoweringContext, self: ir.Value, bins: int = 100, min: Number = 0
     none = zeros(ctx, x, [bins])
     if is_empty(ctx.sizes(self)):
         return none
+    if not all(math.isfinite(end) for end in (min, max) if isinstance(end, (int, float))):
+        raise ctx.refuse("torch refuses a range that is not finite")
     low, high = ctx.scalar(min, dtype), ctx.scalar(max, dtype)
     if not known_true(min != max):
         given = op.Not(op.Equal(low, high))
         least, greatest = (extremum(ctx, reduction, x, [0], True) for reduction in ("ReduceMin", "ReduceMax"))
+        least = _finite(ctx, least, greatest, "torch.histc: the range is not finite", 1)
         same = op.Equal(least, greatest)
         low = op.Where(given, low, op.Where(same, op.Sub(least, 1.0), least))
         high = op.Where(given, high, op.Where(same, op.Add(greatest, 1.0), greatest))
@@ -46,6 +50,14 @@ def histc(ctx: LoweringContext, self: ir.Value, bins: int = 100, min: Number = 0
     place = op.Min(place, bins - 1)  # the last bin holds its upper end
     ones = ctx.cast(inside, dtype)
     return op.ScatterElements(none, place, ones, axis=0, reduction="add")
+
+
+def _finite(ctx: LoweringContext, low: ir.Value, high: ir.Value, words: str, rank: int) -> ir.Value:
+    """`low`, of one element, checked: the session stops unless it and `high` are finite numbers."""
+    op = ctx.op
+    within = op.And(op.Less(op.Abs(low), math.inf), op.Less(op.Abs(high), math.inf))
+    wrong = op.Not(op.Reshape(within, []) if rank else within)
+    return stop_if(ctx, wrong, low, words, rank)
 
 
 # -- bins given by their edges -----------------------------------------------------------------------------------
@@ -143,6 +155,7 @@ def _even_edges(
             low, high = ctx.constant(0.0, dtype), ctx.constant(1.0, dtype)
         else:
             low, high = (extremum(ctx, reduction, column, [0], False) for reduction in ("ReduceMin", "ReduceMax"))
+            low = _finite(ctx, low, high, f"torch.histogramdd: the range of dimension {index} is not finite", 0)
         same = op.Equal(low, high)
         low, high = op.Where(same, op.Sub(low, 0.5), low), op.Where(same, op.Add(high, 0.5), high)
         # As torch.linspace has it: from both ends.

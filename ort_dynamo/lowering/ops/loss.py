@@ -8,10 +8,11 @@ from collections.abc import Callable
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.context import LoweringContext
+from ort_dynamo.lowering.context import LoweringContext, is_empty
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.activation import log1p_exp
 from ort_dynamo.lowering.recipes.accurate_sum import total
+from ort_dynamo.lowering.recipes.checks import outside, stop_if
 from ort_dynamo.lowering.recipes.promotion import float_dtype, promote
 from ort_dynamo.lowering.registry import lowering, register
 from ort_dynamo.lowering.symbols import broadcast, same_sizes
@@ -107,6 +108,8 @@ def _loss(
     parameter: float = 1.0,
 ) -> ir.Value:
     """mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"""
+    if formula is _smooth_l1 and parameter < 0:
+        raise ctx.refuse("torch refuses a negative beta")
     (x, t), _ = promote(ctx, self, target)
     losses = formula(ctx, x, t, parameter)
     return ctx.cast(_reduce(ctx, losses, reduction, self, target), ctx.out.dtype)
@@ -169,9 +172,20 @@ def binary_cross_entropy(
 ) -> ir.Value:
     """binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor"""
     (x, t, *w), _ = promote(ctx, self, target, *([weight] if weight is not None else []))
+    x = _probabilities(ctx, x, self, "input")
+    t = _probabilities(ctx, t, target, "target")
     losses = _entropy(ctx, x, t, 0.0)
     losses = ctx.op.Mul(losses, w[0]) if w else losses
     return ctx.cast(_reduce(ctx, losses, reduction, self, target), ctx.out.dtype)
+
+
+def _probabilities(ctx: LoweringContext, value: ir.Value, given: ir.Value, name: str) -> ir.Value:
+    """`value`, the argument `given` in a wider dtype, with the check of eager's kernel; its gradient has none."""
+    sizes = ctx.sizes(given)
+    if is_empty(sizes):
+        return value
+    words = f"all elements of {name} should be between 0 and 1"
+    return stop_if(ctx, outside(ctx, value, 0.0, 1.0), value, words, len(sizes))
 
 
 @lowering(aten.binary_cross_entropy_backward.default)

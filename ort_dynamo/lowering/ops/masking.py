@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size, is_empty
+from ort_dynamo.lowering.recipes.checks import has_elements, stop_if
 from ort_dynamo.lowering.recipes.positions import ordinals
 from ort_dynamo.lowering.recipes.running_sum import running_sum
 from ort_dynamo.lowering.recipes.zeros import zeros
@@ -56,13 +57,19 @@ def masked_scatter(ctx: LoweringContext, self: ir.Value, mask: ir.Value, source:
     sizes = tuple(ctx.out.shape)
     count = ctx.fake(source).numel()
     if isinstance(count, int) and count == 0:
-        return op.Expand(self, ctx.shape(sizes))
+        if is_empty(sizes):
+            return op.Expand(self, ctx.shape(sizes))
+        raise ctx.refuse("torch takes no values from an empty source, unless no element is set")
     chosen = op.Expand(mask, ctx.shape(sizes))
     flat = op.Reshape(chosen, [-1])
-    # Entries that are not set read any valid place; a source that may be empty gets one.
+    # Entries that are not set read any valid place; a source that may be empty gets one. Those that are set and find
+    # no value read out of bounds.
     places = op.Where(flat, ordinals(ctx, flat), 0)
     given = op.Reshape(source, [-1])
-    if not isinstance(count, int):
+    if not has_elements(count):
+        wanted = op.ReduceSum(ctx.cast(flat, torch.int64), keepdims=0)
+        words = "masked_scatter: expected the source to have as many elements as the mask has ones"
+        given = stop_if(ctx, op.Greater(wanted, op.Size(given)), given, words, 1)
         given = op.Concat(given, zeros(ctx, source, [1]), axis=0)
     values = ctx.reshape(op.Gather(given, places, axis=0), sizes)
     return op.Where(chosen, values, self)
@@ -105,7 +112,11 @@ def repeat_interleave(ctx: LoweringContext, repeats: ir.Value, *, output_size: S
     if is_unbacked(count):
         raise ctx.refuse(_DATA)
     # An entry's number is how many runs have ended before it.
-    ends = running_sum(ctx, ctx.cast(repeats, torch.int64))
+    counts = ctx.cast(repeats, torch.int64)
+    if not is_empty(ctx.sizes(repeats)):
+        negative = op.Less(op.ReduceMin(counts, keepdims=0), 0)
+        counts = stop_if(ctx, negative, counts, "repeats can not be negative", 1)
+    ends = running_sum(ctx, counts)
     ones = op.Expand(ctx.constant(1, torch.int64), op.Shape(ends))
     ended = op.ScatterElements(zeros(ctx, ends, [count + 1]), ends, ones, axis=0, reduction="add")
     total = running_sum(ctx, ended)

@@ -15,6 +15,7 @@ from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.ordering import sorted_along, sorted_with_nan
 from ort_dynamo.lowering.ops.views import axis, cut
 from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.checks import called, has_elements, none_missing
 from ort_dynamo.lowering.recipes.positions import positions_along
 from ort_dynamo.lowering.recipes.prefix_scan import prefix_scan
 from ort_dynamo.lowering.recipes.promotion import float_dtype
@@ -35,22 +36,36 @@ def _along(
     rank = ctx.rank(self)
     if rank == 0:
         return self, ctx.constant(0, torch.int64)
+    a = axis(dim, rank)
+    given = none_missing(ctx, self, [a], called(ctx))
     if is_empty(ctx.sizes(self)):
         return tuple(ctx.op.Expand(ctx.constant(0, fake.dtype), ctx.shape(fake.shape)) for fake in ctx.out)
-    a = axis(dim, rank)
-    value, position = statistic(ctx, ctx.cast(self, float_dtype(ctx.dtype(self))), a, ctx.sizes(self)[a])
+    value, position = statistic(ctx, ctx.cast(given, float_dtype(ctx.dtype(self))), a, ctx.sizes(self)[a])
     value = ctx.cast(value, ctx.dtype(self))
     return (value, position) if keepdim else (ctx.op.Squeeze(value, [a]), ctx.op.Squeeze(position, [a]))
 
 
 def _of_all(statistic: Statistic, ctx: LoweringContext, self: ir.Value) -> ir.Value:
     """median(Tensor self) -> Tensor"""
-    if is_empty(ctx.sizes(self)):
-        if not ctx.dtype(self).is_floating_point:
+    dtype, sizes = ctx.dtype(self), ctx.sizes(self)
+    # Of no elements torch gives NaN, as an integer the least one.
+    of_nothing = math.nan if dtype.is_floating_point else -(1 << 63) if dtype == torch.int64 else None
+    if is_empty(sizes):
+        if of_nothing is None:
             raise ctx.refuse("the median of no integers")
-        return ctx.constant(math.nan, ctx.out.dtype)
-    x = ctx.cast(ctx.op.Reshape(self, [-1]), float_dtype(ctx.dtype(self)))
-    value, _ = statistic(ctx, x, 0, ctx.fake(self).numel())
+        return ctx.constant(of_nothing, ctx.out.dtype)
+    op, count = ctx.op, ctx.fake(self).numel()
+    x = ctx.cast(op.Reshape(self, [-1]), float_dtype(dtype))
+    if not all(has_elements(size) for size in sizes):
+        if of_nothing is None:
+            raise ctx.refuse("the median of integers, of which there may be none")
+        # One such element where there is none.
+        more = ctx.cast(op.Equal(op.Size(x), 0), torch.int64)
+        assert x.dtype is not None
+        filler = ctx.builder.constant(of_nothing, x.dtype)
+        x = op.Concat(x, op.Expand(filler, op.Reshape(more, [1])), axis=0)
+        count = torch.sym_max(count, 1)  # type: ignore[no-untyped-call]
+    value, _ = statistic(ctx, x, 0, count)
     return ctx.reshape(ctx.cast(value, ctx.out.dtype), [])
 
 
@@ -59,10 +74,11 @@ def kthvalue(
     ctx: LoweringContext, self: ir.Value, k: Size, dim: int = -1, keepdim: bool = False
 ) -> tuple[ir.Value, ...]:
     """kthvalue(Tensor self, SymInt k, int dim=-1, bool keepdim=False) -> (Tensor values, Tensor indices)"""
-    first = sorted_along(ctx, self, k, dim, largest=False)
     if ctx.rank(self) == 0:
-        return first
+        return sorted_along(ctx, self, k, dim, largest=False)
     a = axis(dim, ctx.rank(self))
+    self = none_missing(ctx, self, [a], called(ctx))
+    first = sorted_along(ctx, self, k, dim, largest=False)
     last = [cut(ctx, value, a, -1, sys.maxsize) for value in first]
     return tuple(last if keepdim else (ctx.op.Squeeze(value, [a]) for value in last))
 
@@ -126,6 +142,7 @@ def mode(ctx: LoweringContext, self: ir.Value, dim: int = -1, keepdim: bool = Fa
         return _along(_median, ctx, self, dim, keepdim)
     a = axis(dim, rank)
     size = ctx.sizes(self)[a]
+    self = none_missing(ctx, self, [a], called(ctx))
     values, positions = sorted_along(ctx, self, size, dim, largest=False)
     places = positions_along(ctx, a, size, rank)
     # How far each sorted entry is from the first of its run of equals; the farthest ends the longest run.

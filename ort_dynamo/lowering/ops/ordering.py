@@ -14,6 +14,7 @@ from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.views import axis, cut
 from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.checks import called, none_missing
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering, register
 from ort_dynamo.torch_internals.operators import aten
@@ -99,9 +100,11 @@ def _extreme(
 ) -> ir.Value:
     """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
     op = ctx.op
+    axes = None if dim is None else [axis(dim, ctx.rank(self))]
+    given = none_missing(ctx, self, axes, called(ctx)) if ctx.rank(self) else self
     if is_empty(ctx.sizes(self)):
         return op.Expand(ctx.constant(0, torch.int64), ctx.shape(ctx.out.shape))
-    x = ctx.cast(self, float_dtype(ctx.dtype(self)))
+    x = ctx.cast(given, float_dtype(ctx.dtype(self)))
     if dim is None or ctx.rank(self) == 0:
         x, a = op.Reshape(x, [-1]), 0
     else:

@@ -15,6 +15,7 @@ from ort_dynamo.lowering.ops.unary import is_float, square_root
 from ort_dynamo.lowering.ops.views import axis
 from ort_dynamo.lowering.recipes.accurate_sum import average, integer_total, sums_integers_exactly, total
 from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.checks import called, has_elements, none_missing
 from ort_dynamo.lowering.recipes.prefix_scan import prefix_scan
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
@@ -94,14 +95,20 @@ def prod(
     if not ctx.rank(self):
         return ctx.cast(value, ctx.out.dtype)
     axes = axes_of(dim, ctx.rank(self))
-    assert value.dtype is not None
+    dtype = value.dtype
+    assert dtype is not None
     lossy = not ctx.out.dtype.is_floating_point and not sums_integers_exactly(ctx)
-    missing = value.dtype == ir.DataType.DOUBLE and not ctx.target.takes("ReduceProd", "", {"T": value.dtype})
+    missing = dtype == ir.DataType.DOUBLE and not ctx.target.takes("ReduceProd", "", {"T": dtype})
     if not (lossy or missing) or reduces_nothing(ctx, self, axes):
         return ctx.cast(reduce(ctx, "ReduceProd", value, axes, keepdim), ctx.out.dtype)
     sizes = ctx.sizes(self)
     if dim is None:
         value, axes, sizes = ctx.op.Reshape(value, [-1]), [0], (count_of(ctx, self, axes),)
+    (a,) = axes
+    if not has_elements(sizes[a]):  # the product of nothing is 1
+        one = [1 if place == a else size for place, size in enumerate(sizes)]
+        value = ctx.op.Concat(ctx.op.Expand(ctx.builder.constant(1, dtype), ctx.shape(one)), value, axis=a)
+        sizes = tuple(size + 1 if place == a else size for place, size in enumerate(sizes))
     running = prefix_scan(ctx, value, axes[0], sizes, _multiply, 1)
     last = ctx.op.Gather(running, ctx.constant(-1, torch.int64), axis=axes[0])
     return ctx.cast(ctx.op.Unsqueeze(last, axes) if keepdim else last, ctx.out.dtype)
@@ -147,7 +154,9 @@ def extremum(ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence
 def _extremum(op_type: str, ctx: LoweringContext, self: ir.Value, dim: Dims, keepdim: bool) -> ir.Value:
     if not ctx.rank(self):
         return self
-    value = ctx.cast(self, float_dtype(ctx.dtype(self)))
+    axes = None if dim is None or (not isinstance(dim, int) and not dim) else axes_of(dim, ctx.rank(self))
+    checked = none_missing(ctx, self, axes, called(ctx))
+    value = ctx.cast(checked, float_dtype(ctx.dtype(self)))
     return ctx.cast(extremum(ctx, op_type, value, axes_of(dim, ctx.rank(self)), keepdim), ctx.out.dtype)
 
 
@@ -181,7 +190,7 @@ def _with_index(
     if not ctx.rank(self):
         return self, ctx.constant(0, torch.int64)
     op, axes = ctx.op, axes_of(dim, ctx.rank(self))
-    value = ctx.cast(self, float_dtype(ctx.dtype(self)))
+    value = ctx.cast(none_missing(ctx, self, axes, called(ctx)), float_dtype(ctx.dtype(self)))
     kept = extremum(ctx, op_type, value, axes, True)
     values = ctx.cast(kept if keepdim else op.Squeeze(kept, axes), ctx.dtype(self))
     if 1 not in ctx.used:
@@ -215,7 +224,12 @@ def _truth(op_type: str, of_nothing: bool, ctx: LoweringContext, self: ir.Value,
         return filled(ctx, of_nothing)
     value = ctx.cast(self, torch.bool)
     if axes and not (not isinstance(dim, int) and dim is not None and len(dim) == 0 and _keeps_rank(ctx, self)):
-        value = reduce(ctx, op_type, value, axes, keepdim)
+        if all(has_elements(ctx.sizes(self)[a]) for a in axes):
+            value = reduce(ctx, op_type, value, axes, keepdim)
+        else:  # the kernels for truth values do not reduce nothing
+            other = value if op_type == "ReduceMax" else ctx.op.Not(value)
+            count = reduce(ctx, "ReduceSum", ctx.cast(other, torch.int64), axes, keepdim)
+            value = ctx.op.Equal(count, 0) if op_type == "ReduceMin" else ctx.op.Greater(count, 0)
     return ctx.cast(value, ctx.out.dtype)
 
 
@@ -284,8 +298,10 @@ def vector_norm(
     """linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None)
     -> Tensor
     """
-    x = ctx.cast(self, float_dtype(ctx.out.dtype))
     rank = ctx.rank(self)
+    if rank and (ord < 0 or ord == math.inf):
+        self = none_missing(ctx, self, axes_of(dim, rank), "linalg.vector_norm")
+    x = ctx.cast(self, float_dtype(ctx.out.dtype))
     if not rank:
         x, dim, keepdim = ctx.op.Reshape(x, [1]), None, False
     sizes, axes = ctx.sizes(self) if rank else (1,), axes_of(dim, max(rank, 1))

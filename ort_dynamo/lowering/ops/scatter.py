@@ -257,6 +257,7 @@ def _index_fill(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value,
     count, number = ctx.fake(index).numel(), ctx.cast(index, torch.int64)
     # The one operator here whose negative numbers count from the end.
     index = op.Where(op.Less(number, 0), op.Add(number, ctx.scalar(sizes[place], torch.int64)), number)
+    index = from_start(ctx, index)
     sizes[place] = count
     dtype = ctx.out.dtype
     filler = ctx.cast(value, dtype) if isinstance(value, ir.Value) else ctx.scalar(value, dtype)

@@ -11,6 +11,7 @@ from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Number, Size
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.recipes.loops import repeat_while
+from ort_dynamo.lowering.recipes.positions import from_start
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.torch_internals.operators import aten
@@ -58,7 +59,10 @@ def _search(
         x = ctx.cast(self, float_dtype(dtype))
     else:
         x = ctx.scalar(self, float_dtype(dtype))
-    b = ctx.cast(boundaries if sorter is None else op.GatherElements(boundaries, sorter, axis=-1), float_dtype(dtype))
+    b = ctx.cast(
+        boundaries if sorter is None else op.GatherElements(boundaries, from_start(ctx, sorter), axis=-1),
+        float_dtype(dtype),
+    )
     found = places_among(ctx, b, rank, ctx.sizes(boundaries)[-1], x, ctx.out.dim(), right)
     return ctx.cast(found, ctx.out.dtype)
 

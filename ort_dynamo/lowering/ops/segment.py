@@ -8,6 +8,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size, is_empty
+from ort_dynamo.lowering.recipes.checks import any_of, stop_if
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.recipes.running_sum import running_sum
 from ort_dynamo.lowering.recipes.zeros import zeros
@@ -25,6 +26,8 @@ class _Segments:
     Entries before the first and behind the last segment go to one more, which is cut off.
 
     Attributes:
+        axis: the dimension of `data` that is cut into segments.
+        counted: the lengths of the segments, int64, of shape data.shape[:axis] + (segments,).
         lengths: of the segments, int64; its shape is data.shape[:axis] + (segments,), then ones up to data's rank.
     """
 
@@ -32,31 +35,34 @@ class _Segments:
         self, ctx: LoweringContext, data: ir.Value, lengths: ir.Value | None, offsets: ir.Value | None, axis: int
     ) -> None:
         op, self._ctx = ctx.op, ctx
-        self._axis = axis % ctx.rank(data)
+        self.axis = axis % ctx.rank(data)
         self.sizes: list[Size] = list(ctx.sizes(data))
-        outer, inner = self.sizes[: self._axis], len(self.sizes) - self._axis - 1
+        outer, inner = self.sizes[: self.axis], len(self.sizes) - self.axis - 1
         given = offsets if offsets is not None else lengths
         if given is None:
             raise ctx.refuse("segments by indices")
+        if is_empty(ctx.sizes(given)):
+            raise ctx.refuse("no segments")
         marks = ctx.cast(given, torch.int64)
-        last = ctx.constant(self._axis, torch.int64)
+        last = ctx.constant(self.axis, torch.int64)
         count = ctx.sizes(given)[-1]
         if offsets is None:
             self.segments: Size = count
             counted, ends, first = marks, op.CumSum(marks, last), 0
         else:
             self.segments = count - 1
-            after = op.Slice(marks, [1], ctx.shape([count]), [self._axis])
-            before = op.Slice(marks, [0], ctx.shape([count - 1]), [self._axis])
+            after = op.Slice(marks, [1], ctx.shape([count]), [self.axis])
+            before = op.Slice(marks, [0], ctx.shape([count - 1]), [self.axis])
             counted, ends, first = op.Sub(after, before), marks, 1
+        self.counted = counted
         self.lengths = op.Unsqueeze(counted, list(range(-inner, 0))) if inner else counted
         # How many segments end at or before each entry.
-        size = ctx.scalar(self.sizes[self._axis], torch.int64)
+        size = ctx.scalar(self.sizes[self.axis], torch.int64)
         ones = op.Expand(ctx.constant(1, torch.int64), op.Shape(ends))
-        none = zeros(ctx, marks, [*outer, self.sizes[self._axis] + 1])
-        passed = op.ScatterElements(none, op.Min(ends, size), ones, axis=self._axis, reduction="add")
+        none = zeros(ctx, marks, [*outer, self.sizes[self.axis] + 1])
+        passed = op.ScatterElements(none, op.Min(ends, size), ones, axis=self.axis, reduction="add")
         passed = op.CumSum(passed, last) if outer else running_sum(ctx, passed)
-        passed = op.Slice(passed, [0], ctx.shape([self.sizes[self._axis]]), [self._axis])
+        passed = op.Slice(passed, [0], ctx.shape([self.sizes[self.axis]]), [self.axis])
         if first:
             passed = op.Sub(passed, 1)
             passed = op.Where(op.Less(passed, 0), ctx.scalar(self.segments, torch.int64), passed)
@@ -70,10 +76,10 @@ class _Segments:
         """`value`, of data's shape, reduced with the 0-d `initial`; torch's name of a reduction."""
         ctx, op = self._ctx, self._ctx.op
         sizes = list(self.sizes)
-        sizes[self._axis] = self.segments + 1
+        sizes[self.axis] = self.segments + 1
         start = op.Expand(initial, ctx.shape(sizes))
-        found = op.ScatterElements(start, self._places, value, axis=self._axis, reduction=_REDUCTIONS[reduction])
-        return op.Slice(found, [0], ctx.shape([self.segments]), [self._axis])
+        found = op.ScatterElements(start, self._places, value, axis=self.axis, reduction=_REDUCTIONS[reduction])
+        return op.Slice(found, [0], ctx.shape([self.segments]), [self.axis])
 
     def count(self, mask: ir.Value) -> ir.Value:
         """How many entries of each segment are set, int64."""
@@ -83,8 +89,8 @@ class _Segments:
     def spread(self, value: ir.Value) -> ir.Value:
         """For each entry the value of its segment; 0 for entries of none."""
         op, rank = self._ctx.op, len(self.sizes)
-        more = op.Pad(value, self._ctx.ints([0] * rank + [int(a == self._axis) for a in range(rank)]))
-        return op.GatherElements(more, self._places, axis=self._axis)
+        more = op.Pad(value, self._ctx.ints([0] * rank + [int(a == self.axis) for a in range(rank)]))
+        return op.GatherElements(more, self._places, axis=self.axis)
 
 
 @lowering(aten.segment_reduce.default)
@@ -104,8 +110,8 @@ def segment_reduce(
     op = ctx.op
     _check(ctx, data)
     dtype = float_dtype(ctx.out.dtype)
-    x = ctx.cast(data, dtype)
     segments = _Segments(ctx, data, lengths, offsets, axis)
+    x = _checked(ctx, segments, ctx.cast(data, dtype), sums=offsets is None and not unsafe)
     result = segments.reduce(x, reduce, ctx.scalar(_NEUTRAL[reduce] if initial is None else initial, dtype))
     if reduce in ("max", "min"):
         # Defect comparisons_lose_nan.
@@ -166,6 +172,19 @@ def _product_slope(
     rest = op.Where(op.Greater(zeros_, 0), 0.0, rest)
     rest = op.Where(op.Greater(unknowns, 0), math.nan, rest)
     return op.Where(special, op.Mul(slope, rest), op.Div(op.Mul(slope, segments.spread(y)), plain))
+
+
+def _checked(ctx: LoweringContext, segments: _Segments, value: ir.Value, *, sums: bool) -> ir.Value:
+    """`value`; the session stops where a segment has a negative length or, with `sums`, their sum is another size."""
+    op, counted, rank = ctx.op, segments.counted, len(segments.sizes)
+    negative = any_of(ctx, op.Less(counted, 0))
+    value = stop_if(ctx, negative, value, "segment_reduce(): lengths contains negative value!", rank)
+    if not sums:
+        return value
+    size = ctx.scalar(segments.sizes[segments.axis], torch.int64)
+    other = op.Not(op.Equal(op.ReduceSum(counted, [-1], keepdims=0), size))
+    words = f"segment_reduce(): Expected all rows of lengths to sum to data.size({segments.axis}) when !unsafe."
+    return stop_if(ctx, any_of(ctx, other), value, words, rank)
 
 
 def _check(ctx: LoweringContext, data: ir.Value) -> None:

@@ -31,9 +31,10 @@ def ordinals(ctx: LoweringContext, mask: ir.Value) -> ir.Value:
 def from_start(ctx: LoweringContext, index: ir.Value) -> ir.Value:
     """Make negative positions out of bounds, where torch's operator rejects them and ONNX's counts from the end.
 
-    Without its sign bit, which valid positions do not have, a negative number lies beyond any size. Where BitwiseAnd
-    has no kernel, on CUDA, a negative number is exchanged for the greatest of int32, as kernels there read the lower
-    half of an int64, which would be -1 again. In a file they count from the end.
+    Without the bit below its sign bit, a negative number lies below the negative of any size, the least of its dtype
+    (NaN as an integer) included. No tensor has a size with that bit in int64. Where BitwiseAnd has no kernel, on CUDA,
+    a negative number is exchanged for the greatest of int32, as kernels there read the lower half of an int64, which
+    would be -1 again. In a file they count from the end.
 
     Args:
         ctx: the node's.
@@ -44,8 +45,7 @@ def from_start(ctx: LoweringContext, index: ir.Value) -> ir.Value:
     assert index.dtype is not None
     if not ctx.target.takes("BitwiseAnd", "", {"T": index.dtype}):
         return ctx.op.Where(ctx.op.Less(index, 0), _GREATEST_INT32, index)
-    greatest = _GREATEST_INT32 if index.dtype == ir.DataType.INT32 else (1 << 63) - 1
-    return ctx.op.BitwiseAnd(index, greatest)
+    return ctx.op.BitwiseAnd(ctx.cast(index, torch.int64), ~(1 << 62))
 
 
 _GREATEST_INT32 = (1 << 31) - 1

@@ -48,7 +48,8 @@ class ScatterPlaces:
 
 def of_rows(ctx: LoweringContext, sizes: Sequence[Size], rows: ir.Value) -> ScatterPlaces:
     """Whole rows of a tensor of shape `sizes`: `rows` is 1-D; negative numbers are out of bounds."""
-    numbers = ctx.op.Min(from_start(ctx, ctx.cast(rows, torch.int64)), _FAR)
+    op = ctx.op
+    numbers = op.Max(op.Min(from_start(ctx, ctx.cast(rows, torch.int64)), _FAR), -_FAR)
     return ScatterPlaces(row_places(ctx, numbers, math.prod(sizes[1:])), None, ctx.shape(sizes), numbers)
 
 
@@ -56,9 +57,9 @@ def of_entries(
     ctx: LoweringContext, sizes: Sequence[Size], axis: int, index: ir.Value, counts: Sequence[Size]
 ) -> ScatterPlaces:
     """What `index`, of shape `counts`, names along `axis` of a tensor of shape `sizes`; negative is out of bounds."""
-    index, shape = from_start(ctx, ctx.cast(index, torch.int64)), ctx.shape(sizes)
+    index, shape = ctx.cast(index, torch.int64), ctx.shape(sizes)
     if axis == len(sizes) - 1 or not ctx.target.has_defect("slow_scatter_along_leading_axes"):
-        return ScatterPlaces(index, axis, shape)
+        return ScatterPlaces(from_start(ctx, index), axis, shape)
     op = ctx.op
     place = op.Mul(index, ctx.scalar(math.prod(sizes[axis + 1 :]), torch.int64))
     for other, count in enumerate(counts):
@@ -66,6 +67,8 @@ def of_entries(
             stride = ctx.scalar(math.prod(sizes[other + 1 :]), torch.int64)
             place = op.Add(place, op.Mul(positions_along(ctx, other, count, len(sizes)), stride))
     inside = op.Less(index, ctx.scalar(sizes[axis], torch.int64))
+    if not ctx.target.stands_alone:
+        inside = op.And(inside, op.GreaterOrEqual(index, 0))
     return ScatterPlaces(op.Reshape(op.Where(inside, place, _FAR), [-1]), None, shape)
 
 

@@ -1,0 +1,105 @@
+"""Writes checks of data: the session stops where eager's kernel raises an error.
+
+A check rides on a value that the graph needs: its Reshape takes a shape out of a table of one row, and a check that
+fails looks up the second row. So the check runs first, no optimizer can drop it, and no element is copied. The node's
+name has eager's words, from which `runtime/data_errors.py` makes the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
+from ort_dynamo.lowering.recipes.branches import all_finite
+from ort_dynamo.marks import EMPTY, REFUSED
+from ort_dynamo.torch_internals.symbols import known_true
+
+__all__ = ["any_of", "called", "has_elements", "none_missing", "outside", "stop_if"]
+
+
+def stop_if(
+    ctx: LoweringContext, wrong: ir.Value, value: ir.Value, words: str, rank: int, *, kind: str = REFUSED
+) -> ir.Value:
+    """Give `value` back, or stop the session where `wrong` holds.
+
+    On CUDA, whose kernels do not check indices, and in a file, `value` comes back unchecked.
+
+    Args:
+        ctx: the node's.
+        wrong: a 0-d bool, which must not be a constant.
+        value: what the node computes with; its readers read the result instead.
+        words: eager's message, without an apostrophe.
+        rank: of `value`.
+        kind: REFUSED or EMPTY, which decide the error's class.
+    """
+    if not ctx.target.raises_at_data or ctx.target.stands_alone:
+        return value
+    op = ctx.op
+    keep = ctx.builder.constant(np.zeros((1, rank), np.int64), ir.DataType.INT64)
+    shape = op.Gather(keep, ctx.cast(wrong, torch.int64), axis=0, _name=f"{kind}.{ctx.node.name}: {words}")
+    return op.Reshape(value, shape)
+
+
+def any_of(ctx: LoweringContext, wrong: ir.Value) -> ir.Value:
+    """Say, as a 0-d bool, whether any element of a bool is set."""
+    return ctx.op.ReduceMax(wrong, keepdims=0)
+
+
+def outside(ctx: LoweringContext, value: ir.Value, low: float, high: float) -> ir.Value:
+    """Say, as a 0-d bool, whether an element of a floating-point value is not within [low, high], or NaN.
+
+    Three reductions, which read memory as fast as it comes; NaN may be lost in an extremum, and not in a sum.
+    """
+    op = ctx.op
+    below, above = op.ReduceMin(value, keepdims=0), op.ReduceMax(value, keepdims=0)
+    beyond = op.Or(op.Less(below, low), op.Greater(above, high))
+    return op.Or(beyond, op.Not(all_finite(ctx, value)))
+
+
+def called(ctx: LoweringContext) -> str:
+    """Give the name by which torch's messages call the node's operator, such as "max"."""
+    name = str(ctx.node.target).split(".")[1]
+    return "median" if name == "nanmedian" else name
+
+
+def none_missing(
+    ctx: LoweringContext,
+    value: ir.Value,
+    axes: Sequence[int] | None,
+    operator: str,
+) -> ir.Value:
+    """Give `value` back, whose dimensions `axes` a reduction reduces, or stop where one of them has size 0.
+
+    What is known to be empty runs in torch, which says the same; what is known not to be needs no check.
+
+    Args:
+        ctx: the node's.
+        value: one of the node's arguments.
+        axes: the reduced dimensions, counted from the front; None for all.
+        operator: the name by which eager's message calls it.
+
+    Returns:
+        A value with the same facts (`ctx.sizes` and so on).
+    """
+    sizes = ctx.sizes(value)
+    reduced = list(sizes) if axes is None else [sizes[axis] for axis in axes]
+    if axes is None:
+        words = f"{operator}(): Expected reduction dim to be specified for input.numel() == 0."
+    else:
+        words = f"{operator}(): Expected reduction dim {', '.join(map(str, axes))} to have non-zero size."
+    if is_empty(reduced):
+        raise ctx.refuse(f"a reduction of no elements, which torch raises an error for or gives NaN: {words}")
+    if all(has_elements(size) for size in reduced):
+        return value
+    op = ctx.op
+    count = op.Size(value) if axes is None else op.ReduceProd(op.Gather(op.Shape(value), ctx.ints(axes)), keepdims=0)
+    return ctx.stand_in(stop_if(ctx, op.Equal(count, 0), value, words, len(sizes), kind=EMPTY), value)
+
+
+def has_elements(size: Size) -> bool:
+    """Say whether a size is known not to be zero; installs no guard."""
+    return size > 0 if isinstance(size, int) else known_true(size > 0)

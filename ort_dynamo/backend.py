@@ -29,6 +29,7 @@ from ort_dynamo.saving.compile import SavedCompile
 from ort_dynamo.torch_internals.cuda_graphs import forget_recordings
 from ort_dynamo.torch_internals.frames import current_compile_id
 from ort_dynamo.torch_internals.versions import say_if_untested
+from ort_dynamo.torch_internals.wrappers import zeros_in_memory
 from ort_dynamo.trace_cache import finding, kept_key
 
 __all__ = ["compile_recorded", "compile_step", "ort_train"]
@@ -104,7 +105,7 @@ def compile_recorded(
         saved=saved.write([graph.described for graph in graphs if graph.described is not None]) if saved else None,
     )
     keep(record)
-    return compiled, record
+    return zeros_in_memory(compiled, example_inputs), record
 
 
 def compile_step(

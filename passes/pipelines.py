@@ -12,6 +12,7 @@ from onnx_ir.passes.common import (
 from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.options.groups import PassOptions, RecomputeOptions
+from ort_dynamo.passes.fx.compare_in_forward import CompareInForward
 from ort_dynamo.passes.fx.cut_into_sections import CutIntoSections
 from ort_dynamo.passes.fx.drop_kept_dims import DropKeptDims
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
@@ -72,6 +73,7 @@ __all__ = [
     "plan_passes",
     "recompute_passes",
     "running_passes",
+    "saved_result_passes",
     "section_passes",
 ]
 
@@ -113,6 +115,14 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
         PlaceSlowerOperators(target, threads),
         *([LayOutChannelsLast()] if target.lays_out_channels_last else []),
     )
+
+
+def saved_result_passes(outputs: int) -> tuple[PassBase, ...]:
+    """Give the passes on a joint graph, of whose results `outputs` are the forward's, that change what it saves.
+
+    They run before all passes that tag what is computed again.
+    """
+    return (CompareInForward(outputs),)
 
 
 def recompute_passes(

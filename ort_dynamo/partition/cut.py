@@ -25,6 +25,7 @@ from ort_dynamo.passes.pipelines import (
     fx_passes,
     placement_passes,
     recompute_passes,
+    saved_result_passes,
     section_passes,
 )
 from ort_dynamo.passes.running import run_passes
@@ -128,6 +129,7 @@ def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, **
     static = kwargs.get("static_lifetime_input_indices") or ()
     check = options.dump.verify
     before = (
+        *run_passes(saved_result_passes(kwargs["num_fwd_outputs"]), joint, check=check),
         *tag_recomputed(joint, options, static),
         *run_passes(cut_passes(), joint, check=check),
     )

@@ -7,7 +7,7 @@ torch's guards on inputs, and can come as a tangent of a backward, which nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from ort_dynamo.torch_internals.lookup import private
 
-__all__ = ["DUAL_LEVEL", "are_plain", "is_batched", "transform_level"]
+__all__ = ["DUAL_LEVEL", "are_plain", "is_batched", "transform_level", "zeros_in_memory"]
 
 DUAL_LEVEL: Any = forward_ad if hasattr(forward_ad, "_current_level") else SimpleNamespace(_current_level=0)
 """Its attribute `_current_level` is -1 while no level of forward-mode differentiation is open.
@@ -57,5 +57,30 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
-    """Whether vmap, functorch's or the one of torch.autograd, maps over the tensor."""
-    return bool(_is_batched(tensor) or _is_legacy_batched(tensor))
+    """Whether vmap, functorch's or the one of torch.autograd, maps over the tensor or over its tangent."""
+    if _is_batched(tensor) or _is_legacy_batched(tensor):
+        return True
+    tangent = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]
+    return tangent is not None and bool(_is_batched(tangent) or _is_legacy_batched(tangent))
+
+
+def zeros_in_memory(compiled: Callable[..., Any], example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Give a compiled graph copies of those inputs that are zeros without memory.
+
+    torch's guards tell these from other tensors, so that the inputs of each call are as the examples are.
+    """
+    found = [index for index, one in enumerate(example_inputs) if isinstance(one, torch.Tensor) and _is_zero(one)]
+    if not found:
+        return compiled
+
+    def copied(*inputs: Any) -> Any:
+        given = list(inputs)
+        for index in found:
+            given[index] = given[index].clone()
+        return compiled(*given)
+
+    return copied
+
+
+def _is_zero(tensor: torch.Tensor) -> bool:
+    return bool(getattr(tensor, "_is_zerotensor", lambda: False)())

@@ -1,0 +1,108 @@
+"""Compare a result that the program may write to in the forward, so that the backward reads the mask alone."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.marks import HALF
+from ort_dynamo.passes.fx.analysis.mutation import mutated_storages
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, draws, is_number, is_tensor, must_recompute
+from ort_dynamo.passes.fx.analysis.storage import storage_of, storages_of
+from ort_dynamo.torch_internals.operators import OpOverload, is_mutable
+from ort_dynamo.torch_internals.pytree import tree_leaves
+
+__all__ = ["CompareInForward"]
+
+
+@dataclass(frozen=True)
+class CompareInForward(PassBase):
+    """Move a backward's comparison with a result of the program into the forward, which saves its mask.
+
+    The gradient of a maximum compares the operand with the result. If the backward did, it would keep the result. Then
+    autograd would refuse the backward once the program has written to that, even where the loss does not depend on it.
+    torch's own cut, by which aot_eager runs, saves the mask as well.
+
+    The pass moves nothing if the backward reads the result for anything but boolean tensors, as that keeps it anyway.
+
+    Args:
+        outputs: how many of the graph's results are the forward's.
+    """
+
+    outputs: int
+    name: str = "compare_in_forward"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Rewrite a joint graph in place."""
+        joint = JointGraph(graph_module)
+        moved = _comparisons(joint, self.outputs)
+        if moved:
+            last = joint.forward[-1]
+            for node in moved:
+                last.append(node)
+                node.meta[HALF] = "is_forward"
+                last = node
+            graph_module.recompile()
+        return PassResult(graph_module, bool(moved))
+
+
+def _comparisons(joint: JointGraph, outputs: int) -> list[Node]:
+    """The backward nodes that are to move, in order."""
+    (output,) = joint.gm.graph.find_nodes(op="output")
+    returned = [one for one in tree_leaves(output.args[0])[:outputs] if isinstance(one, Node) and joint.is_forward(one)]
+    storages = {storage_of(one) for one in returned if is_tensor(one)} - joint.inputs
+    if not storages:
+        return []
+    known = _known(joint)
+    moved: set[Node] = set()
+    for storage in storages:
+        moved |= _compared(joint, storage, known) or set()
+    for node in reversed(joint.backward):
+        if node in moved:
+            moved |= {argument for argument in node.all_input_nodes if argument in known}
+    return [node for node in joint.backward if node in moved]
+
+
+def _known(joint: JointGraph) -> set[Node]:
+    """The backward nodes that the forward could compute: they depend on no tangent, and on nothing that is written."""
+    mutated = mutated_storages(joint.gm)
+    known: set[Node] = set()
+    for node in joint.backward:
+        arguments = node.all_input_nodes
+        computed = all(one in known or joint.is_forward(one) or _is_given(one) for one in arguments)
+        if computed and _is_pure(node) and not any(storages_of(one) & mutated for one in arguments):
+            known.add(node)
+    return known
+
+
+def _is_given(node: Node) -> bool:
+    return node.op == "get_attr" or (node.op == "placeholder" and "tangents" not in str(node.target))
+
+
+def _is_pure(node: Node) -> bool:
+    if node.target is operator.getitem or is_number(node):
+        return True
+    return isinstance(node.target, OpOverload) and not is_mutable(node.target) and not draws(node)
+
+
+def _compared(joint: JointGraph, storage: int, known: set[Node]) -> set[Node] | None:
+    """The nodes from a result to the masks that are made of it; None if the backward reads it for something else."""
+    shown = [node for node in joint.forward if is_tensor(node) and storage_of(node) == storage]
+    if any(map(must_recompute, shown)):
+        return None
+    found: set[Node] = set()
+    waiting = [user for node in shown for user in node.users if not joint.is_forward(user)]
+    while waiting:
+        node = waiting.pop()
+        if node in found or is_number(node) or (node.op == "output" and node.all_input_nodes):
+            continue
+        if node not in known:
+            return None
+        found.add(node)
+        if not (is_tensor(node) and node.meta["val"].dtype is torch.bool):
+            waiting += node.users
+    return found

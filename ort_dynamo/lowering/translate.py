@@ -26,7 +26,7 @@ from ort_dynamo.target import OPSET, Target
 from ort_dynamo.torch_internals.answers import ANSWERS, answering_from, recording
 from ort_dynamo.torch_internals.operators import OpOverload, higher_order
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.torch_internals.symbols import DataDependentSizeError, expression, given_expression
+from ort_dynamo.torch_internals.symbols import DataDependentSizeError, expression, given_expression, known_true
 
 __all__ = ["COND", "Lowered", "lower", "refusal"]
 
@@ -122,6 +122,8 @@ def _refusal(node: Node, target: Target) -> str | None:
             else:
                 walk.add_argument(argument)
         walk.add_node(node)
+        if target.has_defect("kernels_refuse_nothing") and (op_type := walk.refuses_nothing()) and _may_be_empty(node):
+            return f"the target's {op_type} takes no tensor without elements"
     except UnsupportedNodeError as error:
         return error.reason
     except MixedTypesError as error:
@@ -133,6 +135,13 @@ def _refusal(node: Node, target: Target) -> str | None:
     except Exception as error:
         raise _located(node, error) from error
     return None
+
+
+def _may_be_empty(node: Node) -> bool:
+    """Whether a tensor that a node reads or gives has no element, or a size that may be 0 by what is known of it."""
+    values = [node.meta.get("val"), *(argument.meta.get("val") for argument in node.all_input_nodes)]
+    tensors = (one for one in tree_leaves(values) if isinstance(one, torch.Tensor))
+    return not all(known_true(size > 0) for tensor in tensors for size in tensor.shape)
 
 
 def _mixes_dtypes(node: Node) -> bool:
@@ -167,6 +176,11 @@ class _Walk:
             self._values[node] = tuple(None if f is None else self._fake_input(node.name, f) for f in fake)
         else:
             self.add_input(node, _input_spec(node))
+
+    def refuses_nothing(self) -> str | None:
+        """Return an operator of this graph whose kernel on CUDA refuses an axis of size 0, or None."""
+        used = {node.op_type for node in self.graph}
+        return next((name for name in sorted(used) if name.startswith("Reduce") or name == "Trilu"), None)
 
     def add_input(self, node: Node, spec: ValueSpec) -> None:
         fake = node.meta["val"]

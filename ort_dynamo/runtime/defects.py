@@ -177,6 +177,14 @@ DEFECTS = (
         CUDA,
     ),
     Defect(
+        "kernels_refuse_nothing",
+        ALL,
+        "The reductions refuse an axis of size 0 (PrepareForReduce in reduction_ops.cc), and Trilu a matrix without "
+        "elements. A node with such a tensor is torch's.",
+        ("lowering/translate.py",),
+        CUDA,
+    ),
+    Defect(
         "transposes_are_moved",
         ALL,
         "The transpose optimizer moves a transpose through a sum where nobody else reads what is between, so the last "

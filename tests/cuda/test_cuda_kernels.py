@@ -6,6 +6,7 @@ By the records of ONNX Runtime's kernels (.ci/record_kernels.py). What has none 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import onnx.parser
 import pytest
@@ -55,6 +56,31 @@ def test_checked_indices_take_what_cuda_has(function: Callable[..., Tensor]) -> 
     assert not found.eager
     assert "BitwiseAnd" not in {node.op_type for model in found.models for node in model.graph.node}
     assert not STOCK.has_op("BitwiseAnd")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.searchsorted(x[:0, 0].contiguous(), x[0]),
+        lambda x: torch.linalg.vecdot(x[:, :0], x[:, :0]),
+        lambda x: x[:0].tril(),
+        lambda x: x[x > 0].sum(),
+        lambda x: (x[x > 0] * 2).mean(),
+    ],
+)
+def test_no_session_reduces_what_may_be_nothing(function: Callable[..., Tensor]) -> None:
+    patched: Any = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+    with patched, compiled_for(STOCK) as (backend, found):
+        torch.compile(function, backend=backend, fullgraph=True)(torch.randn(4, 3))
+    used = {node.op_type for model in found.models for node in model.graph.node}
+    assert not any(op_type.startswith("Reduce") or op_type == "Trilu" for op_type in used)
+
+
+def test_what_has_elements_is_reduced_in_a_session() -> None:
+    with compiled_for(STOCK, placement="onnxruntime") as (backend, found):
+        torch.compile(lambda x: x.sum(1) + 1, backend=backend, fullgraph=True, dynamic=True)(torch.randn(4, 3))
+    assert not found.eager
+    assert "ReduceSum" in {node.op_type for model in found.models for node in model.graph.node}
 
 
 def test_a_node_without_a_kernel_is_seen() -> None:

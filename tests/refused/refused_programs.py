@@ -126,7 +126,7 @@ def _counts() -> Iterator[Call]:
     yield Call("bincount", "a negative value", torch.bincount, (tensor([-1, 1]),))
     yield Call("nn.functional.one_hot", "a class of 3 of 3", lambda x: F.one_hot(x, 3), (tensor([3]),))
     repeat = lambda x, n: torch.repeat_interleave(x, n, output_size=1)  # noqa: E731
-    yield Call("repeat_interleave", "a negative count", repeat, (tensor([1, 2]), tensor([-1, 2])))
+    yield Call("repeat_interleave", "a negative count", repeat, (tensor([1, 2]), tensor([1, -1])))
     for reduce in ("sum", "mean", "max", "min", "prod"):
         for fault, lengths in (("a negative length", [4, -1]), ("too few", [1, 1]), ("too many", [3, 1])):
 

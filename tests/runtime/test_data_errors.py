@@ -10,7 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ort_dynamo.errors import ExecutionError, IndexOutOfBoundsError, IntegerDivisionByZeroError
+from ort_dynamo.errors import (
+    EmptyReductionError,
+    ExecutionError,
+    IndexOutOfBoundsError,
+    IntegerDivisionByZeroError,
+    InvalidValueError,
+)
 from ort_dynamo.runtime.data_errors import data_error
 
 
@@ -112,3 +118,18 @@ def test_words_without_a_known_node_are_kept() -> None:
     error = data_error("Non-zero status code. Name:'Mul_3' Status Message: no", {})
     assert type(error) is ExecutionError
     assert str(error).endswith("ONNX Runtime: Non-zero status code. Name:'Mul_3' Status Message: no")
+
+
+@pytest.mark.parametrize(("mark", "kind"), [("refused", InvalidValueError), ("empty", EmptyReductionError)])
+def test_a_check_says_its_words(mark: str, kind: type[ExecutionError]) -> None:
+    name = f"{mark}.max: max(): Expected no more: nothing."
+    error = data_error(f"Non-zero status code. Name:'{name}' Status Message: idx=1", {name: "aten.max.default"})
+    assert type(error) is kind
+    assert str(error) == "max(): Expected no more: nothing.\n  aten.max.default"
+
+
+@pytest.mark.parametrize("index", [-1, -(1 << 60), -(1 << 63), (1 << 61) - 1, 7])
+def test_an_index_is_told_as_the_program_gave_it(index: int) -> None:
+    seen = index & ~(1 << 62) if index < 0 else index
+    words = f"indices element out of data bounds, idx={seen} must be within the inclusive range [-5,4]"
+    assert f"index {index} is out of bounds for a dimension of size 5" in str(data_error(words, {}))

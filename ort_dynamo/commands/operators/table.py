@@ -147,10 +147,10 @@ def _how(overload: OpOverload) -> tuple[str, str]:
         return "drawn", ""
     if (function := find_lowering(overload)) is not None:
         return "ours", _first_sentence(function)
-    if overload in torchlib.WRONG:
-        return "eager", f"torch_lib's is wrong: {torchlib.WRONG[overload]}"
     if overload in decompositions():
         return "decomposed", ""
+    if overload in torchlib.WRONG:
+        return "eager", f"torch_lib's is wrong: {torchlib.WRONG[overload]}"
     if torch.Tag.nondeterministic_seeded in overload.tags:
         return "eager", "a random draw that reads data: torch draws it"
     return ("torch_lib", "") if torchlib.has_function(overload) else ("eager", "")

@@ -95,10 +95,10 @@ def prod(
     if not ctx.rank(self):
         return ctx.cast(value, ctx.out.dtype)
     axes = axes_of(dim, ctx.rank(self))
-    dtype = value.dtype
-    assert dtype is not None
+    own = value.dtype
+    assert own is not None
     lossy = not ctx.out.dtype.is_floating_point and not sums_integers_exactly(ctx)
-    missing = dtype == ir.DataType.DOUBLE and not ctx.target.takes("ReduceProd", "", {"T": dtype})
+    missing = own == ir.DataType.DOUBLE and not ctx.target.takes("ReduceProd", "", {"T": own})
     if not (lossy or missing) or reduces_nothing(ctx, self, axes):
         return ctx.cast(reduce(ctx, "ReduceProd", value, axes, keepdim), ctx.out.dtype)
     sizes = ctx.sizes(self)
@@ -107,7 +107,7 @@ def prod(
     (a,) = axes
     if not has_elements(sizes[a]):  # the product of nothing is 1
         one = [1 if place == a else size for place, size in enumerate(sizes)]
-        value = ctx.op.Concat(ctx.op.Expand(ctx.builder.constant(1, dtype), ctx.shape(one)), value, axis=a)
+        value = ctx.op.Concat(ctx.op.Expand(ctx.builder.constant(1, own), ctx.shape(one)), value, axis=a)
         sizes = tuple(size + 1 if place == a else size for place, size in enumerate(sizes))
     running = prefix_scan(ctx, value, axes[0], sizes, _multiply, 1)
     last = ctx.op.Gather(running, ctx.constant(-1, torch.int64), axis=axes[0])

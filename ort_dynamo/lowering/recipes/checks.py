@@ -14,7 +14,6 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
-from ort_dynamo.lowering.recipes.branches import all_finite
 from ort_dynamo.marks import EMPTY, REFUSED
 from ort_dynamo.torch_internals.symbols import known_true
 
@@ -55,9 +54,8 @@ def outside(ctx: LoweringContext, value: ir.Value, low: float, high: float) -> i
     Three reductions, which read memory as fast as it comes; NaN may be lost in an extremum, and not in a sum.
     """
     op = ctx.op
-    below, above = op.ReduceMin(value, keepdims=0), op.ReduceMax(value, keepdims=0)
-    beyond = op.Or(op.Less(below, low), op.Greater(above, high))
-    return op.Or(beyond, op.Not(all_finite(ctx, value)))
+    least, greatest, total = (reduce(value, keepdims=0) for reduce in (op.ReduceMin, op.ReduceMax, op.ReduceSum))
+    return op.Or(op.Or(op.Less(least, low), op.Greater(greatest, high)), op.IsNaN(total))
 
 
 def called(ctx: LoweringContext) -> str:

@@ -42,10 +42,10 @@ def from_start(ctx: LoweringContext, index: ir.Value) -> ir.Value:
     """
     if ctx.target.stands_alone:
         return index
-    assert index.dtype is not None
-    if not ctx.target.takes("BitwiseAnd", "", {"T": index.dtype}):
+    index = ctx.cast(index, torch.int64)
+    if not ctx.target.takes("BitwiseAnd", "", {"T": ir.DataType.INT64}):
         return ctx.op.Where(ctx.op.Less(index, 0), _GREATEST_INT32, index)
-    return ctx.op.BitwiseAnd(ctx.cast(index, torch.int64), ~(1 << 62))
+    return ctx.op.BitwiseAnd(index, ~(1 << 62))
 
 
 _GREATEST_INT32 = (1 << 31) - 1

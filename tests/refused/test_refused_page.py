@@ -1,0 +1,23 @@
+"""docs/refused.md says what the calls are."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from refused_programs import CALLS, LEFT
+from write_page import PAGE, page
+
+
+def test_the_page_is_up_to_date() -> None:
+    text = PAGE.read_text()
+    (version,) = re.findall(r"with torch ([\d.]+);", text)
+    if version != torch.__version__.split("+")[0]:
+        pytest.skip(f"the page speaks of torch {version}")
+    assert page() == text, "run python tests/refused/write_page.py"
+
+
+def test_what_differs_is_a_call_and_stays_a_short_list() -> None:
+    assert set(LEFT) <= {(call.operator, call.fault) for call in CALLS}
+    assert len(LEFT) <= 10

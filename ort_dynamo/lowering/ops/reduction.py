@@ -14,6 +14,7 @@ from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.unary import is_float, square_root
 from ort_dynamo.lowering.ops.views import axis
 from ort_dynamo.lowering.recipes.accurate_sum import average, integer_total, sums_integers_exactly, total
+from ort_dynamo.lowering.recipes.all_are import all_are
 from ort_dynamo.lowering.recipes.branches import all_finite, either
 from ort_dynamo.lowering.recipes.checks import called, has_elements, none_missing
 from ort_dynamo.lowering.recipes.prefix_scan import prefix_scan
@@ -138,7 +139,11 @@ def extremum(ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence
         return _extreme_integer(ctx, op_type, value, axes, keepdim)
 
     def without_nan(op: OpBuilder) -> list[ir.Value]:
-        return [getattr(op, op_type)(value, ctx.ints(axes), keepdims=int(keepdim))]
+        found = getattr(op, op_type)(value, ctx.ints(axes), keepdims=int(keepdim))
+        if not ctx.target.has_defect("extremes_of_infinity"):
+            return [found]
+        worst = -math.inf if op_type == "ReduceMax" else math.inf
+        return [op.Where(all_are(op, value, worst, ctx.ints(axes), keepdim=keepdim), worst, found)]
 
     def with_nan(op: OpBuilder) -> list[ir.Value]:
         found = op.ReduceMax(op.IsNaN(value), ctx.ints(axes), keepdims=int(keepdim))

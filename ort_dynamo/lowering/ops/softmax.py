@@ -12,6 +12,7 @@ import torch
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.recipes.accurate_sum import total
+from ort_dynamo.lowering.recipes.all_are import all_are
 from ort_dynamo.lowering.recipes.promotion import INT_TO_FLOAT, float_dtype, promote
 from ort_dynamo.lowering.registry import lowering, register
 from ort_dynamo.torch_internals.operators import aten
@@ -58,7 +59,11 @@ def safe_softmax(ctx: LoweringContext, self: ir.Value, dim: int, dtype: torch.dt
     x = ctx.cast(ctx.cast(self, ctx.out.dtype), accumulate)
     if ctx.rank(self) == 0:
         x = ctx.reshape(x, [1])
-    masked = op.Equal(op.ReduceMax(x, [dim], keepdims=1), -math.inf)  # the whole row is masked away
+    # The whole row is masked away.
+    if ctx.target.has_defect("extremes_of_infinity"):
+        masked = all_are(op, x, -math.inf, [dim], keepdim=True)
+    else:
+        masked = op.Equal(op.ReduceMax(x, [dim], keepdims=1), -math.inf)
     result = ctx.cast(op.Where(masked, 0.0, op.Softmax(x, axis=dim)), ctx.out.dtype)
     return ctx.reshape(result, []) if ctx.rank(self) == 0 else result
 

@@ -25,7 +25,6 @@ __all__ = [
     "MissingDependencyError",
     "MissingPackageError",
     "ModelFileError",
-    "NoGraphForTorchError",
     "NotCompiledError",
     "NotInOnnxRuntimeError",
     "OnnxModelError",
@@ -323,16 +322,6 @@ class ExecutionError(OrtDynamoError):
     """
 
     message = "{what}{place}\n  ONNX Runtime: {error}"
-
-
-class NoGraphForTorchError(OrtDynamoError, NotImplementedError):
-    """A transform of torch's reaches a compiled graph whose operators are not at hand."""
-
-    message = (
-        "A compiled graph that was read from torch's cache got a tensor that ONNX Runtime cannot read, as vmap and "
-        "forward-mode differentiation make them. Torch would run the graph's operators, and the file does not hold "
-        'them. Compile with options={{"trace_cache": False}}.'
-    )
 
 
 class IndexOutOfBoundsError(ExecutionError, IndexError):

@@ -101,9 +101,9 @@ class StoredCode(OutputCode):
         cache: CacheOptions,
         graphs: Sequence[GraphRecord],
     ) -> None:
-        around = None if None in islands.values() else spelled(outer)
+        around = None if None in islands.values() or not whole.is_storable else spelled(outer)
         self._outer = around if around and around.is_storable and not around.subgraphs else None
-        self._whole: SpelledGraph | None = whole
+        self._whole = whole
         self._islands = dict(islands)
         self._record = record
         self._partition = partition
@@ -120,9 +120,7 @@ class StoredCode(OutputCode):
     def prepare_for_serialization(self) -> None:
         """Leave what a pickle can hold."""
         if self._outer is None:
-            raise BypassError("a node of the graph around ONNX Runtime's, or one of these, has no place in a file")
-        if self._whole is not None and not self._whole.is_storable:
-            self._whole = None
+            raise BypassError("a node of the graph, or an island of it, has no place in a file")
         self._run = self._entries = None
 
     def __getstate__(self) -> dict[str, Any]:

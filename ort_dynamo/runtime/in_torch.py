@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.errors import NoGraphForTorchError
 from ort_dynamo.runtime.outer_code import outer_code
 from ort_dynamo.runtime.written import written
 from ort_dynamo.spelled_graph import SpelledGraph
@@ -28,24 +27,18 @@ class InTorch:
     """Runs a graph in torch where a call needs it. Its code is written at the first such call.
 
     Args:
-        whole: the graph before it was cut into islands; None where it could not be stored.
+        whole: the graph before it was cut into islands.
     """
 
-    def __init__(self, whole: SpelledGraph | None) -> None:
+    def __init__(self, whole: SpelledGraph) -> None:
         self._whole = whole
         self._run: Callable[[list[Any]], Any] | None = None
 
     def __call__(self, given: list[Any]) -> Any:
-        """Run the graph on `given`, which it empties, or return None if all of that is plain.
-
-        Raises:
-            NoGraphForTorchError: there is no graph to run.
-        """
+        """Run the graph on `given`, which it empties, or return None if all of that is plain."""
         if are_plain(given):
             return None
         if self._run is None:
-            if self._whole is None:
-                raise NoGraphForTorchError
             gm = self._whole.module({})
             _replace_operators(gm)
             self._run = written("outer", *outer_code(gm, {}))

@@ -98,7 +98,7 @@ def _compared(joint: JointGraph, storage: int, known: set[Node]) -> set[Node] | 
     waiting = [user for node in shown for user in node.users if not joint.is_forward(user)]
     while waiting:
         node = waiting.pop()
-        if node in found or is_number(node) or (node.op == "output" and node.all_input_nodes):
+        if node in found or is_number(node) or node.op == "output":
             continue
         if node not in known:
             return None

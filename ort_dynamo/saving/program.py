@@ -48,6 +48,8 @@ class Program:
 
 _STEP = re.compile(r"\[['\"]?(?P<key>[^'\"\]]*)['\"]?\]|\.(?P<attribute>\w+)")
 _HOLDERS = {"_modules", "_parameters", "_buffers"}
+_ATTRIBUTES = "__dict__"
+"""By which Dynamo reads the parts of a module of which the function has set an attribute."""
 
 
 def read_program(gm: GraphModule, inputs: Sequence[Any]) -> Program:
@@ -75,7 +77,8 @@ def read_program(gm: GraphModule, inputs: Sequence[Any]) -> Program:
 
 def _steps(source: str) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
     """The way to the module that holds a parameter or buffer, or None if it is no such; and the way from there."""
-    steps = tuple(match["key"] or match["attribute"] or "0" for match in _STEP.finditer(source)) or (source,)
+    found = (match["key"] or match["attribute"] or "0" for match in _STEP.finditer(source))
+    steps = tuple(step for step in found if step != _ATTRIBUTES) or (source,)
     holder = next((index for index, step in enumerate(steps) if step in _HOLDERS), None)
     if holder is None:
         return None, steps

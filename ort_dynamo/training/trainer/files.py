@@ -24,6 +24,7 @@ from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
 from ort_dynamo.training.trainer.masks import mask_questions_answered
 from ort_dynamo.training.trainer.step_files import step_model
 from ort_dynamo.training.trainer.training_state import TrainingState
+from ort_dynamo.training.trainer.unchanged import unchanged
 from ort_dynamo.training.trainer.whole_step import StepKind
 
 __all__ = ["StepFiles"]
@@ -114,28 +115,23 @@ class StepFiles:
         self, inputs: Sequence[Tensor], kind: StepKind | None, *, training: bool, may_be_fed: bool, lr: float
     ) -> ir.Model:
         combined = self._combined
-        modes = [module.training for module in combined.modules()]
-        if not training:
-            combined.eval()
 
         def call(*inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
             return combined(*inputs)
 
-        try:
-            with mask_questions_answered(combined):
-                captured = capture(
-                    call,
-                    PREFIX,
-                    inputs,
-                    self._description,
-                    self._state,
-                    kind,
-                    lr,
-                    recurrent=has_recurrent_layers(combined),
-                )
-        finally:
-            for module, mode in zip(combined.modules(), modes, strict=True):
-                module.training = mode
+        with unchanged(combined), mask_questions_answered(combined):
+            if not training:
+                combined.eval()
+            captured = capture(
+                call,
+                PREFIX,
+                inputs,
+                self._description,
+                self._state,
+                kind,
+                lr,
+                recurrent=has_recurrent_layers(combined),
+            )
         return step_model(
             captured,
             self._description,

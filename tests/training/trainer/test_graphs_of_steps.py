@@ -149,7 +149,7 @@ class WordModel(nn.Module):
         self.words = nn.Embedding(28, WIDTH)
         self.register_buffer("positions", torch.randn(35, 1, WIDTH))
         self.drop = nn.Dropout(0.2)
-        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.2), 2)
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.2), 1)
         self.decoder = nn.Linear(WIDTH, 28)
         self.mask: Tensor | None = None
 
@@ -165,8 +165,8 @@ class WordModel(nn.Module):
 @pytest.mark.parametrize("config", ["lamb", *(pytest.param(one, marks=pytest.mark.slow) for one in ("sgd", "adam"))])
 def test_graphs_of_the_samples_language_model_are_written(config: str, tmp_path: Path) -> None:
     description = {
-        "inputs": [("data", ["length", "batch"]), ("target", ["words"])],
-        "outputs": [("loss", [], True), ("predictions", ["length", "batch", 28])],
+        "inputs": [("data", [9, 4]), ("target", [36])],
+        "outputs": [("loss", [], True), ("predictions", [9, 4, 28])],
     }
     paths = {
         "model_after_graph_transforms_path": tmp_path / "transformed.onnx",
@@ -174,19 +174,63 @@ def test_graphs_of_the_samples_language_model_are_written(config: str, tmp_path:
         "model_with_training_graph_path": tmp_path / "training.onnx",
         "model_with_training_graph_after_optimization_path": tmp_path / "optimized.onnx",
     }
+    if config == "lamb":
+        paths = {"model_with_training_graph_path": paths["model_with_training_graph_path"]}
     options = make_options(debug={"graph_save_paths": {name: str(path) for name, path in paths.items()}})
-    trainer = ORTTrainer(
-        WordModel(),
-        description,
-        CONFIGS[config](),
-        lambda x, target: nn.functional.cross_entropy(x.view(-1, 28), target),
-        options,
-    )
+    model = WordModel()
+
+    def loss_fn(x: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(x.view(-1, 28), target)
+
+    trainer = ORTTrainer(model, description, CONFIGS[config](), loss_fn, options)
     words = torch.randint(28, (9, 4))
-    losses = [float(trainer.train_step(words, words.flatten())[0]) for _ in range(8)]
-    assert np.isfinite(losses).all()
+    plain = copy.deepcopy(model)
+    torch.manual_seed(4)
+    expected = loss_fn(plain(words), words.flatten()).item()
+    losses = []
+    for _ in range(3):
+        torch.manual_seed(4)
+        losses.append(float(trainer.train_step(words, words.flatten())[0]))
+    np.testing.assert_allclose(losses[0], expected, rtol=1e-5)
+    assert losses[-1] < losses[0]
+    assert trainer._running is not None
+    assert torch.equal(trainer._running.combined.model.mask, plain.mask)
     assert all(path.exists() for path in paths.values())
-    onnx.checker.check_model(onnx.load(paths["model_with_gradient_graph_path"]))
+    for path in paths.values():
+        if path.name != "optimized.onnx":  # that one has operators of ONNX Runtime's own
+            onnx.checker.check_model(onnx.load(path))
+
+
+class Keeping(nn.Module):
+    """Keeps results from call to call, in an attribute, a list and a buffer that it assigns, and counts its calls."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 1)
+        self.register_buffer("mean", torch.zeros(()))
+        self.kept: list[Tensor] = []
+        self.last: Tensor | None = None
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.mean = 0.5 * self.mean + x.mean()
+        self.last = x * 2
+        self.kept.append(x.mean())
+        return self.layer(x).squeeze(-1) + self.mean
+
+
+@pytest.mark.parametrize("part", ["forward", "step"])
+def test_a_capture_changes_nothing_that_a_model_keeps(part: Any) -> None:
+    model = Keeping()
+    buffer = model.mean
+    export_training_graph(model, FIXED_ROWS, CONFIGS["sgd"](), rows(), loss_fn=squares, part=part)
+    assert model.mean is buffer
+    assert float(buffer) == 0
+    assert (model.kept, model.last, model.calls) == ([], None, 0)
+    assert model.training
 
 
 class Branching(nn.Module):

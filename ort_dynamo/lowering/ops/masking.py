@@ -9,7 +9,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Number, Size, is_empty
-from ort_dynamo.lowering.recipes.checks import has_elements, stop_if
+from ort_dynamo.lowering.recipes.checks import any_of, has_elements, stop_if
 from ort_dynamo.lowering.recipes.positions import ordinals
 from ort_dynamo.lowering.recipes.running_sum import running_sum
 from ort_dynamo.lowering.recipes.zeros import zeros
@@ -56,10 +56,10 @@ def masked_scatter(ctx: LoweringContext, self: ir.Value, mask: ir.Value, source:
         raise ctx.refuse("torch refuses masks that are not boolean")
     sizes = tuple(ctx.out.shape)
     count = ctx.fake(source).numel()
+    words = "masked_scatter: expected the source to have as many elements as the mask has ones"
     if isinstance(count, int) and count == 0:
-        if is_empty(sizes):
-            return op.Expand(self, ctx.shape(sizes))
-        raise ctx.refuse("torch takes no values from an empty source, unless no element is set")
+        expanded = op.Expand(self, ctx.shape(sizes))
+        return expanded if is_empty(sizes) else stop_if(ctx, any_of(ctx, mask), expanded, words, len(sizes))
     chosen = op.Expand(mask, ctx.shape(sizes))
     flat = op.Reshape(chosen, [-1])
     # Entries that are not set read any valid place; a source that may be empty gets one. Those that are set and find
@@ -68,7 +68,6 @@ def masked_scatter(ctx: LoweringContext, self: ir.Value, mask: ir.Value, source:
     given = op.Reshape(source, [-1])
     if not has_elements(count):
         wanted = op.ReduceSum(ctx.cast(flat, torch.int64), keepdims=0)
-        words = "masked_scatter: expected the source to have as many elements as the mask has ones"
         given = stop_if(ctx, op.Greater(wanted, op.Size(given)), given, words, 1)
         given = op.Concat(given, zeros(ctx, source, [1]), axis=0)
     values = ctx.reshape(op.Gather(given, places, axis=0), sizes)

@@ -90,8 +90,7 @@ def compile_graph(
     report(role, segmented.native, segmented.by_design, segmented.chosen, segmented.eager, len(segmented.islands))
     check_fallback(segmented, options.segment, role)
     spec = build_spec(options, target, device, role)
-    for name, island in segmented.islands.items():
-        island.meta[WRITTEN_FOR] = f"{gm.meta.get(WRITTEN_FOR, '')} {role} {name}".strip()
+    _say_what_for(segmented, gm, role)
     functions = outside_functions(options.passes.extra_passes)
     compare_ranks(graph, role, segmented, spec, functions)
     # What is to be saved or verified is built, and looked at on the way.
@@ -116,15 +115,24 @@ def compile_graph(
         not_recorded=recording.refused,
     )
     record(learned)
-    running = running_passes(seen, gm.meta.get(RETURNED_VIEWS, frozenset()))
-    run_passes(running, segmented.gm, check=options.dump.verify, folder=options.dump.save_onnx)
-    whole = spelled(gm)
+    run_passes(
+        running_passes(seen, gm.meta.get(RETURNED_VIEWS, frozenset())),
+        segmented.gm,
+        check=options.dump.verify,
+        folder=options.dump.save_onnx,
+    )
     if keeps:
         places = {name: place for name, (_, place) in islands.items()}
-        return StoredCode(segmented.gm, whole, places, learned, partition, options.cache, graphs)
-    in_torch = InTorch(whole)
+        return StoredCode(segmented.gm, spelled(gm), places, learned, partition, options.cache, graphs)
+    in_torch = InTorch(spelled(gm))
     run = recording.around(boxed(segmented.gm, graphs, options.dump, in_torch))
     return in_torch.around(run, gm) if recording.is_wanted else run  # a recording copies inputs, without tangents
+
+
+def _say_what_for(segmented: Segmented, gm: GraphModule, role: str) -> None:
+    """Have each island say what its model is written for."""
+    for name, island in segmented.islands.items():
+        island.meta[WRITTEN_FOR] = f"{gm.meta.get(WRITTEN_FOR, '')} {role} {name}".strip()
 
 
 def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:

@@ -273,6 +273,7 @@ import ort_dynamo
 
 run = torch.compile(lambda x: x.sin() * x.shape[0], backend="ort_train", options={"placement": "onnxruntime"})
 x = torch.tensor([1.0, 2.0, 3.0])
+run(x)
 with forward_ad.dual_level():
     tangent = forward_ad.unpack_dual(run(forward_ad.make_dual(x, torch.ones(3)))).tangent
 assert torch.allclose(tangent, x.cos() * 3)

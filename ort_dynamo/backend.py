@@ -14,11 +14,12 @@ from torch.fx import GraphModule
 
 from ort_dynamo.capture.trace import trace, without_gradients
 from ort_dynamo.compiler import compile_graph
-from ort_dynamo.marks import RETURNED_VIEWS
+from ort_dynamo.marks import RETURNED_STRIDES, RETURNED_VIEWS
 from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.partition.cut import PartitionRecord, mark, partitioner
 from ort_dynamo.passes.fx.analysis.aliases import returned_views
+from ort_dynamo.passes.fx.analysis.eager_strides import returned_strides
 from ort_dynamo.progress import showing
 from ort_dynamo.report.counts import report, report_not_recorded, say_again
 from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord
@@ -198,6 +199,7 @@ def _compile_inference(
     keeps: bool = False,
 ) -> Callable[[list[Any]], Any]:
     gm.meta[RETURNED_VIEWS] = returned_views(gm.graph)
+    gm.meta[RETURNED_STRIDES] = returned_strides(gm.graph)
     passes = mark(gm, options)
     if saved is not None:
         saved.name(gm)

@@ -21,7 +21,7 @@ from ort_dynamo.cache.disk import DiskCache, Miss, disk_cache, disk_key
 from ort_dynamo.cache.graph_key import GraphKey, graph_key
 from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.lowering.translate import lower, refusal
-from ort_dynamo.marks import FX_NODE, RETURNED_VIEWS, WRITTEN_FOR
+from ort_dynamo.marks import FX_NODE, RETURNED_STRIDES, RETURNED_VIEWS, WRITTEN_FOR
 from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import DumpOptions, Options
 from ort_dynamo.partition.cut import PartitionRecord
@@ -115,8 +115,10 @@ def compile_graph(
         not_recorded=recording.refused,
     )
     record(learned)
+    returned = slice(None) if role == "backward" else seen
+    views, strides = gm.meta.get(RETURNED_VIEWS, frozenset()), gm.meta.get(RETURNED_STRIDES, {})
     run_passes(
-        running_passes(seen, gm.meta.get(RETURNED_VIEWS, frozenset())),
+        running_passes(seen, views, returned=returned, strides=strides),
         segmented.gm,
         check=options.dump.verify,
         folder=options.dump.save_onnx,

@@ -18,6 +18,7 @@ __all__ = [
     "READS_WIDE_STATISTICS",
     "RECOMPUTE",
     "REFUSED",
+    "RETURNED_STRIDES",
     "RETURNED_VIEWS",
     "SCOPE",
     "SECTION",
@@ -63,6 +64,9 @@ SCOPE = "ort_dynamo.scope"
 """Where the node is, as saved files say it: the innermost module's path, or the traced function's name."""
 
 # -- keys of a graph's meta and of a model's metadata_props ------------------------------------------------------
+
+RETURNED_STRIDES = "ort_dynamo.returned_strides"
+"""On a graph that is compiled: index of an output -> its strides in eager, where dimensions have one element."""
 
 RETURNED_VIEWS = "ort_dynamo.returned_views"
 """On an inference or forward graph: the indices of its outputs that are views to eager, too."""

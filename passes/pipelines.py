@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
@@ -16,6 +18,7 @@ from ort_dynamo.passes.fx.compare_in_forward import CompareInForward
 from ort_dynamo.passes.fx.cut_into_sections import CutIntoSections
 from ort_dynamo.passes.fx.drop_kept_dims import DropKeptDims
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
+from ort_dynamo.passes.fx.give_strides import GiveStrides
 from ort_dynamo.passes.fx.hide_seedless import HideSeedless
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
 from ort_dynamo.passes.fx.keep_nothing import KeepNothing
@@ -195,14 +198,18 @@ def outer_passes(seen: slice) -> tuple[PassBase, ...]:
     return (OwnResults(seen), LocateAssertions())
 
 
-def running_passes(seen: slice, views: frozenset[int]) -> tuple[PassBase, ...]:
+def running_passes(
+    seen: slice, views: frozenset[int], *, returned: slice, strides: Mapping[int, tuple[int, ...]]
+) -> tuple[PassBase, ...]:
     """Give the passes on an outer graph that is to be run and no longer described: it may write over its tensors.
 
     Args:
         seen: which of its outputs the program sees.
         views: the indices of outputs that are views to eager, too.
+        returned: which of its outputs go to the program or to autograd.
+        strides: index of an output -> its strides in eager, where they are known and the graph may give others.
     """
-    return (ReturnNoViews(seen, views), ReshapeViews(), WriteInPlace())
+    return (GiveStrides(returned, strides), ReturnNoViews(seen, views), ReshapeViews(), WriteInPlace())
 
 
 def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlacePass, ...]:

@@ -12,10 +12,11 @@ from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.lowering.symbols import symbols_of
-from ort_dynamo.marks import RETURNED_VIEWS
+from ort_dynamo.marks import RETURNED_STRIDES, RETURNED_VIEWS
 from ort_dynamo.options.groups import Options
 from ort_dynamo.pass_record import PassRecord
 from ort_dynamo.passes.fx.analysis.aliases import returned_views
+from ort_dynamo.passes.fx.analysis.eager_strides import returned_strides
 from ort_dynamo.passes.fx.analysis.fake_values import separate_memory
 from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, freed_by_backward, memory_record
 from ort_dynamo.passes.pipelines import (
@@ -167,12 +168,15 @@ def partitioner(
 
     def partition(joint: GraphModule, inputs: Sequence[torch.Tensor], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
         stage("cutting into forward and backward")
-        views = returned_views(joint.graph)
+        views, outputs = returned_views(joint.graph), kwargs["num_fwd_outputs"]
+        strides = returned_strides(joint.graph)
         marked = mark(joint, options)
         halves = cut(joint, inputs, options, **kwargs)
         forward, backward = halves.forward, halves.backward
-        forward.meta[RETURNED_VIEWS] = views.intersection(range(kwargs["num_fwd_outputs"]))
-        memory = memory_record(joint, forward, backward, kwargs["num_fwd_outputs"])
+        forward.meta[RETURNED_VIEWS] = views.intersection(range(outputs))
+        forward.meta[RETURNED_STRIDES] = {index: one for index, one in strides.items() if index < outputs}
+        backward.meta[RETURNED_STRIDES] = {index - outputs: one for index, one in strides.items() if index >= outputs}
+        memory = memory_record(joint, forward, backward, outputs)
         if _log.isEnabledFor(logging.INFO):
             _log.info("%s", memory.summary())
         record(PartitionRecord(marked + halves.passes, memory))

@@ -12,7 +12,15 @@ import torch
 
 from ort_dynamo.torch_internals.operators import OpOverload, aten, is_mutable, is_pointwise, present
 
-__all__ = ["CONTIGUOUS", "CONVOLUTIONS", "IMAGE_OPERATORS", "LAID_OUT_AS", "ONEDNN_DTYPES", "follows_layout"]
+__all__ = [
+    "BROADCAST",
+    "CONTIGUOUS",
+    "CONVOLUTIONS",
+    "IMAGE_OPERATORS",
+    "LAID_OUT_AS",
+    "ONEDNN_DTYPES",
+    "follows_layout",
+]
 
 LAID_OUT_AS: Mapping[OpOverload, int] = present(
     {
@@ -32,6 +40,9 @@ LAID_OUT_AS: Mapping[OpOverload, int] = present(
 
 Fake tensors take another argument's layout for some of them.
 """
+
+BROADCAST: frozenset[OpOverload] = frozenset(present(dict.fromkeys((aten.floor_divide.default, aten.div.Tensor_mode))))
+"""Elementwise operators whose result is laid out as a sum of the operands is. Fake tensors take another operand's."""
 
 CONTIGUOUS: frozenset[OpOverload] = frozenset(
     present(dict.fromkeys((aten.pow.Scalar, aten.float_power.Scalar, aten.log_sigmoid_forward.default)))

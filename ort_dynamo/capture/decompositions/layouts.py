@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ort_dynamo.boundary import inverse, physical_order
-from ort_dynamo.torch_internals.kernel_layouts import CONTIGUOUS, LAID_OUT_AS
+from ort_dynamo.torch_internals.kernel_layouts import BROADCAST, CONTIGUOUS, LAID_OUT_AS
 from ort_dynamo.torch_internals.operators import OpOverload, aten, present
 from ort_dynamo.torch_internals.promotion import is_contiguous, memory_format_of
 
@@ -73,6 +73,58 @@ def _laid_out_as_first(overload: OpOverload) -> Callable[..., Any]:
     return decomposition
 
 
+def _laid_out_as_sum(overload: OpOverload) -> Callable[..., Any]:
+    """Make an elementwise operator of two tensors read both in the layout of their sum."""
+
+    def decomposition(first: torch.Tensor, second: Any, **kwargs: Any) -> Any:
+        if not isinstance(second, torch.Tensor) or (is_contiguous(first) and is_contiguous(second)):
+            return NotImplemented
+        if first.shape == second.shape and physical_order(first) == physical_order(second) != ():
+            return NotImplemented
+        total = first + second
+        order = physical_order(total) or tuple(range(total.dim()))
+        operands = (_permuted(one, order) for one in (first, second))
+        return _restored(overload(*operands, **kwargs), order)
+
+    return decomposition
+
+
+def _permuted(operand: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Permute an operand that may be broadcast, with dimensions of one element for those that it lacks."""
+    shape = [1] * (len(order) - operand.dim()) + list(operand.shape)
+    return operand.reshape(shape).permute(tuple(order)).contiguous()
+
+
+def _keeps_layout(overload: OpOverload) -> Callable[..., Any]:
+    """Make an operator along a dimension, which writes to a copy of its first operand, do so in this one's layout."""
+
+    def decomposition(self: torch.Tensor, dim: int, *args: Any, **kwargs: Any) -> Any:
+        if not (order := physical_order(self.clone())):
+            return NotImplemented
+        permuted = self.permute(order).contiguous()
+        return _restored(overload(permuted, order.index(dim % self.dim()), *args, **kwargs), order)
+
+    return decomposition
+
+
+def _keeps_format(overload: OpOverload) -> Callable[..., Any]:
+    """Make an operator whose CPU kernel gives images in their memory format compute contiguous ones, then do so."""
+
+    def decomposition(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type != "cpu" or is_contiguous(self) or not _is_channels_last(self):
+            return NotImplemented
+        return overload(self.contiguous(), *args, **kwargs).clone(memory_format=memory_format_of(self))
+
+    return decomposition
+
+
+def _addr(self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor, **kwargs: Any) -> Any:
+    """The kernel lays the result out as the matrix; the fake tensor does not if it is multiplied by zero."""
+    if self.dim() != 2 or physical_order(self.clone()) != (1, 0):
+        return NotImplemented
+    return _restored(aten.addr(self.t().contiguous(), vec2, vec1, **kwargs), (1, 0))
+
+
 def _laid_out_as_input(overload: OpOverload) -> Callable[..., Any]:
     """Make the gradient of a batch normalization read the result's gradient in the layout of the input."""
 
@@ -125,6 +177,17 @@ LAYOUTS: Mapping[OpOverload, Callable[..., Any]] = present(
             overload: (_laid_out_as_first if decider == 0 else _laid_out_as_input)(overload)
             for overload, decider in LAID_OUT_AS.items()
         },
+        **{overload: _laid_out_as_sum(overload) for overload in BROADCAST},
+        **{overload: _keeps_layout(overload) for overload in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)},
+        **{
+            overload: _keeps_format(overload)
+            for overload in (
+                aten.max_unpool2d.default,
+                aten.reflection_pad3d.default,
+                aten.replication_pad3d.default,
+            )
+        },
+        aten.addr.default: _addr,
         aten.pow.Tensor_Scalar: _power,
         **{
             overload: _of_images(overload)

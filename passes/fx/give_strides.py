@@ -18,12 +18,21 @@ from ort_dynamo.torch_internals.iterator_strides import contiguous_strides
 __all__ = ["GiveStrides", "strided"]
 
 
-def strided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """Return `tensor` in its memory, with `strides` in the dimensions of one element."""
-    if tensor.stride() == strides:
+def strided(tensor: torch.Tensor, strides: tuple[int, ...], usual: tuple[int, ...]) -> torch.Tensor:
+    """Return `tensor` in its memory, with `strides` in the dimensions of one element.
+
+    Args:
+        tensor: a tensor.
+        strides: the wanted ones.
+        usual: strides that differ from the wanted ones in dimensions of one element alone. Others take longer.
+    """
+    own = tensor.stride()
+    if own == strides:
         return tensor
-    own = zip(tensor.shape, tensor.stride(), strides, strict=True)
-    return tensor.as_strided(tensor.shape, [given if size == 1 else stride for size, stride, given in own])
+    if own != usual:
+        both = zip(tensor.shape, own, strides, strict=True)
+        strides = tuple(wanted if size == 1 else stride for size, stride, wanted in both)
+    return tensor.as_strided(tensor.shape, strides)
 
 
 strided.keeps_value = True  # type: ignore[attr-defined]  # the maker gives the fake value
@@ -52,11 +61,11 @@ class GiveStrides(PassBase):
         made: dict[Node, Node] = {}
         for index in range(*self.outputs.indices(len(values))):
             value = values[index]
-            if not isinstance(value, Node) or (strides := self._wanted(index, value)) is None:
+            if not isinstance(value, Node) or (found := self._wanted(index, value)) is None:
                 continue
             if value not in made:
                 with graph.inserting_before(output):
-                    made[value] = graph.call_function(strided, (value, strides))
+                    made[value] = graph.call_function(strided, (value, *found))
                 made[value].meta = dict(value.meta)
             values[index] = made[value]
         if made:
@@ -64,13 +73,15 @@ class GiveStrides(PassBase):
             graph_module.recompile()
         return PassResult(graph_module, bool(made))
 
-    def _wanted(self, index: int, value: Node) -> tuple[int, ...] | None:
-        """Give the strides that an output does not come with, or None."""
+    def _wanted(self, index: int, value: Node) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Give the strides that an output is to have, and those of memory in its order; None where it has them."""
         fake = value.meta.get("val")
         if value.op != "call_function" or value.target is strided or not has_dimension_of_one(fake):
             return None
-        if value.target is not operator.getitem or value.all_input_nodes[0].op != "call_module":
-            return self.strides.get(index)
-        strides = self.strides.get(index, tuple(fake.stride()))
         order = physical_order(fake)
-        return None if strides == contiguous_strides(fake.shape, order[::-1] if order else None) else strides
+        usual = contiguous_strides(fake.shape, order[::-1] if order else None)
+        if value.target is operator.getitem and value.all_input_nodes[0].op == "call_module":
+            strides = self.strides.get(index, tuple(fake.stride()))
+            return None if strides == usual else (strides, usual)
+        known = self.strides.get(index)
+        return None if known is None else (known, usual)

@@ -16,11 +16,11 @@ from ort_dynamo.passes.fx.give_strides import GiveStrides, strided
 
 def test_strided_changes_dimensions_of_one_element_alone() -> None:
     x = torch.rand(4, 3, 1, 1)
-    given = strided(x, (3, 1, 3, 3))
+    given = strided(x, (3, 1, 3, 3), x.stride())
     assert given.stride() == (3, 1, 3, 3)
     assert given.data_ptr() == x.data_ptr()
-    assert strided(x, (99, 99, 7, 7)).stride() == (3, 1, 7, 7)
-    assert strided(x, x.stride()) is x
+    assert strided(x, (99, 99, 7, 7), (99, 99, 1, 1)).stride() == (3, 1, 7, 7)
+    assert strided(x, x.stride(), x.stride()) is x
 
 
 @pytest.mark.parametrize(

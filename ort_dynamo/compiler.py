@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 import torch
 from torch.fx import GraphModule
+from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph
 from ort_dynamo.cache.disk import DiskCache, Miss, disk_cache, disk_key
@@ -115,10 +116,8 @@ def compile_graph(
         not_recorded=recording.refused,
     )
     record(learned)
-    returned = slice(None) if role == "backward" else seen
-    views, strides = gm.meta.get(RETURNED_VIEWS, frozenset()), gm.meta.get(RETURNED_STRIDES, {})
     run_passes(
-        running_passes(seen, views, returned=returned, strides=strides),
+        _running_passes(gm, role, seen),
         segmented.gm,
         check=options.dump.verify,
         folder=options.dump.save_onnx,
@@ -129,6 +128,16 @@ def compile_graph(
     in_torch = InTorch(spelled(gm))
     run = recording.around(boxed(segmented.gm, graphs, options.dump, in_torch))
     return in_torch.around(run, gm) if recording.is_wanted else run  # a recording copies inputs, without tangents
+
+
+def _running_passes(gm: GraphModule, role: str, seen: slice) -> tuple[PassBase, ...]:
+    """Give the passes on the outer graph of `gm`, by what was noted of the outputs when it was traced."""
+    return running_passes(
+        seen,
+        gm.meta.get(RETURNED_VIEWS, frozenset()),
+        returned=slice(None) if role == "backward" else seen,
+        strides=gm.meta.get(RETURNED_STRIDES, {}),
+    )
 
 
 def _say_what_for(segmented: Segmented, gm: GraphModule, role: str) -> None:

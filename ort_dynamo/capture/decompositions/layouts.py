@@ -118,6 +118,20 @@ def _keeps_format(overload: OpOverload) -> Callable[..., Any]:
     return decomposition
 
 
+def _native_dropout_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> Any:
+    """The kernel is a product in the layout of the gradient; torch's decomposition copies it to a memory format."""
+    if is_contiguous(grad_output) or _is_channels_last(grad_output):
+        return NotImplemented
+    return grad_output * (mask.to(grad_output.dtype) * scale)
+
+
+def _nll_loss2d_forward(self: torch.Tensor, target: torch.Tensor, *args: Any) -> Any:
+    """The CPU's kernel gives a loss for each place in contiguous memory, the fake tensor in the target's layout."""
+    if self.device.type != "cpu" or is_contiguous(target):
+        return NotImplemented
+    return aten.nll_loss2d_forward(self, target.contiguous(), *args)
+
+
 def _addr(self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor, **kwargs: Any) -> Any:
     """The kernel lays the result out as the matrix; the fake tensor does not if it is multiplied by zero."""
     if self.dim() != 2 or physical_order(self.clone()) != (1, 0):
@@ -187,6 +201,8 @@ LAYOUTS: Mapping[OpOverload, Callable[..., Any]] = present(
                 aten.replication_pad3d.default,
             )
         },
+        aten.native_dropout_backward.default: _native_dropout_backward,
+        aten.nll_loss2d_forward.default: _nll_loss2d_forward,
         aten.addr.default: _addr,
         aten.pow.Tensor_Scalar: _power,
         **{

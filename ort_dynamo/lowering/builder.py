@@ -300,7 +300,7 @@ def _bind(
     found = {dtype for dtype in _dtypes(inputs) if dtype is not None}
     if len(found) > 1:
         raise MixedTypesError(f"{op_type}: T is both " + " and ".join(sorted(dtype.name for dtype in found)))
-    return {"T": dtype for dtype in found}
+    return {"T": found.pop()} if found else {}
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """Leave to torch the calls that its kernels refuse, or may refuse, for dtypes or for a dimension.
 
 Most kernels check what fake tensors do not check: a lowering or a decomposition would compute such a call without a
-word, or would fail in words of its own. So torch runs the operator, which computes or raises eager's own error. A mix of
-dtypes for which `kernel_dtypes.py` has no rule is left to torch, too.
+word, or would fail in words of its own. So torch runs the operator, which computes or raises eager's own error. It also
+runs a mix of dtypes for which `kernel_dtypes.py` has no rule.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch.fx import Node
 from ort_dynamo.lowering.kernel_dtypes import (
     FLOAT32_BESIDE_HALVES,
     LETTERS,
+    MIXING,
     OTHER_ARGUMENTS,
     PROMOTING,
-    PROMOTING_FLOATS,
     TAKEN,
     UNKNOWN,
 )
@@ -92,7 +92,7 @@ def _wrong_dimension(name: str, arguments: Mapping[str, Any]) -> str | None:
         dims = [one for one in (value if isinstance(value, (list, tuple)) else [value]) if type(one) is int]
         for dim in dims:
             if not -rank <= dim < rank:
-                return f"{rank} dimensions have no dimension {dim}, which torch's kernel says"
+                return f"dimension {dim} is out of range, which torch's kernel reports"
         if len({dim % rank for dim in dims}) < len(dims):
             return "a dimension is given twice, which only torch's kernel takes or rejects"
     return None
@@ -143,12 +143,12 @@ class _Dtypes:
             return {LETTERS[cast]} if cast in LETTERS else set()
         if self._name in PROMOTING:
             return self._promoted(operands)
-        if len(used) < 2 or (self._name in PROMOTING_FLOATS and used <= set("fdhb")):
+        if len(used) < 2 or self._name in MIXING:
             return used
         wide = self._rule(FLOAT32_BESIDE_HALVES) or ()
-        beside = set().union(*(_letters(tensors) for name, tensors in operands.items() if name not in wide))
+        narrow = set().union(*(_letters(tensors) for name, tensors in operands.items() if name not in wide))
         others = set().union(*(_letters(tensors) for name, tensors in operands.items() if name in wide))
-        return beside if len(beside) == 1 and beside <= set("hb") and others <= {"f"} else None
+        return set() if narrow in ({"h"}, {"b"}) and others == {"f"} else None
 
     def _promoted(self, operands: Mapping[str, list[torch.Tensor]]) -> set[str]:
         """The dtype to which the operands promote, among them the numbers in the place of one."""

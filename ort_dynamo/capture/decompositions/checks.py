@@ -1,7 +1,8 @@
 """These checks of eager's kernels are missing from decompositions.
 
-Dtypes and dimensions are checked by the rules of lowering/kernel_checks.py, other arguments by functions here. An argument that eager refuses whatever the data leaves the operator whole: it runs in torch, which raises its own
-error. Data is checked by an assertion, whose condition is computed with what surrounds it and which torch raises.
+An argument that eager refuses whatever the data leaves the operator whole: it runs in torch, which raises its own
+error. Dtypes and dimensions are checked by the rules of lowering/kernel_checks.py, other arguments by functions here.
+Data is checked by an assertion, whose condition is computed with what surrounds it and which torch raises.
 """
 
 from __future__ import annotations

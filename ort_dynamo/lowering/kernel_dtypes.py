@@ -107,15 +107,8 @@ FLOAT32_BESIDE_HALVES: Mapping[str, tuple[str, ...]] = _by_name(
         ),
     ),
     (
-        "_scaled_dot_product_flash_attention_for_cpu",
-        ("attn_mask",),
-    ),
-    (
         "_scaled_dot_product_flash_attention_for_cpu_backward",
-        (
-            "attn_mask",
-            "logsumexp",
-        ),
+        ("logsumexp",),
     ),
     (
         "_weight_norm_interface_backward",
@@ -125,6 +118,10 @@ FLOAT32_BESIDE_HALVES: Mapping[str, tuple[str, ...]] = _by_name(
 """Operator -> arguments that may be float32, all of them, where all others are float16 or bfloat16."""
 
 OTHER_ARGUMENTS: Mapping[str, Mapping[str, str]] = _by_name(
+    (
+        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward",
+        {"attn_mask": _FLOATS},
+    ),
     (
         """
             gather index_add index_reduce index_select scatter scatter_add scatter_reduce

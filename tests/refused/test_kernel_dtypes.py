@@ -1,0 +1,103 @@
+"""The rules about dtypes of lowering/kernel_dtypes.py are those of torch's kernels.
+
+Every functional overload that PyTorch's operator database reaches, forward and backward, is called with every dtype and
+with mixes of two.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+import zlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from kernel_calls import Call, calls_of, disagreements
+from opinfo_samples import DTYPES, operators, quiet, samples_of
+
+PARTS = 8
+
+TAKEN_MIXES = {
+    "_cdist_backward",
+    "_embedding_bag",
+    "_embedding_bag_backward",
+    "_fused_rms_norm",
+    "_histogramdd_bin_edges",
+    "_pdist_backward",
+    "_pdist_forward",
+    "_trilinear",
+    "addcdiv",
+    "clamp",
+    "convolution",
+    "dist",
+    "gelu_backward",
+    "huber_loss",
+    "ldexp",
+    "linalg_ldl_solve",
+    "linalg_pinv",
+    "linalg_solve_triangular",
+    "mish_backward",
+    "mse_loss_backward",
+    "rrelu_with_noise_backward",
+    "smooth_l1_loss_backward",
+    "soft_margin_loss",
+    "soft_margin_loss_backward",
+}
+"""Operators that run in torch for a few dtypes or mixes that their kernels take: torch's result is right."""
+
+IN_STEP = {"_embedding_bag_backward"}
+"""Operators with indices that are all int64 or all int32, as torch's formula of the gradient makes them."""
+
+
+@cache
+def recorded() -> dict[str, list[Call]]:
+    """Overload -> two of its calls."""
+    found: dict[str, list[Call]] = {}
+    for op in operators().values():
+        for dtype in DTYPES.values():
+            if samples := samples_of(op, dtype, limit=3):
+                for sample in samples:
+                    for call in _called(op.op, sample):
+                        found.setdefault(str(call[0]), []).append(call)
+                break
+    return {name: calls[:2] for name, calls in found.items()}
+
+
+def _called(function: Callable[..., Any], sample: Any) -> list[Call]:
+    torch.manual_seed(0)
+    with quiet():
+        try:
+            return calls_of(lambda: function(sample.input, *sample.args, **sample.kwargs))
+        except (RuntimeError, ValueError, TypeError):
+            return []  # operators of sparse layouts, and samples that only compare errors
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_rules_and_kernels_agree(part: int) -> None:
+    logging.disable()  # fake tensors log what they refuse
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = [
+                one
+                for name, calls in recorded().items()
+                if zlib.crc32(name.encode()) % PARTS == part
+                for call in calls
+                for one in disagreements(call)
+                if not _is_known(call, one)
+            ]
+    finally:
+        logging.disable(logging.NOTSET)
+    assert not found, "\n".join(found[:20])
+
+
+def _is_known(call: Call, said: str) -> bool:
+    name = call[0]._schema.name.removeprefix("aten::")
+    return name in TAKEN_MIXES if said.endswith("which takes it") else name in IN_STEP
+
+
+def test_many_overloads_are_compared() -> None:
+    assert len(recorded()) > 350

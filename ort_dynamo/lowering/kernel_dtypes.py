@@ -60,7 +60,7 @@ PROMOTING = frozenset(
             special_hermite_polynomial_he special_laguerre_polynomial_l special_legendre_polynomial_p
             special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
             special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_xlog1py special_zeta
-            stack tanh_backward threshold_backward where xlogy
+            stack tanh_backward where xlogy
         """
     )
 )
@@ -69,9 +69,9 @@ PROMOTING = frozenset(
 MIXING = frozenset(
     _names(
         """
-            _fused_rms_norm _fused_rms_norm_backward addcdiv binary_cross_entropy_with_logits dist huber_loss isin
+            _fused_rms_norm _fused_rms_norm_backward addcdiv binary_cross_entropy_with_logits dist isin
             mish_backward mse_loss_backward normal rrelu_with_noise_backward rsub smooth_l1_loss_backward
-            soft_margin_loss soft_margin_loss_backward sub
+            soft_margin_loss_backward sub
         """
     )
 )
@@ -160,7 +160,7 @@ OTHER_ARGUMENTS: Mapping[str, Mapping[str, str]] = _by_name(
         {"indices": "li", "offsets": "li", "offset2bag": "li", "bag_size": "li", "maximum_indices": "li"},
     ),
     (
-        "masked_fill masked_scatter masked_scatter_backward masked_select",
+        "masked_fill masked_scatter masked_scatter_backward masked_select native_dropout_backward",
         {"mask": "?"},
     ),
     (
@@ -180,7 +180,7 @@ OTHER_ARGUMENTS: Mapping[str, Mapping[str, str]] = _by_name(
     ),
     (
         """
-            huber_loss mse_loss_backward smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward
+            mse_loss_backward smooth_l1_loss_backward soft_margin_loss_backward
         """,
         {"target": _NUMBERS},
     ),
@@ -197,9 +197,7 @@ OTHER_ARGUMENTS: Mapping[str, Mapping[str, str]] = _by_name(
         {"pivots": "i"},
     ),
     (
-        """
-            _native_multi_head_attention _transformer_encoder_layer_fwd native_dropout_backward
-        """,
+        "_native_multi_head_attention _transformer_encoder_layer_fwd",
         {"mask": _ANY},
     ),
     (
@@ -222,7 +220,7 @@ OTHER_ARGUMENTS: Mapping[str, Mapping[str, str]] = _by_name(
     ),
     (
         "ldexp",
-        {"other": _NUMBERS},
+        {"other": _INTEGERS},
     ),
     (
         "lu_unpack",
@@ -315,7 +313,8 @@ TAKEN: Mapping[str, str] = _by_name(
             _upsample_bilinear2d_aa_backward _upsample_lanczos2d_aa_backward cholesky cholesky_inverse cholesky_solve
             geqrf histogram.bin_ct linalg_cholesky_ex linalg_eig linalg_householder_product linalg_inv_ex
             linalg_ldl_factor_ex linalg_ldl_solve linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_pinv linalg_qr
-            linalg_solve_triangular ormqr polar triangular_solve
+            linalg_solve_triangular multi_margin_loss multi_margin_loss_backward
+            multilabel_margin_loss_forward ormqr polar triangular_solve
         """,
         "fd",
     ),

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ort_dynamo.capture.decompositions.table import decompositions
 from ort_dynamo.lowering.kernel_checks import left_to_torch
 from ort_dynamo.lowering.kernel_dtypes import LETTERS
 
@@ -74,29 +75,61 @@ def _is_wanted(call: Call) -> bool:
         and not overload._schema.is_mutable
         and torch.Tag.nondeterministic_seeded not in overload.tags
         and bool(tensors)
-        and all(0 < one.numel() < 5000 and one.layout is torch.strided and one.dtype in LETTERS for one in tensors)
+        and all(0 < one.numel() < 500 and one.layout is torch.strided and one.dtype in LETTERS for one in tensors)
     )
 
 
 def disagreements(call: Call) -> Iterator[str]:
-    """Say where a kernel takes dtypes that the rules refuse, or raises where neither they nor fake tensors refuse."""
+    """Say where a kernel and the rules disagree about a dtype, or a mix of two.
+
+    The kernel takes what the rules leave to torch; it raises where neither they nor fake tensors refuse; or it gives
+    another dtype than the decomposition, or the fake tensor, of a call that is not left to torch.
+    """
     overload, args, kwargs = call
     names = [argument.name for argument in overload._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    for dtypes in _variants(overload, given):
+    for dtypes in _variants(given):
         arguments = {**given, **{name: _cast(given[name], DTYPES[letter]) for name, letter in dtypes.items()}}
-        refused = left_to_torch(overload, (), arguments)
-        error = _raised(overload, arguments)
+        left = left_to_torch(overload, (), arguments) is not None
+        theirs = _outcome(overload, arguments)
         said = f"{overload} of {dtypes}"
-        if error is None and refused is not None:
-            yield f"{said}: left to torch, which takes it"
-        elif error is None or refused is not None or OF_VALUES.search(str(error)):
-            continue
-        elif not _fakes_refuse(overload, arguments):
-            yield f"{said}: {type(error).__name__}: {str(error).splitlines()[0][:150]}"
+        if left:
+            if not isinstance(theirs, Exception):
+                yield f"{said}: left to torch, which takes it"
+        elif not isinstance(theirs, Exception):
+            ours = _traced(overload, arguments)
+            if not isinstance(ours, Exception) and ours != theirs:  # what fake tensors refuse is torch's own
+                yield f"{said}: {ours}, and the kernel gives {theirs}"
+        elif not OF_VALUES.search(str(theirs)) and not isinstance(_traced(overload, arguments), Exception):
+            yield f"{said}: {type(theirs).__name__}: {str(theirs).splitlines()[0][:150]}"
 
 
-def _variants(overload: Any, given: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def _outcome(function: Any, arguments: Mapping[str, Any]) -> list[torch.dtype] | Exception:
+    """The dtypes that a call gives, or what it raises."""
+    try:
+        return [one.dtype for one in tree_leaves(function(**arguments)) if isinstance(one, torch.Tensor)]
+    except Exception as error:
+        return error
+
+
+def _traced(overload: Any, arguments: Mapping[str, Any]) -> list[torch.dtype] | Exception:
+    """What AOTAutograd's tracing of a call gives: our decomposition, or the overload, of fake tensors."""
+    decomposition = decompositions().get(overload)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fakes = tree_map(lambda one: mode.from_tensor(one) if isinstance(one, torch.Tensor) else one, dict(arguments))
+        if decomposition is not None:
+            names = [one.name for one in overload._schema.arguments if not one.kwarg_only and one.name in fakes]
+            keywords = {name: value for name, value in fakes.items() if name not in names}
+            try:
+                result = decomposition(*(fakes[name] for name in names), **keywords)
+            except Exception as error:
+                return error
+            if result is not NotImplemented:
+                return [one.dtype for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
+        return _outcome(overload, fakes)
+
+
+def _variants(given: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     """Letters by argument: every dtype of all operands, pairs in two groups of them, every dtype of each other one."""
     tensors = {
         name: value for name, value in given.items() if any(isinstance(one, torch.Tensor) for one in tree_leaves(value))
@@ -122,17 +155,3 @@ def _first(value: Any) -> torch.Tensor:
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     return tree_map(lambda one: one.to(dtype, copy=True) if isinstance(one, torch.Tensor) else one, value)
-
-
-def _raised(overload: Any, arguments: Mapping[str, Any]) -> Exception | None:
-    try:
-        overload(**arguments)
-    except Exception as error:
-        return error
-    return None
-
-
-def _fakes_refuse(overload: Any, arguments: Mapping[str, Any]) -> bool:
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fakes = tree_map(lambda one: mode.from_tensor(one) if isinstance(one, torch.Tensor) else one, dict(arguments))
-        return _raised(overload, fakes) is not None

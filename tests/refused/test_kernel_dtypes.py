@@ -33,6 +33,7 @@ TAKEN_MIXES = {
     "clamp",
     "convolution",
     "dist",
+    "equal",
     "gelu_backward",
     "huber_loss",
     "ldexp",
@@ -41,15 +42,36 @@ TAKEN_MIXES = {
     "linalg_solve_triangular",
     "mish_backward",
     "mse_loss_backward",
+    "multilabel_margin_loss_backward",
+    "native_dropout_backward",
+    "nll_loss2d_backward",
     "rrelu_with_noise_backward",
     "smooth_l1_loss_backward",
     "soft_margin_loss",
     "soft_margin_loss_backward",
+    "threshold_backward",
 }
 """Operators that run in torch for a few dtypes or mixes that their kernels take: torch's result is right."""
 
-IN_STEP = {"_embedding_bag_backward"}
-"""Operators with indices that are all int64 or all int32, as torch's formula of the gradient makes them."""
+OTHERWISE = {
+    "_batch_norm_with_update_functional": "statistics of halves, which torch's fake tensors have in float32",
+    "_embedding_bag": "offsets of another integer dtype than the indices, of which only torch's gradient knows",
+    "_embedding_bag_backward": "indices that are all int64 or all int32, as torch's formula of the gradient makes them",
+    "_log_softmax_backward_data": "an argument names the dtype, too",
+    "_native_batch_norm_legit_functional": "statistics of halves, which torch's fake tensors have in float32",
+    "_native_batch_norm_legit_no_training": "statistics of halves, which torch's fake tensors have in halves",
+    "_softmax_backward_data": "an argument names the dtype, too",
+    "mish_backward": "autograd casts a gradient to the dtype of its input",
+    "mse_loss_backward": "autograd casts a gradient to the dtype of its input",
+    "native_batch_norm": "statistics of halves, which torch's fake tensors have in halves",
+    "native_group_norm": "statistics of halves, which torch's fake tensors have in halves",
+    "native_group_norm_backward": "autograd casts a gradient to the dtype of its input",
+    "native_layer_norm": "statistics of halves, which torch's fake tensors have in halves",
+    "rrelu_with_noise_backward": "autograd casts a gradient to the dtype of its input",
+    "smooth_l1_loss_backward": "autograd casts a gradient to the dtype of its input",
+    "soft_margin_loss_backward": "autograd casts a gradient to the dtype of its input",
+}
+"""Operator -> why a mix gives another dtype when it is traced, or is not made."""
 
 
 @cache
@@ -71,8 +93,8 @@ def _called(function: Callable[..., Any], sample: Any) -> list[Call]:
     with quiet():
         try:
             return calls_of(lambda: function(sample.input, *sample.args, **sample.kwargs))
-        except (RuntimeError, ValueError, TypeError):
-            return []  # operators of sparse layouts, and samples that only compare errors
+        except (RuntimeError, ValueError, TypeError, AssertionError):
+            return []  # what eager refuses: sparse layouts, operators of CUDA
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -96,7 +118,7 @@ def test_rules_and_kernels_agree(part: int) -> None:
 
 def _is_known(call: Call, said: str) -> bool:
     name = call[0]._schema.name.removeprefix("aten::")
-    return name in TAKEN_MIXES if said.endswith("which takes it") else name in IN_STEP
+    return name in (TAKEN_MIXES if said.endswith("which takes it") else OTHERWISE)
 
 
 def test_many_overloads_are_compared() -> None:

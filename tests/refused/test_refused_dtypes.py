@@ -170,7 +170,8 @@ def test_a_dtype_is_computed_or_refused_as_in_eager(name: str) -> None:
 
 def test_norms_take_float32_weights_beside_halves_in_a_session() -> None:
     for dtype in (torch.float16, torch.bfloat16):
-        assert_like_eager(lambda x, w: F.layer_norm(x, (8,), w, w), torch.randn(2, 8).to(dtype), torch.rand(8))
+        x, w = torch.randn(2, 8).to(dtype).requires_grad_(), torch.rand(8).requires_grad_()
+        assert_like_eager(lambda x, w: F.layer_norm(x, (8,), w, w), x, w)
         assert not eager_reasons()
 
 

@@ -90,9 +90,6 @@ FLOAT32_BESIDE_HALVES: Mapping[str, tuple[str, ...]] = _by_name(
             "bias",
             "running_mean",
             "running_var",
-            "save_mean",
-            "save_invstd",
-            "save_var",
         ),
     ),
     (
@@ -102,25 +99,40 @@ FLOAT32_BESIDE_HALVES: Mapping[str, tuple[str, ...]] = _by_name(
         (
             "weight",
             "bias",
-            "mean",
-            "rstd",
         ),
-    ),
-    (
-        "_scaled_dot_product_flash_attention_for_cpu_backward",
-        ("logsumexp",),
-    ),
-    (
-        "_weight_norm_interface_backward",
-        ("saved_norms",),
     ),
 )
 """Operator -> arguments that may be float32, all of them, where all others are float16 or bfloat16."""
 
 OTHER_ARGUMENTS: Mapping[str, Mapping[str, str]] = _by_name(
     (
-        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward",
+        "_scaled_dot_product_flash_attention_for_cpu",
         {"attn_mask": _FLOATS},
+    ),
+    # What the forward computes for the gradient has a dtype of its own, about which fake tensors and kernels differ.
+    (
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+        {"attn_mask": _FLOATS, "logsumexp": _FLOATS},
+    ),
+    (
+        "native_group_norm_backward native_layer_norm_backward",
+        {"mean": _FLOATS, "rstd": _FLOATS},
+    ),
+    (
+        """
+            batch_norm_backward cudnn_batch_norm_backward miopen_batch_norm_backward native_batch_norm_backward
+        """,
+        {
+            "save_mean": _FLOATS,
+            "save_invstd": _FLOATS,
+            "save_var": _FLOATS,
+            "reserve": _ANY,
+            "reserveSpace": _ANY,
+        },
+    ),
+    (
+        "_weight_norm_interface_backward",
+        {"saved_norms": _FLOATS},
     ),
     (
         """
@@ -201,10 +213,6 @@ OTHER_ARGUMENTS: Mapping[str, Mapping[str, str]] = _by_name(
         {"mask": _ANY},
     ),
     (
-        "batch_norm_backward cudnn_batch_norm_backward",
-        {"reserve": _ANY, "reserveSpace": _ANY},
-    ),
-    (
         """
             _fake_quantize_learnable_per_channel_affine _fake_quantize_learnable_per_channel_affine_backward
             _fake_quantize_learnable_per_tensor_affine _fake_quantize_learnable_per_tensor_affine_backward
@@ -274,7 +282,8 @@ TAKEN: Mapping[str, str] = _by_name(
             _embedding_bag_forward_only _fused_rms_norm _fused_rms_norm_backward _histogramdd_from_bin_tensors
             _log_softmax _log_softmax_backward_data _native_batch_norm_legit _native_batch_norm_legit_functional
             _native_batch_norm_legit_no_training _prelu_kernel _prelu_kernel_backward _safe_softmax
-            _scaled_dot_product_flash_attention_for_cpu _segment_reduce_backward _softmax _softmax_backward_data
+            _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
+            _segment_reduce_backward _softmax _softmax_backward_data
             _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
             adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d adaptive_max_pool3d_backward addcdiv
             binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits celu
@@ -309,12 +318,12 @@ TAKEN: Mapping[str, str] = _by_name(
         """
             _cdist_backward _cdist_forward _fft_r2c _histogramdd_bin_edges _histogramdd_from_bin_cts _linalg_det
             _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _pdist_backward _pdist_forward
-            _scaled_dot_product_flash_attention_for_cpu_backward _upsample_bicubic2d_aa_backward
+            _upsample_bicubic2d_aa_backward
             _upsample_bilinear2d_aa_backward _upsample_lanczos2d_aa_backward cholesky cholesky_inverse cholesky_solve
             geqrf histogram.bin_ct linalg_cholesky_ex linalg_eig linalg_householder_product linalg_inv_ex
             linalg_ldl_factor_ex linalg_ldl_solve linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_pinv linalg_qr
             linalg_solve_triangular multi_margin_loss multi_margin_loss_backward
-            multilabel_margin_loss_forward ormqr polar triangular_solve
+            linalg_polar multilabel_margin_loss_forward ormqr polar triangular_solve
         """,
         "fd",
     ),

@@ -45,6 +45,8 @@ TAKEN_MIXES = {
     "multilabel_margin_loss_backward",
     "native_dropout_backward",
     "nll_loss2d_backward",
+    "polar",
+    "repeat_interleave",
     "rrelu_with_noise_backward",
     "smooth_l1_loss_backward",
     "soft_margin_loss",
@@ -54,6 +56,10 @@ TAKEN_MIXES = {
 """Operators that run in torch for a few dtypes or mixes that their kernels take: torch's result is right."""
 
 OTHERWISE = {
+    "_scaled_dot_product_flash_attention_for_cpu_backward": "what the forward makes has the dtype that it gives",
+    "_weight_norm_interface_backward": "what the forward makes has the dtype that it gives",
+    "native_batch_norm_backward": "what the forward makes has the dtype that it gives",
+    "native_layer_norm_backward": "what the forward makes has the dtype that it gives",
     "_batch_norm_with_update_functional": "statistics of halves, which torch's fake tensors have in float32",
     "_embedding_bag": "offsets of another integer dtype than the indices, of which only torch's gradient knows",
     "_embedding_bag_backward": "indices that are all int64 or all int32, as torch's formula of the gradient makes them",
@@ -65,7 +71,7 @@ OTHERWISE = {
     "mse_loss_backward": "autograd casts a gradient to the dtype of its input",
     "native_batch_norm": "statistics of halves, which torch's fake tensors have in halves",
     "native_group_norm": "statistics of halves, which torch's fake tensors have in halves",
-    "native_group_norm_backward": "autograd casts a gradient to the dtype of its input",
+    "native_group_norm_backward": "what the forward makes has the dtype that it gives",
     "native_layer_norm": "statistics of halves, which torch's fake tensors have in halves",
     "rrelu_with_noise_backward": "autograd casts a gradient to the dtype of its input",
     "smooth_l1_loss_backward": "autograd casts a gradient to the dtype of its input",

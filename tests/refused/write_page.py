@@ -16,7 +16,7 @@ _OPENING = """\
 
 Eager's CPU kernels check values, sizes, indices, dtypes and dimensions. `ort_train` raises for the same arguments, an
 error of eager's class, before an input or a buffer is written to. `python tests/refused/write_page.py` writes this page
-from the calls that `tests/refused/` compares with eager, with torch {version}. PyTorch's own `error_inputs` are
+from the calls that `tests/refused/` compares with eager, with torch {version}; PyTorch's own `error_inputs` are
 compared in `tests/opinfo/test_opinfo.py`.
 
 - A check of data is part of the session. It raises an `InvalidValueError`, an `EmptyReductionError` or an

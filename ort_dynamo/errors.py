@@ -16,6 +16,7 @@ __all__ = [
     "FallbackRefusedError",
     "GradientGraphError",
     "IndexOutOfBoundsError",
+    "InputDtypeError",
     "IntegerDivisionByZeroError",
     "InvalidArgumentError",
     "InvalidOptionError",
@@ -236,6 +237,14 @@ class TrainingGraphError(OrtDynamoError):
     """A model's training step cannot be one graph."""
 
     message = "The training step of this model cannot be one graph: {reason}"
+
+
+class InputDtypeError(OrtDynamoError):
+    """A trainer's step raised torch's error of a dtype that an input has."""
+
+    message = (
+        "{error}\nOf the trainer's inputs, {inputs}; the model's weights are {weights}. Convert the input by .to()."
+    )
 
 
 class OnnxModelError(OrtDynamoError, ValueError):

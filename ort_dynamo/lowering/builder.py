@@ -130,7 +130,7 @@ class LoweringBuilder(GraphBuilder):
         inputs = self._as_values(schema, inputs)
         if (instead := ordering(self.target, op_type, domain, inputs)) is not None:
             return instead(self.op, inputs)
-        bound = _bind(schema, inputs)
+        bound = _bind(op_type, schema, inputs)
         substitute = self._substitutes(op_type, domain, bound)
         if not substitute:
             return self.add_node(op_type, inputs, attributes, domain, version, outputs, name)
@@ -189,7 +189,7 @@ class LoweringBuilder(GraphBuilder):
     def check_kernel(self, node: ir.Node) -> None:
         """Raise UnsupportedNodeError where the target cannot run a node that was made elsewhere as it stands."""
         schema = self._get_schema(node.op_type, node.domain, OPSET)
-        if self._substitutes(node.op_type, node.domain, _bind(schema, node.inputs)):
+        if self._substitutes(node.op_type, node.domain, _bind(node.op_type, schema, node.inputs)):
             raise UnsupportedNodeError(f"{self.target.provider} has no {node.op_type} kernel for the node's dtypes")
 
     def append(self, node: ir.Node) -> None:
@@ -288,12 +288,19 @@ def _variable(formals: Sequence[Any], index: int) -> str:
     return str(formals[min(index, len(formals) - 1)].type_str)
 
 
-def _bind(schema: onnx.defs.OpSchema | None, inputs: Sequence[ir.Value | None]) -> Mapping[str, ir.DataType]:
-    """Type variable -> dtype, from the inputs. Raises MixedTypesError where two inputs disagree."""
-    if schema is None:
-        first = next((value for value in inputs if value is not None), None)
-        return {"T": first.dtype} if first is not None and first.dtype is not None else {}
-    return _bindings(schema, _dtypes(inputs))
+def _bind(
+    op_type: str, schema: onnx.defs.OpSchema | None, inputs: Sequence[ir.Value | None]
+) -> Mapping[str, ir.DataType]:
+    """Type variable -> dtype, from the inputs. Raises MixedTypesError where two inputs disagree.
+
+    onnx has no schema of a contrib operator: all inputs of those used here have one dtype, which is called T.
+    """
+    if schema is not None:
+        return _bindings(schema, _dtypes(inputs))
+    found = {dtype for dtype in _dtypes(inputs) if dtype is not None}
+    if len(found) > 1:
+        raise MixedTypesError(f"{op_type}: T is both " + " and ".join(sorted(dtype.name for dtype in found)))
+    return {"T": found.pop()} if found else {}
 
 
 @functools.cache

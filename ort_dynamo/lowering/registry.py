@@ -18,6 +18,7 @@ __all__ = [
     "Lowering",
     "find_lowering",
     "has_outside_lowerings",
+    "is_from_outside",
     "keep_in_eager",
     "kept_in_eager",
     "lowering",
@@ -150,6 +151,11 @@ def outside_lowerings(gm: GraphModule) -> dict[str, Lowering]:
     graphs = [module.graph for module in gm.modules() if isinstance(module, GraphModule)]
     targets: set[Any] = {node.target for graph in graphs for node in graph.nodes}
     return {str(target): _FROM_OUTSIDE[target] for target in targets & _FROM_OUTSIDE.keys()}
+
+
+def is_from_outside(target: object) -> bool:
+    """Whether the lowering of what a node calls is one that a user registered."""
+    return target in _FROM_OUTSIDE
 
 
 def has_outside_lowerings() -> bool:

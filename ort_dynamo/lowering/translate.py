@@ -18,7 +18,8 @@ from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.builder import LoweringBuilder, MixedTypesError
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.draws import DRAWS
-from ort_dynamo.lowering.registry import find_lowering
+from ort_dynamo.lowering.kernel_checks import node_left_to_torch
+from ort_dynamo.lowering.registry import find_lowering, is_from_outside
 from ort_dynamo.lowering.symbols import Symbols, known_dims, symbols_of
 from ort_dynamo.progress import counted
 from ort_dynamo.source_line import user_line
@@ -113,6 +114,8 @@ def refusal(node: Node, target: Target) -> str | None:
 
 
 def _refusal(node: Node, target: Target) -> str | None:
+    if not is_from_outside(node.target) and (reason := node_left_to_torch(node)) is not None:
+        return reason
     walk = _Walk(target)
     try:
         walk.offer_all_sizes(node)

@@ -14,15 +14,19 @@ PAGE = Path(__file__).parents[2] / "docs" / "refused.md"
 _OPENING = """\
 # What is refused
 
-Eager's CPU kernels check values, sizes and indices. `ort_train` raises for the same arguments, an error of eager's
-class, before an input or a buffer is written to. `python tests/refused/write_page.py` writes this page from the calls
-that `tests/refused/` compares with eager, with torch {version}; PyTorch's own `error_inputs` are compared in
-`tests/opinfo/test_opinfo.py`.
+Eager's CPU kernels check values, sizes, indices, dtypes and dimensions. `ort_train` raises for the same arguments, an
+error of eager's class, before an input or a buffer is written to. `python tests/refused/write_page.py` writes this page
+from the calls that `tests/refused/` compares with eager, with torch {version}; PyTorch's own `error_inputs` are
+compared in `tests/opinfo/test_opinfo.py`.
 
 - A check of data is part of the session. It raises an `InvalidValueError`, an `EmptyReductionError` or an
   `IndexOutOfBoundsError` ([errors](errors.md)), with the operator and your line.
 - An argument that is wrong whatever the data leaves its operator to torch, which raises its own error. torch's fake
   tensors refuse others while Dynamo traces.
+- Dtypes and dimensions are compared for nearly every operator (`tests/refused/test_kernel_dtypes.py`,
+  `tests/refused/test_refused_dtypes.py`). Tables say which dtypes a kernel takes and mixes
+  (`ort_dynamo/lowering/kernel_dtypes.py`). torch runs any other call, and computes or raises. A dtype that only CUDA's
+  kernels take is not refused there.
 - On CUDA torch's kernels check less, and a session checks nothing. A file of `export_training_graph` has no checks.
 
 | operator | arguments | eager raises |

@@ -1,30 +1,47 @@
-"""These checks of eager's kernels are missing from torch's decompositions.
+"""These checks of eager's kernels are missing from decompositions.
 
 An argument that eager refuses whatever the data leaves the operator whole: it runs in torch, which raises its own
-error. Data is checked by an assertion, whose condition is computed with what surrounds it and which torch raises.
+error. Dtypes and dimensions are checked by the rules of lowering/kernel_checks.py, other arguments by functions here.
+Data is checked by an assertion, whose condition is computed with what surrounds it and which torch raises.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
-from ort_dynamo.torch_internals.operators import OpOverload, aten, present
+from ort_dynamo.lowering.kernel_checks import left_to_torch
+from ort_dynamo.torch_internals.operators import OpOverload, aten, can_decompose, present
 
 __all__ = ["checked"]
 
 
+_inside: ContextVar[bool] = ContextVar("_inside", default=False)
+"""Whether a decomposition is running: what it calls is not what eager runs."""
+
+
 def checked(overload: OpOverload, decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Make `decomposition` check its arguments as eager's kernel does; itself where there is nothing to check."""
-    check = _CHECKS.get(overload)
-    if check is None:
+    """Make `decomposition` check its arguments as eager's kernel does; itself for what eager takes apart, too."""
+    if can_decompose(overload):
         return decomposition
+    check = _CHECKS.get(overload)
 
     def decompose_checked(*args: Any, **kwargs: Any) -> Any:
-        return decomposition(*args, **kwargs) if check(*args, **kwargs) else NotImplemented
+        if check is not None and not check(*args, **kwargs):
+            return NotImplemented
+        if _inside.get():
+            return decomposition(*args, **kwargs)
+        if left_to_torch(overload, args, kwargs) is not None:
+            return NotImplemented
+        token = _inside.set(True)
+        try:
+            return decomposition(*args, **kwargs)
+        finally:
+            _inside.reset(token)
 
     return decompose_checked
 

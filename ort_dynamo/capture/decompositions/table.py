@@ -48,13 +48,14 @@ def _decompositions(whole: frozenset[OpOverload]) -> dict[OpOverload, Callable[.
         **prim_functions(),
     }
     kept = {
-        overload: checked(overload, function)
+        overload: function
         for overload, function in table.items()
         if isinstance(overload, OpOverload)
         and overload not in whole
         and (overload in COMPOSITES or not _draws(overload))
     }
-    return {**kept, **{overload: _either(laid, kept.get(overload)) for overload, laid in _left_whole(LAYOUTS).items()}}
+    laid = {overload: _either(function, kept.get(overload)) for overload, function in _left_whole(LAYOUTS).items()}
+    return {overload: checked(overload, function) for overload, function in {**kept, **laid}.items()}
 
 
 def _either(first: Callable[..., Any], second: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from torch.fx import Graph, Node
 
 from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.errors import LoweringError
+from ort_dynamo.lowering.kernel_dtypes import OTHER_ARGUMENTS
 from ort_dynamo.lowering.translate import refusal
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.dispatcher import TorchDispatchMode
@@ -29,7 +30,7 @@ __all__ = ["gradient_overloads", "taken_dtypes"]
 _Shape = tuple[int, ...]
 
 _SHAPES: tuple[_Shape, ...] = ((3, 3), (3, 3, 3), (2, 3, 4, 4), (2, 3, 4, 4, 4), (3,), ())
-_INDICES = ("index", "indices", "target", "batch1_idx")
+_INDICES = ("index", "indices", "batch1_idx")
 _MASKS = ("mask", "condition")
 
 
@@ -138,17 +139,24 @@ def _arguments(
         return
     with FakeTensorMode():
         for shape in shapes:
-            made = [_argument(a.name, str(a.type), shape, dtype, requires_grad) for a in required]
+            made = [
+                _argument(a.name, str(a.type), shape, _dtype_of(overload, a.name, dtype), requires_grad)
+                for a in required
+            ]
             if not any(value is NotImplemented for value in made):
                 yield shape, tuple(made)
 
 
+def _dtype_of(overload: OpOverload, name: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of an argument: `dtype`, or int64 or bool of one that has to be."""
+    own = OTHER_ARGUMENTS.get(schema_of(overload).name.removeprefix("aten::"), {}).get(name)
+    if name in _INDICES or own in ("l", "li", "lu"):
+        return torch.int64
+    return torch.bool if name in _MASKS else dtype
+
+
 def _argument(name: str, kind: str, shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool) -> Any:
     def tensor() -> torch.Tensor:
-        if name in _INDICES:
-            return torch.zeros(shape, dtype=torch.int64)
-        if name in _MASKS:
-            return torch.zeros(shape, dtype=torch.bool)
         if name == "boundaries":  # a sorted list
             return torch.zeros(shape[-1:], dtype=dtype)
         return torch.zeros(shape, dtype=dtype, requires_grad=requires_grad and dtype.is_floating_point)

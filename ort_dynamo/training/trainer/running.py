@@ -31,6 +31,7 @@ from ort_dynamo.torch_internals.dynamo import (
 )
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
+from ort_dynamo.training.trainer.input_dtypes import naming_inputs
 from ort_dynamo.training.trainer.split_step import SplitStep
 from ort_dynamo.training.trainer.together import Together
 from ort_dynamo.training.trainer.training_state import TrainingState
@@ -153,7 +154,7 @@ class RunningModel:
                 (_, outputs), all_finite = whole(inputs, lr, scale)
             except Exception as error:
                 if whole.has_begun:
-                    _raise_inner(error)
+                    self._raise(error, inputs)
                 result = self._train_apart(inputs, lr, scale, updates)  # raises the program's own errors once more
                 self._one_session = False
                 if self._split is not None and not self._split.trained_nothing:
@@ -170,7 +171,7 @@ class RunningModel:
         try:
             (_, outputs), all_finite = self._split(inputs, lr, scale, self._kinds[updates])
         except Exception as error:
-            _raise_inner(error)
+            self._raise(error, inputs)
         if self._split.trained_nothing and not self._said_nothing_trains:
             self._said_nothing_trains = True
             _warn_the_program(_NOTHING_TRAINS)
@@ -197,7 +198,17 @@ class RunningModel:
             try:
                 return region(*inputs)
             except Exception as error:
-                _raise_inner(error)
+                self._raise(error, inputs)
+
+    def _raise(self, error: Exception, inputs: Sequence[Tensor]) -> NoReturn:
+        """Raise what the backend raised, where Dynamo has put it into an error of its own, with what it is about."""
+        raised = raised_by_backend(error)
+        inner = raised if isinstance(raised, Exception) else error
+        names = [described.name for described in self._description.inputs]
+        named = naming_inputs(inner, names, inputs, self.combined.parameters())
+        if named is error:
+            raise error
+        raise named from error
 
     def _region(self, called: Callable[..., Any]) -> Callable[..., Any]:
         dynamic = False if self.shares_layers else None  # as in SplitStep
@@ -285,11 +296,3 @@ def _warn_the_program(message: str) -> None:
 
 
 _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
-
-
-def _raise_inner(error: Exception) -> NoReturn:
-    """Raise what the backend raised, where Dynamo has put it into an error of its own; otherwise that error."""
-    raised = raised_by_backend(error)
-    if isinstance(raised, Exception) and raised is not error:
-        raise raised from error
-    raise error

@@ -1,0 +1,171 @@
+"""Leave to torch the calls that its kernels refuse, or may refuse, for dtypes or for a dimension.
+
+Most kernels check what fake tensors do not check: a lowering or a decomposition would compute such a call without a
+word, or would fail in words of its own. So torch runs the operator, which computes or raises eager's own error. It also
+runs a mix of dtypes for which `kernel_dtypes.py` has no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.fx import Node
+
+from ort_dynamo.lowering.kernel_dtypes import (
+    FLOAT32_BESIDE_HALVES,
+    LETTERS,
+    MIXING,
+    OTHER_ARGUMENTS,
+    PROMOTING,
+    TAKEN,
+    UNKNOWN,
+)
+from ort_dynamo.torch_internals.operators import OpOverload, schema_of
+from ort_dynamo.torch_internals.promotion import KIND, elementwise_dtypes
+
+__all__ = ["left_to_torch", "node_left_to_torch"]
+
+_V = TypeVar("_V")
+_NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat)
+
+_DIMENSIONS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "axis", "axes"})
+"""Names of arguments that hold dimensions."""
+
+_ONE_MORE = frozenset({"diag_embed", "stack", "unsqueeze", "unsqueeze_copy"})
+"""Operators whose dimensions are those of a result that has one more than the argument."""
+
+_SIZES = frozenset({"input_sizes", "self_sizes", "sizes"})
+"""Names of arguments that hold the sizes of a tensor that has those dimensions."""
+
+_OPERANDS = frozenset({"exponent", "other", "self"})
+"""Names of arguments in which a number takes part in a promotion."""
+
+
+def node_left_to_torch(node: Node) -> str | None:
+    """The reason to leave the call of `node` to torch, or None.
+
+    A node that a decomposition made is not checked: eager runs the operator that was decomposed.
+    """
+    decomposed = node.meta.get("original_aten") or node.target
+    if not isinstance(node.target, OpOverload) or str(decomposed) != str(node.target):  # a copied meta has a copy
+        return None
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
+    return left_to_torch(node.target, args, kwargs)
+
+
+def left_to_torch(overload: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """The reason to leave a call of an ATen operator to torch's kernel, or None.
+
+    Args:
+        overload: any operator; there are rules for those of ATen.
+        args, kwargs: its arguments; tensors are real or fake.
+    """
+    schema = schema_of(overload)
+    name = schema.name.removeprefix("aten::")
+    full = f"{name}.{schema.overload_name or 'default'}"
+    if overload.namespace != "aten" or full.startswith(UNKNOWN):
+        return None
+    names = [argument.name for argument in schema.arguments]
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    return _wrong_dimension(name, arguments) or _Dtypes(name, full, arguments).refusal()
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    for one in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(one, torch.Tensor):
+            yield one
+
+
+# -- dimensions ----------------------------------------------------------------------------------------------------
+
+
+def _wrong_dimension(name: str, arguments: Mapping[str, Any]) -> str | None:
+    given = [value for argument, value in arguments.items() if argument in _DIMENSIONS]
+    if not given:
+        return None
+    ranks = [tensor.dim() for value in arguments.values() for tensor in _tensors(value)]
+    ranks += [len(value) for argument, value in arguments.items() if argument in _SIZES and isinstance(value, list)]
+    rank = max(1, *ranks, 1) if name not in _ONE_MORE else 1 + max(0, *ranks, 0)
+    for value in given:
+        dims = [one for one in (value if isinstance(value, (list, tuple)) else [value]) if type(one) is int]
+        for dim in dims:
+            if not -rank <= dim < rank:
+                return f"dimension {dim} is out of range, which torch's kernel reports"
+        if len({dim % rank for dim in dims}) < len(dims):
+            return "a dimension is given twice, which only torch's kernel takes or rejects"
+    return None
+
+
+# -- dtypes --------------------------------------------------------------------------------------------------------
+
+
+class _Dtypes:
+    """The dtypes of one call.
+
+    Args:
+        name: the operator's.
+        full: with its overload.
+        arguments: by name.
+    """
+
+    def __init__(self, name: str, full: str, arguments: Mapping[str, Any]) -> None:
+        self._name = name
+        self._full = full
+        self._arguments = arguments
+        found = {argument: list(_tensors(value)) for argument, value in arguments.items()}
+        self._tensors = {argument: tensors for argument, tensors in found.items() if tensors}
+
+    def refusal(self) -> str | None:
+        """The reason to leave the call to torch's kernel, or None."""
+        every = [tensor for tensors in self._tensors.values() for tensor in tensors]
+        if not every or any(tensor.dtype not in LETTERS for tensor in every):
+            return None
+        others = self._rule(OTHER_ARGUMENTS) or {}
+        operands = {argument: tensors for argument, tensors in self._tensors.items() if argument not in others}
+        for argument, tensors in self._tensors.items():
+            if argument in others and not _letters(tensors) <= set(others[argument]):
+                return self._says("are not those of its kernel")
+        used = self._computed_in(operands)
+        if used is None:
+            return self._says("are mixed, which only torch's kernel takes or rejects")
+        taken = self._rule(TAKEN)
+        on_cuda = any(tensor.device.type == "cuda" for tensor in every)  # its kernels take more
+        if taken is None or on_cuda or used <= set(taken):
+            return None
+        return self._says("are not those of its kernel")
+
+    def _computed_in(self, operands: Mapping[str, list[torch.Tensor]]) -> set[str] | None:
+        """The dtypes that a kernel has to take; None where it may not take the mix."""
+        used = set().union(*map(_letters, operands.values()))
+        if isinstance(cast := self._arguments.get("dtype"), torch.dtype) and len(used) < 2:
+            return {LETTERS[cast]} if cast in LETTERS else set()
+        if self._name in PROMOTING:
+            return self._promoted(operands)
+        if len(used) < 2 or self._name in MIXING:
+            return used
+        wide = self._rule(FLOAT32_BESIDE_HALVES) or ()
+        narrow = set().union(*(_letters(tensors) for name, tensors in operands.items() if name not in wide))
+        others = set().union(*(_letters(tensors) for name, tensors in operands.items() if name in wide))
+        return set() if narrow in ({"h"}, {"b"}) and others == {"f"} else None
+
+    def _promoted(self, operands: Mapping[str, list[torch.Tensor]]) -> set[str]:
+        """The dtype to which the operands promote, among them the numbers in the place of one."""
+        numbers = [
+            value for name, value in self._arguments.items() if name in _OPERANDS and isinstance(value, _NUMBERS)
+        ]
+        every = [tensor for tensors in operands.values() for tensor in tensors]
+        _, dtype = elementwise_dtypes(*every, *numbers, type_promotion_kind=KIND.NO_OPMATH)
+        return {LETTERS[dtype]} if dtype in LETTERS else set()
+
+    def _rule(self, table: Mapping[str, _V]) -> _V | None:
+        return table.get(self._full, table.get(self._name))
+
+    def _says(self, what: str) -> str:
+        seen = sorted({str(tensor.dtype).removeprefix("torch.") for ts in self._tensors.values() for tensor in ts})
+        return f"its tensors' dtypes ({', '.join(seen)}) {what}"
+
+
+def _letters(tensors: Sequence[torch.Tensor]) -> set[str]:
+    return {LETTERS[tensor.dtype] for tensor in tensors}

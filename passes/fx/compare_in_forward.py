@@ -11,7 +11,14 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.marks import HALF
 from ort_dynamo.passes.fx.analysis.mutation import mutated_storages
-from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, draws, is_number, is_tensor, must_recompute
+from ort_dynamo.passes.fx.analysis.saved_tensors import (
+    JointGraph,
+    allocations,
+    draws,
+    is_number,
+    is_tensor,
+    must_recompute,
+)
 from ort_dynamo.passes.fx.analysis.storage import storage_of, storages_of
 from ort_dynamo.torch_internals.operators import OpOverload, is_mutable
 from ort_dynamo.torch_internals.pytree import tree_leaves
@@ -27,7 +34,8 @@ class CompareInForward(PassBase):
     autograd would refuse the backward once the program has written to that, even where the loss does not depend on it.
     torch's own cut, by which aot_eager runs, saves the mask as well.
 
-    The pass moves nothing if the backward reads the result for anything but boolean tensors, as that keeps it anyway.
+    The pass moves nothing if the backward reads the result for anything but boolean tensors, as that keeps it anyway,
+    and nothing if the masks take more memory than the backward then no longer reads: torch's cut saves the less.
 
     Args:
         outputs: how many of the graph's results are the forward's.
@@ -60,11 +68,33 @@ def _comparisons(joint: JointGraph, outputs: int) -> list[Node]:
     known = _known(joint)
     moved: set[Node] = set()
     for storage in storages:
-        moved |= _compared(joint, storage, known) or set()
-    for node in reversed(joint.backward):
-        if node in moved:
-            moved |= {argument for argument in node.all_input_nodes if argument in known}
+        compared = _compared(joint, storage, known) or set()
+        for node in reversed(joint.backward):
+            if node in compared:
+                compared |= {argument for argument in node.all_input_nodes if argument in known}
+        if _saves_memory(joint, compared):
+            moved |= compared
     return [node for node in joint.backward if node in moved]
+
+
+def _saves_memory(joint: JointGraph, moved: set[Node]) -> bool:
+    """Ask whether the masks that `moved` nodes make are smaller than the tensors that only they read.
+
+    Results of the forward do not count, as the program keeps them.
+    """
+    masks: dict[int, int] = {}
+    freed: dict[int, int] = {}
+    needed: set[int] = set().union(*map(storages_of, joint.outputs))
+    for node in (*joint.backward, *joint.gm.graph.find_nodes(op="output")):
+        for argument in node.all_input_nodes:
+            if argument in moved:
+                masks |= {} if node in moved else dict(allocations(argument))
+            elif node in moved:
+                freed |= dict(allocations(argument))
+            elif node.op != "output" and not is_number(node):
+                needed |= storages_of(argument)
+    gained = sum(nbytes for storage, nbytes in freed.items() if storage not in needed)
+    return gained > sum(masks.values())
 
 
 def _known(joint: JointGraph) -> set[Node]:
@@ -103,6 +133,9 @@ def _compared(joint: JointGraph, storage: int, known: set[Node]) -> set[Node] | 
         if node not in known:
             return None
         found.add(node)
-        if not (is_tensor(node) and node.meta["val"].dtype is torch.bool):
-            waiting += node.users
+        waiting += [one for one in node.users if one in known and _is_mask(one)] if _is_mask(node) else node.users
     return found
+
+
+def _is_mask(node: Node) -> bool:
+    return is_tensor(node) and node.meta["val"].dtype is torch.bool

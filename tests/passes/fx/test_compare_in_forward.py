@@ -46,6 +46,18 @@ def test_so_are_masks_made_of_several(joint_graph: Capture) -> None:
     assert {node.meta["val"].dtype for node in gm.graph.nodes if node.name in kept} == {torch.bool}
 
 
+def test_one_mask_of_several_is_saved(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x: x.sin().min(), weight(3, 4))
+    assert moved(gm)
+    assert saved(gm) == ["logical_or"]
+
+
+def test_a_mask_that_is_larger_than_what_it_frees_is_not_saved(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x: (x.amax(1), x.sin()), weight(3, 4))  # the gradient of the sine keeps x anyway
+    assert saved(gm) == ["amax"]
+    assert not moved(gm, 2)
+
+
 def read_beside(x: Tensor) -> tuple[Tensor, Tensor]:
     found = x.exp().amax(1, keepdim=True)
     return found, (x * found).sum()

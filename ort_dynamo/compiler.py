@@ -248,7 +248,7 @@ def _places(island: GraphModule, built: BuiltGraph) -> dict[str, str]:
 def _origins(gm: GraphModule, model: ir.Model) -> dict[str, int]:
     """Name of an ONNX node that data can stop -> index of the FX node that it was lowered from."""
     indices = {node.name: index for index, node in enumerate(gm.graph.nodes)}
-    stopped = (node for node in model.graph if node.name and node.op_type.startswith(_STOPPED_BY_DATA))
+    stopped = (node for node in model.graph.all_nodes() if node.name and node.op_type.startswith(_STOPPED_BY_DATA))
     makers = {str(node.name): node.metadata_props.get(FX_NODE, "").partition(":")[0] for node in stopped}
     return {name: indices[maker] for name, maker in makers.items() if maker in indices}
 

@@ -35,9 +35,8 @@ def data_error(words: str, places: Mapping[str, str]) -> ExecutionError:
         words: ONNX Runtime's message.
         places: name of an ONNX node -> where it comes from in the user's code.
     """
-    named = _NODE.search(words)
-    node = named[1] if named else ""
-    place = "".join(f"\n  {line}" for line in (places.get(node, "").splitlines() if node else ()))
+    node = (_NODE.findall(words) or [""])[-1]  # of nodes in branches of one another, the innermost
+    place = "".join(f"\n  {line}" for line in places.get(node, "").splitlines())
     if node.startswith(ZERO_DIVISOR):
         what = "ZeroDivisionError: an integer is divided by zero"
         return IntegerDivisionByZeroError(what=what, place=place, error=words)

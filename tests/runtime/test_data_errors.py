@@ -133,3 +133,10 @@ def test_an_index_is_told_as_the_program_gave_it(index: int) -> None:
     seen = index & ~(1 << 62) if index < 0 else index
     words = f"indices element out of data bounds, idx={seen} must be within the inclusive range [-5,4]"
     assert f"index {index} is out of bounds for a dimension of size 5" in str(data_error(words, {}))
+
+
+def test_the_node_that_stopped_in_a_branch_is_the_innermost() -> None:
+    words = "running If node. Name:'outer' Status Message: running Gather node. Name:'refused.node: too large' Status"
+    error = data_error(words, {"outer": "of the wrong one", "refused.node: too large": "of the right one"})
+    assert isinstance(error, InvalidValueError)
+    assert str(error).splitlines()[:2] == ["too large", "  of the right one"]

@@ -12,7 +12,7 @@ from ort_dynamo.lowering.context import LoweringContext, is_empty
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.activation import log1p_exp
 from ort_dynamo.lowering.recipes.accurate_sum import total
-from ort_dynamo.lowering.recipes.checks import outside, stop_if
+from ort_dynamo.lowering.recipes.checks import outside, outside_or_nan, stop_if_any
 from ort_dynamo.lowering.recipes.promotion import float_dtype, promote
 from ort_dynamo.lowering.registry import lowering, register
 from ort_dynamo.lowering.symbols import broadcast, same_sizes
@@ -172,20 +172,29 @@ def binary_cross_entropy(
 ) -> ir.Value:
     """binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor"""
     (x, t, *w), _ = promote(ctx, self, target, *([weight] if weight is not None else []))
-    x = _probabilities(ctx, x, self, "input")
-    t = _probabilities(ctx, t, target, "target")
     losses = _entropy(ctx, x, t, 0.0)
     losses = ctx.op.Mul(losses, w[0]) if w else losses
-    return ctx.cast(_reduce(ctx, losses, reduction, self, target), ctx.out.dtype)
+    reduced = _checked(ctx, _reduce(ctx, losses, reduction, self, target), x, t)
+    return ctx.cast(reduced, ctx.out.dtype)
 
 
-def _probabilities(ctx: LoweringContext, value: ir.Value, given: ir.Value, name: str) -> ir.Value:
-    """`value`, the argument `given` in a wider dtype, with the check of eager's kernel; its gradient has none."""
-    sizes = ctx.sizes(given)
-    if is_empty(sizes):
-        return value
-    words = f"all elements of {name} should be between 0 and 1"
-    return stop_if(ctx, outside(ctx, value, 0.0, 1.0), value, words, len(sizes))
+def _checked(ctx: LoweringContext, reduced: ir.Value, x: ir.Value, t: ir.Value) -> ir.Value:
+    """The losses, with the checks of eager's kernel; their gradient has none.
+
+    The loss of an input that is NaN or not in [0, 1] is NaN, as one of the logarithms is; so is that of a NaN target.
+    """
+    if is_empty(ctx.sizes(x)):
+        return reduced
+    op, rank = ctx.op, ctx.out.dim()
+    suspect = op.Or(op.IsNaN(op.ReduceSum(reduced, keepdims=0) if rank else reduced), outside(op, t, 0.0, 1.0))
+    checks = [
+        (
+            functools.partial(outside_or_nan, value=value, low=0.0, high=1.0),
+            f"all elements of {name} should be between 0 and 1",
+        )
+        for name, value in (("input", x), ("target", t))
+    ]
+    return stop_if_any(ctx, suspect, reduced, checks, rank)
 
 
 @lowering(aten.binary_cross_entropy_backward.default)

@@ -7,17 +7,21 @@ name has eager's words, from which `runtime/data_errors.py` makes the error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
+from ort_dynamo.lowering.op_builder import OpBuilder
+from ort_dynamo.lowering.recipes.branches import either
 from ort_dynamo.marks import EMPTY, REFUSED
 from ort_dynamo.torch_internals.symbols import known_true
 
-__all__ = ["any_of", "called", "has_elements", "none_missing", "outside", "stop_if"]
+__all__ = ["any_of", "called", "has_elements", "none_missing", "outside", "outside_or_nan", "stop_if", "stop_if_any"]
+
+Check = Callable[[OpBuilder], ir.Value]
 
 
 def stop_if(
@@ -43,19 +47,50 @@ def stop_if(
     return op.Reshape(value, shape)
 
 
+def stop_if_any(
+    ctx: LoweringContext, suspect: ir.Value, value: ir.Value, checks: Sequence[tuple[Check, str]], rank: int
+) -> ir.Value:
+    """Give `value` back, or stop the session where one of the checks holds, which run only where `suspect` does.
+
+    So arguments that eager takes cost no more than `suspect` does. Otherwise like `stop_if`.
+
+    Args:
+        ctx: the node's.
+        suspect: a 0-d bool, which must not be a constant, and holds where a check does.
+        value: what the node computes with; its readers read the result instead.
+        checks: each gives a 0-d bool, with the op builder of the branch it stands in, and has eager's message.
+        rank: of `value`.
+    """
+    if not ctx.target.raises_at_data or ctx.target.stands_alone:
+        return value
+
+    def run(op: OpBuilder) -> list[ir.Value]:
+        shape = unchanged
+        for wrong, words in checks:
+            row = op.Cast(wrong(op), to=ir.DataType.INT64)
+            shape = op.Add(shape, op.Gather(table, row, axis=0, _name=f"{REFUSED}.{ctx.node.name}: {words}"))
+        return [shape]
+
+    table = ctx.builder.constant(np.zeros((1, rank), np.int64), ir.DataType.INT64)
+    unchanged = ctx.builder.constant(np.zeros(rank, np.int64), ir.DataType.INT64)
+    (shape,) = either(ctx, suspect, run, lambda op: [op.Identity(unchanged)])
+    return ctx.op.Reshape(value, shape)
+
+
 def any_of(ctx: LoweringContext, wrong: ir.Value) -> ir.Value:
     """Say, as a 0-d bool, whether any element of a bool is set."""
     return ctx.op.ReduceMax(wrong, keepdims=0)
 
 
-def outside(ctx: LoweringContext, value: ir.Value, low: float, high: float) -> ir.Value:
-    """Say, as a 0-d bool, whether an element of a floating-point value is not within [low, high], or NaN.
+def outside(op: OpBuilder, value: ir.Value, low: float, high: float) -> ir.Value:
+    """Say, as a 0-d bool, whether an element of a floating-point value is not within [low, high]; NaN may be missed."""
+    least, greatest = op.ReduceMin(value, keepdims=0), op.ReduceMax(value, keepdims=0)
+    return op.Or(op.Less(least, low), op.Greater(greatest, high))
 
-    Three reductions, which read memory as fast as it comes; NaN may be lost in an extremum, and not in a sum.
-    """
-    op = ctx.op
-    least, greatest, total = (reduce(value, keepdims=0) for reduce in (op.ReduceMin, op.ReduceMax, op.ReduceSum))
-    return op.Or(op.Or(op.Less(least, low), op.Greater(greatest, high)), op.IsNaN(total))
+
+def outside_or_nan(op: OpBuilder, value: ir.Value, low: float, high: float) -> ir.Value:
+    """Say, as a 0-d bool, whether an element of a floating-point value is not within [low, high], or NaN."""
+    return op.Or(outside(op, value, low, high), op.IsNaN(op.ReduceSum(value, keepdims=0)))
 
 
 def called(ctx: LoweringContext) -> str:

@@ -10,6 +10,7 @@ __all__ = [
     "EMPTY",
     "FOR_KERNEL",
     "FX_NODE",
+    "GATE",
     "HALF",
     "OBSERVERS",
     "PASS",
@@ -47,6 +48,9 @@ CHOSEN = "ort_dynamo.chosen"
 
 SECTION = "ort_dynamo.section"
 """On a backward's nodes: the number of the section that they belong to; absent where the backward is not cut."""
+
+GATE = "ort_dynamo.gate"
+"""True on a sigmoid that only scales other tensors: an absolute error of 1e-7 in it is rounding. In graph keys."""
 
 STANDS_BESIDE = "ort_dynamo.with_running_statistics"
 """On a BatchNorm without running statistics: the name of the one with them that it was split from."""

@@ -24,6 +24,7 @@ from ort_dynamo.passes.fx.hoist_random import HoistRandom
 from ort_dynamo.passes.fx.keep_nothing import KeepNothing
 from ort_dynamo.passes.fx.keep_statistics_wide import KeepStatisticsWide
 from ort_dynamo.passes.fx.locate_assertions import LocateAssertions
+from ort_dynamo.passes.fx.mark_gates import MarkGates
 from ort_dynamo.passes.fx.merge_statistics import MergeStatistics
 from ort_dynamo.passes.fx.merge_views import MergeViews
 from ort_dynamo.passes.fx.own_results import OwnResults
@@ -94,7 +95,7 @@ def fx_passes(options: PassOptions, *, draws: bool = False, deterministic: bool 
         deterministic: whether the graph runs under torch.use_deterministic_algorithms(True).
     """
     drawn = () if draws else (HoistRandom(deterministic),)
-    ours = (RemoveNoOps(), DropKeptDims(), DropRunningStatistics(), KeepStatisticsWide(), *drawn)
+    ours = (RemoveNoOps(), DropKeptDims(), DropRunningStatistics(), KeepStatisticsWide(), MarkGates(), *drawn)
     return (*outside_fx_passes(first=True), *ours, *outside_fx_passes(options.extra_passes, first=False))
 
 

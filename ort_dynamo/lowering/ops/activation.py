@@ -19,6 +19,7 @@ from ort_dynamo.lowering.ops.unary import log1p
 from ort_dynamo.lowering.recipes.approximation import fit, polynomial
 from ort_dynamo.lowering.recipes.branches import all_finite, either, is_small
 from ort_dynamo.lowering.recipes.promotion import promote
+from ort_dynamo.lowering.recipes.sigmoid import sigmoid
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.torch_internals.operators import aten
 from ort_dynamo.torch_internals.symbols import known_true
@@ -150,7 +151,7 @@ def log_sigmoid_forward(ctx: LoweringContext, self: ir.Value) -> tuple[ir.Value 
 def log_sigmoid_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.Value, buffer: ir.Value) -> ir.Value:
     """log_sigmoid_backward(Tensor grad_output, Tensor self, Tensor buffer) -> Tensor"""
     (dy, x), _ = promote(ctx, grad_output, self)
-    return ctx.cast(ctx.op.Mul(dy, ctx.op.Sigmoid(ctx.op.Neg(x))), ctx.out.dtype)
+    return ctx.cast(ctx.op.Mul(dy, sigmoid(ctx, ctx.op.Neg(x))), ctx.out.dtype)
 
 
 def log1p_exp(ctx: LoweringContext, x: ir.Value) -> ir.Value:
@@ -202,7 +203,7 @@ def softplus_backward(
     op = ctx.op
     plain = isinstance(beta, (int, float)) and beta == 1
     scaled = x if plain else op.Mul(x, ctx.scalar(beta, dtype))
-    result = op.Mul(dy, op.Sigmoid(scaled))
+    result = op.Mul(dy, sigmoid(ctx, scaled))
     # As in the forward: above the threshold the slope is 1, to the last digit where that is high.
     if not (isinstance(threshold, (int, float)) and threshold >= (20 if dtype == torch.float32 else 40)):
         result = op.Where(op.Greater(scaled, ctx.scalar(threshold, dtype)), dy, result)

@@ -12,7 +12,9 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.recipes.promotion import DEFAULT, INT_TO_FLOAT, KIND, promote
+from ort_dynamo.lowering.recipes.sigmoid import sigmoid
 from ort_dynamo.lowering.registry import lowering, register
+from ort_dynamo.marks import GATE
 from ort_dynamo.torch_internals.operators import OpOverload, aten
 
 Formula = Callable[[LoweringContext, ir.Value], ir.Value]
@@ -133,7 +135,7 @@ _MATHEMATICAL: dict[OpOverload, Formula] = {
     aten.rsqrt.default: lambda ctx, x: ctx.op.Reciprocal(square_root(ctx, x)),
     aten.reciprocal.default: single("Reciprocal"),
     aten.tanh.default: single("Tanh"),
-    aten.sigmoid.default: single("Sigmoid"),
+    aten.sigmoid.default: lambda ctx, x: ctx.op.Sigmoid(x) if ctx.node.meta.get(GATE) else sigmoid(ctx, x),
     aten.angle.default: _angle,
 }
 """Integers are computed in the default floating-point dtype."""

@@ -38,12 +38,14 @@ class ValueSpec:
         is_number: a Python number (a symbolic size, or a float made of one), fed as a scalar.
         strides: the promised strides of an output that no permutation of a contiguous tensor has (expanded to
             overlap, or with gaps); it is copied into them. Empty otherwise.
+        is_read: False for an input that the model lacks, as no node of it reads that.
     """
 
     dtype: torch.dtype
     order: tuple[int, ...] = ()
     is_number: bool = False
     strides: tuple[int, ...] = ()
+    is_read: bool = True
 
 
 def physical_order(fake: torch.Tensor) -> tuple[int, ...]:

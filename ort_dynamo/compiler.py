@@ -17,11 +17,12 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase
 
+from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph
 from ort_dynamo.cache.disk import DiskCache, Miss, disk_cache, disk_key
 from ort_dynamo.cache.graph_key import GraphKey, graph_key
 from ort_dynamo.lowering.registry import outside_lowerings
-from ort_dynamo.lowering.translate import lower, refusal
+from ort_dynamo.lowering.translate import Lowered, lower, refusal
 from ort_dynamo.marks import FX_NODE, RETURNED_STRIDES, RETURNED_VIEWS, WRITTEN_FOR
 from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import DumpOptions, Options
@@ -271,6 +272,7 @@ def build_island(gm: GraphModule, spec: BuildSpec, name: str) -> BuiltGraph:
     files.lowered(lowered.model)
     stage("rewriting")
     passes = run_passes(spec.passes, lowered.model, check=options.verify, folder=options.save_onnx)
+    inputs = _drop_unread(lowered)
     model = ir.to_proto(lowered.model).SerializeToString()
     watch.stage("rewrite")
     check_model(model, options)
@@ -280,7 +282,7 @@ def build_island(gm: GraphModule, spec: BuildSpec, name: str) -> BuiltGraph:
     built = BuiltGraph(
         name=name,
         model=model,
-        inputs=lowered.inputs,
+        inputs=inputs,
         outputs=lowered.outputs,
         session=spec.session,
         dtypes=dtypes,
@@ -296,6 +298,17 @@ def build_island(gm: GraphModule, spec: BuildSpec, name: str) -> BuiltGraph:
     if optimized and files.asked:
         files.optimized(built.model if spec.in_order else optimize(built, spec.target, spec.device))
     return built
+
+
+def _drop_unread(lowered: Lowered) -> tuple[ValueSpec, ...]:
+    """Drop the inputs that no node of a model reads, such as the bias of a layer norm from the gradient of this."""
+    graph = lowered.model.graph
+    read = [bool(value.uses()) or value.is_graph_output() for value in graph.inputs]
+    kept = [value for value, is_read in zip(graph.inputs, read, strict=True) if is_read]
+    graph.inputs.clear()
+    graph.inputs.extend(kept)
+    both = zip(lowered.inputs, read, strict=True)
+    return tuple(spec if is_read else dataclasses.replace(spec, is_read=False) for spec, is_read in both)
 
 
 def _optimized_in_order(built: BuiltGraph, lowered: ir.Model, spec: BuildSpec) -> BuiltGraph:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
@@ -19,6 +20,7 @@ from ort_dynamo.options.groups import DumpOptions, Options, SessionSettings
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.target import Target
+from ort_dynamo.testing import assert_close
 
 CPU = torch.device("cpu")
 KEYED = (BuildSpec, SessionSettings, DumpOptions, Target)
@@ -133,3 +135,20 @@ def test_a_field_that_is_read_and_leaves_the_key_is_found_out(monkeypatch: pytes
     (field,) = [f for f in dataclasses.fields(SessionSettings) if f.name == "graph_optimization"]
     monkeypatch.setattr(field, "repr", False)
     assert reads_outside_the_key("forward") == ["SessionSettings.graph_optimization"]
+
+
+def test_a_session_takes_what_it_reads() -> None:
+    def gradients(dy: Any, x: Any, mean: Any, rstd: Any, weight: Any, bias: Any) -> Any:
+        mask = [True, True, False]
+        return torch.ops.aten.native_layer_norm_backward(dy, x, [3], mean, rstd, weight, bias, mask)[:2]
+
+    x = torch.randn(2, 3)
+    _, mean, rstd = torch.ops.aten.native_layer_norm(x, [3], None, None, 1e-5)
+    arguments = torch.ones(2, 3), x, mean, rstd, torch.rand(3), torch.rand(3)
+    gm = make_fx(gradients, tracing_mode="fake")(*arguments)
+    gm.graph.output_node().meta.pop("val", None)
+    compiled = compile_island(gm, spec(), "test")
+    assert [one.is_read for one in compiled.built.inputs] == [True] * 5 + [False]
+    assert len(onnx.ModelProto.FromString(compiled.built.model).graph.input) == 5
+    for ours, expected in zip(compiled.run(*arguments), gradients(*arguments), strict=True):
+        assert_close(ours, expected, "gradient")

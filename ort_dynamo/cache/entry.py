@@ -25,7 +25,7 @@ from ort_dynamo.pass_record import PassRecord
 
 __all__ = ["Entry", "EntryError", "pack", "read_entry", "read_header"]
 
-_MAGIC = b"ORTDYN\x01\n"
+_MAGIC = b"ORTDYN\x02\n"
 _DIGEST = hashlib.sha256().digest_size
 _LENGTH = struct.Struct("<Q")
 _PREFIX = len(_MAGIC) + _DIGEST + _LENGTH.size
@@ -165,19 +165,19 @@ def read_entry(data: bytes, key: str) -> Entry:
 
 
 def _spec_fields(spec: ValueSpec) -> list[Any]:
-    return [str(spec.dtype).removeprefix("torch."), list(spec.order), spec.is_number, list(spec.strides)]
+    return [str(spec.dtype).removeprefix("torch."), list(spec.order), spec.is_number, list(spec.strides), spec.is_read]
 
 
 def _read_spec(fields: Any) -> ValueSpec:
-    if not isinstance(fields, list) or len(fields) != 4:
+    if not isinstance(fields, list) or len(fields) != 5:
         raise EntryError(f"a value crosses as {fields!r:.80}")
-    dtype, order, is_number, strides = fields
-    if dtype not in _DTYPES or not isinstance(is_number, bool):
+    dtype, order, is_number, strides, is_read = fields
+    if dtype not in _DTYPES or not isinstance(is_number, bool) or not isinstance(is_read, bool):
         raise EntryError(f"a value crosses as {fields!r:.80}")
     order, strides = tuple(map(_natural, _list(order))), tuple(map(_natural, _list(strides)))
     if sorted(order) != list(range(len(order))):
         raise EntryError(f"{order!r:.80} is no order of dimensions")
-    return ValueSpec(_DTYPES[dtype], order, is_number, strides)
+    return ValueSpec(_DTYPES[dtype], order, is_number, strides, is_read)
 
 
 def _read_element_type(name: Any) -> ir.DataType:
@@ -204,7 +204,8 @@ def _check_model(content: bytes, inputs: Sequence[ValueSpec], outputs: Sequence[
         raise EntryError("its model is no protobuf") from error
     if model.functions:
         raise EntryError("its model has functions")
-    for specs, values in ((inputs, model.graph.input), (outputs, model.graph.output)):
+    read = [spec for spec in inputs if spec.is_read]
+    for specs, values in ((read, model.graph.input), (outputs, model.graph.output)):
         types = [value.type.tensor_type.elem_type for value in values]
         if types != [TORCH_TO_ONNX[spec.dtype] for spec in specs]:
             raise EntryError("its model takes or gives other values than its header says")

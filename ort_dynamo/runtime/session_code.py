@@ -79,12 +79,13 @@ def session_code(
     session = own.session
     taken, given = session.get_inputs(), session.get_outputs()
     names = [f"x{index}" for index in range(len(built.inputs))]
+    read = [(name, spec) for name, spec in zip(names, built.inputs, strict=True) if spec.is_read]
     fed = [
         line
-        for name, spec, value in zip(names, built.inputs, taken, strict=True)
+        for (name, spec), value in zip(read, taken, strict=True)
         for line in _feed(name, spec, how, may_be_empty=_may_be_empty(value))
     ]
-    made = None if owned is None else _sizes(taken, given, built)
+    made = None if owned is None else _sizes(taken, given, read)
     if made is None:
         result = (
             "from_dlpack(fetches.dlpack_at({index}))"
@@ -102,7 +103,7 @@ def session_code(
         "    if processes.current != own.process:",  # in a forked child
         "        own.open()",
         "    feeds, fetches = vector(), vector()",
-        f"    feeds.reserve({len(names)})",
+        f"    feeds.reserve({len(read)})",
         "    push = feeds.push_back",
         *(f"    {line}" for line in fed),
         *([] if made is None else (f"    {line}" for line in _to_fill(made, built.outputs, how))),
@@ -152,11 +153,11 @@ def _pushed(push: str, tensor: str, spec: ValueSpec, how: Crossing) -> str:
     return f"{push}(to_dlpack({tensor}), False)"  # given though it has a default: pybind takes longer to find that
 
 
-def _sizes(taken: Sequence[Any], given: Sequence[Any], built: BuiltGraph) -> list[str] | None:
+def _sizes(taken: Sequence[Any], given: Sequence[Any], read: Sequence[tuple[str, ValueSpec]]) -> list[str] | None:
     """The sizes of each result, as expressions of the inputs; None where one is known only once it is computed."""
     known = {
-        size: f"x{index}.shape[{axis}]"
-        for index, (value, spec) in enumerate(zip(taken, built.inputs, strict=True))
+        size: f"{name}.shape[{axis}]"
+        for value, (name, spec) in zip(taken, read, strict=True)
         if not spec.is_number
         for axis, size in enumerate(value.shape)
         if isinstance(size, str) and size.isidentifier()

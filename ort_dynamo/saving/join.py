@@ -103,6 +103,7 @@ class _Description:
         island = self._outer.get_submodule(name)
         assert isinstance(island, Island)
         built, own = island.compiled.built, self._islands[name].meta[WRITTEN_FOR]
+        read = [(argument, spec) for argument, spec in zip(call.args, built.inputs, strict=True) if spec.is_read]
         results = {user.args[1]: self._names[user] for user in call.users if user.target is operator.getitem}
         names = names_in_file(self._folder, built.name)
         shared = {"shared_with": names.written_for} if names is not None and names.written_for != own else {}
@@ -112,7 +113,7 @@ class _Description:
             **shared,
             "inputs": [
                 {**self._read(argument), **_crossing(spec, getattr(names, "inputs", None), index)}
-                for index, (argument, spec) in enumerate(zip(call.args, built.inputs, strict=True))
+                for index, (argument, spec) in enumerate(read)
             ],
             "outputs": [
                 {"value": results.get(index), **_crossing(spec, getattr(names, "outputs", None), index)}

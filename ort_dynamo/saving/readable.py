@@ -36,13 +36,15 @@ def readable(serialised: bytes, island: GraphModule, known: Mapping[str, str]) -
 
     Args:
         serialised: a ModelProto.
-        island: the FX graph that it was made of; its placeholders and outputs are the model's, in order.
+        island: the FX graph that it was made of; its outputs are the model's, in order, and so are the
+            placeholders that it reads.
         known: value -> FX node, for values of a model that ONNX Runtime has written, which drops our metadata.
     """
     model = ir.from_proto(onnx.ModelProto.FromString(serialised))
     graph = model.graph
     nodes = {node.name: node for node in island.graph.nodes}
-    placeholders = island.graph.find_nodes(op="placeholder")
+    read = {value.name for value in graph.inputs}
+    placeholders = [node for node in island.graph.find_nodes(op="placeholder") if node.name in read]
     fed = {value: node.name for value, node in zip(graph.inputs, placeholders, strict=True)}
     origins = _origins(graph, known, fed)
     unique = UniqueNames(graph.initializers)

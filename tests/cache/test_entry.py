@@ -48,6 +48,14 @@ def resealed(data: bytes, model: bytes | None = None, **changes: Any) -> bytes:
     return data[:8] + hashlib.sha256(body).digest() + body
 
 
+def test_an_input_that_the_model_lacks_stays_one_that_it_lacks() -> None:
+    gm = make_fx(lambda x, y: (x.relu(),), tracing_mode="fake")(torch.ones(2), torch.ones(3))
+    gm.graph.output_node().meta.pop("val", None)
+    before = build_island(gm, spec(), "test")
+    assert [one.is_read for one in before.inputs] == [True, False]
+    assert unpack(pack(before, KEY), KEY, "test", spec()) == before
+
+
 @pytest.mark.parametrize("role", ["forward", "backward"])
 def test_what_was_built_comes_back(role: str) -> None:
     before = built(role)

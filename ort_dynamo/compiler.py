@@ -268,11 +268,11 @@ def build_island(gm: GraphModule, spec: BuildSpec, name: str) -> BuiltGraph:
     watch, options = _Watch(), spec.dump
     files = IslandFiles(options, name, gm)
     lowered = lower(gm, spec.target)
+    inputs = _drop_unread(lowered)
     watch.stage("lower")
     files.lowered(lowered.model)
     stage("rewriting")
     passes = run_passes(spec.passes, lowered.model, check=options.verify, folder=options.save_onnx)
-    inputs = _drop_unread(lowered)
     model = ir.to_proto(lowered.model).SerializeToString()
     watch.stage("rewrite")
     check_model(model, options)

@@ -37,8 +37,8 @@ OPERATORS = (TESTS / "lowering" / "ops", TESTS / "opinfo")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--operators", metavar="K/N", help="of the tests of single operators, run the K-th of N parts")
-    parser.addoption("--others", metavar="K/N", help="of the other tests, run the K-th of N parts")
+    parser.addoption("--operators", metavar="K[,K…]/N", help="of the tests of single operators, run these of N parts")
+    parser.addoption("--others", metavar="K[,K…]/N", help="of the other tests, run these of N parts")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -47,20 +47,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out: set[pytest.Item] = set()
     for item in items:
         is_operator = any(folder in item.path.parents for folder in OPERATORS)
-        part, parts = wanted["--operators" if is_operator else "--others"]
-        if zlib.crc32(item.nodeid.encode()) % parts != part - 1:
+        chosen, parts = wanted["--operators" if is_operator else "--others"]
+        if zlib.crc32(item.nodeid.encode()) % parts + 1 not in chosen:
             left_out.add(item)
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
 
 
-def _part(config: pytest.Config, name: str) -> tuple[int, int]:
+def _part(config: pytest.Config, name: str) -> tuple[set[int], int]:
     asked = config.getoption(name) or "1/1"
-    part, _, parts = asked.partition("/")
-    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        raise pytest.UsageError(f"{name}={asked}: K/N, with K from 1 to N")
-    return int(part), int(parts)
+    chosen, _, parts = asked.partition("/")
+    numbers = chosen.split(",")
+    if not all(one.isdecimal() and parts.isdecimal() and 1 <= int(one) <= int(parts) for one in numbers):
+        raise pytest.UsageError(f"{name}={asked}: K/N or K,K/N, with each K from 1 to N")
+    return set(map(int, numbers)), int(parts)
 
 
 @pytest.fixture(autouse=True)

@@ -39,6 +39,9 @@ _ONE_MORE = frozenset({"diag_embed", "stack", "unsqueeze", "unsqueeze_copy"})
 _SIZES = frozenset({"input_sizes", "self_sizes", "sizes"})
 """Names of arguments that hold the sizes of a tensor that has those dimensions."""
 
+_REPEATING = frozenset({"roll"})
+"""Operators that take a dimension twice."""
+
 _OPERANDS = frozenset({"exponent", "other", "self"})
 """Names of arguments in which a number takes part in a promotion."""
 
@@ -69,6 +72,8 @@ def left_to_torch(overload: OpOverload, args: Sequence[Any], kwargs: Mapping[str
         return None
     names = [argument.name for argument in schema.arguments]
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    if arguments.get("transposed") is True:  # a convolution, which has kernels of its own for that
+        full = f"{name}.transposed"
     return _wrong_dimension(name, arguments) or _Dtypes(name, full, arguments).refusal()
 
 
@@ -93,7 +98,7 @@ def _wrong_dimension(name: str, arguments: Mapping[str, Any]) -> str | None:
         for dim in dims:
             if not -rank <= dim < rank:
                 return f"dimension {dim} is out of range, which torch's kernel reports"
-        if len({dim % rank for dim in dims}) < len(dims):
+        if len({dim % rank for dim in dims}) < len(dims) and name not in _REPEATING:
             return "a dimension is given twice, which only torch's kernel takes or rejects"
     return None
 

@@ -48,6 +48,7 @@ def _by_name(*rows: tuple[str, _V]) -> Mapping[str, _V]:
 PROMOTING = frozenset(
     _names(
         """
+            __and__ __lshift__ __or__ __rshift__ __xor__
             add addcmul addr as_strided_scatter atan2 bernoulli bitwise_and bitwise_left_shift bitwise_or
             bitwise_right_shift bitwise_xor block_diag bucketize cat clamp clamp_max clamp_min copy copysign
             diagonal_scatter div elu_backward eq fill floor_divide fmax fmin fmod gcd ge gt hardshrink_backward
@@ -344,8 +345,12 @@ TAKEN: Mapping[str, str] = _by_name(
         "fdl",
     ),
     (
-        "avg_pool2d avg_pool2d_backward convolution",
+        "avg_pool2d avg_pool2d_backward convolution.transposed",
         "fdhbl",
+    ),
+    (
+        "convolution",
+        _NUMBERS,
     ),
     (
         "col2im im2col",
@@ -369,7 +374,7 @@ TAKEN: Mapping[str, str] = _by_name(
         "fdliscu?",
     ),
     (
-        "bitwise_and bitwise_not bitwise_or bitwise_xor",
+        "__and__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bitwise_xor",
         _INTEGERS + "?",
     ),
     (

@@ -12,7 +12,7 @@ from ort_dynamo.capture.decompositions.checks import checked
 from ort_dynamo.capture.decompositions.composites import COMPOSITES
 from ort_dynamo.capture.decompositions.foreach import foreach_decompositions
 from ort_dynamo.capture.decompositions.layouts import LAYOUTS
-from ort_dynamo.lowering.registry import registered
+from ort_dynamo.lowering.registry import is_from_outside, registered
 from ort_dynamo.torch_internals.decompositions import core_decompositions, decompositions_of, prim_functions
 from ort_dynamo.torch_internals.operators import AbsentOperatorError, OpOverload, aten, can_decompose
 
@@ -54,7 +54,11 @@ def _decompositions(whole: frozenset[OpOverload]) -> dict[OpOverload, Callable[.
         and overload not in whole
         and (overload in COMPOSITES or not _draws(overload))
     }
-    laid = {overload: _either(function, kept.get(overload)) for overload, function in _left_whole(LAYOUTS).items()}
+    laid = {
+        overload: _either(function, kept.get(overload))
+        for overload, function in _left_whole(LAYOUTS).items()
+        if not is_from_outside(overload)
+    }
     return {overload: checked(overload, function) for overload, function in {**kept, **laid}.items()}
 
 

@@ -63,8 +63,8 @@ TRAININGS: dict[str, tuple[str, Training]] = {
 }
 """name -> model of SMALL, and how it trains."""
 
-_ROOM = 1e-4
-"""How far the numbers of float32 may be from eager's, relative to their norm."""
+_ROOM = {None: (4.0, 1e-3), torch.bfloat16: (2.0, 1e-3)}
+"""dtype of autocast -> how many times eager's distance from float64 ours may be, and what it may be in any case."""
 
 
 class _Checkpointed(nn.Module):
@@ -106,8 +106,8 @@ def batches(model: str, way: Training, batch: tuple[Tensor, ...]) -> Iterator[li
 def train(name: str, place: Place) -> dict[str, Any]:
     """Train a model of TRAININGS in eager and under ort_train, and say how far apart they are.
 
-    In bfloat16 each is measured by float64. Where aot_eager, which is torch's own tracing, is as far from eager as
-    ours, that is no fault of ours.
+    Both are measured by eager in float64, but for dropout, which draws other numbers there: ours is measured by eager
+    itself then. Where aot_eager, which is torch's own tracing, is as far as ours, that is no fault of ours.
     """
     model, way = TRAININGS[name]
     torch._dynamo.reset()
@@ -118,22 +118,18 @@ def train(name: str, place: Place) -> dict[str, Any]:
     def run(backend: str) -> list[Tensor]:
         return _numbers(workload.module, steps, way, place, backend)
 
-    eager, ours = run("eager"), run("ort_train")
-    counts = counters["ort_train"]
-    found: dict[str, Any] = {"nodes": {where: counts[f"{where}_nodes"] for where in ("native", "chosen", "eager")}}
-    if way.dtype is None:
-        found["apart"] = apart = distance(ours, eager)
-        limit = _ROOM
-    else:
-        exact = _exact(workload.module, steps, way, place)
-        found["eager"], found["ours"] = distance(eager, exact), distance(ours, exact)
-        apart, limit = found["ours"], max(2 * found["eager"], 1e-3)
-    found["ok"] = apart <= limit and counts["native_nodes"] + counts["chosen_nodes"] > 0
-    if apart > limit and way.dtype is None:
+    ours, eager = run("ort_train"), run("eager")
+    counts = dict(counters["ort_train"])
+    exact = eager if way.drops else _exact(workload.module, steps, way, place)
+    apart = {"ours": distance(ours, exact), "eager": distance(eager, exact)}
+    times, anyhow = _ROOM[way.dtype]
+    limit = max(times * apart["eager"], anyhow)
+    if not apart["ours"] <= limit:
         torch._dynamo.reset()
-        found["aot_eager"] = distance(run("aot_eager"), eager)
-        found["ok"] = found["aot_eager"] >= apart
-    return found
+        apart["aot_eager"] = distance(run("aot_eager"), exact)
+        limit = max(limit, apart["aot_eager"])
+    nodes = {where: counts.get(f"{where}_nodes", 0) for where in ("native", "chosen", "eager")}
+    return {**apart, "nodes": nodes, "ok": apart["ours"] <= limit and nodes["native"] + nodes["chosen"] > 0}
 
 
 def _numbers(

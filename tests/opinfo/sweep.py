@@ -16,60 +16,20 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from opinfo_samples import DTYPES, check_sample, operators, samples_of
-from torch.testing._internal.opinfo.core import SampleInput
-from workers import Case, Worker
+from operator_jobs import Job, cases_of, prepare
+from opinfo_samples import DTYPES, operators
+from workers import Worker
 
 from ort_dynamo.runtime.capabilities import installed_runtime
 
 _HANGS_AFTER = 300.0
 """Seconds for one sample."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One operator and dtype."""
-
-    operator: str
-    dtype: str
-    samples: int | None
-    dynamic: bool
-    in_place: bool
-    seed: int = 0
-    capture: bool = False
-    device: str = "cpu"
-
-
-def prepare(threads: int = 1) -> None:
-    """Set up a worker."""
-    import logging
-
-    import torch
-
-    torch.set_num_threads(threads)
-    logging.disable(logging.WARNING)  # each node that stays in eager; the counters say it
-
-
-def cases_of(job: Job) -> Iterator[Case]:
-    """The samples of a job."""
-    import torch._dynamo
-
-    op, dtype = operators()[job.operator], DTYPES[job.dtype]
-    torch._dynamo.config.capture_dynamic_output_shape_ops = job.capture
-    torch._dynamo.config.capture_scalar_outputs = job.capture
-
-    def check(sample: SampleInput) -> dict[str, Any]:
-        return asdict(check_sample(op, sample, dtype, dynamic=job.dynamic, in_place=job.in_place))
-
-    for sample in samples_of(op, dtype, job.samples, job.seed, job.device):
-        yield partial(check, sample)
 
 
 def sweep(jobs: Iterable[Job], workers: int, keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:

@@ -114,4 +114,3 @@ class Worker:
         process.join()
         status: int | None = process.exitcode
         return status
-

@@ -31,7 +31,7 @@ def run(tmp_path: Path, *given: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_facts_and_operators_run_in_processes_and_are_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, found = run(tmp_path, "--parts", "facts", "operators", "--only", "float32", "--units", "4")
+    status, found = run(tmp_path, "--parts", "facts", "operators", "--only", "float32", "--units", "20")
     cases = found["cases"]
     wrong = [case for case in cases if case["kind"] not in ("right", "skipped")]
     assert not wrong

@@ -26,7 +26,7 @@ from bench.cuda_checks import CHECKS, Found
 from bench.cuda_place import Place
 from bench.cuda_speed import SPEEDS
 
-__all__ = ["PARTS", "main", "run_parts", "table"]
+__all__ = ["PARTS", "about", "main", "run_parts", "table"]
 
 PARTS: dict[str, Callable[[Place], Found]] = {**CHECKS, **SPEEDS}
 """name -> part, in their order."""
@@ -95,7 +95,8 @@ def _spelled(value: Any) -> str:
     return str(value)
 
 
-def _about(device: torch.device) -> dict[str, Any]:
+def about(device: torch.device) -> dict[str, Any]:
+    """What is measured, and with which releases."""
     from ort_dynamo.runtime.capabilities import installed_runtime
 
     runtime = installed_runtime()
@@ -129,15 +130,15 @@ def main(given: Sequence[str] | None = None) -> int:
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)
     os.environ.setdefault("ORT_DYNAMO_CACHE", "0")
-    about = _about(device)
+    facts = about(device)
 
     def keep(found: Mapping[str, Found]) -> None:
-        arguments.out.write_text(json.dumps({"about": about, "scale": arguments.scale, "parts": found}, indent=1))
+        arguments.out.write_text(json.dumps({"about": facts, "scale": arguments.scale, "parts": found}, indent=1))
 
     parts = {name: part for name, part in PARTS.items() if arguments.only in name}
     place = Place(device, arguments.scale, time.monotonic() + arguments.seconds)
     found = run_parts(parts, place, keep)
-    print("", *(f"{name}: {value}" for name, value in about.items()), "", *table(found), sep="\n")
+    print("", *(f"{name}: {value}" for name, value in facts.items()), "", *table(found), sep="\n")
     return int(not found or not all(one["ok"] for one in found.values()))
 
 

@@ -75,7 +75,7 @@ class _LanguageModel(nn.Module):
         nn.init.normal_(self.tokens.weight, std=0.02)
 
     def forward(self, targets: Tensor, ids: Tensor) -> Tensor:
-        x = self.tokens(ids) + self.places
+        x = self.tokens(ids) + self.places[: ids.shape[1]]
         for layer in self.layers:
             x = layer(x)
         return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())

@@ -174,7 +174,8 @@ def provider_options(device: torch.device, settings: SessionSettings, stream: st
             raise InvalidOptionError(name="provider_options", value=given, expected=expected)
         return {}
     return {
-        # The first device is the provider's default. Releases from 1.30 print a warning for each device_id.
+        # The first device is the provider's default. Releases from 1.26 print a warning for each device_id, which
+        # `open_session` silences.
         **({"device_id": str(device.index)} if device.index else {}),
         **({"user_compute_stream": stream} if stream else {}),
         "do_copy_in_default_stream": "1",

@@ -20,6 +20,7 @@ from ort_dynamo.runtime.capabilities import omitted_optimizers, waiting_threads
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.runtime.processes import stays_at_exit
 from ort_dynamo.runtime.providers import not_loaded, provider_options
+from ort_dynamo.runtime.severity import errors_only
 from ort_dynamo.runtime.streams import SessionStream
 from ort_dynamo.runtime.torch_memory import TORCH_MEMORY
 from ort_dynamo.target import Target
@@ -90,7 +91,7 @@ def _open(
         providers.append("CPUExecutionProvider")  # shape arithmetic runs there
     TORCH_MEMORY.raised()  # what an earlier run got over
     try:
-        with contextlib.nullcontext() if stream is None else stream.opening():
+        with _quiet(given, options), contextlib.nullcontext() if stream is None else stream.opening():
             if stream is not None and TORCH_MEMORY.serves(dict(options.provider_options)):
                 TORCH_MEMORY.register(target.provider, device)
                 settings.add_session_config_entry("session.use_env_allocators", "1")
@@ -109,6 +110,16 @@ def _open(
         stream.hold(session)
         stays_at_exit(session)
     return session
+
+
+def _quiet(given: dict[str, str], options: SessionSettings) -> contextlib.AbstractContextManager[None]:
+    """Silence the warning that releases from 1.26 print for each session that names its device.
+
+    It says that no plugin provides the device, which none has to. A program that sets the severity of the session's log
+    sees it.
+    """
+    asked = any(attribute == "log_severity_level" for attribute, _ in options.session_options)
+    return errors_only() if "device_id" in given and not asked else contextlib.nullcontext()
 
 
 def _explained(error: Exception, built: BuiltGraph, target: Target, device: torch.device) -> Exception:

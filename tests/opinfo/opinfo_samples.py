@@ -81,18 +81,22 @@ def operators() -> dict[str, OpInfo]:
     return {op.full_name: op for op in op_db}
 
 
-def samples_of(op: OpInfo, dtype: torch.dtype, limit: int | None, seed: int = 0) -> list[SampleInput]:
+def samples_of(
+    op: OpInfo, dtype: torch.dtype, limit: int | None, seed: int = 0, device: str = "cpu"
+) -> list[SampleInput]:
     """The operator's samples for `dtype`, or at most `limit` of them, evenly spread; none if it lacks the dtype.
 
     Args:
         seed: of the numbers in them.
+        device: of their tensors.
     """
-    if dtype not in op.supported_dtypes("cpu"):
+    kind = torch.device(device).type
+    if dtype not in op.supported_dtypes(kind):
         return []
-    requires_grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    requires_grad = op.supports_autograd and dtype in op.supported_backward_dtypes(kind)
     torch.manual_seed(seed)
     with quiet():
-        samples = list(op.sample_inputs("cpu", dtype, requires_grad=requires_grad))
+        samples = list(op.sample_inputs(device, dtype, requires_grad=requires_grad))
     if limit is None or len(samples) <= limit:
         return samples
     return [samples[round(i * (len(samples) - 1) / max(limit - 1, 1))] for i in range(limit)]

@@ -12,105 +12,24 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
-import multiprocessing
 import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from opinfo_samples import DTYPES, check_sample, operators, samples_of
+from operator_jobs import Job, cases_of, prepare
+from opinfo_samples import DTYPES, operators
+from workers import Worker
 
 from ort_dynamo.runtime.capabilities import installed_runtime
 
 _HANGS_AFTER = 300.0
 """Seconds for one sample."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One operator and dtype, or the rest of its samples after a crash."""
-
-    operator: str
-    dtype: str
-    samples: int | None
-    dynamic: bool
-    in_place: bool
-    seed: int = 0
-    capture: bool = False
-    first: int = 0
-
-
-def _serve(connection: Any, threads: int) -> None:
-    """A worker: receives jobs, sends (sample index, None) before and (index, verdict) after each sample, then None."""
-    import logging
-
-    import torch
-    import torch._dynamo
-
-    torch.set_num_threads(threads)
-    logging.disable(logging.WARNING)  # each node that stays in eager; the counters say it
-    while (job := connection.recv()) is not None:
-        op = operators()[job.operator]
-        torch._dynamo.config.capture_dynamic_output_shape_ops = job.capture
-        torch._dynamo.config.capture_scalar_outputs = job.capture
-        for index, sample in enumerate(samples_of(op, DTYPES[job.dtype], job.samples, job.seed)):
-            if index < job.first:
-                continue
-            connection.send((index, None))
-            verdict = check_sample(op, sample, DTYPES[job.dtype], dynamic=job.dynamic, in_place=job.in_place)
-            connection.send((index, asdict(verdict)))
-        connection.send(None)
-
-
-class _Worker:
-    """Runs jobs one after another in a process of its own, which it replaces when it dies."""
-
-    def __init__(self) -> None:
-        self._process: Any = None
-
-    def run(self, job: Job) -> list[dict[str, Any]]:
-        verdicts: list[dict[str, Any]] = []
-        while True:
-            if self._process is None:
-                self._start()
-            index = job.first
-            try:
-                self._connection.send(job)
-                while (message := self._receive()) is not None:
-                    index, verdict = message
-                    if verdict is not None:
-                        verdicts.append(verdict)
-                return verdicts
-            except (EOFError, BrokenPipeError, TimeoutError) as error:
-                self._process.kill()
-                self._process.join()
-                status = self._process.exitcode
-                self._process = None
-                why = "hangs" if isinstance(error, TimeoutError) else f"the process ended with status {status}"
-                verdicts.append({"kind": "crashed", "detail": f"sample {index}: {why}", "native": {}, "eager": {}})
-                job = Job(**{**asdict(job), "first": index + 1})
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, 1), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def _receive(self) -> Any:
-        if not self._connection.poll(_HANGS_AFTER):
-            raise TimeoutError
-        return self._connection.recv()
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._connection.send(None)
-            self._process.join()
 
 
 def sweep(jobs: Iterable[Job], workers: int, keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
@@ -128,7 +47,7 @@ def sweep(jobs: Iterable[Job], workers: int, keep: Callable[[list[dict[str, Any]
     one_at_a_time = threading.Lock()
 
     def work() -> None:
-        worker = _Worker()
+        worker = Worker(prepare, cases_of, _HANGS_AFTER)
         while True:
             try:
                 job = waiting.get_nowait()
@@ -153,8 +72,8 @@ def _record(job: Job, verdicts: list[dict[str, Any]]) -> dict[str, Any]:
     native: Counter[str] = Counter()
     eager: Counter[str] = Counter()
     for verdict in verdicts:
-        native.update(verdict["native"])
-        eager.update(verdict["eager"])
+        native.update(verdict.get("native", {}))
+        eager.update(verdict.get("eager", {}))
     details = Counter(f"{v['kind']}: {v['detail']}" for v in verdicts if v["kind"] != "same")
     kinds = Counter(v["kind"] for v in verdicts)
     return {**asdict(job), "kinds": dict(kinds), "details": dict(details), "native": dict(native), "eager": dict(eager)}

@@ -22,9 +22,10 @@ from torch._dynamo.utils import counters
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildRecord, BuiltGraph
 from ort_dynamo.compiler import build_spec
+from ort_dynamo.errors import SessionError
 from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import Options, SessionOptions
-from ort_dynamo.runtime import binding, importing, processes, providers, session, streams, torch_memory
+from ort_dynamo.runtime import binding, importing, processes, providers, session, severity, streams, torch_memory
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.runtime.providers import find_target, provider_options
@@ -80,7 +81,7 @@ def test_a_session_gets_the_current_stream_and_device(cuda: FakeCuda) -> None:
 
 
 def test_the_first_device_is_not_named(cuda: FakeCuda) -> None:
-    """ONNX Runtime prints a warning for each session that names a device."""
+    """ONNX Runtime would print a warning: the first device is the default."""
     for device in ("cuda", "cuda:0"):
         assert "device_id" not in provider_options(torch.device(device), SessionOptions().resolved(on_cuda=True))
 
@@ -555,6 +556,62 @@ def test_a_session_on_cuda_is_opened_in_torchs_memory(cuda: FakeCuda, monkeypatc
     )
     open_session(limited, target, CUDA)
     assert "session.use_env_allocators" not in entries
+
+
+class Severities:
+    """ONNX Runtime, as far as it opens sessions: notes each severity of the default logger, and each session opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: bool = False) -> None:
+        self.notes: list[object] = []
+
+        def session_opens(*_: Any, **__: Any) -> Any:
+            self.notes.append("session")
+            if fails:
+                raise RuntimeError("no such device")
+            return SimpleNamespace(get_providers=lambda: ["CUDAExecutionProvider"])
+
+        module = SimpleNamespace(**vars(importing.onnxruntime()))
+        module.InferenceSession, module.set_default_logger_severity = session_opens, self.notes.append
+        for user in (session, severity):
+            monkeypatch.setattr(user, "onnxruntime", lambda: module)
+        monkeypatch.setattr(TORCH_MEMORY, "register", lambda *_: None)
+        monkeypatch.setattr(SessionStream, "hold", lambda *_: None)
+        monkeypatch.setattr(session, "stays_at_exit", lambda _: None)
+
+    def of(self, index: int, **given: Any) -> list[object]:
+        graph = dataclasses.replace(built(NEG), session=SessionOptions(**given).resolved(on_cuda=True))
+        open_session(graph, providers.recorded_cuda_targets()[-1], torch.device("cuda", index))
+        return self.notes
+
+
+def test_no_warning_is_printed_for_a_session_that_names_its_device(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Severities(monkeypatch).of(1) == [3, "session", 2]
+
+
+def test_the_default_logger_is_let_alone_where_nothing_is_to_be_silenced(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Severities(monkeypatch).of(0) == ["session"]
+    assert Severities(monkeypatch).of(1, session_options={"log_severity_level": 0}) == ["session"]
+
+
+def test_warnings_are_back_after_a_session_that_does_not_open(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Severities(monkeypatch, fails=True)
+    with pytest.raises(SessionError, match="no such device"):
+        found.of(1)
+    assert found.notes == [3, "session", 2]
+
+
+def test_warnings_are_back_when_the_last_of_several_sessions_is_open(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Severities(monkeypatch)
+    with severity.errors_only():
+        found.of(1)
+        assert found.notes == [3, 3, "session"]
+    assert found.notes[-1] == 2
 
 
 def test_the_interpreters_end_frees_no_session_on_cuda() -> None:

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from bench.conv_nets import CONV_NETS
 from ort_dynamo.testing import Tolerance, assert_close, eager_reasons
 
+REASON = "bench is importable under `python -m pytest` only"
+CONV_NETS = pytest.importorskip("bench.conv_nets", reason=REASON).CONV_NETS
 STEPS = 3
 # Three steps through norms of small batches multiply rounding: in float64 by up to some 1e8.
 ROUNDING = {torch.float64: Tolerance(1e-7, 1e-9), torch.float32: Tolerance(1e-3, 1e-5)}

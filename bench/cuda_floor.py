@@ -1,0 +1,330 @@
+"""What a training step launches on CUDA and which bytes its kernels move, beside the least that would do. No device.
+
+    python -m bench.cuda_floor ["gpt, 24 layers" …] [--scale full]
+
+Each model is compiled for a recorded CUDA target, in bfloat16 autocast, and nothing runs. A node of a session counts as
+one launch that reads its inputs and writes its outputs once; what only changes a shape is free. Of torch's operators
+by choice the same is counted. The optimizer is not.
+
+The floor of a graph is what is left if all nodes between two products were one kernel: such a group reads each tensor
+that comes from elsewhere once, and writes once what others read. Times are bytes by the rate of a copy on an H200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import operator
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch.fx import GraphModule, Node
+
+from bench.cuda_models import LARGE, SMALL, build_model
+from ort_dynamo import compiler
+from ort_dynamo.runtime.providers import recorded_cuda_targets
+from ort_dynamo.target import Target
+
+if (_folder := str(Path(__file__).resolve().parent.parent / "tests" / "cuda")) not in sys.path:
+    sys.path.append(_folder)
+
+from cuda_target import autocast, compiled_for
+
+__all__ = ["RATE", "Half", "Moved", "halves", "main", "moved"]
+
+RATE = 4.3e12
+"""Bytes in a second that a copy moves on an H200."""
+
+FREE = frozenset({"Constant", "Identity", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze", "Flatten"})
+PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul", "Einsum", "Conv", "ConvTranspose"})
+
+_KINDS: Mapping[str, frozenset[str]] = {
+    "products": PRODUCTS,
+    "casts": frozenset({"Cast"}),
+    "rows": frozenset({"LayerNormalization", "LogSoftmax", "Softmax"})
+    | frozenset(f"Reduce{name}" for name in ("Sum", "Mean", "Max", "Min", "SumSquare", "LogSumExp")),
+    "layout": frozenset({"Concat", "Expand", "Pad", "Slice", "Split", "Tile", "Transpose"}),
+    "indices": frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "OneHot"}),
+}
+_PARTIAL = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
+"""Operators that read as much of their first input as they write."""
+
+_BYTES = {
+    onnx.TensorProto.FLOAT: 4,
+    onnx.TensorProto.FLOAT16: 2,
+    onnx.TensorProto.BFLOAT16: 2,
+    onnx.TensorProto.DOUBLE: 8,
+    onnx.TensorProto.INT64: 8,
+    onnx.TensorProto.INT32: 4,
+    onnx.TensorProto.UINT8: 1,
+    onnx.TensorProto.INT8: 1,
+    onnx.TensorProto.BOOL: 1,
+}
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Launches and the bytes that they read and write."""
+
+    launches: int = 0
+    nbytes: int = 0
+
+    def __add__(self, other: Moved) -> Moved:
+        return Moved(self.launches + other.launches, self.nbytes + other.nbytes)
+
+
+@dataclass(frozen=True)
+class Half:
+    """The forward or the backward graph of a step.
+
+    Attributes:
+        role: which.
+        kinds: kind of node -> what its nodes move.
+        floor: what all but the products would move as one kernel between two of them.
+        unknown: nodes without a known size, of which nothing is counted.
+    """
+
+    role: str
+    kinds: Mapping[str, Moved]
+    floor: Moved
+    unknown: int
+
+
+class _CompiledError(Exception):
+    """Ends a step that is compiled, before it runs."""
+
+
+def halves(name: str, scale: Any, target: Target) -> list[Half]:
+    """Compile a model's training step for a CUDA target, and count.
+
+    Args:
+        name: a model of bench/cuda_models.py.
+        scale: "full" or "tiny".
+        target: what it is compiled for.
+    """
+    workload = build_model(name, scale, torch.device("cpu"))
+    outer: list[tuple[str, GraphModule]] = []
+    torch._dynamo.reset()
+    with compiled_for(target) as (backend, _), pytest.MonkeyPatch.context() as patch, autocast(torch.bfloat16):
+        segment = compiler.segment
+
+        def kept(gm: GraphModule, *args: Any) -> Any:
+            segmented = segment(gm, *args)
+            outer.append(("backward" if "tangents" in str(gm.graph) else "forward", segmented.gm))
+            return segmented
+
+        def ended(*args: Any) -> Any:
+            raise _CompiledError
+
+        def compile_only(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            backend(gm, inputs)
+            return ended
+
+        patch.setattr(compiler, "segment", kept)
+        with contextlib.suppress(_CompiledError):
+            torch.compile(workload.module, backend=compile_only, fullgraph=True)(*workload.batch)
+    return [_half(role, gm) for role, gm in outer]
+
+
+def _half(role: str, gm: GraphModule) -> Half:
+    kinds: dict[str, Moved] = defaultdict(Moved)
+    floor, unknown = Moved(), 0
+    counted: dict[bytes, tuple[dict[str, Moved], Moved, int]] = {}
+    for node in gm.graph.nodes:
+        if node.op == "call_module":
+            island: Any = gm.get_submodule(str(node.target))
+            model = island.compiled.built.model
+            if model not in counted:  # equal layers share one
+                counted[model] = moved(onnx.ModelProto.FromString(model))
+            ours, least, lost = counted[model]
+            for kind, one in ours.items():
+                kinds[kind] += one
+            floor += least
+            unknown += lost
+        elif node.op == "call_function" and node.target is not operator.getitem and (nbytes := _fx_bytes(node)):
+            kinds["torch's"] += Moved(1, nbytes)
+    return Half(role, dict(kinds), floor, unknown)
+
+
+def _fx_bytes(node: Node) -> int:
+    """Bytes of a torch operator's tensors; 0 of a view, and of one that gives no tensor."""
+    own = list(_tensors(node.meta.get("val")))
+    given = [one for source in node.all_input_nodes for one in _tensors(source.meta.get("val"))]
+    storages = {one.untyped_storage()._cdata for one in given}
+    if not own or all(one.untyped_storage()._cdata in storages for one in own):
+        return 0
+    return sum(one.numel() * one.element_size() for one in (*own, *given))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    for one in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(one, torch.Tensor):
+            yield one
+
+
+def moved(model: onnx.ModelProto) -> tuple[dict[str, Moved], Moved, int]:
+    """Count a model's launches and bytes.
+
+    Returns:
+        kind of node -> what its nodes move; the floor of all but the products; how many nodes have unknown sizes.
+    """
+    sizes = _sizes(model)
+    kinds: dict[str, Moved] = defaultdict(Moved)
+    unknown = 0
+    for node in model.graph.node:
+        if node.op_type in FREE:
+            continue
+        read, written = ([name for name in names if name] for names in (node.input, node.output))
+        if any(name not in sizes for name in (*read, *written)):
+            unknown += 1
+            continue
+        results = sum(sizes[name] for name in written)
+        if node.op_type in _PARTIAL:
+            read = read[1:]
+            results *= 2
+        kind = next((kind for kind, operators in _KINDS.items() if node.op_type in operators), "arithmetic")
+        kinds[kind] += Moved(1, results + sum(sizes[name] for name in read))
+    return dict(kinds), _floor(model.graph, sizes), unknown
+
+
+def _floor(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> Moved:
+    """Join all nodes between two products that share a tensor, and count what such groups read and write."""
+    source = {name: node for node in graph.node for name in node.output if name}
+    plain = _without_reshapes(graph)
+    level: dict[str, int] = {}
+    for node in graph.node:
+        before = [level[name] for name in map(plain, node.input) if name in level]
+        own = max(before, default=0) + (node.op_type in PRODUCTS)
+        level |= dict.fromkeys(node.output, own)
+    group: dict[int, int] = {}
+    members = [node for node in graph.node if node.op_type not in PRODUCTS | FREE]
+
+    def found(one: int) -> int:
+        while group.setdefault(one, one) != one:
+            one = group[one]
+        return one
+
+    for node in members:
+        for name in map(plain, node.input):
+            maker = source.get(name)
+            if maker is not None and maker.op_type not in PRODUCTS | FREE and level[name] == level[node.output[0]]:
+                group[found(id(node))] = found(id(maker))
+    read: dict[int, set[str]] = defaultdict(set)
+    written: dict[int, set[str]] = defaultdict(set)
+    leaving = {plain(value.name) for value in graph.output}
+    for node in graph.node:
+        own = found(id(node)) if node.op_type not in PRODUCTS | FREE else 0
+        for name in map(plain, node.input):
+            maker = source.get(name)
+            made_in = found(id(maker)) if maker is not None and maker.op_type not in PRODUCTS | FREE else 0
+            if made_in == own or node.op_type in FREE:
+                continue
+            if own and name in sizes:
+                read[own].add(name)
+            if made_in:
+                written[made_in].add(name)
+    for node in members:
+        written[found(id(node))] |= leaving & set(node.output)
+    groups = {found(id(node)) for node in members}
+    nbytes = sum(sizes.get(name, 0) for names in (*read.values(), *written.values()) for name in names)
+    return Moved(len(groups), nbytes)
+
+
+def _without_reshapes(graph: onnx.GraphProto) -> Callable[[str], str]:
+    """Give the function from a value to the one whose memory it shows."""
+    shown = {node.output[0]: node.input[0] for node in graph.node if node.op_type in FREE and node.input}
+
+    def plain(name: str) -> str:
+        while name in shown:
+            name = shown[name]
+        return name
+
+    return plain
+
+
+def _sizes(model: onnx.ModelProto) -> dict[str, int]:
+    """Value -> its bytes, of those with a known type and fixed sizes."""
+    inferred = onnx.ModelProto()
+    inferred.CopyFrom(model)
+    while True:
+        inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
+        known = {
+            value.name: value.type.tensor_type
+            for value in (*inferred.graph.input, *inferred.graph.output, *inferred.graph.value_info)
+        }
+        more = list(_of_contrib(inferred.graph, known))
+        if not more:
+            break
+        inferred.graph.value_info.extend(more)
+    found = {
+        tensor.name: math.prod(tensor.dims) * _BYTES.get(tensor.data_type, 8) for tensor in inferred.graph.initializer
+    }
+    for name, kind in known.items():
+        dims = [one.dim_value if one.HasField("dim_value") else None for one in kind.shape.dim]
+        if kind.HasField("shape") and None not in dims and kind.elem_type in _BYTES:
+            found[name] = math.prod(one or 0 for one in dims) * _BYTES[kind.elem_type]
+    return found
+
+
+def _of_contrib(graph: onnx.GraphProto, known: Mapping[str, Any]) -> Iterable[onnx.ValueInfoProto]:
+    """Infer the results of com.microsoft's operators, which ONNX's inference does not know."""
+    for node in graph.node:
+        if node.domain != "com.microsoft" or (node.output[0] in known and known[node.output[0]].HasField("shape")):
+            continue
+        operands = [known.get(name) for name in node.input]
+        if any(one is None or not one.HasField("shape") for one in operands):
+            continue
+        shapes = [[dim.dim_value for dim in one.shape.dim] for one in operands if one is not None]
+        shape = _product(node, *shapes[:2]) if node.op_type == "FusedMatMul" else shapes[0]
+        yield onnx.helper.make_tensor_value_info(node.output[0], known[node.input[0]].elem_type, shape)
+
+
+def _product(node: onnx.NodeProto, a: list[int], b: list[int]) -> list[int]:
+    given = {attribute.name: attribute.i for attribute in node.attribute}
+    rows, columns = (a[-1] if given.get("transA") else a[-2]), (b[-2] if given.get("transB") else b[-1])
+    batch = max(a[:-2], b[:-2], key=len)
+    return [*batch, rows, columns]
+
+
+def rows(name: str, found: Sequence[Half]) -> Iterator[str]:
+    """Give the lines of a table: launches, GB and milliseconds of each kind, and of the floor."""
+    for half in found:
+        for kind, one in sorted(half.kinds.items(), key=lambda item: -item[1].nbytes):
+            yield _row(name, half.role, kind, one)
+        others = sum((one for kind, one in half.kinds.items() if kind not in ("products", "torch's")), Moved())
+        yield _row(name, half.role, "all but products and torch's", others)
+        yield _row(name, half.role, "**floor of these**", half.floor)
+        if half.unknown:
+            yield f"| {name} | {half.role} | nodes of unknown size | {half.unknown} | | |"
+
+
+def _row(name: str, role: str, kind: str, one: Moved) -> str:
+    return f"| {name} | {role} | {kind} | {one.launches} | {one.nbytes / 1e9:.2f} | {one.nbytes / RATE * 1e3:.2f} |"
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join({**LARGE, **SMALL})}")
+    parser.add_argument("--scale", default="full", choices=["tiny", "full"])
+    parser.add_argument("--version", default="1.31.1", choices=[target.version for target in recorded_cuda_targets()])
+    arguments = parser.parse_args(given)
+    target = next(target for target in recorded_cuda_targets() if target.version == arguments.version)
+    counted = partial(halves, scale=arguments.scale, target=target)
+    print("| model | graph | kernels | launches | GB | ms |\n|---|---|---|---|---|---|")
+    for name in arguments.names or [name for name in LARGE if "layers" in name]:
+        print(*rows(name, counted(name)), sep="\n", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

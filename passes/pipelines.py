@@ -42,6 +42,7 @@ from ort_dynamo.passes.fx.restore_seedless import RestoreSeedless
 from ort_dynamo.passes.fx.return_no_views import ReturnNoViews
 from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
 from ort_dynamo.passes.fx.split_statistics import SplitStatistics
+from ort_dynamo.passes.fx.torch_graph.give_kernel_dtypes import GiveKernelDtypes
 from ort_dynamo.passes.fx.torch_graph.lay_out_channels_last import LayOutChannelsLast
 from ort_dynamo.passes.fx.torch_graph.place_in_torch import PlaceInTorch
 from ort_dynamo.passes.fx.torch_graph.place_slower_operators import PlaceSlowerOperators
@@ -117,6 +118,7 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
         PlaceInTorch(target, threads),
         *([PlaceWholeKernels(target)] if whole else []),
         PlaceSlowerOperators(target, threads),
+        GiveKernelDtypes(),  # all that is torch's by choice is known
         *([LayOutChannelsLast()] if target.lays_out_channels_last else []),
     )
 

@@ -30,20 +30,39 @@ def attention_on_the_cpu() -> Iterator[None]:
         library._destroy()
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, debug: bool = False, *, scale: Any = None) -> Any:  # noqa: E501
+def _flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout: float = 0.0,
+    causal: bool = False,
+    debug: bool = False,
+    *,
+    scale: Any = None,
+) -> Any:
     assert not dropout
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
     return out, lse, *_unread(q, k)
 
 
-def _flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any, scale: Any = None) -> Any:  # noqa: E501
+def _flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any, scale: Any = None
+) -> Any:
     causal = rest[5]
-    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad, q, k, v, out, lse, 0.0, causal, scale=scale
-    )
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, lse, 0.0, causal, scale=scale)
 
 
-def _efficient(q: Tensor, k: Tensor, v: Tensor, bias: Any, with_lse: bool, dropout: float = 0.0, causal: bool = False, *, scale: Any = None) -> Any:  # noqa: E501
+def _efficient(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Any,
+    with_lse: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: Any = None,
+) -> Any:
     assert not dropout
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=bias, scale=scale)
     rows = lse.shape[-1]
@@ -51,7 +70,9 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor, bias: Any, with_lse: bool, dropo
     return out, padded, torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
 
 
-def _efficient_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Any, out: Tensor, lse: Tensor, *rest: Any, scale: Any = None) -> Any:  # noqa: E501
+def _efficient_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Any, out: Tensor, lse: Tensor, *rest: Any, scale: Any = None
+) -> Any:
     causal = rest[4] if len(rest) > 4 else False
     found = aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad, q, k, v, out, lse[..., : q.shape[2]].contiguous(), 0.0, causal, attn_mask=bias, scale=scale

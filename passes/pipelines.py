@@ -14,6 +14,7 @@ from onnx_ir.passes.common import (
 from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.options.groups import PassOptions, RecomputeOptions
+from ort_dynamo.passes.fx.cast_statistics import CastStatistics
 from ort_dynamo.passes.fx.compare_in_forward import CompareInForward
 from ort_dynamo.passes.fx.cut_into_sections import CutIntoSections
 from ort_dynamo.passes.fx.drop_kept_dims import DropKeptDims
@@ -198,7 +199,7 @@ def plan_passes(outputs: int) -> tuple[PassBase, ...]:
 
 def outer_passes(seen: slice) -> tuple[PassBase, ...]:
     """Give the passes on an outer graph around islands, of whose outputs the program sees those in `seen`."""
-    return (OwnResults(seen), LocateAssertions())
+    return (OwnResults(seen), LocateAssertions(), CastStatistics())
 
 
 def running_passes(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import READS_WIDE_STATISTICS, WIDE_STATISTICS
+from ort_dynamo.marks import KERNEL_READS, READS_WIDE_STATISTICS, WIDE_STATISTICS
 from ort_dynamo.passes.fx.analysis.fake_values import propagate
-from ort_dynamo.passes.fx.analysis.statistics import STATISTICS, gradients_reading
+from ort_dynamo.passes.fx.analysis.statistics import STATISTICS, gradients_reading, normalizes
+from ort_dynamo.torch_internals.kernel_dtypes import statistics_dtype
 
 __all__ = ["KeepStatisticsWide"]
 
@@ -47,8 +51,15 @@ def _widen(node: Node, result: Node, wide: torch.dtype) -> bool:
         return False
     narrow = result.meta["val"].dtype
     for gradient, alias in gradients:
-        read = {index: narrow for index, argument in enumerate(gradient.args) if argument is alias}
-        gradient.meta[READS_WIDE_STATISTICS] = {**gradient.meta.get(READS_WIDE_STATISTICS, {}), **read}
+        places = [index for index, argument in enumerate(gradient.args) if argument is alias]
+        _note(gradient, READS_WIDE_STATISTICS, dict.fromkeys(places, narrow))
+        if normalizes(node):
+            given: Any = map_arg(node.args, lambda one: one.meta["val"])
+            _note(gradient, KERNEL_READS, dict.fromkeys(places, statistics_dtype(node.target, given)))
     node.meta[WIDE_STATISTICS] = {**node.meta.get(WIDE_STATISTICS, {}), result.args[1]: wide}
     propagate([node, *aliases])
     return True
+
+
+def _note(node: Node, mark: str, dtypes: Mapping[int, torch.dtype]) -> None:
+    node.meta[mark] = {**node.meta.get(mark, {}), **dtypes}

@@ -144,6 +144,8 @@ def test_a_net_of_a_half_type_trains_as_in_eager(place: str, dtype: str) -> None
 def check(name: str, dtype: str, *, which: int | None = None) -> None:
     op, of = operators()[name], DTYPES[dtype]
     samples = samples_of(op, of, 3)
+    if not samples:
+        pytest.skip(f"torch has no kernel of {dtype} on the CPU")
     for sample in samples if which is None else samples[len(samples) // 2 :][:1]:
         with cuda_forms() as found:
             verdict = check_sample(op, sample, of, dynamic=False, in_place=False)

@@ -12,6 +12,7 @@ __all__ = [
     "FX_NODE",
     "GATE",
     "HALF",
+    "KERNEL_READS",
     "OBSERVERS",
     "PASS",
     "READABLE",
@@ -60,6 +61,9 @@ WIDE_STATISTICS = "ort_dynamo.wide_statistics"
 
 READS_WIDE_STATISTICS = "ort_dynamo.reads_wide_statistics"
 """On the gradient of one: index of such an argument -> the dtype by which fake tensors give the result's dtype."""
+
+KERNEL_READS = "ort_dynamo.kernel_reads"
+"""On the gradient of one: index of such an argument -> the dtype that torch's kernel takes it in."""
 
 READABLE = "ort_dynamo.readable"
 """What saved files call the node's value; there only where files are saved."""

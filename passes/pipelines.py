@@ -14,6 +14,7 @@ from onnx_ir.passes.common import (
 from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.options.groups import PassOptions, RecomputeOptions
+from ort_dynamo.passes.fx.cast_statistics import CastStatistics
 from ort_dynamo.passes.fx.compare_in_forward import CompareInForward
 from ort_dynamo.passes.fx.cut_into_sections import CutIntoSections
 from ort_dynamo.passes.fx.drop_kept_dims import DropKeptDims
@@ -42,6 +43,7 @@ from ort_dynamo.passes.fx.restore_seedless import RestoreSeedless
 from ort_dynamo.passes.fx.return_no_views import ReturnNoViews
 from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
 from ort_dynamo.passes.fx.split_statistics import SplitStatistics
+from ort_dynamo.passes.fx.torch_graph.give_kernel_dtypes import GiveKernelDtypes
 from ort_dynamo.passes.fx.torch_graph.lay_out_channels_last import LayOutChannelsLast
 from ort_dynamo.passes.fx.torch_graph.place_in_torch import PlaceInTorch
 from ort_dynamo.passes.fx.torch_graph.place_slower_operators import PlaceSlowerOperators
@@ -117,6 +119,7 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
         PlaceInTorch(target, threads),
         *([PlaceWholeKernels(target)] if whole else []),
         PlaceSlowerOperators(target, threads),
+        GiveKernelDtypes(),  # all that is torch's by choice is known
         *([LayOutChannelsLast()] if target.lays_out_channels_last else []),
     )
 
@@ -196,7 +199,7 @@ def plan_passes(outputs: int) -> tuple[PassBase, ...]:
 
 def outer_passes(seen: slice) -> tuple[PassBase, ...]:
     """Give the passes on an outer graph around islands, of whose outputs the program sees those in `seen`."""
-    return (OwnResults(seen), LocateAssertions())
+    return (OwnResults(seen), LocateAssertions(), CastStatistics())
 
 
 def running_passes(

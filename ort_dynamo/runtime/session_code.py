@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,9 @@ class Stopped(Exception):  # noqa: N818
 class OwnSession:
     """A session of this process: the first one, and in a forked child one that is opened at its first call.
 
+    Attributes:
+        again: gives the function that feeds the session, while that lives.
+
     Args:
         opened: opens it.
         around: makes of the function that runs it the one that is called.
@@ -34,6 +38,7 @@ class OwnSession:
     def __init__(self, opened: Callable[[], Any], around: Callable[[Run], Run] | None = None) -> None:
         self._opened = opened
         self._around = around
+        self.again: Callable[[], Callable[..., Any] | None] = lambda: None
         self.open()
 
     def open(self) -> None:
@@ -72,7 +77,10 @@ def session_code(
             try:
                 own.run(options, inputs, feeds, outputs, fetches, places)
             except Exception as error:
-                raise Stopped(str(error)) from error
+                cast = cast_to(specs, (x0, x1, x2))
+                if cast is None:
+                    raise Stopped(str(error)) from error
+                return own.again()(*cast)
             return (from_dlpack(fetches.dlpack_at(0)),)
     """
     how = crossing()
@@ -111,7 +119,10 @@ def session_code(
         "        own.run(options, inputs, feeds, outputs, fetches, places)",
         *([] if owned is None else ["    except OutOfMemoryError:", "        raise"]),
         "    except Exception as error:",  # pybind exposes about ten unrelated exception classes
-        "        raise Stopped(str(error)) from error",
+        f"        cast = cast_to(specs, ({' '.join(f'{name},' for name in names)}))",
+        "        if cast is None:",
+        "            raise Stopped(str(error)) from error",
+        "        return own.again()(*cast)",
         f"    return ({' '.join(f'{one},' for one in fetched)})",
     ]
     values = {
@@ -123,8 +134,11 @@ def session_code(
         "places": [how.place(device)] * len(given),
         "device": device,
         "owned": owned,
+        "specs": built.inputs,
     }
-    return written("run", lines, {**_COMMON, **values})
+    run = written("run", lines, {**_COMMON, **values})
+    own.again = weakref.ref(run)
+    return run
 
 
 def _may_be_empty(value: Any) -> bool:
@@ -214,6 +228,25 @@ def _fitted(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_neg()  # DLPack hands over the memory and drops the bit that negates it
 
 
+def _cast_to(specs: Sequence[ValueSpec], values: Sequence[Any]) -> list[Any] | None:
+    """Give the values in the dtypes of their specs, or None if they have those.
+
+    A kernel of torch's may give another dtype than its fake tensor, by which the model was made. ONNX Runtime refuses
+    it before it runs anything, so a call whose dtypes agree never asks.
+
+    Args:
+        specs: of all inputs.
+        values: what was fed; tensors are permuted as their specs say.
+    """
+    pairs = list(zip(specs, values, strict=True))
+    if all(spec.is_number or value.dtype is spec.dtype for spec, value in pairs):
+        return None
+    return [
+        value if spec.is_number else (value.permute(inverse(spec.order)) if spec.order else value).to(spec.dtype)
+        for spec, value in pairs
+    ]
+
+
 def _as_bool(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype is torch.bool else tensor.view(torch.bool)
 
@@ -226,6 +259,7 @@ _COMMON: Mapping[str, Any] = {
     "OutOfMemoryError": torch.OutOfMemoryError,
     "Stopped": Stopped,
     "as_bool": _as_bool,
+    "cast_to": _cast_to,
     "contiguous_if_empty": _contiguous_if_empty,
     "empty": torch.empty,
     "fitted": _fitted,

@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import READS_WIDE_STATISTICS, WIDE_STATISTICS
+from ort_dynamo.marks import KERNEL_READS, READS_WIDE_STATISTICS, WIDE_STATISTICS
 from ort_dynamo.passes.fx.analysis.fake_values import propagate
-from ort_dynamo.passes.fx.analysis.views import ALIASES
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.passes.fx.analysis.statistics import STATISTICS, gradients_reading, normalizes
+from ort_dynamo.torch_internals.kernel_dtypes import statistics_dtype
 
 __all__ = ["KeepStatisticsWide"]
-
-_STATISTICS = {
-    aten._native_batch_norm_legit_functional.default: (1, 2),
-    aten._native_batch_norm_legit.no_stats: (1, 2),
-    aten._native_batch_norm_legit_no_training.default: (1, 2),
-    aten.native_batch_norm.default: (1, 2),
-    aten._batch_norm_with_update_functional.default: (1, 2),
-    aten._batch_norm_no_update.default: (1, 2),
-    aten.native_layer_norm.default: (1, 2),
-    aten.native_group_norm.default: (1, 2),
-    aten._fused_rms_norm.default: (1,),
-    aten._scaled_dot_product_flash_attention_for_cpu.default: (1,),
-}
-"""Operator -> the outputs that are a mean, a reciprocal deviation or a logarithm of a sum of exponentials."""
-
-_GRADIENTS = frozenset(
-    {
-        aten.native_batch_norm_backward.default,
-        aten.batch_norm_backward.default,
-        aten.native_layer_norm_backward.default,
-        aten.native_group_norm_backward.default,
-        aten._fused_rms_norm_backward.default,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -57,30 +35,31 @@ class KeepStatisticsWide(PassBase):
         """Mark nodes of a joint graph, whose fake values follow: from these, lowerings take their dtypes."""
         modified = False
         for node in graph_module.graph.nodes:
-            if node.target not in _STATISTICS:
+            if node.target not in STATISTICS:
                 continue
             wide = torch.promote_types(node.args[0].meta["val"].dtype, torch.float32)
             for result in node.users:
-                if result.args[1] in _STATISTICS[node.target] and result.meta["val"].dtype != wide:
+                if result.args[1] in STATISTICS[node.target] and result.meta["val"].dtype != wide:
                     modified |= _widen(node, result, wide)
         return PassResult(graph_module, modified)
 
 
 def _widen(node: Node, result: Node, wide: torch.dtype) -> bool:
     """Give one result of a node another dtype, with its aliases, if gradients alone read it."""
-    aliases, gradients = [result], []
-    for alias in aliases:
-        for reader in alias.users:
-            if reader.target in ALIASES:
-                aliases.append(reader)
-            elif reader.target in _GRADIENTS:
-                gradients.append((reader, alias))
-            else:
-                return False
+    aliases, gradients, alone = gradients_reading(result)
+    if not alone:
+        return False
     narrow = result.meta["val"].dtype
     for gradient, alias in gradients:
-        read = {index: narrow for index, argument in enumerate(gradient.args) if argument is alias}
-        gradient.meta[READS_WIDE_STATISTICS] = {**gradient.meta.get(READS_WIDE_STATISTICS, {}), **read}
+        places = [index for index, argument in enumerate(gradient.args) if argument is alias]
+        _note(gradient, READS_WIDE_STATISTICS, dict.fromkeys(places, narrow))
+        if normalizes(node):
+            given: Any = map_arg(node.args, lambda one: one.meta["val"])
+            _note(gradient, KERNEL_READS, dict.fromkeys(places, statistics_dtype(node.target, given)))
     node.meta[WIDE_STATISTICS] = {**node.meta.get(WIDE_STATISTICS, {}), result.args[1]: wide}
     propagate([node, *aliases])
     return True
+
+
+def _note(node: Node, mark: str, dtypes: Mapping[int, torch.dtype]) -> None:
+    node.meta[mark] = {**node.meta.get(mark, {}), **dtypes}

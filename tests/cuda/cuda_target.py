@@ -31,7 +31,7 @@ from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.target import OPSET, Target
 from ort_dynamo.torch_internals.fakes import FakeTensor
 
-__all__ = ["Compiled", "autocast", "compiled_for", "kernels_lacking"]
+__all__ = ["Compiled", "autocast", "bound_dtypes", "compiled_for", "kernels_lacking"]
 
 _CUDA = torch.device("cuda", 0)
 
@@ -129,7 +129,7 @@ def _lacking(graph: onnx.GraphProto, types: dict[str, int], target: Target) -> C
     types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     lacking: Counter[str] = Counter()
     for node in graph.node:
-        bound = _bound(node, types)
+        bound = bound_dtypes(node, types)
         if not target.takes(node.op_type, node.domain, bound):
             said = " ".join(f"{variable}={dtype.name}" for variable, dtype in bound.items())
             lacking[f"{node.op_type}, {said}"] += 1
@@ -139,7 +139,7 @@ def _lacking(graph: onnx.GraphProto, types: dict[str, int], target: Target) -> C
     return lacking
 
 
-def _bound(node: onnx.NodeProto, types: dict[str, int]) -> dict[str, ir.DataType]:
+def bound_dtypes(node: onnx.NodeProto, types: dict[str, int]) -> dict[str, ir.DataType]:
     """Type variable -> dtype of what a node reads and makes; of com.microsoft, whose schemas onnx lacks, T alone."""
     if node.domain:
         return {"T": ir.DataType(types[node.input[0]])}

@@ -46,7 +46,7 @@ def test_a_record_names_each_pass_in_order_with_what_is_kept() -> None:
     assert [one.name.split("(")[0] for one in record.passes] == [
         *["RemoveNoOps", "DropKeptDims", "DropRunningStatistics", "KeepStatisticsWide"],
         *["MarkGates", "HoistRandom"],
-        *["PlaceInTorch", "PlaceSlowerOperators", "LayOutChannelsLast"],
+        *["PlaceInTorch", "PlaceSlowerOperators", "GiveKernelDtypes", "LayOutChannelsLast"],
         *["CompareInForward", "SaveReadsOfMutated", "RecomputeCasts", "RecomputeArithmetic", "RecomputeGelu"],
         *["SplitStatistics", "HideSeedless", "MergeViews", "RemakeViews"],
         *["RestoreSeedless", "MergeStatistics"],  # on the forward

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.lowering.context import LoweringContext, is_empty
+from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.activation import log1p_exp
 from ort_dynamo.lowering.recipes.accurate_sum import total
@@ -174,16 +174,16 @@ def binary_cross_entropy(
     (x, t, *w), _ = promote(ctx, self, target, *([weight] if weight is not None else []))
     losses = _entropy(ctx, x, t, 0.0)
     losses = ctx.op.Mul(losses, w[0]) if w else losses
-    reduced = _checked(ctx, _reduce(ctx, losses, reduction, self, target), x, t)
+    reduced = _checked(ctx, _reduce(ctx, losses, reduction, self, target), ctx.sizes(self), x, t)
     return ctx.cast(reduced, ctx.out.dtype)
 
 
-def _checked(ctx: LoweringContext, reduced: ir.Value, x: ir.Value, t: ir.Value) -> ir.Value:
+def _checked(ctx: LoweringContext, reduced: ir.Value, sizes: Sequence[Size], x: ir.Value, t: ir.Value) -> ir.Value:
     """The losses, with the checks of eager's kernel; their gradient has none.
 
     The loss of an input that is NaN or not in [0, 1] is NaN, as one of the logarithms is; so is that of a NaN target.
     """
-    if is_empty(ctx.sizes(x)):
+    if is_empty(sizes):
         return reduced
     op, rank = ctx.op, ctx.out.dim()
     suspect = op.Or(op.IsNaN(op.ReduceSum(reduced, keepdims=0) if rank else reduced), outside(op, t, 0.0, 1.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -282,25 +282,55 @@ def time_of(node: Node) -> float:
 
 
 def _flops(node: Node) -> float:
-    attends = node.target is aten._scaled_dot_product_flash_attention_for_cpu.default
-    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    if not attends and count is None:
+    packet = getattr(node.target, "overloadpacket", None)
+    attention, count = _ATTENTION.get(packet), flop_registry.get(packet)
+    if attention is None and count is None:
         return 0.0
     values: Any = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     args, kwargs = values
-    if attends:
-        return float(optimization_hint(_attention_flops(*args[:3])))
+    if attention is not None:
+        return float(optimization_hint(attention.flops(*args[attention.query : attention.query + 3])))
     assert count is not None
     return float(optimization_hint(count(*args, **kwargs, out_val=node.meta["val"])))
 
 
-def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int | torch.SymInt:
-    """Two products for each of the query's heads, of which several may share one of the key's and the value's.
+@dataclass(frozen=True)
+class _Attention:
+    """How an attention operator has its query, key and value.
 
-    torch's own count refuses shared heads up to torch 2.11.
+    torch's own count refuses heads that several queries share up to torch 2.11, and takes rows for heads where the
+    operators behind `scaled_dot_product_attention` have these the other way around.
+
+    Attributes:
+        query: index of the query, which key and value follow.
+        rows: the dimension of a tensor's rows, from the end.
+        products: of matrices, in units of the forward's.
     """
-    batch, heads, rows, width = query.shape
-    return 2 * batch * heads * rows * key.shape[2] * (width + value.shape[3])
+
+    query: int = 0
+    rows: int = -2
+    products: float = 1.0
+
+    def flops(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
+        """Two products for each of the query's heads, of which several may share one of the key's and the value's."""
+        width = query.shape[-1] + value.shape[-1]
+        return int(2 * self.products) * math.prod(query.shape[:-1]) * key.shape[self.rows] * width
+
+
+_ATTENTION: Mapping[Any, _Attention] = {
+    aten._scaled_dot_product_flash_attention_for_cpu: _Attention(),
+    aten._scaled_dot_product_flash_attention: _Attention(),
+    aten._scaled_dot_product_efficient_attention: _Attention(),
+    aten._scaled_dot_product_cudnn_attention: _Attention(),
+    aten._flash_attention_forward: _Attention(rows=-3),
+    aten._efficient_attention_forward: _Attention(rows=-3),
+    aten._scaled_dot_product_flash_attention_backward: _Attention(1, products=2.5),
+    aten._scaled_dot_product_efficient_attention_backward: _Attention(1, products=2.5),
+    aten._scaled_dot_product_cudnn_attention_backward: _Attention(1, products=2.5),
+    aten._flash_attention_backward: _Attention(1, rows=-3, products=2.5),
+    aten._efficient_attention_backward: _Attention(1, rows=-3, products=2.5),
+}
+"""Operator -> how it has its operands. A gradient repeats one product of the forward, and has two for each of both."""
 
 
 def bytes_of(fake: torch.Tensor) -> tuple[int, sympy.Expr]:

@@ -78,6 +78,13 @@ def test_binary_cross_entropy_equals_eager(reduction):
     assert_like_eager(function, r(4, 5), torch.rand(4, 5), torch.rand(4, 5), dynamic=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_binary_cross_entropy_of_a_half_type_equals_eager(reduction, dtype):
+    p = torch.rand(4, 5).to(dtype).requires_grad_()
+    assert_like_eager(lambda p, t: F.binary_cross_entropy(p, t, reduction=reduction), p, torch.rand(4, 5).to(dtype))
+
+
 def test_binary_cross_entropy_of_certainties_equals_eager():
     p = torch.tensor([0.0, 1, 0, 1, 1e-9, 1e-3, 0.5], requires_grad=True)
     t = torch.tensor([0.0, 1, 1, 0, 0, 0, 1])

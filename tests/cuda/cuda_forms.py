@@ -1,0 +1,150 @@
+"""CUDA's forms on the CPU's kernels: graphs are placed and lowered for a CUDA target, and run on the CPU.
+
+The target has the facts, the defects and the kernels of CUDA. Tensors and sessions are the CPU's, so each result can be
+compared with eager's. Where a form has a node of a half type that the CPU has no kernel for, the node computes in
+float32 between casts, as CUDA's kernels do inside. What the CPU has no kernel for even so cannot run: `NoKernel` names
+it. Sessions open without ONNX Runtime's optimizers, so what runs is the form itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from attention_on_cuda import attend_as_on_cuda
+from cpu_attention import attention_on_the_cpu
+from cuda_target import bound_dtypes, kernels_lacking
+from torch.fx import GraphModule
+
+from ort_dynamo import backend, compiler
+from ort_dynamo.build import BuiltGraph
+from ort_dynamo.opened import CACHE
+from ort_dynamo.partition import cut
+from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
+from ort_dynamo.runtime.providers import find_target, recorded_cuda_targets
+from ort_dynamo.target import Target
+
+__all__ = ["Forms", "NoKernelError", "cuda_forms", "cuda_target", "widened"]
+
+
+class NoKernelError(Exception):
+    """The CPU has no kernel for a node of a form of CUDA's, in no dtype that it could take."""
+
+
+@dataclass
+class Forms:
+    """What was opened.
+
+    Attributes:
+        operators: op type -> nodes.
+        widened: "Operator, type variable=dtype …" -> nodes that compute in float32 between casts.
+        lacking: the same of nodes that the CPU cannot run at all.
+    """
+
+    operators: Counter[str] = field(default_factory=Counter)
+    widened: Counter[str] = field(default_factory=Counter)
+    lacking: Counter[str] = field(default_factory=Counter)
+
+
+@cache
+def cuda_target() -> Target:
+    """The CUDA target whose kernels are those of the installed build's nearest record."""
+    training = installed_runtime().has_gradient_kernels
+    return next(target for target in recorded_cuda_targets() if target.is_training_build == training)
+
+
+@contextmanager
+def cuda_forms(**facts: Any) -> Iterator[Forms]:
+    """Have each compile inside take the CPU's tensors for those of CUDA, but for where they are.
+
+    Args:
+        facts: properties of the target that are other than CUDA's.
+    """
+    found, cpu, mark = Forms(), find_target("cpu"), cut.mark
+
+    def opened(built: BuiltGraph, target: Target, device: torch.device) -> CompiledGraph:
+        assert device.type == "cpu"
+        assert target.device_type == "cuda"
+        model = onnx.ModelProto.FromString(built.model)
+        found.operators.update(node.op_type for node in model.graph.node)
+        found.widened += widened(model, cpu)
+        lacking = kernels_lacking(model, cpu)
+        found.lacking += lacking
+        if lacking:
+            raise NoKernelError(f"the CPU has no kernel for {', '.join(lacking)}")
+        settings = dataclasses.replace(built.session, graph_optimization="disable")
+        return open_graph(dataclasses.replace(built, model=model.SerializeToString(), session=settings), cpu, device)
+
+    def marked(gm: GraphModule, options: Any) -> Any:
+        attend_as_on_cuda(gm)
+        return mark(gm, options)
+
+    CACHE.clear()
+    with pytest.MonkeyPatch.context() as patch, attention_on_the_cpu():
+        for module in (compiler, cut):
+            patch.setattr(module, "usable_target", lambda _: cuda_target())
+        for module in (backend, cut):
+            patch.setattr(module, "mark", marked)
+        patch.setattr(compiler, "open_graph", opened)
+        for name, value in facts.items():
+            patch.setattr(Target, name, value)
+        yield found
+    CACHE.clear()
+
+
+_FLOAT = onnx.TensorProto.FLOAT
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def widened(model: onnx.ModelProto, target: Target) -> Counter[str]:
+    """Have nodes of half types that the target has no kernel for compute in float32 between casts, in place."""
+    return _widen(model.graph, {}, target)
+
+
+def _widen(graph: onnx.GraphProto, around: Mapping[str, int], target: Target) -> Counter[str]:
+    types = {**around, **{v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)}}
+    types |= {v.name: v.type.tensor_type.elem_type for v in graph.value_info}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    counts: Counter[str] = Counter()
+    nodes: list[onnx.NodeProto] = []
+    for index, node in enumerate(list(graph.node)):
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                counts += _widen(attribute.g, types, target)
+        bound = bound_dtypes(node, types)
+        wide = {name: ir.DataType.FLOAT if dtype in _HALF else dtype for name, dtype in bound.items()}
+        if target.takes(node.op_type, node.domain, bound) or not target.takes(node.op_type, node.domain, wide):
+            nodes.append(node)
+            continue
+        counts[f"{node.op_type}, {' '.join(f'{name}={dtype.name}' for name, dtype in bound.items())}"] += 1
+        made = _between_casts(node, types, f"{graph.name}_{index}")
+        between = {name for cast in made for name in (*cast.input, *cast.output)} - {*node.input, *node.output}
+        graph.value_info.extend(onnx.helper.make_tensor_value_info(name, _FLOAT, None) for name in sorted(between))
+        nodes += made
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return counts
+
+
+def _between_casts(node: onnx.NodeProto, types: Mapping[str, int], label: str) -> list[onnx.NodeProto]:
+    """The node, with a cast of each half input before it, and one of each half result after it."""
+    wide, before, after = onnx.NodeProto.FromString(node.SerializeToString()), [], []
+    for place, name in enumerate(node.input):
+        if name and types[name] in _HALF:
+            wide.input[place] = f"{label}_in_{place}"
+            before.append(onnx.helper.make_node("Cast", [name], [wide.input[place]], to=_FLOAT))
+    for place, name in enumerate(node.output):
+        if name and types[name] in _HALF:
+            wide.output[place] = f"{label}_out_{place}"
+            after.append(onnx.helper.make_node("Cast", [wide.output[place]], [name], to=types[name]))
+    return [*before, wide, *after]

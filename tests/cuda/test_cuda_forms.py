@@ -1,0 +1,220 @@
+"""CUDA's forms, run on the CPU's kernels: training steps of models, and operators of PyTorch's database, against eager.
+
+What a form computes shows here; what CUDA's kernels make of it does not.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cuda_forms as cuda_forms_module
+import onnx
+import onnx.parser
+import pytest
+import torch
+import torch.nn.functional as F
+from cuda_forms import NoKernelError, cuda_forms, cuda_target, widened
+from cuda_target import autocast, bound_dtypes, kernels_lacking
+from operators_on_cuda import NAMES
+from opinfo_samples import DTYPES, check_sample, operators, samples_of
+from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
+
+from bench.workloads import WORKLOADS, build
+from ort_dynamo.passes.fx.torch_graph import place_whole_kernels
+from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.testing import TOLERANCES, Tolerance, assert_close, eager_reasons
+
+pytestmark = pytest.mark.default_placement
+
+FLOATS = ("float32", "bfloat16", "float16")
+
+PLACES = ("fastest", "onnxruntime", "whole kernels")
+"""By CUDA's prices; all in sessions; and each normalization and attention in torch, whatever its size."""
+
+
+@contextmanager
+def placed(place: str) -> Iterator[dict[str, str]]:
+    """Give the options of one of PLACES, and have its prices."""
+    with pytest.MonkeyPatch.context() as patch:
+        if place == "whole kernels":
+            patch.setattr(place_whole_kernels, "saved", lambda *_: float("inf"))
+        yield {"placement": "onnxruntime" if place == "onnxruntime" else "fastest"}
+
+
+def trained(
+    run: Callable[..., Tensor], module: nn.Module, batch: Any, dtype: torch.dtype = torch.float32, steps: int = 2
+) -> dict[str, Tensor]:
+    """The loss and the gradients of each step, and what the last one leaves in buffers and parameters."""
+    optimizer, found = torch.optim.SGD(module.parameters(), lr=1e-3), {}
+    for step in range(steps):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        with autocast(dtype):  # anew, since it keeps the casts of parameters
+            loss = run(*batch)
+        loss.backward()
+        found[f"loss {step}"] = loss.detach().clone()
+        gradients = [p.grad.flatten().float() for p in module.parameters() if p.grad is not None]
+        found[f"gradients {step}"] = torch.cat(gradients)
+        optimizer.step()
+    found |= {f"buffer {name}": buffer.clone() for name, buffer in module.named_buffers()}
+    return found | {f"parameter {name}": p.detach().clone() for name, p in module.named_parameters()}
+
+
+def assert_as_near(ours: dict[str, Tensor], eager: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
+    """Compare with eager; where rounding decides, by eager's own distance from the same steps in float32."""
+    for what, value in eager.items():
+        error, own = ((one.double() - exact[what].double()).norm() for one in (ours[what], value))
+        if error > 1.5 * own:
+            assert_close(
+                ours[what], value, what, Tolerance(1e-4, 1e-6) if exact is eager else TOLERANCES[torch.float16]
+            )
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_model_trains_as_in_eager(place: str, name: str, dtype: str) -> None:
+    workload = build(name, "tiny")
+    exact, subject, ours = (copy.deepcopy(workload.module) for _ in range(3))
+    of = getattr(torch, dtype)
+    steps = 1 if name == "resnet" else 2  # which normalizes over two numbers: rounding decides its second step
+    eager = trained(subject, subject, workload.batch, of, steps)
+    right = eager if dtype == "float32" else trained(exact, exact, workload.batch, steps=steps)
+    with placed(place) as options, cuda_forms() as found:
+        run = torch.compile(ours, backend="ort_train", options=options, fullgraph=True)
+        assert_as_near(trained(run, ours, workload.batch, of, steps), eager, right)
+    assert not found.lacking
+    # With all in sessions, flash attention stays in eager: its gradient reads the state of the generator.
+    assert all("flash_attention" in reason for reason in eager_reasons())
+    assert counters["ort_train"]["native_nodes"] + counters["ort_train"]["chosen_nodes"] > 0
+    if place == "onnxruntime":
+        assert found.operators.total() > 30
+
+
+NET = {
+    "conv": nn.Conv2d(3, 6, 3),
+    "strided": nn.Conv2d(6, 8, 3, 2, 1, groups=2),
+    "transposed": nn.ConvTranspose2d(8, 4, 2, 2),
+    "batch": nn.BatchNorm2d(4),
+    "instance": nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+    "group": nn.GroupNorm(2, 4),
+    "layer": nn.LayerNorm(8),
+}
+
+
+class Net(nn.Module):
+    """Convolutions, each normalization, and attention of a half type as a whole, without autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleDict({name: copy.deepcopy(layer) for name, layer in NET.items()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name, layer in self.layers.items():
+            x = F.silu(layer(x)) if name != "layer" else layer(x[..., :8, :8])
+        rows = x.flatten(2).unflatten(2, (8, 8))
+        y = F.scaled_dot_product_attention(rows, rows, rows) if rows.requires_grad else rows
+        return y.float().square().mean()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_net_of_a_half_type_trains_as_in_eager(place: str, dtype: str) -> None:
+    of = getattr(torch, dtype)
+    x = torch.randn(4, 3, 20, 20)
+    exact, subject, ours = Net(), Net().to(of), Net().to(of)
+    eager = trained(subject, subject, (x.to(of),))
+    right = eager if dtype == "float32" else trained(exact, exact, (x.to(of).float(),))
+    with placed(place) as options, cuda_forms() as found:
+        run = torch.compile(ours, backend="ort_train", options=options, fullgraph=True)
+        assert_as_near(trained(run, ours, (x.to(of),)), eager, right)
+    assert not found.lacking
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+def check(name: str, dtype: str, *, which: int | None = None) -> None:
+    op, of = operators()[name], DTYPES[dtype]
+    samples = samples_of(op, of, 3)
+    if not samples:
+        pytest.skip(f"torch has no kernel of {dtype} on the CPU")
+    for sample in samples if which is None else samples[len(samples) // 2 :][:1]:
+        with cuda_forms() as found:
+            verdict = check_sample(op, sample, of, dynamic=False, in_place=False)
+        assert not found.lacking, "the CPU has kernels for all of this database"
+        assert verdict.kind not in ("different", "failed"), verdict.detail
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", NAMES[::10])
+def test_an_operator_gives_eagers_results(name: str, dtype: str) -> None:
+    check(name, dtype, which=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [*FLOATS, "int64", "bool"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_operator_gives_eagers_results(name: str, dtype: str) -> None:
+    check(name, dtype)
+
+
+# -- what the helper does ----------------------------------------------------------------------------------------------
+
+HALVES = """<ir_version: 9, opset_import: ["": 20]>
+test (bfloat16[2,3] x, bool c) => (bfloat16[2,3] y, bfloat16[2,3] z) <bfloat16[2,3] a, int64[2] s> {
+    a = Sin (x)  y = Add (a, x)  s = Shape (a)
+    z = If (c) <then_branch = one () => (bfloat16[2,3] b) { b = Cos (a) },
+                else_branch = other () => (bfloat16[2,3] d) { d = Identity (a) }> }"""
+
+
+def test_a_node_without_a_kernel_computes_in_float32() -> None:
+    cpu, model = find_target("cpu"), onnx.parser.parse_model(HALVES)
+    assert not cpu.takes("Sin", "", {"T": onnx_bfloat16()})
+    before = kernels_lacking(model, cpu)
+    counted = widened(model, cpu)
+    assert counted == before
+    assert "Sin, T=BFLOAT16" in counted
+    assert "Cos, T=BFLOAT16" in counted, "in a branch, of a value around it"
+    onnx.checker.check_model(model, full_check=True)
+    assert not kernels_lacking(model, cpu)
+    assert not widened(model, cpu)
+
+
+def onnx_bfloat16() -> Any:
+    node = onnx.helper.make_node("Sin", ["x"], ["y"])
+    return bound_dtypes(node, {"x": onnx.TensorProto.BFLOAT16, "y": onnx.TensorProto.BFLOAT16})["T"]
+
+
+def test_what_the_cpu_cannot_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = find_target("cpu")
+    kernels = {key: kernel for key, kernel in cpu.kernels.items() if key != ("", "Sin")}
+    monkeypatch.setattr(cuda_forms_module, "find_target", lambda _: dataclasses.replace(cpu, kernels=kernels))
+    with cuda_forms() as found, pytest.raises(BackendCompilerFailed) as caught:
+        torch.compile(torch.sin, backend="ort_train")(torch.randn(3))
+    assert isinstance(caught.value.inner_exception, NoKernelError)
+    assert found.lacking == {"Sin, T=FLOAT": 1}
+
+
+def test_the_forms_are_cudas() -> None:
+    target = cuda_target()
+    assert target.device_type == "cuda"
+    assert target.has_defect("extremes_of_infinity")
+    x, w = torch.randn(2, 3, 8, 8, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)
+    with cuda_forms(leaves_convolution_gradients=False) as found:
+        y = torch.compile(lambda x, w: F.conv2d(x, w), backend="ort_train")(x, w)
+        torch.autograd.grad(y.sum(), [x, w])
+    if target.is_training_build:
+        assert found.operators["ConvGrad"], "its own kernel for gradients"
+    else:
+        assert found.operators["Conv"] == 2, "the gradient of a weight is a convolution"
+        assert found.operators["ConvTranspose"] == 1
+    y = torch.compile(lambda x: x.sin(), backend="ort_train")(x)
+    assert found.operators.total() < 20

@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from ort_dynamo.passes.fx.analysis.views import MULTI_VIEWS, VIEWS
-from ort_dynamo.torch_internals.operators import OpOverload, namespace, present, schema_of
+from ort_dynamo.torch_internals.operators import OpOverload, aten, namespace, present, schema_of
 
 __all__ = ["AliasSets", "aliased_inputs", "returned_views"]
 
@@ -57,9 +57,24 @@ def returned_views(graph: Graph) -> frozenset[int]:
 def _is_view(node: Node) -> bool:
     maker = node.args[0] if node.target is operator.getitem else node
     target = maker.target if isinstance(maker, Node) else None
-    return isinstance(target, OpOverload) and any(
-        argument.alias_info is not None and not argument.alias_info.is_write for argument in schema_of(target).arguments
+    return (
+        isinstance(target, OpOverload)
+        and not _restrides(node)
+        and any(
+            argument.alias_info is not None and not argument.alias_info.is_write
+            for argument in schema_of(target).arguments
+        )
     )
+
+
+def _restrides(node: Node) -> bool:
+    """Ask whether a node sets a computed tensor's strides, as pooling to one pixel does in place in eager."""
+    if node.target is not aten.as_strided.default or len(node.args) > 3 or node.kwargs:
+        return False
+    source: Any = node.args[0]
+    shape = list(source.meta["val"].shape)
+    is_fixed = all(type(size) is int for size in shape)  # a comparison of symbols would install a guard
+    return is_fixed and source.op == "call_function" and shape == node.args[1]
 
 
 class AliasSets:

@@ -43,6 +43,16 @@ def test_views_of_eager_are_told_from_reshapes_that_are_none() -> None:
 
 
 @pytest.mark.parametrize("placement", ["fastest", "onnxruntime"])
+def test_a_pool_to_one_pixel_is_no_view(placement: str) -> None:
+    x = torch.randn(2, 8, 5, 8).to(memory_format=torch.channels_last)
+    pooled = torch.compile(F.adaptive_avg_pool2d, backend="ort_train", options={"placement": placement})(x, 1)
+    assert not pooled._is_view()
+    assert pooled.stride() == F.adaptive_avg_pool2d(x, 1).stride()
+    viewed = torch.compile(lambda x: (x + 1).as_strided((4, 2), (1, 4)), backend="ort_train")(torch.ones(8))
+    assert viewed._is_view()
+
+
+@pytest.mark.parametrize("placement", ["fastest", "onnxruntime"])
 @pytest.mark.parametrize(
     "function",
     [

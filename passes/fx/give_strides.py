@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -13,6 +12,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.boundary import physical_order
 from ort_dynamo.passes.fx.analysis.eager_strides import has_dimension_of_one
+from ort_dynamo.passes.fx.analysis.wrapped_outputs import wrap_outputs
 from ort_dynamo.torch_internals.iterator_strides import contiguous_strides
 
 __all__ = ["GiveStrides", "strided"]
@@ -55,28 +55,12 @@ class GiveStrides(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Rewrite, in place, an outer graph with fake values."""
-        graph = graph_module.graph
-        (output,) = graph.find_nodes(op="output")
-        values: list[Any] = [*output.args[0]]
-        made: dict[Node, Node] = {}
-        for index in range(*self.outputs.indices(len(values))):
-            value = values[index]
-            if not isinstance(value, Node) or (found := self._wanted(index, value)) is None:
-                continue
-            if value not in made:
-                with graph.inserting_before(output):
-                    made[value] = graph.call_function(strided, (value, *found))
-                made[value].meta = dict(value.meta)
-            values[index] = made[value]
-        if made:
-            output.args = (type(output.args[0])(values),)
-            graph_module.recompile()
-        return PassResult(graph_module, bool(made))
+        return PassResult(graph_module, wrap_outputs(graph_module, self.outputs, strided, self._wanted))
 
     def _wanted(self, index: int, value: Node) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Give the strides that an output is to have, and those of memory in its order; None where it has them."""
         fake = value.meta.get("val")
-        if value.op != "call_function" or value.target is strided or not has_dimension_of_one(fake):
+        if not has_dimension_of_one(fake):
             return None
         order = physical_order(fake)
         usual = contiguous_strides(fake.shape, order[::-1] if order else None)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from ort_dynamo.passes.fx.analysis.wrapped_outputs import wrap_outputs
 
 __all__ = ["ReturnNoViews", "unviewed"]
 
@@ -38,26 +39,8 @@ class ReturnNoViews(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Rewrite, in place, an outer graph with fake values."""
-        graph = graph_module.graph
-        (output,) = graph.find_nodes(op="output")
-        values: list[Any] = [*output.args[0]]
-        made: dict[Node, Node] = {}
-        for index in range(*self.seen.indices(len(values))):
-            value = values[index]
-            if index in self.views or not _may_become_a_view(value):
-                continue
-            if value not in made:
-                with graph.inserting_before(output):
-                    made[value] = graph.call_function(unviewed, (value,))
-                made[value].meta = dict(value.meta)
-            values[index] = made[value]
-        if made:
-            output.args = (type(output.args[0])(values),)
-            graph_module.recompile()
-        return PassResult(graph_module, bool(made))
+        return PassResult(graph_module, wrap_outputs(graph_module, self.seen, unviewed, self._wanted))
 
-
-def _may_become_a_view(value: object) -> bool:
-    if not isinstance(value, Node) or value.op != "call_function" or value.target is unviewed:
-        return False
-    return isinstance(value.meta.get("val"), torch.Tensor)
+    def _wanted(self, index: int, value: Node) -> tuple[()] | None:
+        """Give no further arguments for an output that may become a view and is none to eager; else None."""
+        return () if index not in self.views and isinstance(value.meta.get("val"), torch.Tensor) else None

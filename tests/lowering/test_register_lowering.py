@@ -114,6 +114,13 @@ def test_an_overload_with_a_lowering_is_not_decomposed() -> None:
     assert torch.equal(found, -x)
 
 
+def test_an_overload_whose_lowering_is_replaced_is_not_laid_out_first() -> None:
+    roll = aten.roll.default
+    assert roll in decompositions()
+    register_lowering(roll, replace=True)(lambda ctx, x, shifts, dims=(): ctx.op.Neg(x))
+    assert roll not in decompositions()
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

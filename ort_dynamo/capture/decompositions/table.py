@@ -35,11 +35,13 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
 
     Operators in LAYOUTS have both: their decomposition only changes what layout they are traced with.
     """
-    return _decompositions(registered())
+    return _decompositions(registered(), frozenset(filter(is_from_outside, LAYOUTS)))
 
 
 @functools.lru_cache(maxsize=1)
-def _decompositions(whole: frozenset[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
+def _decompositions(
+    whole: frozenset[OpOverload], replaced: frozenset[OpOverload]
+) -> dict[OpOverload, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {
         **core_decompositions(),
         **decompositions_of(_ALSO),
@@ -57,7 +59,7 @@ def _decompositions(whole: frozenset[OpOverload]) -> dict[OpOverload, Callable[.
     laid = {
         overload: _either(function, kept.get(overload))
         for overload, function in _left_whole(LAYOUTS).items()
-        if not is_from_outside(overload)
+        if overload not in replaced
     }
     return {overload: checked(overload, function) for overload, function in {**kept, **laid}.items()}
 

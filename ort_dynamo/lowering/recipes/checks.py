@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
-import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.op_builder import OpBuilder
@@ -41,10 +40,7 @@ def stop_if(
     """
     if not ctx.target.raises_at_data or ctx.target.stands_alone:
         return value
-    op = ctx.op
-    keep = ctx.builder.constant(np.zeros((1, rank), np.int64), ir.DataType.INT64)
-    shape = op.Gather(keep, ctx.cast(wrong, torch.int64), axis=0, _name=f"{kind}.{ctx.node.name}: {words}")
-    return op.Reshape(value, shape)
+    return ctx.op.Reshape(value, _shape_unless(ctx, ctx.op, wrong, words, rank, kind))
 
 
 def stop_if_any(
@@ -67,14 +63,19 @@ def stop_if_any(
     def run(op: OpBuilder) -> list[ir.Value]:
         shape = unchanged
         for wrong, words in checks:
-            row = op.Cast(wrong(op), to=ir.DataType.INT64)
-            shape = op.Add(shape, op.Gather(table, row, axis=0, _name=f"{REFUSED}.{ctx.node.name}: {words}"))
+            shape = op.Add(shape, _shape_unless(ctx, op, wrong(op), words, rank, REFUSED))
         return [shape]
 
-    table = ctx.builder.constant(np.zeros((1, rank), np.int64), ir.DataType.INT64)
     unchanged = ctx.builder.constant(np.zeros(rank, np.int64), ir.DataType.INT64)
     (shape,) = either(ctx, suspect, run, lambda op: [op.Identity(unchanged)])
     return ctx.op.Reshape(value, shape)
+
+
+def _shape_unless(ctx: LoweringContext, op: OpBuilder, wrong: ir.Value, words: str, rank: int, kind: str) -> ir.Value:
+    """Give the shape that keeps a value's own sizes, by a lookup that stops the session where `wrong` holds."""
+    table = ctx.builder.constant(np.zeros((1, rank), np.int64), ir.DataType.INT64)
+    row = op.Cast(wrong, to=ir.DataType.INT64)
+    return op.Gather(table, row, axis=0, _name=f"{kind}.{ctx.node.name}: {words}")
 
 
 def any_of(ctx: LoweringContext, wrong: ir.Value) -> ir.Value:

@@ -1,4 +1,4 @@
-"""What a training step launches on CUDA and which bytes its kernels move, beside the least that would do. No device.
+"""Counts the launches of a training step on CUDA and the bytes that its kernels move, beside a floor. No device.
 
     python -m bench.cuda_floor ["gpt, 24 layers" …] [--scale full]
 
@@ -20,17 +20,19 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from torch.fx import GraphModule, Node
 
 from bench.cuda_models import LARGE, SMALL, build_model
 from ort_dynamo import compiler
+from ort_dynamo.passes.fx.analysis.saved_tensors import is_tangent
+from ort_dynamo.passes.fx.analysis.storage import fakes_in, storages_of
 from ort_dynamo.runtime.providers import recorded_cuda_targets
 from ort_dynamo.target import Target
 
@@ -57,18 +59,6 @@ _KINDS: Mapping[str, frozenset[str]] = {
 }
 _PARTIAL = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 """Operators that read as much of their first input as they write."""
-
-_BYTES = {
-    onnx.TensorProto.FLOAT: 4,
-    onnx.TensorProto.FLOAT16: 2,
-    onnx.TensorProto.BFLOAT16: 2,
-    onnx.TensorProto.DOUBLE: 8,
-    onnx.TensorProto.INT64: 8,
-    onnx.TensorProto.INT32: 4,
-    onnx.TensorProto.UINT8: 1,
-    onnx.TensorProto.INT8: 1,
-    onnx.TensorProto.BOOL: 1,
-}
 
 
 @dataclass(frozen=True)
@@ -119,7 +109,8 @@ def halves(name: str, scale: Any, target: Target) -> list[Half]:
 
         def kept(gm: GraphModule, *args: Any) -> Any:
             segmented = segment(gm, *args)
-            outer.append(("backward" if "tangents" in str(gm.graph) else "forward", segmented.gm))
+            is_backward = any(map(is_tangent, gm.graph.find_nodes(op="placeholder")))
+            outer.append(("backward" if is_backward else "forward", segmented.gm))
             return segmented
 
         def ended(*args: Any) -> Any:
@@ -157,18 +148,10 @@ def _half(role: str, gm: GraphModule) -> Half:
 
 def _fx_bytes(node: Node) -> int:
     """Bytes of a torch operator's tensors; 0 of a view, and of one that gives no tensor."""
-    own = list(_tensors(node.meta.get("val")))
-    given = [one for source in node.all_input_nodes for one in _tensors(source.meta.get("val"))]
-    storages = {one.untyped_storage()._cdata for one in given}
-    if not own or all(one.untyped_storage()._cdata in storages for one in own):
+    if storages_of(node) <= set().union(*map(storages_of, node.all_input_nodes)):
         return 0
-    return sum(one.numel() * one.element_size() for one in (*own, *given))
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    for one in value if isinstance(value, (list, tuple)) else (value,):
-        if isinstance(one, torch.Tensor):
-            yield one
+    tensors = fakes_in([one.meta.get("val") for one in (node, *node.all_input_nodes)])
+    return sum(one.numel() * one.element_size() for one in tensors)
 
 
 def moved(model: onnx.ModelProto) -> tuple[dict[str, Moved], Moved, int]:
@@ -266,12 +249,13 @@ def _sizes(model: onnx.ModelProto) -> dict[str, int]:
             break
         inferred.graph.value_info.extend(more)
     found = {
-        tensor.name: math.prod(tensor.dims) * _BYTES.get(tensor.data_type, 8) for tensor in inferred.graph.initializer
+        tensor.name: math.prod(tensor.dims) * ir.DataType(tensor.data_type).itemsize
+        for tensor in inferred.graph.initializer
     }
     for name, kind in known.items():
         dims = [one.dim_value if one.HasField("dim_value") else None for one in kind.shape.dim]
-        if kind.HasField("shape") and None not in dims and kind.elem_type in _BYTES:
-            found[name] = math.prod(one or 0 for one in dims) * _BYTES[kind.elem_type]
+        if kind.HasField("shape") and None not in dims and kind.elem_type:
+            found[name] = math.prod(one or 0 for one in dims) * ir.DataType(kind.elem_type).itemsize
     return found
 
 
@@ -319,10 +303,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", default="1.31.1", choices=[target.version for target in recorded_cuda_targets()])
     arguments = parser.parse_args(given)
     target = next(target for target in recorded_cuda_targets() if target.version == arguments.version)
-    counted = partial(halves, scale=arguments.scale, target=target)
     print("| model | graph | kernels | launches | GB | ms |\n|---|---|---|---|---|---|")
     for name in arguments.names or [name for name in LARGE if "layers" in name]:
-        print(*rows(name, counted(name)), sep="\n", flush=True)
+        print(*rows(name, halves(name, arguments.scale, target)), sep="\n", flush=True)
     return 0
 
 

@@ -2,8 +2,8 @@
 
 The target has the facts, the defects and the kernels of CUDA. Tensors and sessions are the CPU's, so each result can be
 compared with eager's. Where a form has a node of a half type that the CPU has no kernel for, the node computes in
-float32 between casts, as CUDA's kernels do inside. What the CPU has no kernel for even so cannot run: `NoKernel` names
-it. Sessions open without ONNX Runtime's optimizers, so what runs is the form itself.
+float32 between casts, as CUDA's kernels do inside. What the CPU has no kernel for even so cannot run: `NoKernelError`
+names it. Sessions open without ONNX Runtime's optimizers, so what runs is the form itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 import torch
 from attention_on_cuda import attend_as_on_cuda
 from cpu_attention import attention_on_the_cpu
-from cuda_target import bound_dtypes, kernels_lacking
+from cuda_target import bound_dtypes, kernels_lacking, value_types
 from torch.fx import GraphModule
 
 from ort_dynamo import backend, compiler
@@ -43,7 +43,7 @@ class NoKernelError(Exception):
 
 @dataclass
 class Forms:
-    """What was opened.
+    """Counts of the nodes in the models that were opened.
 
     Attributes:
         operators: op type -> nodes.
@@ -112,9 +112,7 @@ def widened(model: onnx.ModelProto, target: Target) -> Counter[str]:
 
 
 def _widen(graph: onnx.GraphProto, around: Mapping[str, int], target: Target) -> Counter[str]:
-    types = {**around, **{v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)}}
-    types |= {v.name: v.type.tensor_type.elem_type for v in graph.value_info}
-    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    types = {**around, **value_types(graph)}
     counts: Counter[str] = Counter()
     nodes: list[onnx.NodeProto] = []
     for index, node in enumerate(list(graph.node)):

@@ -31,7 +31,7 @@ from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.target import OPSET, Target
 from ort_dynamo.torch_internals.fakes import FakeTensor
 
-__all__ = ["Compiled", "autocast", "bound_dtypes", "compiled_for", "kernels_lacking"]
+__all__ = ["Compiled", "autocast", "bound_dtypes", "compiled_for", "kernels_lacking", "value_types"]
 
 _CUDA = torch.device("cuda", 0)
 
@@ -118,15 +118,17 @@ def move(gm: GraphModule) -> None:
 
 def kernels_lacking(model: onnx.ModelProto, target: Target) -> Counter[str]:
     """The nodes of a model, counted, that no kernel of the target takes: "Operator, type variable=dtype …"."""
-    types = {v.name: v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output)}
-    types |= {v.name: v.type.tensor_type.elem_type for v in model.graph.value_info}
-    types |= {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    return _lacking(model.graph, types, target)
+    return _lacking(model.graph, {}, target)
 
 
-def _lacking(graph: onnx.GraphProto, types: dict[str, int], target: Target) -> Counter[str]:
-    types = types | {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
-    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+def value_types(graph: onnx.GraphProto) -> dict[str, int]:
+    """Value -> its element type, of those that a graph states."""
+    values = (*graph.input, *graph.output, *graph.value_info)
+    return {v.name: v.type.tensor_type.elem_type for v in values} | {t.name: t.data_type for t in graph.initializer}
+
+
+def _lacking(graph: onnx.GraphProto, around: dict[str, int], target: Target) -> Counter[str]:
+    types = around | value_types(graph)
     lacking: Counter[str] = Counter()
     for node in graph.node:
         bound = bound_dtypes(node, types)

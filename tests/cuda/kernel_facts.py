@@ -1,4 +1,4 @@
-"""What kernels do with sizes of 0, NaN and infinities, and fusions, and which dtypes torch's norms give in half types.
+"""Facts of kernels: sizes of 0, NaN and infinities, fusions, and the dtypes that torch's norms give in half types.
 
 Small models, run as they are by an ONNX Runtime session on a device or by torch. Each fact has what is expected there:
 on CUDA what lowerings take for granted or a defect's row says, and nothing where no form depends on it.
@@ -45,7 +45,7 @@ class Fact:
     expected: Mapping[str, str | None]
 
     def meets(self, device: str, found: str) -> bool:
-        """Whether it is as expected on a type of device."""
+        """Tell if `found` is as expected on a type of device."""
         expected = self.expected.get(device)
         if expected is None:
             return True

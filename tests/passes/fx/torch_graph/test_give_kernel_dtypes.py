@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -67,21 +68,31 @@ def tensors(dtype: torch.dtype, parameters: str) -> tuple[Tensor, Tensor, Tensor
     return x, torch.rand(4, dtype=of).add(0.5).requires_grad_(), torch.randn(4, dtype=of, requires_grad=True)
 
 
-@pytest.mark.parametrize("parameters", ["half", "float32"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("name", NORMALIZATIONS)
+def every_exchange(test: Callable[..., None]) -> Callable[..., None]:
+    for argument, values in (
+        ("name", NORMALIZATIONS),
+        ("choice", CHOICES),
+        ("dtype", [torch.bfloat16, torch.float16]),
+        ("parameters", ["half", "float32"]),
+    ):
+        test = pytest.mark.parametrize(argument, values, ids=str)(test)
+    return test
+
+
+def assert_exchanged(name: str, dtype: torch.dtype, parameters: str, **given: Any) -> None:
+    """Compare a normalization between two functions, and the gradients, with eager's."""
+    x, w, b = tensors(dtype, parameters)
+    assert_like_eager(
+        lambda x, w, b: NORMALIZATIONS[name](x.sin(), w, b).cos(), *(x, w, b), tolerance=TOLERANCES[dtype], **given
+    )
+
+
+@every_exchange
 def test_torch_and_sessions_exchange_statistics(
     name: str, choice: str, dtype: torch.dtype, parameters: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipelines, "PlaceSlowerOperators", lambda *_: Choose(CHOICES[choice]))
-    x, w, b = tensors(dtype, parameters)
-    assert_like_eager(
-        lambda x, w, b: NORMALIZATIONS[name](x.sin(), w, b).cos(),
-        *(x, w, b),
-        options={"verify": True},
-        tolerance=TOLERANCES[dtype],
-    )
+    assert_exchanged(name, dtype, parameters, options={"verify": True})
     assert not eager_reasons()
 
 
@@ -91,7 +102,7 @@ def test_torch_and_sessions_exchange_statistics(
 def test_a_session_reads_new_running_statistics_of_torchs(
     name: str, dtype: torch.dtype, gradients: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a half type, where fake tensors say float32."""
+    """The statistics have a half type, and fake tensors say float32."""
     monkeypatch.setattr(pipelines, "PlaceSlowerOperators", lambda *_: Choose(is_forward))
 
     def function(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -104,10 +115,7 @@ def test_a_session_reads_new_running_statistics_of_torchs(
     assert not eager_reasons()
 
 
-@pytest.mark.parametrize("parameters", ["half", "float32"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("name", NORMALIZATIONS)
+@every_exchange
 def test_torch_and_sessions_exchange_statistics_where_no_session_takes_one(
     name: str, choice: str, dtype: torch.dtype, parameters: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,14 +125,8 @@ def test_torch_and_sessions_exchange_statistics_where_no_session_takes_one(
 
     refusal = compiler.refusal
     monkeypatch.setattr(compiler, "refusal", refused)
-    x, w, b = tensors(dtype, parameters)
-    assert_like_eager(
-        lambda x, w, b: NORMALIZATIONS[name](x.sin(), w, b).cos(),
-        *(x, w, b),
-        options={"placement": "onnxruntime", "verify": True},
-        tolerance=TOLERANCES[dtype],
-        allow_eager=True,
-    )
+    options = {"placement": "onnxruntime", "verify": True}
+    assert_exchanged(name, dtype, parameters, options=options, allow_eager=True)
     assert eager_reasons()
 
 

@@ -96,7 +96,7 @@ def _spelled(value: Any) -> str:
 
 
 def about(device: torch.device) -> dict[str, Any]:
-    """What is measured, and with which releases."""
+    """Describe the device that is measured, and the releases."""
     from ort_dynamo.runtime.capabilities import installed_runtime
 
     runtime = installed_runtime()

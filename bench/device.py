@@ -127,7 +127,7 @@ def run_all(schedule: Schedule, workers: Iterable[Worker]) -> list[Record]:
 
 
 def report(records: Sequence[Record]) -> list[str]:
-    """What was wrong, a line each; then a line for each part; then what was found where nothing was expected."""
+    """List the wrong cases, a line each; then the parts, a line each; then facts for which nothing was expected."""
     bad = [f"{record['part']}: {record['name']}: {_line(record)}" for record in records if record["kind"] in BAD]
     lines = [f"{len(bad)} wrong" if bad else "nothing was wrong", *bad, ""]
     rows = [("part", "cases", *KINDS, "seconds")]
@@ -153,7 +153,7 @@ def _line(record: Record) -> str:
 
 
 def is_bad(records: Sequence[Record]) -> bool:
-    """Whether a case was wrong, or none of a part ran, or nothing at all."""
+    """Tell if a case was wrong, or none of a part ran, or nothing at all."""
     ran = {record["part"] for record in records if record["kind"] != "not run"}
     return not records or any(r["kind"] in BAD or r["part"] not in ran for r in records)
 

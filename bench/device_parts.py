@@ -43,7 +43,7 @@ LOGS = "ORT_DYNAMO_DEVICE_LOGS"
 
 DTYPES = ("float32", "bfloat16", "float16", "int64", "bool")
 SAMPLES = 2
-"""Of each operator and dtype."""
+"""How many samples of each operator and dtype run."""
 
 BAD = ("different", "failed", "crashed")
 """Kinds of an operator's samples that are wrong."""
@@ -51,7 +51,7 @@ BAD = ("different", "failed", "crashed")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to run.
+    """The settings of one run.
 
     Attributes:
         device: of all tensors.

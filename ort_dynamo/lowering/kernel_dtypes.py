@@ -110,7 +110,7 @@ OTHER_ARGUMENTS: Mapping[str, Mapping[str, str]] = _by_name(
         "_scaled_dot_product_flash_attention_for_cpu",
         {"attn_mask": _FLOATS},
     ),
-    # What the forward computes for the gradient has a dtype of its own, about which fake tensors and kernels differ.
+    # Values that the forward saves for the gradient have dtypes about which fake tensors and kernels differ.
     (
         "_scaled_dot_product_flash_attention_for_cpu_backward",
         {"attn_mask": _FLOATS, "logsumexp": _FLOATS},

@@ -154,7 +154,7 @@ def outside_lowerings(gm: GraphModule) -> dict[str, Lowering]:
 
 
 def is_from_outside(target: object) -> bool:
-    """Whether the lowering of what a node calls is one that a user registered."""
+    """Tell if a user registered the lowering of a node's target."""
     return target in _FROM_OUTSIDE
 
 

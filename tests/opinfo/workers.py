@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["ENDS_ITS_PROCESS", "Case", "Verdict", "Worker"]
 
 Verdict = dict[str, Any]
-"""What became of a case; "kind" names it, "detail" says more."""
+"""The outcome of a case; "kind" names it, "detail" says more."""
 
 Case = Callable[[], Verdict]
 

@@ -29,7 +29,7 @@ OF_VALUES = re.compile(
     "|shape of the mask|negative powers|out of (bounds|range)|non-zero|at least one|out of bound|singular|not positive"
     "|primitive|monotonically|Lengths|positive-definite|no elements|does not contain"
 )
-"""What errors of values and sizes say, which a change of dtype can bring about."""
+"""Patterns in errors about values and sizes, which a change of dtype can bring about."""
 
 
 class _Recorder(TorchDispatchMode):
@@ -113,7 +113,7 @@ def _outcome(function: Any, arguments: Mapping[str, Any]) -> list[torch.dtype] |
 
 
 def _traced(overload: Any, arguments: Mapping[str, Any]) -> list[torch.dtype] | Exception:
-    """What AOTAutograd's tracing of a call gives: our decomposition, or the overload, of fake tensors."""
+    """Dtypes that AOTAutograd's tracing of a call gives: our decomposition, or the overload, of fake tensors."""
     decomposition = decompositions().get(overload)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = tree_map(lambda one: mode.from_tensor(one) if isinstance(one, torch.Tensor) else one, dict(arguments))

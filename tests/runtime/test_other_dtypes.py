@@ -92,7 +92,7 @@ def test_another_failure_stays_one() -> None:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[CompiledGraph]:
-    """What is opened in the test."""
+    """The graphs that a test opens."""
     found: list[CompiledGraph] = []
 
     def open_graph(*given: Any) -> CompiledGraph:

@@ -21,7 +21,7 @@ __all__ = ["checked"]
 
 
 _inside: ContextVar[bool] = ContextVar("_inside", default=False)
-"""Whether a decomposition is running: what it calls is not what eager runs."""
+"""True while a decomposition runs: eager does not run the operators that it calls."""
 
 
 def checked(overload: OpOverload, decomposition: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,6 +24,7 @@ from opinfo_samples import DTYPES, check_sample, operators, samples_of
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
+from torch.utils._pytree import tree_map
 
 from bench.workloads import WORKLOADS, build
 from ort_dynamo.passes.fx.torch_graph import place_whole_kernels
@@ -59,21 +60,26 @@ def trained(
             loss = run(*batch)
         loss.backward()
         found[f"loss {step}"] = loss.detach().clone()
-        gradients = [p.grad.flatten().float() for p in module.parameters() if p.grad is not None]
+        gradients = [p.grad.flatten().double() for p in module.parameters() if p.grad is not None]
         found[f"gradients {step}"] = torch.cat(gradients)
         optimizer.step()
     found |= {f"buffer {name}": buffer.clone() for name, buffer in module.named_buffers()}
     return found | {f"parameter {name}": p.detach().clone() for name, p in module.named_parameters()}
 
 
-def assert_as_near(ours: dict[str, Tensor], eager: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
-    """Compare with eager; where rounding decides, by eager's own distance from the same steps in float32."""
+def doubled(batch: Any) -> Any:
+    return tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, batch)
+
+
+def assert_as_near(
+    ours: dict[str, Tensor], eager: dict[str, Tensor], exact: dict[str, Tensor], dtype: torch.dtype
+) -> None:
+    """Compare with eager; where rounding decides, by eager's own distance from the same steps in float64."""
+    limit = Tolerance(1e-4, 1e-6) if dtype == torch.float32 else TOLERANCES[torch.float16]
     for what, value in eager.items():
         error, own = ((one.double() - exact[what].double()).norm() for one in (ours[what], value))
         if error > 1.5 * own:
-            assert_close(
-                ours[what], value, what, Tolerance(1e-4, 1e-6) if exact is eager else TOLERANCES[torch.float16]
-            )
+            assert_close(ours[what], value, what, limit)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -81,14 +87,15 @@ def assert_as_near(ours: dict[str, Tensor], eager: dict[str, Tensor], exact: dic
 @pytest.mark.parametrize("place", PLACES)
 def test_a_model_trains_as_in_eager(place: str, name: str, dtype: str) -> None:
     workload = build(name, "tiny")
-    exact, subject, ours = (copy.deepcopy(workload.module) for _ in range(3))
+    subject, ours = (copy.deepcopy(workload.module) for _ in range(2))
     of = getattr(torch, dtype)
     steps = 1 if name == "resnet" else 2  # which normalizes over two numbers: rounding decides its second step
     eager = trained(subject, subject, workload.batch, of, steps)
-    right = eager if dtype == "float32" else trained(exact, exact, workload.batch, steps=steps)
+    exact = copy.deepcopy(workload.module).double()
+    right = trained(exact, exact, doubled(workload.batch), steps=steps)
     with placed(place) as options, cuda_forms() as found:
         run = torch.compile(ours, backend="ort_train", options=options, fullgraph=True)
-        assert_as_near(trained(run, ours, workload.batch, of, steps), eager, right)
+        assert_as_near(trained(run, ours, workload.batch, of, steps), eager, right, of)
     assert not found.lacking
     # With all in sessions, flash attention stays in eager: its gradient reads the state of the generator.
     assert all("flash_attention" in reason for reason in eager_reasons())
@@ -121,7 +128,7 @@ class Net(nn.Module):
             x = F.silu(layer(x)) if name != "layer" else layer(x[..., :8, :8])
         rows = x.flatten(2).unflatten(2, (8, 8))
         y = F.scaled_dot_product_attention(rows, rows, rows) if rows.requires_grad else rows
-        return y.float().square().mean()
+        return y.to(torch.promote_types(y.dtype, torch.float32)).square().mean()
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -129,12 +136,12 @@ class Net(nn.Module):
 def test_a_net_of_a_half_type_trains_as_in_eager(place: str, dtype: str) -> None:
     of = getattr(torch, dtype)
     x = torch.randn(4, 3, 20, 20)
-    exact, subject, ours = Net(), Net().to(of), Net().to(of)
+    exact, subject, ours = Net().double(), Net().to(of), Net().to(of)
     eager = trained(subject, subject, (x.to(of),))
-    right = eager if dtype == "float32" else trained(exact, exact, (x.to(of).float(),))
+    right = trained(exact, exact, (x.to(of).double(),))
     with placed(place) as options, cuda_forms() as found:
         run = torch.compile(ours, backend="ort_train", options=options, fullgraph=True)
-        assert_as_near(trained(run, ours, (x.to(of),)), eager, right)
+        assert_as_near(trained(run, ours, (x.to(of),)), eager, right, of)
     assert not found.lacking
 
 

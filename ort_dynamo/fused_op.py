@@ -1,0 +1,112 @@
+"""A fused kernel as a custom operator of a session: its types, its shapes, its source and how it is launched.
+
+Passes make these values, the cache stores them, and the runtime compiles and registers them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["DOMAIN", "FusedOp", "FusedOutput", "Size", "fused_ops_from_json", "fused_ops_to_json"]
+
+DOMAIN = "ort_dynamo.fused"
+"""The domain of every fused operator."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number of elements: a constant, or a constant by symbols.
+
+    Attributes:
+        factor: the constant.
+        symbols: indices into `FusedOp.symbols`, sorted; one that occurs twice is squared.
+    """
+
+    factor: int = 1
+    symbols: tuple[int, ...] = ()
+
+    def __mul__(self, other: Size) -> Size:
+        return Size(self.factor * other.factor, tuple(sorted((*self.symbols, *other.symbols))))
+
+    def value(self, symbols: Sequence[int]) -> int:
+        """The number, by the value of each symbol."""
+        return self.factor * math.prod(symbols[symbol] for symbol in self.symbols)
+
+
+@dataclass(frozen=True)
+class FusedOutput:
+    """One result of a fused operator.
+
+    Attributes:
+        dtype: its element type, by ONNX's number (TensorProto.DataType).
+        shape: its dimensions; a scalar has none.
+    """
+
+    dtype: int
+    shape: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class FusedOp:
+    """One kernel, and the custom operator that launches it.
+
+    The kernel's parameters are a pointer for each input, a pointer for each output, and each symbol as an int64.
+    It runs as ceil(count / per_program) programs in one dimension, and not at all where that is 0.
+
+    Attributes:
+        name: the operator's type in the domain `ort_dynamo.fused`, and the name of the function in the source.
+        inputs: element types by ONNX's numbers. Tensors are contiguous.
+        outputs: likewise, with shapes.
+        symbols: (index of an input, axis) whose size is the symbol's value.
+        count: what is divided among programs: elements, or rows.
+        per_program: how many of these each program computes.
+        source: of the kernel, in Triton's language: a module with one `triton.jit` function.
+        num_warps: of each program.
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[FusedOutput, ...]
+    symbols: tuple[tuple[int, int], ...]
+    count: Size
+    per_program: int
+    source: str = dataclasses.field(repr=False)
+    num_warps: int = 4
+
+    def symbol_values(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """The value of each symbol, by the shapes of the inputs."""
+        return tuple(shapes[index][axis] for index, axis in self.symbols)
+
+    def programs(self, symbols: Sequence[int]) -> int:
+        """How many programs a launch has."""
+        return -(-self.count.value(symbols) // self.per_program)
+
+
+def fused_ops_to_json(ops: Sequence[FusedOp]) -> str:
+    """The text of these operators, for a cache entry."""
+    return json.dumps([dataclasses.asdict(op) for op in ops])
+
+
+def fused_ops_from_json(text: str) -> tuple[FusedOp, ...]:
+    """The operators of a text that `fused_ops_to_json` has made.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is another text.
+    """
+    return tuple(map(_op, json.loads(text)))
+
+
+def _op(given: dict[str, Any]) -> FusedOp:
+    outputs = tuple(FusedOutput(one["dtype"], tuple(map(_size, one["shape"]))) for one in given["outputs"])
+    symbols = tuple((index, axis) for index, axis in given["symbols"])
+    changed = {"inputs": tuple(given["inputs"]), "outputs": outputs, "symbols": symbols, "count": _size(given["count"])}
+    return FusedOp(**{**given, **changed})
+
+
+def _size(given: dict[str, Any]) -> Size:
+    return Size(given["factor"], tuple(given["symbols"]))

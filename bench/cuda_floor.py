@@ -105,6 +105,7 @@ def halves(name: str, scale: Any, target: Target) -> list[Half]:
     outer: list[tuple[str, GraphModule]] = []
     torch._dynamo.reset()
     with compiled_for(target) as (backend, _), pytest.MonkeyPatch.context() as patch, autocast(torch.bfloat16):
+        patch.setenv("ORT_DYNAMO_CACHE", "0")  # what is stored opens sessions
         segment = compiler.segment
 
         def kept(gm: GraphModule, *args: Any) -> Any:
@@ -239,15 +240,17 @@ def _sizes(model: onnx.ModelProto) -> dict[str, int]:
     inferred = onnx.ModelProto()
     inferred.CopyFrom(model)
     while True:
-        inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(inferred)
         known = {
             value.name: value.type.tensor_type
             for value in (*inferred.graph.input, *inferred.graph.output, *inferred.graph.value_info)
         }
-        more = list(_of_contrib(inferred.graph, known))
+        more = {value.name: value for value in _of_contrib(inferred.graph, known)}
         if not more:
             break
-        inferred.graph.value_info.extend(more)
+        stated = [value for value in inferred.graph.value_info if value.name not in more]
+        del inferred.graph.value_info[:]
+        inferred.graph.value_info.extend([*stated, *more.values()])
     found = {
         tensor.name: math.prod(tensor.dims) * ir.DataType(tensor.data_type).itemsize
         for tensor in inferred.graph.initializer

@@ -37,6 +37,7 @@ class Target:
         contrib_ops: whether operators outside ONNX (com.microsoft) may be used where they have kernels.
         stands_alone: whether a model is a file, with no torch around: it draws its random numbers itself, and leaves
             out what is there to raise torch's errors.
+        fuses_kernels: whether groups of nodes become kernels of ours, which the session launches.
         gradient_kernels: whether the training build's gradient operators (com.microsoft) have kernels.
         kernels: which dtypes each operator's kernels take. Derived from the first three, so outside the repr
             that enters graph keys.
@@ -52,6 +53,7 @@ class Target:
     defects: frozenset[str] = field(repr=False, compare=False)
     contrib_ops: bool = True
     stands_alone: bool = False
+    fuses_kernels: bool = False
 
     def has_defect(self, name: str) -> bool:
         """Whether it does wrong what this row of `runtime/defects.py` says."""
@@ -151,7 +153,7 @@ class Target:
     @property
     def leaves_normalizations(self) -> bool:
         """Whether torch's kernel is used for a normalization, or its gradient, that takes a session many nodes."""
-        return self.device_type == "cuda" and not self.stands_alone
+        return self.device_type == "cuda" and not self.stands_alone and not self.fuses_kernels
 
     @property
     def leaves_attention(self) -> bool:
@@ -166,7 +168,7 @@ class Target:
     @property
     def computes_in_half(self) -> bool:
         """Whether a single operator of float16 or bfloat16 stays in that, where a kernel takes it."""
-        return self.device_type == "cuda"
+        return self.device_type == "cuda" and not self.fuses_kernels
 
     @property
     def is_training_build(self) -> bool:

@@ -53,6 +53,7 @@ from ort_dynamo.passes.fx.torch_graph.write_in_place import WriteInPlace
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_cross_entropy_gradient import FuseCrossEntropyGradient
+from ort_dynamo.passes.onnx.fuse_kernels import FuseKernels
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.keep_half import KeepHalf
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
@@ -240,6 +241,7 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         *fusions,
         *outside_onnx_passes(options.extra_passes, first=False),
         TakeShapesEarly(),  # after all that moves casts
+        *([FuseKernels()] if target.fuses_kernels else []),  # after all that makes or moves arithmetic
         RemoveUnreadNodes(),
         RemoveUnusedNodesPass(),  # after the fusions, which leave the constants of what they replace
         RemoveUnusedOpsetsPass(),

@@ -1,0 +1,109 @@
+"""Groups of nodes become one kernel each."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ort_dynamo.fused_op import DOMAIN, Size
+from ort_dynamo.marks import PASS
+from ort_dynamo.passes.onnx.analysis.constants import shape_initializer
+from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
+from ort_dynamo.passes.onnx.fused_kernels.bodies import body_of, is_in_parts
+from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of
+from ort_dynamo.passes.onnx.fused_kernels.groups import find_groups
+from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
+from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
+from ort_dynamo.target import OPSET
+
+__all__ = ["FuseKernels", "fused_kernels"]
+
+_KERNEL = "fused_kernel"
+"""The key of a function's `meta` under which its kernel is kept."""
+
+
+def fused_kernels(model: ir.Model) -> dict[str, Kernel]:
+    """Name of a fused operator -> its kernel, of all that FuseKernels has made of a model since it was read."""
+    return {function.name: function.meta[_KERNEL] for function in model.functions.values() if _KERNEL in function.meta}
+
+
+@dataclass(frozen=True)
+class FuseKernels(ir.passes.InPlacePass):
+    """Pointwise operators, reductions of rows and what only moves between them become nodes of the domain of ours.
+
+    Each such node is a custom operator, which a session with the library computes by one launch, and a function of the
+    model, whose body is the nodes that it stands for: any other session runs these. `fused_kernels` gives the kernels.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite the main graph."""
+        infer_missing_types(model, shapes=True)
+        sizes = ValueSizes()
+        groups = find_groups(model.graph, sizes)
+        made = [self._made(model, group, kernel_of(group, sizes)) for group in groups]  # while all values are there
+        for group, node in zip(groups, made, strict=True):
+            self._put_in(model, group, node)
+        if groups:
+            model.graph.opset_imports[DOMAIN] = 1
+            model.graph.sort()
+        return ir.passes.PassResult(model, bool(groups))
+
+    def _made(self, model: ir.Model, group: Group, kernel: Kernel) -> ir.Node:
+        """The node of a group; its function is the model's, which equal groups share."""
+        digest = hashlib.sha256(repr(kernel).encode()).hexdigest()
+        name = f"{_words(group)}_{digest[:12]}"
+        if (DOMAIN, name, "") not in model.functions:
+            function = body_of(group, kernel, DOMAIN, name, model.graph.opset_imports)
+            function.meta[_KERNEL] = kernel
+            model.functions[function.identifier()] = function
+        node = ir.node(name, list(group.inputs), domain=DOMAIN, num_outputs=len(group.outputs))
+        node.name, node.metadata_props[PASS] = f"{name}_{group.outputs[0].name}", repr(self)
+        for new, old, store in zip(node.outputs, group.outputs, kernel.stores, strict=True):
+            new.name, new.type, new.shape = old.name, old.type, old.shape
+            if is_in_parts(store, old):
+                new.name, new.shape = f"{old.name}_parts", ir.Shape([size.factor for size in store.shape])
+        return node
+
+    def _put_in(self, model: ir.Model, group: Group, node: ir.Node) -> None:
+        graph, last = model.graph, node
+        graph.insert_after(group.nodes[-1], node)
+        for old, new in zip(group.outputs, node.outputs, strict=True):
+            if new.name != old.name:
+                last = self._finished(model, last, old, new)
+                new = last.outputs[0]
+            new.name, new.type, new.shape = old.name, old.type, old.shape
+            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        for member in reversed(group.nodes):
+            if not any(output.uses() or output.is_graph_output() for output in member.outputs):
+                graph.remove(member, safe=True)
+
+    def _finished(self, model: ir.Model, after: ir.Node, total: ir.Value, parts: ir.Value) -> ir.Node:
+        """The last of the nodes that add up the sums of parts."""
+        graph, tape = model.graph, ir.tape.Tape()
+        assert total.shape is not None
+        assert parts.shape is not None
+        shape, flat = list(total.shape.numpy()), list(parts.shape.numpy()[1:])
+        summed = tape.op("ReduceSum", [parts, shape_initializer(graph, tape, [0])], {"keepdims": 0}, version=OPSET)
+        summed.name, summed.type, summed.shape = f"{total.name}_flat", total.type, ir.Shape(flat)
+        node = summed.producer()
+        assert node is not None
+        group = Group((node,), (parts,), (summed,), (Size(flat[0]),))
+        made = self._made(model, group, kernel_of(group, ValueSizes(), in_parts=False))
+        result = made.outputs[0]
+        graph.insert_after(after, made)
+        if shape == flat:
+            return made
+        more = ir.tape.Tape()
+        reshaped = more.op("Reshape", [result, shape_initializer(graph, more, shape)], version=OPSET)
+        last = reshaped.producer()
+        assert last is not None
+        graph.insert_after(made, last)
+        return last
+
+
+def _words(group: Group) -> str:
+    """The first operators of a group that compute, for whoever reads a profile."""
+    words = dict.fromkeys(node.op_type.lower() for node in group.nodes if node.op_type not in (*MOVES, "Cast"))
+    return "_".join(list(words)[:4]) or "cast"

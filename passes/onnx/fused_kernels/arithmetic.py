@@ -1,0 +1,214 @@
+"""ONNX operators as scalar functions of a kernel.
+
+A formula is of float32 for a half type, and its result is rounded once, as ONNX Runtime's kernels compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, Apply, Constant, Step
+
+__all__ = ["Steps", "computes", "lowered"]
+
+FLOATS = frozenset({ir.DataType.BFLOAT16, ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16})
+_INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
+_NUMBERS = FLOATS | _INTEGERS
+
+
+class Steps:
+    """The steps of a kernel that is being made; equal ones are one."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._known: dict[str, int] = {}
+
+    def add(self, step: Step) -> int:
+        """The index of a step."""
+        key = repr(step)  # 0 and -0 are equal, NaN is not
+        if key not in self._known:
+            self._known[key] = len(self.steps)
+            self.steps.append(step)
+        return self._known[key]
+
+    def constant(self, value: float | int | bool, dtype: ir.DataType) -> int:
+        """A number, rounded to the type."""
+        return self.add(Constant(dtype, np.asarray(value).astype(dtype.numpy()).item()))
+
+    def apply(self, function: str, *arguments: int) -> int:
+        """A function of steps of one type, which the result has, too."""
+        return self.add(Apply(self.steps[arguments[0]].dtype, function, arguments))
+
+    def compare(self, function: str, *arguments: int) -> int:
+        """A function whose result is a bool."""
+        return self.add(Apply(ir.DataType.BOOL, function, arguments))
+
+    def where(self, condition: int, first: int, second: int) -> int:
+        """One of two steps."""
+        return self.add(Apply(self.steps[first].dtype, "where", (condition, first, second)))
+
+    def convert(self, argument: int, dtype: ir.DataType) -> int:
+        """A step in another type."""
+        if self.steps[argument].dtype == dtype:
+            return argument
+        return self.add(Apply(dtype, "convert", (argument,)))
+
+
+Formula = Callable[[Steps, ir.Node, Sequence[int]], int]
+
+
+def _number(steps: Steps, like: int, value: float) -> int:
+    return steps.constant(value, steps.steps[like].dtype)
+
+
+def _sigmoid(steps: Steps, x: int) -> int:
+    one = _number(steps, x, 1.0)
+    return steps.apply("div", one, steps.apply("add", one, steps.apply("exp", steps.apply("neg", x))))
+
+
+def _gelu(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
+    if node.attributes.get_string("approximate", "none") == "tanh":
+        return _fast_gelu(steps, node, arguments)
+    (x,) = arguments
+    scaled = steps.apply("mul", x, _number(steps, x, math.sqrt(0.5)))
+    twice = steps.apply("add", steps.apply("erf", scaled), _number(steps, x, 1.0))
+    return steps.apply("mul", steps.apply("mul", x, twice), _number(steps, x, 0.5))
+
+
+def _fast_gelu(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))); FastGelu has a second input, which is added first."""
+    x = arguments[0] if len(arguments) == 1 else steps.apply("add", *arguments)
+    cubed = steps.apply("mul", steps.apply("mul", x, x), x)
+    inner = steps.apply("add", x, steps.apply("mul", cubed, _number(steps, x, 0.044715)))
+    bent = steps.apply("tanh", steps.apply("mul", inner, _number(steps, x, math.sqrt(2 / math.pi))))
+    twice = steps.apply("add", bent, _number(steps, x, 1.0))
+    return steps.apply("mul", steps.apply("mul", x, twice), _number(steps, x, 0.5))
+
+
+def _bias_gelu(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
+    return _gelu(steps, node, [steps.apply("add", *arguments)])
+
+
+def _quick_gelu(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
+    (x,) = arguments
+    return steps.apply("mul", x, _sigmoid(steps, steps.apply("mul", x, _attribute(steps, node, x, "alpha", 1.702))))
+
+
+def _hard_sigmoid(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
+    (x,) = arguments
+    line = steps.apply("mul", x, _attribute(steps, node, x, "alpha", 0.2))
+    line = steps.apply("add", line, _attribute(steps, node, x, "beta", 0.5))
+    return steps.apply("max", steps.apply("min", line, _number(steps, x, 1.0)), _number(steps, x, 0.0))
+
+
+def _leaky_relu(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
+    (x,) = arguments
+    scaled = steps.apply("mul", x, _attribute(steps, node, x, "alpha", 0.01))
+    return steps.where(steps.compare("ge", x, _number(steps, x, 0.0)), x, scaled)
+
+
+def _attribute(steps: Steps, node: ir.Node, like: int, name: str, default: float) -> int:
+    return _number(steps, like, node.attributes.get_float(name, default))
+
+
+def _folded(function: str) -> Formula:
+    """An operator of any number of inputs."""
+
+    def formula(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
+        result = arguments[0]
+        for argument in arguments[1:]:
+            result = steps.apply(function, result, argument)
+        return result
+
+    return formula
+
+
+def _named(function: str) -> Formula:
+    return lambda steps, node, arguments: steps.apply(function, *arguments)
+
+
+def _compared(function: str) -> Formula:
+    return lambda steps, node, arguments: steps.compare(function, *arguments)
+
+
+def _cast(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
+    return steps.convert(arguments[0], ir.DataType(node.attributes.get_int("to")))
+
+
+_FORMULAS: Mapping[str, tuple[frozenset[ir.DataType], Formula]] = {
+    **{op: (FLOATS, _named(op.lower())) for op in ("Ceil", "Cos", "Div", "Erf", "Exp", "Floor", "Log", "Round")},
+    **{op: (FLOATS, _named(op.lower())) for op in ("Sin", "Sqrt", "Tanh")},
+    **{op: (_NUMBERS, _named(op.lower())) for op in ("Abs", "Add", "Mul", "Neg", "Sub")},
+    **{op: (FLOATS, _folded(op.lower())) for op in ("Max", "Min")},
+    "Sum": (FLOATS, _folded("add")),
+    "Reciprocal": (FLOATS, lambda steps, _, given: steps.apply("div", _number(steps, given[0], 1.0), given[0])),
+    "Relu": (FLOATS, lambda steps, _, given: steps.apply("max", given[0], _number(steps, given[0], 0.0))),
+    "Sigmoid": (FLOATS, lambda steps, _, given: _sigmoid(steps, given[0])),
+    "HardSigmoid": (FLOATS, _hard_sigmoid),
+    "LeakyRelu": (FLOATS, _leaky_relu),
+    "Gelu": (FLOATS, _gelu),
+    "BiasGelu": (FLOATS, _bias_gelu),
+    "FastGelu": (FLOATS, _fast_gelu),
+    "QuickGelu": (FLOATS, _quick_gelu),
+    "IsNaN": (FLOATS, _compared("isnan")),
+    "Equal": (_NUMBERS | {ir.DataType.BOOL}, _compared("eq")),
+    "Greater": (_NUMBERS, _compared("gt")),
+    "GreaterOrEqual": (_NUMBERS, _compared("ge")),
+    "Less": (_NUMBERS, _compared("lt")),
+    "LessOrEqual": (_NUMBERS, _compared("le")),
+    "And": (frozenset({ir.DataType.BOOL}), _compared("and")),
+    "Or": (frozenset({ir.DataType.BOOL}), _compared("or")),
+    "Xor": (frozenset({ir.DataType.BOOL}), _compared("xor")),
+    "Not": (frozenset({ir.DataType.BOOL}), _compared("not")),
+    "Where": (_NUMBERS | {ir.DataType.BOOL}, lambda steps, _, given: steps.where(*given)),
+    "Cast": (_NUMBERS | {ir.DataType.BOOL}, _cast),
+}
+"""Operator -> the types of its first input (of Where: the second) with which it is computed, and how.
+
+Division of integers is left out: ONNX Runtime's truncates, and the devices' do not agree on zero.
+"""
+
+_ROUNDED = frozenset({"Cast", "Where"})
+"""Operators that compute nothing, so that nothing is widened."""
+
+
+def computes(node: ir.Node) -> bool:
+    """Whether a kernel can compute the node: an operator of the table, of types that are known and taken."""
+    if node.domain not in ("", "com.microsoft") or node.op_type not in _FORMULAS or None in node.inputs:
+        return False
+    typed = node.inputs[1 if node.op_type == "Where" else 0]
+    types, _ = _FORMULAS[node.op_type]
+    if typed is None or typed.dtype not in types:
+        return False
+    target = node.outputs[0].dtype
+    return target in _NUMBERS | {ir.DataType.BOOL} and (node.op_type != "Cast" or _casts(node, target))
+
+
+def _casts(node: ir.Node, target: ir.DataType) -> bool:
+    """Whether a cast is to a type that holds the numbers: of those that do not fit integers, devices make others."""
+    source = node.inputs[0]
+    return source is not None and (target not in _INTEGERS or source.dtype in _INTEGERS | {ir.DataType.BOOL})
+
+
+def lowered(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
+    """Add the steps of a node that `computes` takes.
+
+    Args:
+        steps: where they go.
+        node: with one output.
+        arguments: the step of each input.
+
+    Returns:
+        The step of its output.
+    """
+    _, formula = _FORMULAS[node.op_type]
+    if node.op_type in _ROUNDED:
+        return formula(steps, node, arguments)
+    wide = [steps.convert(one, WIDE.get(steps.steps[one].dtype, steps.steps[one].dtype)) for one in arguments]
+    result, dtype = formula(steps, node, wide), node.outputs[0].dtype
+    assert dtype is not None
+    return steps.convert(result, dtype)

@@ -1,0 +1,91 @@
+"""Writes the function whose body is the nodes of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from ort_dynamo.passes.onnx.fused_kernels.group_kernel import Group
+from ort_dynamo.passes.onnx.fused_kernels.kernel import ColumnSum, Kernel, Store
+
+__all__ = ["body_of", "is_in_parts"]
+
+
+def body_of(group: Group, kernel: Kernel, domain: str, name: str, opset_imports: Mapping[str, int]) -> ir.Function:
+    """The function that computes a group by copies of its nodes. Its constants are nodes: a function holds no tensors.
+
+    Args:
+        group: what it computes.
+        kernel: that computes it; its sums of parts are the function's, too.
+        domain: of the function.
+        name: of the function.
+        opset_imports: of the model.
+    """
+    values: dict[ir.Value, ir.Value] = {value: ir.Value(name=f"x{n}") for n, value in enumerate(group.inputs)}
+    inputs, nodes = list(values.values()), []
+    parts = {
+        output.producer()
+        for store, output in zip(kernel.stores, group.outputs, strict=True)
+        if is_in_parts(store, output)
+    }
+    for number, node in enumerate(group.nodes):
+        read: list[ir.Value | None] = []
+        for value in node.inputs:
+            if value is not None and value not in values:
+                constant = _constant(value, f"c{len(values)}")
+                nodes.append(constant)
+                values[value] = constant.outputs[0]
+            read.append(None if value is None else values[value])
+        if node in parts:
+            values[node.outputs[0]] = ir.Value(name=f"y{number}_0")
+            continue
+        copy = ir.Node(node.domain, node.op_type, read, list(node.attributes.values()), num_outputs=len(node.outputs))
+        for place, (old, new) in enumerate(zip(node.outputs, copy.outputs, strict=True)):
+            new.name, values[old] = f"y{number}_{place}" if old.name else "", new
+        nodes.append(copy)
+    for store, output in zip(kernel.stores, group.outputs, strict=True):
+        if is_in_parts(store, output):
+            nodes += _in_parts(values, output, kernel.part, [size.factor for size in store.shape])
+    used = {node.domain for node in nodes}
+    graph = ir.Graph(
+        inputs,
+        [values[output] for output in group.outputs],
+        nodes=nodes,
+        opset_imports={key: version for key, version in opset_imports.items() if key in used or not key},
+    )
+    return ir.Function(domain, name, graph=graph, attributes=())
+
+
+def is_in_parts(store: Store | ColumnSum, output: ir.Value) -> bool:
+    """Whether a kernel gives the sums of parts in place of an output."""
+    return isinstance(store, ColumnSum) and [size.factor for size in store.shape] != list(output.shape or ())
+
+
+def _in_parts(values: dict[ir.Value, ir.Value], output: ir.Value, part: int, shape: list[int]) -> list[ir.Node]:
+    """The nodes of the sums of parts, which take the place of the sum."""
+    producer = output.producer()
+    assert producer is not None
+    x = producer.inputs[0]
+    assert x is not None
+    name = values[output].name
+    constants = [
+        ir.node("Constant", [], attributes={"value": ir.tensor(np.array(numbers, np.int64))})
+        for numbers in ([shape[0], part, shape[1]], [1])
+    ]
+    constants[0].outputs[0].name, constants[1].outputs[0].name = f"{name}_shape", f"{name}_axes"
+    cut = ir.node("Reshape", [values[x], constants[0].outputs[0]])
+    total = ir.node("ReduceSum", [cut.outputs[0], constants[1].outputs[0]], attributes={"keepdims": 0})
+    cut.outputs[0].name, total.outputs[0].name = f"{name}_cut", f"{name}_parts"
+    values[output] = total.outputs[0]
+    return [*constants, cut, total]
+
+
+def _constant(value: ir.Value, name: str) -> ir.Node:
+    tensor = ir.convenience.get_const_tensor(value)
+    assert tensor is not None, f"{value.name} is an input of the group"
+    plain = ir.tensor(tensor.numpy(), dtype=tensor.dtype)
+    constant = ir.node("Constant", [], attributes={"value": plain})
+    constant.outputs[0].name = name
+    return constant

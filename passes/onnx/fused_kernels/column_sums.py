@@ -1,0 +1,37 @@
+"""Sums over rows, for each column: the gradients of biases, and of the weights of normalizations."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ort_dynamo.passes.onnx.analysis.constants import constant_of
+
+__all__ = ["part_of", "summed_axes"]
+
+_LEAST, _MOST, _PARTS = 16, 128, 64
+_MOST_PARTS = 1024
+
+
+def summed_axes(node: ir.Node) -> int | None:
+    """How many leading axes of float32 or float64 numbers a ReduceSum adds up, of those that it has; None of others."""
+    if node.op_type != "ReduceSum" or node.domain or len(node.inputs) != 2:
+        return None
+    x, axes = node.inputs[0], constant_of(node.inputs[1])
+    if x is None or x.shape is None or x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or not axes:
+        return None
+    rank = len(x.shape)
+    found = sorted(axis % rank for axis in axes) if rank else []
+    return len(found) if found == list(range(len(found))) and len(found) < rank else None
+
+
+def part_of(rows: int) -> int | None:
+    """How many rows one program adds up: a divisor of all; None where there is no good one.
+
+    It follows from the number of rows alone, so that results are the same on every device. The sums of the parts are
+    added in a second kernel: there are enough of them to keep a device busy, and few enough to be added by one program.
+    """
+    if rows <= _MOST:
+        return rows
+    most = max(_MOST, rows // _PARTS)
+    found = next((part for part in range(most, _LEAST - 1, -1) if rows % part == 0), None)
+    return found if found is not None and rows // found <= _MOST_PARTS else None

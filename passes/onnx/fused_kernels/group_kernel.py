@@ -1,0 +1,255 @@
+"""Makes the kernel of a group of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from ort_dynamo.fused_op import Size
+from ort_dynamo.passes.onnx.fused_kernels.arithmetic import Steps, lowered
+from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
+from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, ColumnSum, Kernel, Load, Store, product
+from ort_dynamo.passes.onnx.fused_kernels.layouts import (
+    CannotFuseError,
+    Layout,
+    SplitLoop,
+    broadcast_operand,
+    regrouped,
+    strides_of,
+)
+from ort_dynamo.passes.onnx.fused_kernels.row_operators import lowered_rows, reduced_axes
+
+__all__ = ["MOVES", "Group", "kernel_of", "number_of"]
+
+Shapes = Callable[[ir.Value], tuple[Size, ...]]
+"""The sizes of a value."""
+
+MOVES = frozenset({"Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators that compute nothing and whose elements are found by arithmetic of places."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes that become one kernel.
+
+    Attributes:
+        nodes: in the order of the graph; no path between two of them leads through another node.
+        inputs: what they read and do not make, without numbers that are part of the kernel.
+        outputs: what others read of them.
+        columns: sizes of the axes that its rows have; none where nothing is reduced.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    inputs: tuple[ir.Value, ...]
+    outputs: tuple[ir.Value, ...]
+    columns: tuple[Size, ...]
+
+
+def number_of(value: ir.Value) -> float | int | bool | None:
+    """The number that a value of one element always is; None of any other."""
+    if value.is_graph_input() or (tensor := ir.convenience.get_const_tensor(value)) is None or tensor.size != 1:
+        return None
+    number = tensor.numpy().reshape(-1)[0]
+    found: float | int | bool = float(number) if tensor.dtype in WIDE else number.item()
+    return found
+
+
+def kernel_of(group: Group, shapes: Shapes, *, in_parts: bool = True) -> Kernel:
+    """Make the kernel that computes a group's outputs. One that is a sum of columns may become the sums of parts.
+
+    Args:
+        group: what it computes.
+        shapes: the sizes of each value.
+        in_parts: whether many rows are summed in parts.
+
+    Raises:
+        CannotFuseError: no kernel of this kind does.
+    """
+    largest = max(group.nodes, key=lambda node: _order(shapes(_widest(node))))
+    loops = [size for size in shapes(_widest(largest)) if size != Size()]
+    columns = 0
+    if group.columns:
+        count = len([size for size in group.columns if size != Size()])
+        columns = count
+        if not count or loops[len(loops) - count :] != [size for size in group.columns if size != Size()]:
+            raise CannotFuseError("rows of other columns")
+    while True:
+        try:
+            return _with_own_symbols(_Lowering(group, shapes, loops, columns, in_parts).kernel(), group, shapes)
+        except SplitLoop as split:
+            columns += split.loop >= len(loops) - columns
+            loops[split.loop : split.loop + 1] = [split.outer, split.inner]
+
+
+def _widest(node: ir.Node) -> ir.Value:
+    """The first input of a reduction, and the output of any other node."""
+    is_reduction = reduced_axes(node) is not None or summed_axes(node) is not None
+    value = node.inputs[0] if is_reduction else node.outputs[0]
+    assert value is not None
+    return value
+
+
+def _order(shape: Sequence[Size]) -> tuple[int, int]:
+    """By which the largest of several sizes is found: symbols count more than any number."""
+    count = product(shape)
+    return len(count.symbols), count.factor
+
+
+def _with_own_symbols(kernel: Kernel, group: Group, shapes: Shapes) -> Kernel:
+    """The kernel with its symbols numbered anew, each of which is a dimension of an input."""
+    used = [*kernel.loops]
+    for step in kernel.steps:
+        used += step.strides if isinstance(step, Load) else ()
+    for store in kernel.stores:
+        used += [*store.shape, *(store.strides if isinstance(store, Store) else ())]
+    numbers = {symbol: number for number, symbol in enumerate(dict.fromkeys(s for size in used for s in size.symbols))}
+    if not numbers:
+        return kernel
+    places = {
+        size.symbols[0]: (index, axis)
+        for index, value in reversed(list(enumerate(group.inputs)))
+        for axis, size in enumerate(shapes(value))
+        if size == Size(1, size.symbols[:1]) and size.symbols
+    }
+    if missing := numbers.keys() - places.keys():
+        raise CannotFuseError(f"{len(missing)} symbols that no input has")
+
+    def anew(sizes: Sequence[Size]) -> tuple[Size, ...]:
+        return tuple(Size(size.factor, tuple(sorted(numbers[symbol] for symbol in size.symbols))) for size in sizes)
+
+    steps = tuple(
+        replace(step, strides=anew(step.strides)) if isinstance(step, Load) else step for step in kernel.steps
+    )
+    stores = tuple(
+        replace(store, shape=anew(store.shape), strides=anew(store.strides))
+        if isinstance(store, Store)
+        else replace(store, shape=anew(store.shape))
+        for store in kernel.stores
+    )
+    symbols = tuple(places[symbol] for symbol in numbers)
+    return replace(kernel, loops=anew(kernel.loops), steps=steps, stores=stores, symbols=symbols)
+
+
+class _Lowering:
+    """Follows each output back to what is loaded, with the loops that run along its axes."""
+
+    def __init__(self, group: Group, shapes: Shapes, loops: Sequence[Size], columns: int, in_parts: bool) -> None:
+        self._part, self._in_parts = 0, in_parts
+        self._group, self._shapes, self._loops, self._columns = group, shapes, tuple(loops), columns
+        self._inside: Collection[ir.Node] = frozenset(group.nodes)
+        self._places = {value: index for index, value in enumerate(group.inputs)}
+        self._known: dict[tuple[ir.Value, Layout], int] = {}
+        self._steps = Steps()
+
+    def kernel(self) -> Kernel:
+        stores: list[Store | ColumnSum] = []
+        for output in self._group.outputs:
+            if (node := output.producer()) is not None and summed_axes(node) is not None:
+                stores.append(self._summed(node))
+                continue
+            layout = self._stored(output)
+            strides = strides_of(self._loops, layout, self._shapes(output))
+            stores.append(Store(self._step(output, layout), self._shapes(output), strides))
+        inputs, outputs = (tuple(map(_dtype, values)) for values in (self._group.inputs, self._group.outputs))
+        steps = tuple(self._steps.steps)
+        return Kernel(self._loops, self._columns, inputs, steps, outputs, tuple(stores), self._part)
+
+    def _summed(self, node: ir.Node) -> ColumnSum:
+        """The sum over the rows of what a node reads."""
+        x = node.inputs[0]
+        assert x is not None
+        rows, columns = product(self._loops[: -self._columns]), product(self._loops[-self._columns :])
+        if product(self._shapes(x)) != product(self._loops) or rows.symbols or columns.symbols:
+            raise CannotFuseError("a sum over other rows")
+        every = range(len(self._loops))
+        layout = regrouped(self._loops, every, self._shapes(x))
+        if [loop for axis in layout[summed_axes(node) :] for loop in axis] != list(every[-self._columns :]):
+            raise CannotFuseError("a sum of other columns")
+        self._part = (part_of(rows.factor) or 0) if self._in_parts else rows.factor
+        if not self._part:
+            raise CannotFuseError("rows that have no equal parts")
+        parts = rows.factor // self._part
+        shape = self._shapes(node.outputs[0]) if parts == 1 else (Size(parts), columns)
+        return ColumnSum(self._step(x, layout), shape)
+
+    def _stored(self, output: ir.Value) -> Layout:
+        """The layout of an output: its elements in order, of all points or one of each row."""
+        shape, every = self._shapes(output), range(len(self._loops))
+        if product(shape) == product(self._loops):
+            return regrouped(self._loops, every, shape)
+        if self._columns and product(shape) == product(self._loops[: -self._columns]):
+            return regrouped(self._loops, every[: -self._columns], shape)
+        raise CannotFuseError("an output of another size")
+
+    def _step(self, value: ir.Value, layout: Layout) -> int:
+        """The step that computes the element of a value at these loops."""
+        if (value, layout) not in self._known:
+            node = value.producer()
+            if (number := number_of(value)) is not None:
+                self._known[value, layout] = self._steps.constant(number, _dtype(value))
+            elif node is None or node not in self._inside:
+                strides = strides_of(self._loops, layout, self._shapes(value))
+                self._known[value, layout] = self._steps.add(Load(_dtype(value), self._places[value], strides))
+            elif summed_axes(node) is not None:
+                raise CannotFuseError("a sum of columns that is read at once")
+            elif node.op_type in MOVES:
+                source = node.inputs[0]
+                assert source is not None
+                self._known[value, layout] = self._step(source, self._moved(node, source, layout))
+            elif reduced_axes(node) is not None:
+                self._reduce(node, value, layout)
+            else:
+                shape = self._shapes(value)
+                operands = [one for one in node.inputs if one is not None]
+                found = [self._step(one, broadcast_operand(layout, shape, self._shapes(one))) for one in operands]
+                self._known[value, layout] = lowered(self._steps, node, found)
+        return self._known[value, layout]
+
+    def _moved(self, node: ir.Node, source: ir.Value, layout: Layout) -> Layout:
+        """The layout of what a node of MOVES reads."""
+        before, after = self._shapes(source), self._shapes(node.outputs[0])
+        if node.op_type == "Transpose":
+            order = list(node.attributes.get_ints("perm", tuple(reversed(range(len(before))))))
+            found = dict(zip(order, layout, strict=True))
+            return tuple(found[axis] for axis in range(len(before)))
+        if node.op_type == "Expand":
+            return broadcast_operand(layout, after, before)
+        if product(before) != product(after):
+            raise CannotFuseError("a reshape of sizes that are not known to be equal")
+        return regrouped(self._loops, [loop for axis in layout for loop in axis], before)
+
+    def _reduce(self, node: ir.Node, value: ir.Value, layout: Layout) -> None:
+        """Add the steps of a reduction and of all of its outputs."""
+        x, axes = node.inputs[0], reduced_axes(node)
+        assert x is not None
+        assert axes is not None
+        every = range(len(self._loops) - self._columns, len(self._loops))
+        shape = self._shapes(x)
+        along = regrouped(self._loops, every, shape[axes.start :])
+        rows = layout[: axes.start]
+        if any(loop in every for axis in rows for loop in axis):
+            raise CannotFuseError("rows that run along columns")
+        full = (*rows, *along)
+        if value is node.outputs[0] and not node.op_type.startswith("Reduce") and layout != full:
+            raise CannotFuseError("a row of another order")
+        read = [one for one in node.inputs if one is not None]
+        read = read[:1] if node.op_type.startswith("Reduce") else read
+        found = [self._step(one, broadcast_operand(full, shape, self._shapes(one))) for one in read]
+        columns = product(shape[axes.start :])
+        if columns.symbols:
+            raise CannotFuseError("rows of a symbolic length")
+        kept = (*rows, *((),) * len(axes))
+        for output, step in zip(node.outputs, lowered_rows(self._steps, node, found, columns.factor), strict=False):
+            of_row = rows if len(self._shapes(output)) == len(rows) else kept
+            is_full = output is node.outputs[0] and not node.op_type.startswith("Reduce")
+            self._known[output, full if is_full else of_row] = step
+        if (value, layout) not in self._known:
+            raise CannotFuseError("a row's number in another place")
+
+
+def _dtype(value: ir.Value) -> ir.DataType:
+    if value.dtype is None:
+        raise CannotFuseError("a value of no type")
+    return value.dtype

@@ -1,0 +1,344 @@
+"""Finds the groups of nodes of a graph that become one kernel each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import onnx_ir as ir
+
+from ort_dynamo.fused_op import Size
+from ort_dynamo.passes.onnx.analysis.constants import constant_of
+from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes
+from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
+from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of, number_of
+from ort_dynamo.passes.onnx.fused_kernels.host_values import host_nodes
+from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, product
+from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
+from ort_dynamo.passes.onnx.fused_kernels.row_operators import reduced_axes
+from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
+from ort_dynamo.passes.onnx.fused_kernels.triton_source import DTYPES, MOST_COLUMNS
+
+__all__ = ["find_groups"]
+
+MOST_INPUTS, MOST_OUTPUTS, MOST_NODES = 12, 6, 64
+"""Limits of a kernel: more do not fit a thread's registers."""
+
+_FREE = MOVES - {"Expand", "Transpose"}
+"""Operators for which a session copies nothing."""
+
+
+@dataclass(eq=False)
+class _Cluster:
+    """A node, or a group that grows.
+
+    Attributes:
+        bit: its own, in sets of clusters.
+        nodes: in no order.
+        before: the clusters whose results it reads, by their bits.
+        ancestors: likewise of all that come before it, at any distance.
+        points: elements of its largest value; None of a node that stays as it is.
+        columns: sizes of a row's axes.
+    """
+
+    bit: int
+    nodes: list[ir.Node]
+    before: int = 0
+    ancestors: int = 0
+    points: Size | None = None
+    columns: tuple[Size, ...] = field(default=())
+
+
+def find_groups(graph: ir.Graph, sizes: ValueSizes) -> list[Group]:
+    """The groups of at least two nodes that compute, each of which is one kernel.
+
+    A node joins the groups of what it reads if they have the same points, or rows, and if no path leads out of the
+    group and back. Then groups that read the same tensor join.
+
+    Args:
+        graph: whose values have types and shapes, as far as they are known.
+        sizes: reads the shapes.
+    """
+    found = _Search(graph, sizes)
+    found.join_producers()
+    found.join_siblings()
+    return found.groups()
+
+
+class _Search:
+    def __init__(self, graph: ir.Graph, sizes: ValueSizes) -> None:
+        self._sizes, self._nodes = sizes, list(graph)
+        self._position = {node: position for position, node in enumerate(self._nodes)}
+        self._kept = {value for value in graph.outputs if value is not None}
+        self._clusters: dict[int, _Cluster] = {}
+        self._of: dict[ir.Node, _Cluster] = {}
+        host = host_nodes(graph)
+        for position, node in enumerate(self._nodes):
+            cluster = _Cluster(1 << position, [node])
+            for producer in self._producers(node):
+                cluster.before |= self._of[producer].bit
+                cluster.ancestors |= self._of[producer].bit | self._of[producer].ancestors
+            if node not in host and self._is_fusable(node):
+                cluster.points, cluster.columns = self._space(node)
+            self._clusters[cluster.bit] = self._of[node] = cluster
+
+    def _producers(self, node: ir.Node) -> Iterator[ir.Node]:
+        """The nodes of this graph that a node or its subgraphs read from."""
+        read = [*node.inputs]
+        for attribute in node.attributes.values():
+            if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+                graphs = [attribute.as_graph()] if attribute.type == ir.AttributeType.GRAPH else attribute.as_graphs()
+                read += [value for graph in graphs for inner in graph.all_nodes() for value in inner.inputs]
+        for value in read:
+            producer = None if value is None else value.producer()
+            if producer is not None and producer in self._position and producer is not node:
+                yield producer
+
+    def _is_fusable(self, node: ir.Node) -> bool:
+        values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
+        if node.op_type in MOVES and not node.domain:
+            if len(node.inputs) > 1 and constant_of(node.inputs[1]) is None:
+                return False
+            values = [value for value in (node.inputs[0], node.outputs[0]) if value is not None]
+        elif (axes := reduced_axes(node)) is not None:
+            x = node.inputs[0]
+            if x is None or self._sizes.find(x) is None or not 1 < self._width(x, axes).factor <= MOST_COLUMNS:
+                return False
+            values = [
+                v for v in (*node.inputs[: 1 if "Reduce" in node.op_type else None], *node.outputs) if v and v.name
+            ]
+        elif (leading := summed_axes(node)) is not None:
+            x = node.inputs[0]
+            if x is None or self._sizes.find(x) is None:
+                return False
+            rows, columns = product(self._sizes(x)[:leading]), product(self._sizes(x)[leading:])
+            if rows.symbols or columns.symbols or columns.factor < 2 or not rows.factor or part_of(rows.factor) is None:
+                return False
+            values = [x, node.outputs[0]]
+        elif not computes(node):
+            return False
+        return all(self._is_taken(value) for value in values)
+
+    def _is_taken(self, value: ir.Value) -> bool:
+        shape = self._sizes.find(value)
+        return value.dtype in DTYPES and shape is not None and all(size.factor for size in shape)
+
+    def _width(self, x: ir.Value, axes: range) -> Size:
+        width = product(self._sizes(x)[axes.start :])
+        return Size(0) if width.symbols else width
+
+    def _space(self, node: ir.Node) -> tuple[Size, tuple[Size, ...]]:
+        axes, leading = reduced_axes(node), summed_axes(node)
+        if axes is None and leading is None:
+            return self._sizes.count(node.outputs[0]), ()
+        x = node.inputs[0]
+        assert x is not None
+        return self._sizes.count(x), self._sizes(x)[leading if axes is None else axes.start :]
+
+    # -- joining -------------------------------------------------------------------------------------------------------
+
+    def join_producers(self) -> None:
+        """Join each node with the groups that make what it reads."""
+        for node in self._nodes:
+            for producer in self._producers(node):
+                self._try(self._of[producer], self._of[node])
+
+    def join_siblings(self) -> None:
+        """Join groups that read the same tensor."""
+        readers: dict[ir.Value, list[ir.Node]] = {}
+        for node in self._nodes:
+            for value in node.inputs:
+                if value is not None and self._of[node].points is not None and number_of(value) is None:
+                    readers.setdefault(value, []).append(node)
+        for value, nodes in readers.items():
+            first = nodes[0]
+            for other in nodes[1:]:
+                if self._sizes.count(value) == self._of[first].points:
+                    self._try(self._of[first], self._of[other])
+
+    def _try(self, first: _Cluster, second: _Cluster) -> None:
+        """Make one group of two, if that is a kernel and leaves the graph without a circle."""
+        if first is second or first.points is None or second.points is None:
+            return
+        if (space := _joined(first, second)) is None or self._has_way_around(first, second):
+            return
+        group = self._group(self._in_order([*first.nodes, *second.nodes]), space[1])
+        if self._is_kernel(group):
+            self._merge(first, second, *space)
+
+    def _has_way_around(self, first: _Cluster, second: _Cluster) -> bool:
+        """Whether a path between two clusters leads through a third."""
+        return any(
+            end.bit & other.ancestors
+            for start, end in ((first, second), (second, first))
+            for other in self._between(start, end)
+        )
+
+    def _between(self, start: _Cluster, end: _Cluster) -> Iterator[_Cluster]:
+        rest = start.before & ~end.bit
+        while rest:
+            bit = rest & -rest
+            rest ^= bit
+            yield self._clusters[bit]
+
+    def _merge(self, first: _Cluster, second: _Cluster, points: Size, columns: tuple[Size, ...]) -> None:
+        both = first.bit | second.bit
+        first.before = (first.before | second.before) & ~both
+        first.ancestors = (first.ancestors | second.ancestors) & ~both
+        first.nodes += second.nodes
+        first.points, first.columns = points, columns
+        for node in second.nodes:
+            self._of[node] = first
+        del self._clusters[second.bit]
+        for cluster in self._clusters.values():
+            if cluster.before & second.bit:
+                cluster.before = cluster.before & ~second.bit | first.bit
+            if cluster is not first and cluster.ancestors & both:
+                cluster.ancestors = cluster.ancestors & ~second.bit | first.bit | first.ancestors
+
+    # -- what becomes of them ------------------------------------------------------------------------------------------
+
+    def groups(self) -> list[Group]:
+        """The groups, in the order of their last nodes."""
+        chosen: list[Group] = []
+        for cluster in self._clusters.values():
+            nodes = self._without_edges(self._in_order(cluster.nodes))
+            if cluster.points is not None and _pays(nodes):
+                group = self._group(nodes, cluster.columns)
+                chosen += [group] if self._is_kernel(group) else []
+        chosen.sort(key=lambda group: self._position[group.nodes[-1]])
+        return _Shared(chosen, [self._repeated(group) for group in chosen], self._kept).groups(self._in_order)
+
+    def _repeated(self, group: Group) -> frozenset[ir.Node]:
+        """The casts from half types that a group reads and can do again, with the reshapes behind them."""
+        found = frozenset(node for value in group.inputs for node in self._widening(value))
+        more = self._group(self._in_order([*group.nodes, *found]), group.columns)
+        return found if self._is_kernel(more) else frozenset()
+
+    def _is_kernel(self, group: Group) -> bool:
+        if not _is_within_limits(group):
+            return False
+        try:
+            kernel_of(group, self._sizes)
+        except CannotFuseError:
+            return False
+        return True
+
+    def _in_order(self, nodes: Iterable[ir.Node]) -> list[ir.Node]:
+        return sorted(nodes, key=self._position.__getitem__)
+
+    def _group(self, nodes: Sequence[ir.Node], columns: tuple[Size, ...]) -> Group:
+        inside = frozenset(nodes)
+        outputs = [value for node in nodes for value in node.outputs if self._is_read(value, inside)]
+        return Group(tuple(nodes), tuple(_read(nodes)), tuple(outputs), columns)
+
+    def _is_read(self, value: ir.Value, inside: frozenset[ir.Node]) -> bool:
+        """Whether others than these nodes read a value."""
+        return value in self._kept or any(node not in inside for node, _ in value.uses())
+
+    def _without_edges(self, nodes: list[ir.Node]) -> list[ir.Node]:
+        """The nodes but for reshapes of what the group reads or gives, which cost nothing outside."""
+        inside = set(nodes)
+        while True:
+            edges = {
+                node
+                for node in inside
+                if node.op_type in _FREE
+                and (
+                    not any(reader in inside for reader, _ in node.outputs[0].uses())
+                    or (node.inputs[0] is not None and node.inputs[0].producer() not in inside)
+                )
+            }
+            if not edges:
+                return self._in_order(inside)
+            inside -= edges
+
+    def _widening(self, value: ir.Value) -> list[ir.Node]:
+        """The cast from a half type, and the reshapes behind it, that make a value; empty where others do."""
+        node = value.producer()
+        if node is None or node not in self._position or self._of[node].points is None:
+            return []
+        source = node.inputs[0]
+        assert source is not None
+        if node.op_type == "Cast":
+            return [node] if source.dtype in WIDE and value.dtype == WIDE[source.dtype] else []
+        if node.op_type in _FREE and (before := self._widening(source)):
+            return [*before, node]
+        return []
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Groups that each do some nodes of others again.
+
+    Attributes:
+        chosen: the groups, without what they do again.
+        repeated: for each, these nodes.
+        kept: what the graph returns.
+    """
+
+    chosen: Sequence[Group]
+    repeated: Sequence[frozenset[ir.Node]]
+    kept: set[ir.Value]
+
+    def groups(self, in_order: Callable[[Iterable[ir.Node]], list[ir.Node]]) -> list[Group]:
+        """The groups with what they do again, and with the outputs that are then still read."""
+        found = []
+        for group, repeated in zip(self.chosen, self.repeated, strict=True):
+            nodes = in_order([*group.nodes, *repeated])
+            outputs = [value for value in group.outputs if self._is_read(value)]
+            found.append(Group(tuple(nodes), tuple(_read(nodes)), tuple(outputs), group.columns))
+        return found
+
+    @cached_property
+    def _home(self) -> dict[ir.Node, int]:
+        return {node: index for index, group in enumerate(self.chosen) for node in group.nodes}
+
+    def _is_read(self, value: ir.Value) -> bool:
+        return value in self.kept or any(self._reads(reader, value) for reader, _ in value.uses())
+
+    def _reads(self, reader: ir.Node, value: ir.Value) -> bool:
+        """Whether a node reads a value from outside of its group."""
+        home, producer = self._home.get(reader), value.producer()
+        assert producer is not None
+        if home is not None:
+            return home != self._home.get(producer) and producer not in self.repeated[home]
+        # A node that others do again is itself done only for the rest of its readers.
+        return not any(reader in nodes for nodes in self.repeated) or any(map(self._is_read, reader.outputs))
+
+
+def _pays(nodes: Sequence[ir.Node]) -> bool:
+    """Whether a kernel is better than the nodes: there are several, or one that ONNX Runtime is slow at."""
+    return sum(node.op_type not in _FREE for node in nodes) > 1 or any(summed_axes(node) is not None for node in nodes)
+
+
+def _joined(first: _Cluster, second: _Cluster) -> tuple[Size, tuple[Size, ...]] | None:
+    """The points and the columns of two groups as one; None where they do not fit."""
+    assert first.points is not None
+    assert second.points is not None
+    if first.columns and second.columns:
+        fits = first.points == second.points and product(first.columns) == product(second.columns)
+        return (first.points, first.columns) if fits else None
+    wide, other = (first, second) if first.columns else (second, first)
+    assert wide.points is not None
+    if other.points == wide.points:
+        return wide.points, wide.columns
+    if wide.columns and other.points is not None and other.points * product(wide.columns) == wide.points:
+        return wide.points, wide.columns
+    return None
+
+
+def _read(nodes: Sequence[ir.Node]) -> list[ir.Value]:
+    """What nodes read and do not make, without what is part of their kernel."""
+    inside, found = set(nodes), dict[ir.Value, None]()
+    for node in nodes:
+        is_placed = node.op_type in MOVES or node.op_type.startswith("Reduce")
+        for value in node.inputs[: 1 if is_placed else None]:
+            if value is not None and value.producer() not in inside and number_of(value) is None:
+                found[value] = None
+    return list(found)
+
+
+def _is_within_limits(group: Group) -> bool:
+    return len(group.inputs) <= MOST_INPUTS and len(group.outputs) <= MOST_OUTPUTS and len(group.nodes) <= MOST_NODES

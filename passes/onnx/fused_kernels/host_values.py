@@ -1,0 +1,61 @@
+"""Finds what a session computes on the host: sizes, and the numbers that say where an operator reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+__all__ = ["host_nodes"]
+
+_READ_ON_HOST: Mapping[str, tuple[int, ...]] = {
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "If": (0,),
+    "Loop": (0, 1),
+    "OneHot": (1,),
+    "Pad": (1, 3),
+    "Range": (0, 1, 2),
+    "ReduceMax": (1,),
+    "ReduceMean": (1,),
+    "ReduceMin": (1,),
+    "ReduceSum": (1,),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+    "Unsqueeze": (1,),
+}
+"""Operator -> the inputs that its CUDA kernel reads on the host."""
+
+
+def host_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
+    """The nodes of a graph that compute sizes, or what is read on the host.
+
+    They stay nodes of ONNX Runtime, which runs them on the CPU: as part of a kernel they would be copied to the device
+    and back.
+    """
+    found: set[ir.Node] = set()
+    pending = [
+        node.inputs[index]
+        for node in graph.all_nodes()
+        for index in _READ_ON_HOST.get(node.op_type, ())
+        if index < len(node.inputs)
+    ]
+    while pending:
+        value = pending.pop()
+        node = None if value is None else value.producer()
+        if node is not None and node not in found:
+            found.add(node)
+            pending += node.inputs
+    sized: set[ir.Value] = set()
+    for node in graph:
+        known = [one for one in node.inputs if one is not None and ir.convenience.get_const_tensor(one) is None]
+        if node.op_type in ("Shape", "Size") or (known and all(one in sized for one in known)):
+            found.add(node)
+            sized.update(node.outputs)
+    return frozenset(found)

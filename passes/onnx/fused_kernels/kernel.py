@@ -1,0 +1,208 @@
+"""A kernel as a value: loops, and for each point of them what is loaded, computed and stored.
+
+Nothing here knows torch, Triton or ONNX Runtime.
+
+The loops are nested, the last one innermost. Every tensor is contiguous, and a point of the loops has one element in
+each: its offset is the sum of the loops' counters by the strides of the access. A stride of 0 repeats an element.
+
+With `columns`, the last loops are the columns of a row, and the others are rows. A `Reduce` makes one number of a row,
+which later steps read at all of its columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ort_dynamo.fused_op import Size
+
+__all__ = [
+    "WIDE",
+    "Apply",
+    "ColumnSum",
+    "Constant",
+    "Kernel",
+    "Load",
+    "Reduce",
+    "Step",
+    "Store",
+    "Term",
+    "product",
+    "terms",
+]
+
+WIDE = {ir.DataType.BFLOAT16: ir.DataType.FLOAT, ir.DataType.FLOAT16: ir.DataType.FLOAT}
+"""Half type -> the type in which a kernel holds and computes it. Each result is rounded to the half type."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """An element of an input.
+
+    Attributes:
+        dtype: its element type.
+        input: index of the input.
+        strides: for each loop, in elements.
+    """
+
+    dtype: ir.DataType
+    input: int
+    strides: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number."""
+
+    dtype: ir.DataType
+    value: float | int | bool
+
+
+@dataclass(frozen=True)
+class Apply:
+    """A scalar function of earlier steps, rounded to its type.
+
+    Attributes:
+        dtype: the type of the result. "convert" gives its one argument that type; comparisons give bools; all others
+            take arguments of this type, but for the condition of "where".
+        function: a name of `numpy_form.FUNCTIONS`.
+        arguments: indices of earlier steps.
+    """
+
+    dtype: ir.DataType
+    function: str
+    arguments: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """The sum or the maximum of a float32 or float64 step over the columns of each row; a maximum keeps NaN.
+
+    Attributes:
+        dtype: the type of the step and of the result.
+        function: "sum" or "max".
+        argument: index of an earlier step.
+    """
+
+    dtype: ir.DataType
+    function: str
+    argument: int
+
+
+Step = Load | Constant | Apply | Reduce
+
+
+@dataclass(frozen=True)
+class Store:
+    """What one output holds.
+
+    Attributes:
+        step: index of the step whose value it is.
+        shape: its dimensions.
+        strides: for each loop, in elements. Columns have strides of 0 where a row has one element.
+    """
+
+    step: int
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class ColumnSum:
+    """An output that holds the sum of a step over the rows of each part of the rows, for each column.
+
+    Attributes:
+        step: index of a float32 or float64 step.
+        shape: the parts, if there are several, and the columns' dimensions.
+    """
+
+    step: int
+    shape: tuple[Size, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Loops and what happens at each of their points.
+
+    Attributes:
+        loops: how often each runs; outermost first.
+        columns: how many of the last loops are the columns of a row; 0 where there are no rows.
+        inputs: element type of each input.
+        steps: in order; each refers to earlier ones.
+        outputs: element type of each output.
+        stores: for each output.
+        part: how many rows, which follow one another, a column sum adds; a divisor of all rows. 0 without such sums.
+        symbols: (index of an input, axis) whose size is the symbol's value.
+    """
+
+    loops: tuple[Size, ...]
+    columns: int
+    inputs: tuple[ir.DataType, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[ir.DataType, ...]
+    stores: tuple[Store | ColumnSum, ...]
+    part: int = 0
+    symbols: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def count(self) -> Size:
+        """Points of all loops."""
+        return product(self.loops)
+
+    @property
+    def has_row_numbers(self) -> bool:
+        """Whether rows are reduced, so that a program has to hold them as wholes."""
+        return any(isinstance(step, Reduce) for step in self.steps)
+
+    @property
+    def row_loops(self) -> tuple[Size, ...]:
+        """The loops over rows; with no columns, all."""
+        return self.loops[: len(self.loops) - self.columns]
+
+    @property
+    def column_loops(self) -> tuple[Size, ...]:
+        """The loops over the columns of a row."""
+        return self.loops[len(self.loops) - self.columns :]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of an offset: (index // divisor) % modulus * stride, where `index` counts the points of nested loops.
+
+    Attributes:
+        divisor: points of the loops further in.
+        modulus: points of these loops; None for the outermost, where nothing is left to take off.
+        stride: elements between two of their points.
+    """
+
+    divisor: Size
+    modulus: Size | None
+    stride: Size
+
+
+def product(sizes: Sequence[Size]) -> Size:
+    """The product of sizes; 1 of none."""
+    found = Size()
+    for size in sizes:
+        found *= size
+    return found
+
+
+def terms(loops: Sequence[Size], strides: Sequence[Size]) -> tuple[Term, ...]:
+    """The offset of an access, as few terms of the index that counts these loops: neighbours that lie like one join."""
+    blocks: list[tuple[Size, Size]] = []  # points and stride of loops that lie like one, innermost first
+    for count, stride in zip(reversed(loops), reversed(strides), strict=True):
+        if count == Size():
+            continue
+        if blocks and stride == blocks[-1][0] * blocks[-1][1]:
+            blocks[-1] = (blocks[-1][0] * count, blocks[-1][1])
+        else:
+            blocks.append((count, stride))
+    found, divisor = [], Size()
+    for number, (count, stride) in enumerate(blocks):
+        if stride.factor:
+            found.append(Term(divisor, None if number == len(blocks) - 1 else count, stride))
+        divisor *= count
+    return tuple(reversed(found))

@@ -1,0 +1,104 @@
+"""Which loops of a kernel run along which axes of a tensor, at one place of a group of nodes.
+
+A layout has for each axis the loops that it consists of, outermost first; an axis along which one element is repeated,
+and one of size 1, has none. Loops are numbered from the outermost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ort_dynamo.fused_op import Size
+from ort_dynamo.passes.onnx.fused_kernels.kernel import product
+
+__all__ = ["CannotFuseError", "Layout", "SplitLoop", "broadcast_operand", "regrouped", "strides_of"]
+
+Layout = tuple[tuple[int, ...], ...]
+
+_ONE = Size()
+
+
+class CannotFuseError(Exception):
+    """The nodes do not make one kernel; the message says why."""
+
+
+class SplitLoop(Exception):  # noqa: N818 - it asks for another try
+    """A loop has to become two, so that an axis can end within it.
+
+    Attributes:
+        loop: which one.
+        outer, inner: how often each of the two runs.
+    """
+
+    def __init__(self, loop: int, outer: Size, inner: Size) -> None:
+        super().__init__(loop, outer, inner)
+        self.loop, self.outer, self.inner = loop, outer, inner
+
+
+def regrouped(loops: Sequence[Size], sequence: Sequence[int], shape: Sequence[Size]) -> Layout:
+    """The layout of a contiguous tensor whose elements these loops walk in order.
+
+    Args:
+        loops: how often each loop of the kernel runs.
+        sequence: the loops that walk the tensor, outermost first.
+        shape: of the tensor.
+
+    Raises:
+        SplitLoop: two axes share a loop.
+        CannotFuseError: loops and axes have no common factors.
+    """
+    left, layout = list(sequence), []
+    for size in shape:
+        axis: list[int] = []
+        while size != _ONE:
+            if not left:
+                raise CannotFuseError("fewer points than elements")
+            loop = left[0]
+            if (rest := _quotient(size, loops[loop])) is not None:
+                axis.append(left.pop(0))
+                size = rest
+            elif (inner := _quotient(loops[loop], size)) is not None:
+                raise SplitLoop(loop, size, inner)
+            else:
+                raise CannotFuseError("axes of different factors")
+        layout.append(tuple(axis))
+    if any(loops[loop] != _ONE for loop in left):
+        raise CannotFuseError("fewer elements than points")
+    return tuple(layout)
+
+
+def _quotient(size: Size, by: Size) -> Size | None:
+    """One size divided by another; None where that is no size."""
+    symbols = list(size.symbols)
+    for symbol in by.symbols:
+        if symbol not in symbols:
+            return None
+        symbols.remove(symbol)
+    if not by.factor or size.factor % by.factor:
+        return None
+    return Size(size.factor // by.factor, tuple(symbols))
+
+
+def broadcast_operand(layout: Layout, shape: Sequence[Size], operand: Sequence[Size]) -> Layout:
+    """The layout of an operand of shape `operand` that broadcasts to a result of `shape` and `layout`.
+
+    Raises:
+        CannotFuseError: it is not known to broadcast.
+    """
+    missing = len(shape) - len(operand)
+    found = []
+    for axis, size in enumerate(operand):
+        if size not in (_ONE, shape[missing + axis]):
+            raise CannotFuseError("sizes that are not known to be equal")
+        found.append(() if size == _ONE else layout[missing + axis])
+    return tuple(found)
+
+
+def strides_of(loops: Sequence[Size], layout: Layout, shape: Sequence[Size]) -> tuple[Size, ...]:
+    """The stride of each loop in a contiguous tensor."""
+    found = [Size(0)] * len(loops)
+    for axis, along in enumerate(layout):
+        inner = product(shape[axis + 1 :])
+        for position, loop in enumerate(along):
+            found[loop] = product([loops[later] for later in along[position + 1 :]]) * inner
+    return tuple(found)

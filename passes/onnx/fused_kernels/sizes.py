@@ -1,0 +1,61 @@
+"""Reads the sizes of an ONNX model's values as products of numbers and symbols."""
+
+from __future__ import annotations
+
+import re
+
+import onnx_ir as ir
+
+from ort_dynamo.fused_op import Size
+from ort_dynamo.passes.onnx.fused_kernels.kernel import product
+
+__all__ = ["ValueSizes"]
+
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
+
+
+class ValueSizes:
+    """Sizes by symbols that are numbered as they are met. A dimension that is no product is a symbol of its own."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._known: dict[ir.Value, tuple[Size, ...] | None] = {}
+
+    def __call__(self, value: ir.Value) -> tuple[Size, ...]:
+        """The shape of a value.
+
+        Raises:
+            LookupError: it is not known.
+        """
+        if (found := self.find(value)) is None:
+            raise LookupError(value.name)
+        return found
+
+    def find(self, value: ir.Value) -> tuple[Size, ...] | None:
+        """Likewise; None where it is not known."""
+        if value not in self._known:
+            self._known[value] = self._read(value.shape)
+        return self._known[value]
+
+    def count(self, value: ir.Value) -> Size:
+        """The elements of a value of known shape."""
+        return product(self(value))
+
+    def _read(self, shape: ir.Shape | None) -> tuple[Size, ...] | None:
+        found = [] if shape is None else [self._size(dim) for dim in shape]
+        return None if shape is None or None in found else tuple(size for size in found if size is not None)
+
+    def _size(self, dim: int | ir.SymbolicDim) -> Size | None:
+        if isinstance(dim, int):
+            return Size(dim)
+        if dim.value is None:
+            return None
+        parts = dim.value.split("*")
+        if not all(part.isdigit() or _SYMBOL.fullmatch(part) for part in parts):
+            parts = [dim.value]
+        return product([Size(int(part)) if part.isdigit() else Size(1, (self._symbol(part),)) for part in parts])
+
+    def _symbol(self, name: str) -> int:
+        if name not in self.names:
+            self.names.append(name)
+        return self.names.index(name)

@@ -1,0 +1,195 @@
+"""Random ONNX graphs of what FuseKernels joins, and of what it must not join."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+__all__ = ["GraphMaker", "inputs_of"]
+
+_UNARY = ("Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "Neg", "Relu", "Round", "Sigmoid", "Sin", "Sqrt", "Tanh")
+_BINARY = ("Add", "Div", "Max", "Min", "Mul", "Sub")
+_COMPARE = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+
+
+class GraphMaker:
+    """Makes one model of a seed: float32 values of a few shapes that broadcast, half types between casts."""
+
+    def __init__(self, seed: int, *, symbolic: bool = False) -> None:
+        self._random = random.Random(seed)
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: list[onnx.TensorProto] = []
+        self._values: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._count = 0
+        self._rows = self._random.choice([1, 3, 8, 20])
+        self._inner = self._random.choice([1, 4, 6])
+        self._columns = self._random.choice([1, 2, 7, 16, 48])
+        self._symbolic = symbolic
+
+    def model(self, nodes: int = 16) -> onnx.ModelProto:
+        """A model of about so many nodes."""
+        r, m, c = self._rows, self._inner, self._columns
+        inputs = [
+            self._value(TensorProto.FLOAT, shape) for shape in ((r, m, c), (r, m, c), (c,), (r, m, 1), (m, c), ())
+        ]
+        inputs.append(self._value(TensorProto.BFLOAT16, (r, m, c)))
+        while len(self._nodes) < nodes:
+            self._grow()
+        read = {name for node in self._nodes for name in node.input}
+        made = [name for node in self._nodes for name in node.output]
+        outputs = [name for name in made if name not in read or self._random.random() < 0.15]
+        graph = helper.make_graph(
+            self._nodes,
+            "generated",
+            [self._info(name) for name in inputs],
+            [self._info(name) for name in outputs],
+            initializer=self._constants,
+        )
+        opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+    def _info(self, name: str) -> onnx.ValueInfoProto:
+        dtype, shape = self._values[name]
+        dims: list[int | str] = list(shape)
+        if self._symbolic and shape[:1] == (self._rows,) and len(shape) == 3 and self._rows > 1:
+            dims[0] = "rows"
+        return helper.make_tensor_value_info(name, dtype, dims)
+
+    def _value(self, dtype: int, shape: tuple[int, ...]) -> str:
+        self._count += 1
+        name = f"v{self._count}"
+        self._values[name] = (dtype, shape)
+        return name
+
+    def _constant(self, array: np.ndarray) -> str:
+        self._count += 1
+        self._constants.append(onnx.numpy_helper.from_array(array, f"c{self._count}"))
+        return f"c{self._count}"
+
+    def _pick(self, dtype: int, shape: tuple[int, ...] | None = None) -> str | None:
+        found = [n for n, (d, s) in self._values.items() if d == dtype and (shape is None or s == shape)]
+        return self._random.choice(found[-8:]) if found else None
+
+    def _node(
+        self, op: str, read: list[str], dtype: int, shape: tuple[int, ...], domain: str = "", **attributes: object
+    ) -> str:
+        name = self._value(dtype, shape)
+        self._nodes.append(helper.make_node(op, read, [name], domain=domain, **attributes))
+        return name
+
+    def _grow(self) -> None:
+        kind = self._random.choice(
+            ["unary", "binary", "binary", "half", "half", "where", "row", "row", "column", "move", "scalar", "product"]
+        )
+        x = self._pick(TensorProto.FLOAT)
+        assert x is not None
+        _, shape = self._values[x]
+        getattr(self, f"_{kind}")(x, shape)
+
+    def _unary(self, x: str, shape: tuple[int, ...]) -> None:
+        op = self._random.choice(_UNARY)
+        x = self._node("Abs", [x], TensorProto.FLOAT, shape) if op == "Sqrt" else x
+        self._node(op, [x], TensorProto.FLOAT, shape)
+
+    def _binary(self, x: str, shape: tuple[int, ...]) -> None:
+        y = self._pick(TensorProto.FLOAT)
+        assert y is not None
+        try:
+            both = np.broadcast_shapes(shape, self._values[y][1])
+        except ValueError:
+            return
+        op = self._random.choice(_BINARY)
+        if op == "Div":
+            y = self._node(
+                "Exp",
+                [self._node("Tanh", [y], TensorProto.FLOAT, self._values[y][1])],
+                TensorProto.FLOAT,
+                self._values[y][1],
+            )
+        self._node(op, [x, y], TensorProto.FLOAT, both)
+
+    def _half(self, x: str, shape: tuple[int, ...]) -> None:
+        half = self._random.choice([TensorProto.BFLOAT16, TensorProto.FLOAT16])
+        narrow = self._pick(half) if self._random.random() < 0.5 else None
+        narrow = narrow or self._node("Cast", [x], half, shape, to=half)
+        self._node("Cast", [narrow], TensorProto.FLOAT, self._values[narrow][1], to=TensorProto.FLOAT)
+
+    def _where(self, x: str, shape: tuple[int, ...]) -> None:
+        y = self._pick(TensorProto.FLOAT, shape)
+        assert y is not None
+        condition = self._node(self._random.choice(_COMPARE), [x, y], TensorProto.BOOL, shape)
+        if self._random.random() < 0.5:
+            condition = self._node("Not", [condition], TensorProto.BOOL, shape)
+        self._node("Where", [condition, x, y], TensorProto.FLOAT, shape)
+
+    def _row(self, x: str, shape: tuple[int, ...]) -> None:
+        if len(shape) != 3:
+            return
+        op = self._random.choice(
+            ["ReduceSum", "ReduceMean", "ReduceMax", "Softmax", "LogSoftmax", "LayerNormalization"]
+        )
+        if op == "LayerNormalization":
+            weight = self._pick(TensorProto.FLOAT, shape[-1:])
+            read = [x, weight or self._constant(np.full(shape[-1:], 2, np.float32))]
+            names = [self._value(TensorProto.FLOAT, s) for s in (shape, (*shape[:2], 1), (*shape[:2], 1))]
+            self._nodes.append(helper.make_node(op, read, names, axis=-1))
+        elif "Reduce" in op:
+            kept = self._random.random() < 0.7
+            axes = self._constant(np.array([-1]))
+            self._node(op, [x, axes], TensorProto.FLOAT, (*shape[:2], 1) if kept else shape[:2], keepdims=int(kept))
+        else:
+            self._node(op, [x], TensorProto.FLOAT, shape, axis=-1)
+
+    def _column(self, x: str, shape: tuple[int, ...]) -> None:
+        if len(shape) != 3:
+            return
+        leading = self._random.choice([1, 2])
+        axes = self._constant(np.arange(leading))
+        self._node("ReduceSum", [x, axes], TensorProto.FLOAT, shape[leading:], keepdims=0)
+
+    def _move(self, x: str, shape: tuple[int, ...]) -> None:
+        if len(shape) != 3:
+            return
+        r, m, c = shape
+        if self._symbolic and (r, m) != (self._rows, self._inner):
+            return
+        other = self._random.choice([(r * m, c), (r, m * c), (r * m * c,), (1, r, m, c), "transpose"])
+        if other == "transpose":
+            turned = self._node("Transpose", [x], TensorProto.FLOAT, (m, r, c), perm=[1, 0, 2])
+            turned = self._node("Neg", [turned], TensorProto.FLOAT, (m, r, c))
+            self._node("Transpose", [turned], TensorProto.FLOAT, shape, perm=[1, 0, 2])
+            return
+        assert isinstance(other, tuple)
+        first = -1 if self._symbolic else other[0]
+        flat = self._node("Reshape", [x, self._constant(np.array([first, *other[1:]]))], TensorProto.FLOAT, other)
+        changed = self._node("Cos", [flat], TensorProto.FLOAT, other)
+        back = self._constant(np.array([-1 if self._symbolic else r, m, c]))
+        self._node("Reshape", [changed, back], TensorProto.FLOAT, shape)
+
+    def _scalar(self, x: str, shape: tuple[int, ...]) -> None:
+        number = self._constant(np.array(self._random.choice([0.5, -1.0, 2.0, 0.0]), np.float32))
+        self._node(self._random.choice(["Add", "Mul"]), [x, number], TensorProto.FLOAT, shape)
+
+    def _product(self, x: str, shape: tuple[int, ...]) -> None:
+        if len(shape) != 3:
+            return
+        weight = self._constant(np.eye(shape[-1], dtype=np.float32) * 0.5)
+        self._node("MatMul", [x, weight], TensorProto.FLOAT, shape)
+
+
+def inputs_of(model: onnx.ModelProto, seed: int, sizes: dict[str, int] | None = None) -> dict[str, np.ndarray]:
+    """Standard normal inputs."""
+    import ml_dtypes
+
+    draws = np.random.default_rng(seed)
+    found = {}
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        shape = [dim.dim_value or (sizes or {}).get(dim.dim_param, 5) for dim in dims]
+        array = np.asarray(draws.standard_normal(shape), np.float32)
+        is_half = value.type.tensor_type.elem_type == TensorProto.BFLOAT16
+        found[value.name] = array.astype(ml_dtypes.bfloat16) if is_half else array
+    return found

@@ -287,8 +287,9 @@ class _Shared:
         found = []
         for group, repeated in zip(self.chosen, self.repeated, strict=True):
             nodes = in_order([*group.nodes, *repeated])
-            outputs = [value for value in group.outputs if self._is_read(value)]
-            found.append(Group(tuple(nodes), tuple(_read(nodes)), tuple(outputs), group.columns))
+            outputs = [value for node in group.nodes for value in node.outputs if self._is_read(value)]
+            if outputs:
+                found.append(Group(tuple(nodes), tuple(_read(nodes)), tuple(outputs), group.columns))
         return found
 
     @cached_property
@@ -302,6 +303,11 @@ class _Shared:
         """Whether a node reads a value from outside of its group."""
         home, producer = self._home.get(reader), value.producer()
         assert producer is not None
+        if any(
+            reader in nodes and producer not in nodes and index != self._home.get(producer)
+            for index, nodes in enumerate(self.repeated)
+        ):
+            return True  # by what a group does again
         if home is not None:
             return home != self._home.get(producer) and producer not in self.repeated[home]
         # A node that others do again is itself done only for the rest of its readers.

@@ -15,6 +15,10 @@ _BINARY = ("Add", "Div", "Max", "Min", "Mul", "Sub")
 _COMPARE = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 
 
+_SYMBOLIC_ROWS = 13
+"""Stands for a symbolic size while a graph is made; no other size is a multiple of it."""
+
+
 class GraphMaker:
     """Makes one model of a seed: float32 values of a few shapes that broadcast, half types between casts."""
 
@@ -24,7 +28,7 @@ class GraphMaker:
         self._constants: list[onnx.TensorProto] = []
         self._values: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._count = 0
-        self._rows = self._random.choice([1, 3, 8, 20])
+        self._rows = _SYMBOLIC_ROWS if symbolic else self._random.choice([1, 3, 8, 20, 160])
         self._inner = self._random.choice([1, 4, 6])
         self._columns = self._random.choice([1, 2, 7, 16, 48])
         self._symbolic = symbolic
@@ -53,10 +57,13 @@ class GraphMaker:
 
     def _info(self, name: str) -> onnx.ValueInfoProto:
         dtype, shape = self._values[name]
-        dims: list[int | str] = list(shape)
-        if self._symbolic and shape[:1] == (self._rows,) and len(shape) == 3 and self._rows > 1:
-            dims[0] = "rows"
+        dims = [self._dim(size) for size in shape]
         return helper.make_tensor_value_info(name, dtype, dims)
+
+    def _dim(self, size: int) -> int | str:
+        if not self._symbolic or size % _SYMBOLIC_ROWS:
+            return size
+        return "rows" if size == _SYMBOLIC_ROWS else f"{size // _SYMBOLIC_ROWS}*rows"
 
     def _value(self, dtype: int, shape: tuple[int, ...]) -> str:
         self._count += 1
@@ -154,8 +161,6 @@ class GraphMaker:
         if len(shape) != 3:
             return
         r, m, c = shape
-        if self._symbolic and (r, m) != (self._rows, self._inner):
-            return
         other = self._random.choice([(r * m, c), (r, m * c), (r * m * c,), (1, r, m, c), "transpose"])
         if other == "transpose":
             turned = self._node("Transpose", [x], TensorProto.FLOAT, (m, r, c), perm=[1, 0, 2])
@@ -163,11 +168,12 @@ class GraphMaker:
             self._node("Transpose", [turned], TensorProto.FLOAT, shape, perm=[1, 0, 2])
             return
         assert isinstance(other, tuple)
-        first = -1 if self._symbolic else other[0]
-        flat = self._node("Reshape", [x, self._constant(np.array([first, *other[1:]]))], TensorProto.FLOAT, other)
+        flat = self._node("Reshape", [x, self._shape(other)], TensorProto.FLOAT, other)
         changed = self._node("Cos", [flat], TensorProto.FLOAT, other)
-        back = self._constant(np.array([-1 if self._symbolic else r, m, c]))
-        self._node("Reshape", [changed, back], TensorProto.FLOAT, shape)
+        self._node("Reshape", [changed, self._shape(shape)], TensorProto.FLOAT, shape)
+
+    def _shape(self, shape: tuple[int, ...]) -> str:
+        return self._constant(np.array([-1 if isinstance(self._dim(size), str) else size for size in shape]))
 
     def _scalar(self, x: str, shape: tuple[int, ...]) -> None:
         number = self._constant(np.array(self._random.choice([0.5, -1.0, 2.0, 0.0]), np.float32))

@@ -90,7 +90,7 @@ def test_a_generated_graph_computes_what_it_did(seed: int, symbolic: bool) -> No
     plain = GraphMaker(seed, symbolic=symbolic).model()
     onnx.checker.check_model(plain, full_check=True)
     model = fused(plain)
-    inputs = inputs_of(plain, seed)
+    inputs = inputs_of(plain, seed, {"rows": 5})
     with np.errstate(all="ignore"):
         assert_same(with_kernels(model, inputs, body=False), with_kernels(ir.from_proto(plain), inputs, body=True))
 

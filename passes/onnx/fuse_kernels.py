@@ -44,7 +44,10 @@ class FuseKernels(ir.passes.InPlacePass):
         groups = find_groups(model.graph, sizes)
         made = [self._made(model, group, kernel_of(group, sizes)) for group in groups]  # while all values are there
         for group, node in zip(groups, made, strict=True):
+            model.graph.insert_after(group.nodes[-1], node)
+        for group, node in zip(groups, made, strict=True):
             self._put_in(model, group, node)
+        _remove_unread(model.graph, {node for group in groups for node in group.nodes})
         if groups:
             model.graph.opset_imports[DOMAIN] = 1
             model.graph.sort()
@@ -67,17 +70,13 @@ class FuseKernels(ir.passes.InPlacePass):
         return node
 
     def _put_in(self, model: ir.Model, group: Group, node: ir.Node) -> None:
-        graph, last = model.graph, node
-        graph.insert_after(group.nodes[-1], node)
+        last = node
         for old, new in zip(group.outputs, node.outputs, strict=True):
             if new.name != old.name:
                 last = self._finished(model, last, old, new)
                 new = last.outputs[0]
             new.name, new.type, new.shape = old.name, old.type, old.shape
             ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        for member in reversed(group.nodes):
-            if not any(output.uses() or output.is_graph_output() for output in member.outputs):
-                graph.remove(member, safe=True)
 
     def _finished(self, model: ir.Model, after: ir.Node, total: ir.Value, parts: ir.Value) -> ir.Node:
         """The last of the nodes that add up the sums of parts."""
@@ -101,6 +100,13 @@ class FuseKernels(ir.passes.InPlacePass):
         assert last is not None
         graph.insert_after(made, last)
         return last
+
+
+def _remove_unread(graph: ir.Graph, nodes: set[ir.Node]) -> None:
+    """Remove those of the nodes, in the order of the graph, whose results nobody reads."""
+    for node in [node for node in reversed(graph) if node in nodes]:
+        if not any(output.uses() or output.is_graph_output() for output in node.outputs):
+            graph.remove(node, safe=True)
 
 
 def _words(group: Group) -> str:

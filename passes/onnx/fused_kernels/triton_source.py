@@ -334,7 +334,7 @@ def _applied(step: Apply) -> str:
 
 def _reduced(step: Reduce, space: _Rows) -> str:
     """A row's sum, or its maximum, which Triton's own would take without NaN."""
-    x = f"tl.broadcast_to(v{step.argument}, [{space.per_program}, {space.block}])"
+    x = f"tl.broadcast_to(v{step.argument}, [{space.rows}, {space.block}])"
     if step.function == "sum":
         return f"tl.sum({_in_columns(x, '0.0', space)}, 1, keep_dims=True)"
     is_nan = _in_columns(f"({x} != {x}).to(tl.int32)", "0", space)

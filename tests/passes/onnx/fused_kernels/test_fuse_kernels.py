@@ -34,11 +34,23 @@ def run(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> dict[str, n
     options = onnxruntime().SessionOptions()
     options.graph_optimization_level = onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime().InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feeds = {name: onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), 16)
-             if array.dtype.name == "bfloat16" else onnxruntime().OrtValue.ortvalue_from_numpy(array)
-             for name, array in inputs.items()}
+    feeds = {
+        name: onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), 16)
+        if array.dtype.name == "bfloat16"
+        else onnxruntime().OrtValue.ortvalue_from_numpy(array)
+        for name, array in inputs.items()
+    }
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, (value.numpy() if value.data_type() != "tensor(bfloat16)" else value for value in session.run_with_ort_values(names, feeds)), strict=True))
+    return dict(
+        zip(
+            names,
+            (
+                value.numpy() if value.data_type() != "tensor(bfloat16)" else value
+                for value in session.run_with_ort_values(names, feeds)
+            ),
+            strict=True,
+        )
+    )
 
 
 def with_kernels(model: ir.Model, inputs: Mapping[str, np.ndarray], *, body: bool) -> dict[str, np.ndarray]:
@@ -69,19 +81,27 @@ def reference(model: onnx.ModelProto, node: onnx.NodeProto, given: dict[str, np.
     graph = onnx.helper.make_graph(
         [node],
         "one",
-        [onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for name, v in given.items()],
+        [
+            onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+            for name, v in given.items()
+        ],
         [onnx.ValueInfoProto(name=name) for name in node.output if name],
     )
-    one = onnx.helper.make_model(graph, functions=list(model.functions), opset_imports=list(model.opset_import), ir_version=10)
+    one = onnx.helper.make_model(
+        graph, functions=list(model.functions), opset_imports=list(model.opset_import), ir_version=10
+    )
     return list(ReferenceEvaluator(one).run(None, given))
 
 
-def assert_same(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+def assert_same(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], error: float) -> None:
+    """Compare with a relative error of the largest finite number."""
     for name, value in expected.items():
-        assert actual[name].shape == value.shape, name
-        np.testing.assert_allclose(
-            actual[name].astype(np.float64), value.astype(np.float64), rtol=2e-5, atol=2e-5, err_msg=name
-        )
+        found, right = actual[name].astype(np.float64), value.astype(np.float64)
+        assert found.shape == right.shape, name
+        finite = np.isfinite(right)
+        np.testing.assert_array_equal(found[~finite], right[~finite], err_msg=name)
+        scale = np.abs(right[finite]).max(initial=1)
+        np.testing.assert_allclose(found[finite], right[finite], rtol=0, atol=error * scale, err_msg=name)
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
@@ -91,8 +111,12 @@ def test_a_generated_graph_computes_what_it_did(seed: int, symbolic: bool) -> No
     onnx.checker.check_model(plain, full_check=True)
     model = fused(plain)
     inputs = inputs_of(plain, seed, {"rows": 5})
+    # Where a number lies between two of a half type, an error of 1e-7 is enough for the other one.
+    error = 2e-2 if any(node.op_type == "Cast" for node in plain.graph.node) else 2e-5
     with np.errstate(all="ignore"):
-        assert_same(with_kernels(model, inputs, body=False), with_kernels(ir.from_proto(plain), inputs, body=True))
+        expected = with_kernels(ir.from_proto(plain), inputs, body=True)
+        assert_same(with_kernels(model, inputs, body=False), expected, error)
+        assert_same(with_kernels(model, inputs, body=True), expected, error)
 
 
 def test_most_generated_nodes_are_fused() -> None:

@@ -91,7 +91,7 @@ def test_the_catalogue_is_compiled_as_a_gpu_wants_it(
         assert 0 < variant.registers <= 128
         assert arguments < variant.parameters <= arguments + TRAILING_NULLS
     aligned = instructions(kernel.aligned.cubin, tmp_path)
-    assert f"EF_CUDA_SM{10 * capability[0] + capability[1]}" in aligned
+    assert re.search(rf"(sm_|EF_CUDA_SM){10 * capability[0] + capability[1]}(?!\d)", aligned)
     assert not re.search(r"\b(LDL|STL)\b", aligned)
     assert max(widths(aligned, "LDG")) >= 128
     assert max(widths(aligned, "STG")) >= 128
@@ -284,7 +284,7 @@ from ort_dynamo.cache.folder import CacheFolder
 from ort_dynamo.cache.kernel_files import KernelFiles
 from ort_dynamo.runtime.kernel_compiler import compile_kernels
 store = KernelFiles(CacheFolder(Path(sys.argv[1]), 2**31).kernels())
-found = compile_kernels([make(1) for make in EXAMPLES], (9, 0), store)  # at the top level: nothing runs this again
+found = compile_kernels([make(1) for make in EXAMPLES[:2]], (9, 0), store)  # at the top level: nothing runs this again
 print(json.dumps({name: len(kernel.aligned.cubin) for name, kernel in found.items()}))
 """
 
@@ -299,8 +299,8 @@ def test_two_processes_at_once(asked: list[str], tmp_path: Path) -> None:
     assert [one.returncode for one in both] == [0, 0]
     assert json.loads(first) == json.loads(second)
     folder, store = files(tmp_path)
-    assert len(folder.entries()) == len(EXAMPLES)
-    found = compile_kernels([make(FLOAT) for make in EXAMPLES], (9, 0), store)
+    assert len(folder.entries()) == 2
+    found = compile_kernels([make(FLOAT) for make in EXAMPLES[:2]], (9, 0), store)
     assert {name: len(kernel.aligned.cubin) for name, kernel in found.items()} == json.loads(first)  # type: ignore[union-attr]
     assert asked == []
     assert sorted(one.name for one in folder.path.iterdir()) == sorted(one.path.name for one in folder.entries())

@@ -31,7 +31,7 @@ TRAILING_NULLS = 4
 """Null pointers that a launch passes behind the arguments, of which a kernel reads as many as its Triton wants."""
 
 _FORMAT = 1
-"""Of what is stored; another number, another key."""
+"""The version of a stored kernel's bytes; another number gives other keys."""
 
 _TYPES = {
     1: "*fp32",
@@ -195,7 +195,7 @@ def _pack(key: str, kernel: CompiledKernel) -> bytes:
 
 
 def _unpack(key: str, data: bytes | None) -> CompiledKernel | None:
-    """What `_pack` was given; None where these are not its bytes, whole and of this key."""
+    """Undo `_pack`; None where these are not its bytes, whole and of this key."""
     digest, _, rest = (data or b"").partition(b"\n")
     if digest != hashlib.sha256(rest).hexdigest().encode():
         return None

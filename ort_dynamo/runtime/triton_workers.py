@@ -83,10 +83,16 @@ class _Worker:
         return self._process.poll() is None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """The answer; None if the process has ended for want of requests. Whatever it says without one is an error."""
+        """The answer, which is an error if the process crashes; None if it had ended for want of requests."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        limit = threading.Timer(_LIMIT, self._process.kill)
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            self._process.kill()
+
+        limit = threading.Timer(_LIMIT, stop)
         limit.start()
         try:
             with contextlib.suppress(BrokenPipeError):  # it has ended, which its status tells
@@ -100,6 +106,8 @@ class _Worker:
         status = self._process.wait()
         if status == 0:
             return None
+        if late.is_set():
+            return {"error": f"it took longer than {_LIMIT:g} s"}
         self._errors.seek(0)
         said = self._errors.read()[-2000:].strip()
         return {"error": f"Triton's process ended with status {status}: {said}"}

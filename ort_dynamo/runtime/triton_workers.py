@@ -68,16 +68,20 @@ class _Worker:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         environment |= {name: os.environ[name] for name in TOOL_PATHS if name in os.environ}
         environment |= {"TRITON_DISABLE_LINE_INFO": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self._errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115  # as long as the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-W", "ignore", str(_WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=environment,
-            text=True,
-            start_new_session=True,  # an interrupt of the user's is for this process to act on
-        )
+        if not sys.executable:
+            raise OSError("nobody knows which Python this is")
+        with contextlib.ExitStack() as stack:
+            self._errors: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-W", "ignore", str(_WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=environment,
+                text=True,
+                start_new_session=True,  # an interrupt of the user's is for this process to act on
+            )
+            stack.pop_all()  # the file is there as long as the process
 
     def is_there(self) -> bool:
         return self._process.poll() is None
@@ -109,7 +113,7 @@ class _Worker:
         if late.is_set():
             return {"error": f"it took longer than {_LIMIT:g} s"}
         self._errors.seek(0)
-        said = self._errors.read()[-2000:].strip()
+        said = self._errors.read()[-2000:].decode(errors="replace").strip()
         return {"error": f"Triton's process ended with status {status}: {said}"}
 
     def close(self) -> None:
@@ -135,7 +139,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         request = {**request, "path": [*map(str, sys.path)], "folder": folder}
         try:
             while (worker := _idle_worker()) is not None:
-                if (answer := _asked(worker, request)) is not None:
+                if not worker.is_there():
+                    worker.close()
+                elif (answer := _asked(worker, request)) is not None:
                     return answer
             return _asked(_Worker(), request) or {"error": "Triton's process ended at once"}
         except OSError as error:

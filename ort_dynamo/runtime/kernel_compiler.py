@@ -59,7 +59,7 @@ class KernelVariant:
         shared: bytes of dynamic shared memory of each block.
         parameters: how many the kernel has. Those behind the operator's are null pointers, at most `TRAILING_NULLS`.
         registers: of each thread.
-        stack: bytes of each thread; above 0 where registers are spilled.
+        stack: bytes of each thread, for spilled registers, and where libdevice reduces large arguments (sine, cosine).
         local: bytes of local memory of each thread.
     """
 

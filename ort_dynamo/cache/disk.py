@@ -29,7 +29,7 @@ from ort_dynamo.options.cache_place import cache_place, traces_are_kept
 from ort_dynamo.options.groups import CacheOptions
 from ort_dynamo.torch_internals.artifacts import record_artifact, register_artifacts
 
-__all__ = ["COUNTS", "DiskCache", "Miss", "context_key", "disk_cache", "disk_key", "keeps_traces"]
+__all__ = ["COUNTS", "DiskCache", "Miss", "context_key", "disk_cache", "disk_key", "keeps_traces", "say_once"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -138,13 +138,13 @@ class DiskCache:
             record_artifact(_KIND, key, data)
             return found
         except (EntryError, SessionError) as error:
-            _say_once(f"{self._folder.path}: {key[:16]} is not read: {error}. It is built anew.")
+            say_once(f"{self._folder.path}: {key[:16]} is not read: {error}. It is built anew.")
             return Miss("damaged")
         except FolderRefusedError as error:
-            _say_once(f"The cache of compiled graphs is not read: {error}.")
+            say_once(f"The cache of compiled graphs is not read: {error}.")
             return Miss("refused")
         except OSError as error:
-            _say_once(f"The cache of compiled graphs cannot be read: {error}.")
+            say_once(f"The cache of compiled graphs cannot be read: {error}.")
             return Miss("unreadable")
 
     def store(self, key: str, built: BuiltGraph) -> None:
@@ -161,7 +161,7 @@ class DiskCache:
                 raise EntryError("its key is none")
             read_entry(data, key)
         except EntryError as error:
-            _say_once(f"The artifact {key[:80]!r} is not taken: {error}.")
+            say_once(f"The artifact {key[:80]!r} is not taken: {error}.")
         else:
             self._write(key, data)
 
@@ -169,9 +169,9 @@ class DiskCache:
         try:
             self._folder.write(key, data)
         except FolderRefusedError as error:
-            _say_once(f"The cache of compiled graphs is not written: {error}.")
+            say_once(f"The cache of compiled graphs is not written: {error}.")
         except OSError as error:
-            _say_once(f"The cache of compiled graphs cannot be written: {error}.")
+            say_once(f"The cache of compiled graphs cannot be written: {error}.")
 
 
 def _load_artifact(key: str, data: bytes) -> None:
@@ -188,7 +188,8 @@ _said: set[str] = set()
 _lock = threading.Lock()
 
 
-def _say_once(text: str) -> None:
+def say_once(text: str) -> None:
+    """Log a warning, the first time that this process has it."""
     with _lock:
         if text in _said:
             return

@@ -31,6 +31,9 @@ _ABANDONED = 3600.0
 _LARGEST = 2**31
 """Bytes: protobuf's own limit of a model."""
 
+_PART_OF_KERNELS = 8
+"""Compiled kernels take at most this part of the size beside the entries: 256 MiB of 2 GiB, some ten thousand."""
+
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -66,6 +69,10 @@ class CacheFolder:
     def __init__(self, path: Path, max_bytes: int) -> None:
         self.path = path
         self.max_bytes = max_bytes
+
+    def kernels(self) -> CacheFolder:
+        """The folder in this one that holds compiled kernels."""
+        return CacheFolder(self.path / "kernels", self.max_bytes // _PART_OF_KERNELS)
 
     def read(self, key: str) -> bytes | None:
         """Read a file, and note that it was used; None where there is none.

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             case "verify":
                 return _verify(folder, remove=arguments.remove)
             case "clear":
-                print(f"{folder.clear()} files removed from {folder.path}")
+                print(f"{folder.clear() + folder.kernels().clear()} files removed from {folder.path}")
                 return 0
         folder.entries()  # refuses a folder that the program would not use
         return _warm(folder, arguments.script, arguments.arguments)
@@ -73,10 +73,12 @@ def _info(folder: CacheFolder) -> int:
     from ort_dynamo.options.cache_place import cache_place
 
     entries = folder.entries()
+    kernels = folder.kernels().entries()
     print(f"folder   {folder.path}{'' if folder.path.is_dir() else ' (not there yet)'}")
     print(f"in use   {'yes' if cache_place() is not None else 'no: ORT_DYNAMO_CACHE is 0'}")
     print(f"entries  {len(entries)}")
     print(f"size     {_size(sum(one.nbytes for one in entries))} of {_size(folder.max_bytes)}")
+    print(f"kernels  {len(kernels)}, {_size(sum(one.nbytes for one in kernels))}")
     return 0
 
 

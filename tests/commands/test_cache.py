@@ -12,7 +12,7 @@ import torch
 
 from ort_dynamo.__main__ import main
 from ort_dynamo.cache.disk import COUNTS
-from ort_dynamo.cache.folder import SUFFIX
+from ort_dynamo.cache.folder import SUFFIX, CacheFolder
 
 SCRIPT = """
 import sys
@@ -58,6 +58,7 @@ def test_info_says_where_and_how_much(place: Path, capsys: pytest.CaptureFixture
         "in use   yes",
         "entries  0",
         "size     0 B of 2 GiB",
+        "kernels  0, 0 B",
     ]
 
 
@@ -66,8 +67,10 @@ def test_info_of_a_filled_folder(
 ) -> None:
     monkeypatch.setenv("ORT_DYNAMO_CACHE", "0")
     monkeypatch.setenv("ORT_DYNAMO_CACHE_DIR", "elsewhere")
+    CacheFolder(filled, 2**31).kernels().write("a" * 64, b"a kernel.")
     assert main(["cache", "info", "--dir", str(filled)]) == 0
-    folder, use, entries, size = capsys.readouterr().out.splitlines()
+    folder, use, entries, size, kernels = capsys.readouterr().out.splitlines()
+    assert kernels == "kernels  1, 9 B"
     assert (folder, use, entries) == (f"folder   {filled}", "in use   no: ORT_DYNAMO_CACHE is 0", "entries  2")
     assert size.endswith(" KiB of 2 GiB")
 
@@ -101,9 +104,12 @@ def test_verify_finds_and_removes_what_is_damaged(filled: Path, capsys: pytest.C
 
 
 def test_clear_removes_all(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kernels = CacheFolder(filled, 2**31).kernels()
+    kernels.write("a" * 64, b"a kernel")
     assert main(["cache", "clear"]) == 0
-    assert capsys.readouterr().out == f"2 files removed from {filled}\n"
-    assert not list(filled.iterdir())
+    assert capsys.readouterr().out == f"3 files removed from {filled}\n"
+    assert not kernels.entries()
+    assert list(filled.iterdir()) == [kernels.path]
 
 
 def test_a_folder_of_others_is_not_touched(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,42 @@
+"""Compiled kernels in a folder below the cache of compiled graphs, by the same rules of who may have written them.
+
+A kernel is code of a device. A folder or a file that another user could have written is not read, and a kernel that
+cannot be read or kept is compiled when it is wanted. Each reason is logged once.
+"""
+
+from __future__ import annotations
+
+from ort_dynamo.cache.disk import say_once
+from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
+
+__all__ = ["KernelFiles"]
+
+
+class KernelFiles:
+    """Keeps compiled kernels by key, as the runtime's `KernelStore`; nothing here raises.
+
+    Args:
+        folder: from `CacheFolder.kernels`.
+    """
+
+    def __init__(self, folder: CacheFolder) -> None:
+        self._folder = folder
+
+    def load(self, key: str) -> bytes | None:
+        """The bytes of a key, if the folder has them and is to be trusted."""
+        try:
+            return self._folder.read(key)
+        except FolderRefusedError as error:
+            say_once(f"The cache of compiled kernels is not read: {error}.")
+        except OSError as error:
+            say_once(f"The cache of compiled kernels cannot be read: {error}.")
+        return None
+
+    def store(self, key: str, data: bytes) -> None:
+        """Keep bytes, if the folder takes them."""
+        try:
+            self._folder.write(key, data)
+        except FolderRefusedError as error:
+            say_once(f"The cache of compiled kernels is not written: {error}.")
+        except OSError as error:
+            say_once(f"The cache of compiled kernels cannot be written: {error}.")

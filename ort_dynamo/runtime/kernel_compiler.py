@@ -1,0 +1,211 @@
+"""Compiles fused kernels to cubins, which needs Triton and no device, and keeps them where the caller says.
+
+A kernel is compiled twice: for pointers that are multiples of 16 bytes, and for any pointers. What is kept is found by
+a hash of all that it depends on, and carries a hash of its own. That hash finds damage; it does not stop somebody who
+writes into the folder on purpose. So the caller gives a store that reads the user's own files only, as the cache of
+compiled graphs does. What it reads is code of a device: it is loaded into a CUDA context, and never runs on the host.
+Sources are checked before Triton sees them (`kernel_source.py`), wherever they come from.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ort_dynamo.fused_op import FusedOp
+from ort_dynamo.runtime.kernel_source import KernelSourceError, checked_source
+from ort_dynamo.runtime.triton_workers import TOOL_PATHS, answers
+
+__all__ = ["TRAILING_NULLS", "CompiledKernel", "KernelStore", "KernelVariant", "compile_kernels", "triton_version"]
+
+TRAILING_NULLS = 4
+"""Null pointers that a launch passes behind the arguments, of which a kernel reads as many as its Triton wants."""
+
+_FORMAT = 1
+"""The version of a stored kernel's bytes; another number gives other keys."""
+
+_TYPES = {
+    1: "*fp32",
+    2: "*u8",
+    3: "*i8",
+    5: "*i16",
+    6: "*i32",
+    7: "*i64",
+    9: "*i1",
+    10: "*fp16",
+    11: "*fp64",
+    16: "*bf16",
+}
+"""Element type by ONNX's number (TensorProto.DataType) -> a pointer to it, as Triton calls it."""
+
+
+@dataclass(frozen=True)
+class KernelVariant:
+    """A cubin, and how it is launched: ceil(count / per_program) blocks of 32 × num_warps threads.
+
+    Attributes:
+        cubin: the code, for one architecture.
+        entry: the name of the kernel in it.
+        num_warps: of each block.
+        shared: bytes of dynamic shared memory of each block.
+        parameters: how many the kernel has. Those behind the operator's are null pointers, at most `TRAILING_NULLS`.
+        registers: of each thread.
+        stack: bytes of each thread, for spilled registers, and where libdevice reduces large arguments (sine, cosine).
+        local: bytes of local memory of each thread.
+    """
+
+    cubin: bytes = dataclasses.field(repr=False)
+    entry: str
+    num_warps: int
+    shared: int
+    parameters: int
+    registers: int
+    stack: int
+    local: int
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """One fused kernel for one architecture.
+
+    Attributes:
+        aligned: where all pointers are multiples of 16.
+        unaligned: where they are not.
+    """
+
+    aligned: KernelVariant
+    unaligned: KernelVariant
+
+
+class KernelStore(Protocol):
+    """Keeps bytes by key, whole and of this user alone; neither function raises."""
+
+    def load(self, key: str) -> bytes | None:
+        """The bytes of a key, if there are any."""
+
+    def store(self, key: str, data: bytes) -> None:
+        """Keep bytes, if there is room."""
+
+
+def compile_kernels(
+    ops: Sequence[FusedOp], capability: tuple[int, int], store: KernelStore | None = None
+) -> Mapping[str, CompiledKernel | str]:
+    """Compile each operator's kernel, or read it from the store.
+
+    Args:
+        ops: with different names.
+        capability: of the device, as `torch.cuda.get_device_capability` says.
+        store: where compiled kernels are kept; None keeps nothing.
+
+    Returns:
+        Name of an operator -> its kernel, or the reason why there is none.
+    """
+    version = triton_version()
+    if version is None:
+        return {op.name: "Triton is not installed" for op in ops}
+    found: dict[str, CompiledKernel | str] = {}
+    requests: dict[str, dict[str, Any]] = {}
+    keys = {op.name: _key(op, capability, version) for op in ops}
+    for op in ops:
+        stored = None if store is None else _unpack(keys[op.name], store.load(keys[op.name]))
+        if stored is not None:
+            found[op.name] = stored
+            continue
+        try:
+            requests[op.name] = _request(op, capability)
+        except KernelSourceError as error:
+            found[op.name] = f"its source is not compiled: {error}"
+    for (name, request), answer in zip(requests.items(), answers([*requests.values()]), strict=True):
+        found[name] = made = _kernel(request, answer)
+        if store is not None and isinstance(made, CompiledKernel):
+            store.store(keys[name], _pack(keys[name], made))
+    return {op.name: found[op.name] for op in ops}
+
+
+def triton_version() -> str | None:
+    """The version of the Triton that would be imported, which this does not do; None where there is none."""
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin is None:
+        return None
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    said = re.search(r"^__version__ = ['\"](.+)['\"]", text, re.MULTILINE)
+    return said[1] if said else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _dtypes(op: FusedOp) -> list[int]:
+    return [*op.inputs, *(output.dtype for output in op.outputs)]
+
+
+def _options(op: FusedOp) -> dict[str, Any]:
+    return {"num_warps": op.num_warps, "num_stages": 3, "enable_fp_fusion": True}
+
+
+def _key(op: FusedOp, capability: tuple[int, int], version: str) -> str:
+    tools = [os.environ.get(name) for name in TOOL_PATHS]
+    kernel = [op.name, op.source, _dtypes(op), len(op.symbols), _options(op)]
+    return hashlib.sha256(json.dumps([_FORMAT, version, tools, kernel, capability]).encode()).hexdigest()
+
+
+def _request(op: FusedOp, capability: tuple[int, int]) -> dict[str, Any]:
+    """The request of `triton_worker.py`; raises KernelSourceError if the operator's source is not to be compiled."""
+    source = checked_source(op.source, op.name)
+    dtypes = _dtypes(op)
+    for dtype in dtypes:
+        if dtype not in _TYPES:
+            raise KernelSourceError(f"Triton has no tensors of ONNX's element type {dtype}")
+    types = [_TYPES[dtype] for dtype in dtypes] + ["i64"] * len(op.symbols)
+    if len(types) != len(source.parameters):
+        raise KernelSourceError(f"the function has {len(source.parameters)} parameters, the operator {len(types)}")
+    major, minor = capability
+    return {
+        "text": source.text,
+        "name": op.name,
+        "signature": [*zip(source.parameters, types, strict=True)],
+        "arch": 10 * major + minor,
+        "options": _options(op),
+    }
+
+
+def _kernel(request: dict[str, Any], answer: dict[str, Any]) -> CompiledKernel | str:
+    if "error" in answer:
+        return f"Triton does not compile it: {answer['error']}"
+    variants = [KernelVariant(**{**one, "cubin": base64.b64decode(one["cubin"])}) for one in answer["variants"]]
+    arguments = len(request["signature"])
+    for variant in variants:
+        if not arguments <= variant.parameters <= arguments + TRAILING_NULLS:
+            return f"Triton made {variant.parameters} parameters of {arguments}"
+    return CompiledKernel(*variants)
+
+
+def _pack(key: str, kernel: CompiledKernel) -> bytes:
+    """A line with the hash of the rest, a line of JSON, and two cubins."""
+    variants = (kernel.aligned, kernel.unaligned)
+    heads = [{**dataclasses.asdict(one), "cubin": len(one.cubin)} for one in variants]
+    rest = json.dumps({"key": key, "variants": heads}).encode() + b"\n" + b"".join(one.cubin for one in variants)
+    return hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
+
+
+def _unpack(key: str, data: bytes | None) -> CompiledKernel | None:
+    """Undo `_pack`; None where these are not its bytes, whole and of this key."""
+    digest, _, rest = (data or b"").partition(b"\n")
+    if digest != hashlib.sha256(rest).hexdigest().encode():
+        return None
+    line, _, cubins = rest.partition(b"\n")
+    try:
+        head = json.loads(line)
+        first, second = head["variants"]
+        if head["key"] != key or len(cubins) != first["cubin"] + second["cubin"]:
+            return None
+        aligned = KernelVariant(**{**first, "cubin": cubins[: first["cubin"]]})
+        return CompiledKernel(aligned, KernelVariant(**{**second, "cubin": cubins[first["cubin"] :]}))
+    except (ValueError, TypeError, KeyError):  # written by something else, with a right hash
+        return None

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from ort_dynamo.fused_op import Size
+from ort_dynamo.passes.onnx.analysis.constants import constant_of
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import Steps, lowered
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
-from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, ColumnSum, Kernel, Load, Store, product
+from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, ColumnSum, Counter, Kernel, Load, Step, Store, product
 from ort_dynamo.passes.onnx.fused_kernels.layouts import (
     CannotFuseError,
     Layout,
@@ -26,8 +27,16 @@ __all__ = ["MOVES", "Group", "kernel_of", "number_of"]
 Shapes = Callable[[ir.Value], tuple[Size, ...]]
 """The sizes of a value."""
 
-MOVES = frozenset({"Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+Only = tuple[tuple[int, int], ...]
+"""(loop, number): what is read only where these loops count to these numbers."""
+
+MOVES = frozenset({
+    "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+})  # fmt: skip
 """Operators that compute nothing and whose elements are found by arithmetic of places."""
+
+_LEAST_RUN = 8
+"""How many neighbours in memory are read by neighbouring points at least: 16 bytes of a half type."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +110,8 @@ def _with_own_symbols(kernel: Kernel, group: Group, shapes: Shapes) -> Kernel:
     """The kernel with its symbols numbered anew, each of which is a dimension of an input."""
     used = [*kernel.loops]
     for step in kernel.steps:
-        used += step.strides if isinstance(step, Load) else ()
+        used += (*step.strides, step.offset) if isinstance(step, Load) else ()
+        used += step.strides if isinstance(step, Counter) else ()
     for store in kernel.stores:
         used += [*store.shape, *(store.strides if isinstance(store, Store) else ())]
     numbers = {symbol: number for number, symbol in enumerate(dict.fromkeys(s for size in used for s in size.symbols))}
@@ -119,9 +129,12 @@ def _with_own_symbols(kernel: Kernel, group: Group, shapes: Shapes) -> Kernel:
     def anew(sizes: Sequence[Size]) -> tuple[Size, ...]:
         return tuple(Size(size.factor, tuple(sorted(numbers[symbol] for symbol in size.symbols))) for size in sizes)
 
-    steps = tuple(
-        replace(step, strides=anew(step.strides)) if isinstance(step, Load) else step for step in kernel.steps
-    )
+    def renumbered(step: Step) -> Step:
+        if isinstance(step, Load):
+            return replace(step, strides=anew(step.strides), offset=anew([step.offset])[0])
+        return replace(step, strides=anew(step.strides)) if isinstance(step, Counter) else step
+
+    steps = tuple(map(renumbered, kernel.steps))
     stores = tuple(
         replace(store, shape=anew(store.shape), strides=anew(store.strides))
         if isinstance(store, Store)
@@ -140,7 +153,8 @@ class _Lowering:
         self._group, self._shapes, self._loops, self._columns = group, shapes, tuple(loops), columns
         self._inside: Collection[ir.Node] = frozenset(group.nodes)
         self._places = {value: index for index, value in enumerate(group.inputs)}
-        self._known: dict[tuple[ir.Value, Layout], int] = {}
+        self._known: dict[tuple[ir.Value, Layout, Only], int] = {}
+        self._fixed: dict[tuple[int, Size], int] = {}
         self._steps = Steps()
 
     def kernel(self) -> Kernel:
@@ -183,60 +197,123 @@ class _Lowering:
             return regrouped(self._loops, every[: -self._columns], shape)
         raise CannotFuseError("an output of another size")
 
-    def _step(self, value: ir.Value, layout: Layout) -> int:
+    def _step(self, value: ir.Value, layout: Layout, only: Only = ()) -> int:
         """The step that computes the element of a value at these loops."""
-        if (value, layout) not in self._known:
+        key = (value, layout, only)
+        if key not in self._known:
             node = value.producer()
             if (number := number_of(value)) is not None:
-                self._known[value, layout] = self._steps.constant(number, _dtype(value))
+                self._known[key] = self._steps.constant(number, _dtype(value))
             elif node is None or node not in self._inside:
-                strides = strides_of(self._loops, layout, self._shapes(value))
-                self._known[value, layout] = self._steps.add(Load(_dtype(value), self._places[value], strides))
+                self._known[key] = self._load(value, layout, only)
             elif summed_axes(node) is not None:
                 raise CannotFuseError("a sum of columns that is read at once")
+            elif node.op_type == "Concat":
+                self._known[key] = self._joined(node, layout, only)
             elif node.op_type in MOVES:
                 source = node.inputs[0]
                 assert source is not None
-                self._known[value, layout] = self._step(source, self._moved(node, source, layout))
+                self._known[key] = self._step(source, self._moved(node, value, source, layout), only)
             elif reduced_axes(node) is not None:
-                self._reduce(node, value, layout)
+                self._reduce(node, value, layout, only)
             else:
                 shape = self._shapes(value)
                 operands = [one for one in node.inputs if one is not None]
-                found = [self._step(one, broadcast_operand(layout, shape, self._shapes(one))) for one in operands]
-                self._known[value, layout] = lowered(self._steps, node, found)
-        return self._known[value, layout]
+                found = [self._step(one, broadcast_operand(layout, shape, self._shapes(one)), only) for one in operands]
+                self._known[key] = lowered(self._steps, node, found)
+        return self._known[key]
 
-    def _moved(self, node: ir.Node, source: ir.Value, layout: Layout) -> Layout:
+    def _load(self, value: ir.Value, layout: Layout, only: Only) -> int:
+        strides = strides_of(self._counts, layout, self._shapes(value))
+        mine, fixed = strides[: len(self._loops)], strides[len(self._loops) :]
+        offset = Size(0)
+        for (number, _), stride in zip(self._fixed, fixed, strict=True):
+            if number and stride.factor:
+                offset = _total(offset, Size(number) * stride)
+        if not self._is_in_runs(mine):
+            raise CannotFuseError("neighbours that are far apart in memory")
+        return self._steps.add(Load(_dtype(value), self._places[value], mine, offset, only))
+
+    def _is_in_runs(self, strides: Sequence[Size]) -> bool:
+        """Whether the innermost loops repeat one element, or walk along neighbours."""
+        run = Size()
+        for count, stride in zip(reversed(self._loops), reversed(strides), strict=True):
+            if not stride.factor and run == Size():
+                return True
+            if stride != run:
+                return run.factor >= _LEAST_RUN or bool(run.symbols)
+            run *= count
+        return True
+
+    @property
+    def _counts(self) -> tuple[Size, ...]:
+        """How often each loop runs, and behind them the pieces of which one is read."""
+        return (*self._loops, *(count for _, count in self._fixed))
+
+    def _regrouped(self, sequence: Sequence[int], shape: Sequence[Size]) -> Layout:
+        try:
+            return regrouped(self._counts, sequence, shape)
+        except SplitLoop as split:
+            if split.loop >= len(self._loops):
+                raise CannotFuseError("a piece of several axes") from split
+            raise
+
+    def _moved(self, node: ir.Node, value: ir.Value, source: ir.Value, layout: Layout) -> Layout:
         """The layout of what a node of MOVES reads."""
-        before, after = self._shapes(source), self._shapes(node.outputs[0])
+        before, after = self._shapes(source), self._shapes(value)
         if node.op_type == "Transpose":
             order = list(node.attributes.get_ints("perm", tuple(reversed(range(len(before))))))
             found = dict(zip(order, layout, strict=True))
             return tuple(found[axis] for axis in range(len(before)))
         if node.op_type == "Expand":
             return broadcast_operand(layout, after, before)
+        if (piece := piece_of(node, value, before, after)) is not None:
+            axis, number = piece
+            count = Size(before[axis].factor // after[axis].factor)
+            loop = self._fixed.setdefault((number, count), len(self._loops) + len(self._fixed))
+            return (*layout[:axis], (loop, *layout[axis]), *layout[axis + 1 :])
         if product(before) != product(after):
             raise CannotFuseError("a reshape of sizes that are not known to be equal")
-        return regrouped(self._loops, [loop for axis in layout for loop in axis], before)
+        return self._regrouped([loop for axis in layout for loop in axis], before)
 
-    def _reduce(self, node: ir.Node, value: ir.Value, layout: Layout) -> None:
+    def _joined(self, node: ir.Node, layout: Layout, only: Only) -> int:
+        """The step of a concatenation of equal pieces: one of several, by a loop that counts them."""
+        axis = node.attributes.get_int("axis") % len(layout)
+        pieces = [one for one in node.inputs if one is not None]
+        sizes = {self._shapes(one)[axis] for one in pieces}
+        if len(sizes) > 1:
+            raise CannotFuseError("a concatenation of unequal pieces")
+        (size,) = sizes
+        outer, inner = self._regrouped(layout[axis], (Size(len(pieces)), size))
+        if len(outer) != 1 or outer[0] >= len(self._loops):
+            raise CannotFuseError("pieces that no loop counts")
+        (loop,) = outer
+        of_piece = (*layout[:axis], inner, *layout[axis + 1 :])
+        counter = Counter(ir.DataType.INT64, tuple(Size(int(other == loop)) for other in range(len(self._loops))))
+        result = self._step(pieces[-1], of_piece, (*only, (loop, len(pieces) - 1)))
+        for number in reversed(range(len(pieces) - 1)):
+            piece = self._step(pieces[number], of_piece, (*only, (loop, number)))
+            this = self._steps.constant(number, ir.DataType.INT64)
+            result = self._steps.where(self._steps.compare("eq", self._steps.add(counter), this), piece, result)
+        return result
+
+    def _reduce(self, node: ir.Node, value: ir.Value, layout: Layout, only: Only) -> None:
         """Add the steps of a reduction and of all of its outputs."""
         x, axes = node.inputs[0], reduced_axes(node)
         assert x is not None
         assert axes is not None
         every = range(len(self._loops) - self._columns, len(self._loops))
         shape = self._shapes(x)
-        along = regrouped(self._loops, every, shape[axes.start :])
+        along = self._regrouped(every, shape[axes.start :])
         rows = layout[: axes.start]
-        if any(loop in every for axis in rows for loop in axis):
+        if any(loop in every for axis in rows for loop in axis) or any(loop in every for loop, _ in only):
             raise CannotFuseError("rows that run along columns")
         full = (*rows, *along)
         if value is node.outputs[0] and not node.op_type.startswith("Reduce") and layout != full:
             raise CannotFuseError("a row of another order")
         read = [one for one in node.inputs if one is not None]
         read = read[:1] if node.op_type.startswith("Reduce") else read
-        found = [self._step(one, broadcast_operand(full, shape, self._shapes(one))) for one in read]
+        found = [self._step(one, broadcast_operand(full, shape, self._shapes(one)), only) for one in read]
         columns = product(shape[axes.start :])
         if columns.symbols:
             raise CannotFuseError("rows of a symbolic length")
@@ -244,9 +321,46 @@ class _Lowering:
         for output, step in zip(node.outputs, lowered_rows(self._steps, node, found, columns.factor), strict=False):
             of_row = rows if len(self._shapes(output)) == len(rows) else kept
             is_full = output is node.outputs[0] and not node.op_type.startswith("Reduce")
-            self._known[output, full if is_full else of_row] = step
-        if (value, layout) not in self._known:
+            self._known[output, full if is_full else of_row, only] = step
+        if (value, layout, only) not in self._known:
             raise CannotFuseError("a row's number in another place")
+
+
+def piece_of(node: ir.Node, value: ir.Value, before: Sequence[Size], after: Sequence[Size]) -> tuple[int, int] | None:
+    """The axis along which a Slice or a Split reads one of several equal pieces, and which; None of other nodes.
+
+    Raises:
+        CannotFuseError: it reads another part.
+    """
+    if node.op_type == "Split":
+        axis = node.attributes.get_int("axis", 0) % len(before)
+        sizes = [1 if one.shape is None else one.shape[axis] for one in node.outputs]
+        number = node.outputs.index(value)
+        if len(set(sizes)) > 1 or before[axis] != Size(len(sizes)) * after[axis] or after[axis].symbols:
+            raise CannotFuseError("unequal pieces")
+        return axis, number
+    if node.op_type != "Slice":
+        return None
+    starts, ends, axes, steps = (constant_of(one) for one in [*node.inputs[1:], None, None][:4])
+    if not starts or not ends or len(starts) != 1 or (steps or [1]) != [1] or (len(node.inputs) > 3 and not axes):
+        raise CannotFuseError("a slice of several axes, or with steps")
+    axis = (axes or [0])[0] % len(before)
+    size, found = before[axis], after[axis]
+    if size.symbols or found.symbols or not found.factor or size.factor % found.factor:
+        raise CannotFuseError("a slice that is no piece of equal ones")
+    first = min(max(starts[0] + size.factor if starts[0] < 0 else starts[0], 0), size.factor)
+    if first % found.factor:
+        raise CannotFuseError("a slice that is no piece of equal ones")
+    return axis, first // found.factor
+
+
+def _total(first: Size, second: Size) -> Size:
+    """The sum of two sizes of the same symbols."""
+    if not first.factor:
+        return second
+    if first.symbols != second.symbols:
+        raise CannotFuseError("an offset of several symbols")
+    return Size(first.factor + second.factor, first.symbols)
 
 
 def _dtype(value: ir.Value) -> ir.DataType:

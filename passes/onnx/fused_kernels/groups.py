@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,7 +26,10 @@ __all__ = ["find_groups"]
 MOST_INPUTS, MOST_OUTPUTS, MOST_NODES = 12, 6, 64
 """Limits of a kernel: more do not fit a thread's registers."""
 
-_FREE = MOVES - {"Expand", "Transpose"}
+_MOST_SIBLINGS = 16
+"""Readers of a tensor of which each is tried with each."""
+
+_FREE = MOVES - {"Concat", "Expand", "Slice", "Split", "Transpose"}
 """Operators for which a session copies nothing."""
 
 
@@ -98,9 +102,10 @@ class _Search:
     def _is_fusable(self, node: ir.Node) -> bool:
         values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
         if node.op_type in MOVES and not node.domain:
-            if len(node.inputs) > 1 and constant_of(node.inputs[1]) is None:
+            data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+            if any(constant_of(one) is None for one in node.inputs[len(data) :] if one is not None):
                 return False
-            values = [value for value in (node.inputs[0], node.outputs[0]) if value is not None]
+            values = [value for value in (*data, *node.outputs) if value is not None]
         elif (axes := reduced_axes(node)) is not None:
             x = node.inputs[0]
             if x is None or self._sizes.find(x) is None or not 1 < self._width(x, axes).factor <= MOST_COLUMNS:
@@ -152,10 +157,10 @@ class _Search:
                 if value is not None and self._of[node].points is not None and number_of(value) is None:
                     readers.setdefault(value, []).append(node)
         for value, nodes in readers.items():
-            first = nodes[0]
-            for other in nodes[1:]:
-                if self._sizes.count(value) == self._of[first].points:
-                    self._try(self._of[first], self._of[other])
+            count = self._sizes.count(value)
+            same = [node for node in nodes if self._of[node].points == count]
+            for first, second in itertools.combinations(same[:_MOST_SIBLINGS], 2):
+                self._try(self._of[first], self._of[second])
 
     def _try(self, first: _Cluster, second: _Cluster) -> None:
         """Make one group of two, if that is a kernel and leaves the graph without a circle."""
@@ -339,7 +344,7 @@ def _read(nodes: Sequence[ir.Node]) -> list[ir.Value]:
     """What nodes read and do not make, without what is part of their kernel."""
     inside, found = set(nodes), dict[ir.Value, None]()
     for node in nodes:
-        is_placed = node.op_type in MOVES or node.op_type.startswith("Reduce")
+        is_placed = (node.op_type in MOVES and node.op_type != "Concat") or node.op_type.startswith("Reduce")
         for value in node.inputs[: 1 if is_placed else None]:
             if value is not None and value.producer() not in inside and number_of(value) is None:
                 found[value] = None

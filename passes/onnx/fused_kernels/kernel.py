@@ -23,6 +23,7 @@ __all__ = [
     "Apply",
     "ColumnSum",
     "Constant",
+    "Counter",
     "Kernel",
     "Load",
     "Reduce",
@@ -36,6 +37,8 @@ __all__ = [
 WIDE = {ir.DataType.BFLOAT16: ir.DataType.FLOAT, ir.DataType.FLOAT16: ir.DataType.FLOAT}
 """Half type -> the type in which a kernel holds and computes it. Each result is rounded to the half type."""
 
+_ZERO = Size(0)
+
 
 @dataclass(frozen=True)
 class Load:
@@ -45,10 +48,27 @@ class Load:
         dtype: its element type.
         input: index of the input.
         strides: for each loop, in elements.
+        offset: of the first element that is read.
+        only: (loop, number): it is read where each of these loops counts to its number. Elsewhere it is not used.
     """
 
     dtype: ir.DataType
     input: int
+    strides: tuple[Size, ...]
+    offset: Size = _ZERO
+    only: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Counter:
+    """The place along an axis, which is the sum of the loops' counters by strides.
+
+    Attributes:
+        dtype: int64.
+        strides: for each loop.
+    """
+
+    dtype: ir.DataType
     strides: tuple[Size, ...]
 
 
@@ -91,7 +111,7 @@ class Reduce:
     argument: int
 
 
-Step = Load | Constant | Apply | Reduce
+Step = Load | Counter | Constant | Apply | Reduce
 
 
 @dataclass(frozen=True)

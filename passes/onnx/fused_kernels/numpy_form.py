@@ -11,7 +11,17 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ort_dynamo.fused_op import Size
-from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, Apply, ColumnSum, Constant, Kernel, Load, Reduce, Step
+from ort_dynamo.passes.onnx.fused_kernels.kernel import (
+    WIDE,
+    Apply,
+    ColumnSum,
+    Constant,
+    Counter,
+    Kernel,
+    Load,
+    Reduce,
+    Step,
+)
 
 __all__ = ["FUNCTIONS", "computed"]
 
@@ -83,7 +93,7 @@ def computed(kernel: Kernel, inputs: Sequence[Array], symbols: Sequence[int]) ->
     values: list[Array] = []
     with np.errstate(all="ignore"):
         for step in kernel.steps:
-            values.append(_step(step, values, flat, offsets, columns, loops))
+            values.append(_step(step, values, flat, offsets, columns, loops, symbols))
     outputs = []
     for dtype, store in zip(kernel.outputs, kernel.stores, strict=True):
         if isinstance(store, ColumnSum):
@@ -104,11 +114,23 @@ def _step(
     offsets: Callable[[Sequence[Size]], Array],
     columns: tuple[int, ...],
     loops: Sequence[int],
+    symbols: Sequence[int],
 ) -> Array:
     wide = WIDE.get(step.dtype, step.dtype).numpy()
     match step:
         case Load():
-            return flat[step.input][offsets(step.strides)].astype(wide)
+            places = offsets(step.strides) + step.offset.value(symbols)
+            is_read = offsets([Size()] * len(loops)) >= 0
+            for loop, number in step.only:
+                is_read = is_read & (offsets([Size(int(other == loop)) for other in range(len(loops))]) == number)
+            shown = (
+                np.where(is_read, flat[step.input][np.where(is_read, places, 0)], 0)
+                if step.only
+                else flat[step.input][places]
+            )
+            return shown.astype(wide)
+        case Counter():
+            return offsets(step.strides)
         case Constant():
             return np.full((1,) * len(loops), step.value, wide)
         case Reduce():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -14,6 +14,7 @@ from ort_dynamo.passes.onnx.fused_kernels.kernel import (
     Apply,
     ColumnSum,
     Constant,
+    Counter,
     Kernel,
     Load,
     Reduce,
@@ -138,6 +139,10 @@ class _Flat:
         offset = _offset(terms(self._kernel.loops, strides), "i")
         return offset, "mask" if offset else ""
 
+    def counter(self, loop: int) -> str:
+        """A loop's counter."""
+        return _counter(self._kernel, self.access, loop)
+
     def place(self, strides: Sequence[Size]) -> tuple[str, str]:
         """Likewise of a store; one that has no offset stores one element, at the only point."""
         offset, _ = self.access(strides)
@@ -253,6 +258,9 @@ class _Rows:
             return by_row, "rows"
         return f"{by_row} + {by_column}", "rows" if self.is_whole else "mask"
 
+    def counter(self, loop: int) -> str:
+        return _counter(self.kernel, self.access, loop)
+
     def place(self, strides: Sequence[Size]) -> tuple[str, str]:
         by_row, by_column = self._offsets(strides)
         by_row = by_row or "r"  # of the only row, which is masked
@@ -264,6 +272,11 @@ class _Rows:
         outer, inner = strides[: -self.kernel.columns], strides[-self.kernel.columns :]
         by_row = _offset(terms(self.kernel.row_loops, outer), "r")
         return by_row, _offset(terms(self.kernel.column_loops, inner), "c")
+
+
+def _counter(kernel: Kernel, access: Callable[[Sequence[Size]], tuple[str, str]], loop: int) -> str:
+    offset, _ = access([Size(int(other == loop)) for other in range(len(kernel.loops))])
+    return f"({offset})"
 
 
 def _program(kernel: Kernel) -> str:
@@ -305,9 +318,16 @@ def _written(step: Step, space: _Flat | _Rows) -> str:
     match step:
         case Load():
             offset, mask = space.access(step.strides)
-            place = " + ".join(filter(None, (f"in{step.input}", offset)))
-            loaded = f"tl.load({', '.join(filter(None, (place, mask)))})"
+            first = _size(step.offset) if step.offset.factor else ""
+            place = " + ".join(filter(None, (f"in{step.input}", first, offset)))
+            masks = [*([mask] if mask else []), *(f"({space.counter(loop)} == {number})" for loop, number in step.only)]
+            if step.only and not offset:
+                place = f"{place} + {space.counter(step.only[0][0])} * 0"  # a mask is of no wider shape than pointers
+            loaded = f"tl.load({', '.join(filter(None, (place, ' & '.join(masks))))})"
             return f"{loaded}.to({DTYPES[WIDE[step.dtype]]})" if step.dtype in WIDE else loaded
+        case Counter():
+            offset, _ = space.access(step.strides)
+            return f"({offset}).to(tl.int64)" if offset else "tl.full([], 0, tl.int64)"
         case Constant():
             return _literal(step)
         case Reduce():

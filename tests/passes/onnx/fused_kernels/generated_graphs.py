@@ -89,7 +89,22 @@ class GraphMaker:
 
     def _grow(self) -> None:
         kind = self._random.choice(
-            ["unary", "binary", "binary", "half", "half", "where", "row", "row", "column", "move", "scalar", "product"]
+            [
+                "unary",
+                "binary",
+                "binary",
+                "half",
+                "half",
+                "where",
+                "row",
+                "row",
+                "column",
+                "move",
+                "scalar",
+                "product",
+                "pieces",
+                "pieces",
+            ]
         )
         x = self._pick(TensorProto.FLOAT)
         assert x is not None
@@ -171,6 +186,36 @@ class GraphMaker:
         flat = self._node("Reshape", [x, self._shape(other)], TensorProto.FLOAT, other)
         changed = self._node("Cos", [flat], TensorProto.FLOAT, other)
         self._node("Reshape", [changed, self._shape(shape)], TensorProto.FLOAT, shape)
+
+    def _pieces(self, x: str, shape: tuple[int, ...]) -> None:
+        if len(shape) != 3:
+            return
+        axis = self._random.choice([1, 2])
+        kind = self._random.choice(["concat", "stack", "slice", "split"])
+        if kind == "concat":
+            y = self._pick(TensorProto.FLOAT, shape)
+            assert y is not None
+            both = tuple(size * 2 if place == axis else size for place, size in enumerate(shape))
+            joined = self._node("Concat", [x, y], TensorProto.FLOAT, both, axis=axis)
+            self._node("Neg", [joined], TensorProto.FLOAT, both)
+        elif kind == "stack":
+            more = [self._pick(TensorProto.FLOAT, shape) or x for _ in range(2)]
+            one, zero = (*shape[:1], 1, *shape[1:]), self._constant(np.array([1]))
+            rows = [self._node("Unsqueeze", [each, zero], TensorProto.FLOAT, one) for each in (x, *more)]
+            stacked = self._node("Concat", rows, TensorProto.FLOAT, (shape[0], 3, *shape[1:]), axis=1)
+            self._node("Transpose", [stacked], TensorProto.FLOAT, (shape[0], shape[1], 3, shape[2]), perm=[0, 2, 1, 3])
+        elif shape[axis] % 2 == 0 and not isinstance(self._dim(shape[axis]), str):
+            half = tuple(size // 2 if place == axis else size for place, size in enumerate(shape))
+            if kind == "slice":
+                first = self._random.choice([0, 1]) * half[axis]
+                numbers = [self._constant(np.array([number])) for number in (first, first + half[axis], axis)]
+                self._node(
+                    "Cos", [self._node("Slice", [x, *numbers], TensorProto.FLOAT, half)], TensorProto.FLOAT, half
+                )
+            else:
+                names = [self._value(TensorProto.FLOAT, half) for _ in range(2)]
+                self._nodes.append(helper.make_node("Split", [x], names, axis=axis, num_outputs=2))
+                self._node("Mul", [names[1], names[0]], TensorProto.FLOAT, half)
 
     def _shape(self, shape: tuple[int, ...]) -> str:
         return self._constant(np.array([-1 if isinstance(self._dim(size), str) else size for size in shape]))

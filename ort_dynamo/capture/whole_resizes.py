@@ -23,6 +23,7 @@ import torch
 from ort_dynamo.torch_internals.decompositions import resized_lengths
 from ort_dynamo.torch_internals.dispatcher import TRACING_KEYS, forget_dispatch, python_kernels, without_python_kernels
 from ort_dynamo.torch_internals.operators import OpOverload, aten, is_absent
+from ort_dynamo.torch_internals.symbols import has_symbolic_sizes
 
 __all__ = ["whole_resizes"]
 
@@ -127,7 +128,11 @@ def _default(overload: OpOverload, keeps: Callable[..., bool], original: _Kernel
 def _is_fixed(self: torch.Tensor, output_size: Sequence[int]) -> bool:
     # A symbolic or empty batch counts too: torch cannot infer the shapes of a whole resize with one.
     sizes = [*self.shape, *output_size]
-    return self.is_floating_point() and not any(isinstance(size, torch.SymInt) or size == 0 for size in sizes)
+    return (
+        self.is_floating_point()
+        and not has_symbolic_sizes(self)
+        and not any(isinstance(size, torch.SymInt) or size == 0 for size in sizes)
+    )
 
 
 def _is_fixed_shrink(self: torch.Tensor, lambd: Any = 0.5) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._sympy.symbol import SymT, symbol_is_type
@@ -27,6 +28,7 @@ __all__ = [
     "expression",
     "given_expression",
     "has_hint_of_one",
+    "has_symbolic_sizes",
     "hints",
     "is_nonnegative",
     "is_unbacked",
@@ -42,6 +44,16 @@ _GUESS = 8192  # torch's own for a size that depends on data
 
 DataDependentSizeError = GuardOnDataDependentSymNode
 """Raised where a program, or a lowering, asks for the value of a size that only the data decides. In all versions."""
+
+
+def has_symbolic_sizes(tensor: torch.Tensor) -> bool:
+    """Ask whether torch holds sizes or strides of a fake tensor as symbols, be it wrapped by functionalization.
+
+    It does so, too, where guards have since made all of them known, and `tensor.shape` gives integers.
+    """
+    if isinstance(tensor, FunctionalTensor):  # has been told the integers
+        tensor = torch._from_functional_tensor(tensor.elem)
+    return bool(tensor._has_symbolic_sizes_strides)
 
 
 def given_expression(number: Any) -> sympy.Expr:

@@ -15,7 +15,7 @@ __all__ = ["ReturnNoViews", "unviewed"]
 
 def unviewed(tensor: torch.Tensor) -> torch.Tensor:
     """Return `tensor` in the same memory and layout, as no view to autograd."""
-    return tensor.data if tensor._is_view() else tensor
+    return tensor.detach() if tensor._is_view() else tensor  # not .data: writes to it are to be seen
 
 
 unviewed.keeps_value = True  # type: ignore[attr-defined]  # the maker gives the fake value

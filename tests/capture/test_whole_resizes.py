@@ -172,3 +172,16 @@ def test_shrinks_of_fixed_sizes_and_their_gradients_stay_whole(shrink: Callable[
     whole = {f"aten.{shrink.__name__}.default", f"aten.{shrink.__name__}_backward.default"}
     assert found & whole == (set() if dynamic else whole)
     assert any("where" in target for target in found) == dynamic
+
+
+def test_a_shrink_of_sizes_that_a_guard_made_known_is_decomposed() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        shrunk = F.hardshrink(x)
+        return shrunk, F.layer_norm(shrunk, [3]) if x.shape[0] == 5 else x
+
+    x = torch.randn(5, 3, requires_grad=True)
+    results = torch.compile(function, backend="ort_train", dynamic=True)(x)
+    torch.testing.assert_close(results, function(x))
+    results[0].sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, (x.detach().abs() > 0.5).float())

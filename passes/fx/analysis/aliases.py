@@ -49,7 +49,10 @@ def _annotated(node: Node, target: OpOverload) -> Iterator[Node]:
 
 
 def returned_views(graph: Graph) -> frozenset[int]:
-    """The indices of a traced graph's outputs that are views to autograd: the last operator is one that says so."""
+    """The indices of a traced graph's outputs that are views to autograd: the last operator is one that says so.
+
+    `detach` says so, too, but what it gives is no view to autograd.
+    """
     (output,) = graph.find_nodes(op="output")
     return frozenset(index for index, node in enumerate(output.args[0]) if isinstance(node, Node) and _is_view(node))
 
@@ -59,6 +62,7 @@ def _is_view(node: Node) -> bool:
     target = maker.target if isinstance(maker, Node) else None
     return (
         isinstance(target, OpOverload)
+        and target is not aten.detach.default
         and not _restrides(node)
         and any(
             argument.alias_info is not None and not argument.alias_info.is_write

@@ -36,10 +36,34 @@ def test_others_stay(pass_: ReturnNoViews) -> None:
 
 def test_views_of_eager_are_told_from_reshapes_that_are_none() -> None:
     def function(x: Tensor) -> list[Tensor]:
-        return [x + 1, (x + 1).t(), (x + 1).split(1)[0], torch.ops.aten._unsafe_view(x + 1, [6]), x, x.relu()]
+        return [
+            x + 1,
+            (x + 1).t(),
+            (x + 1).split(1)[0],
+            torch.ops.aten._unsafe_view(x + 1, [6]),
+            x,
+            x.relu(),
+            (x + 1).t().cos(),
+        ]
 
     gm = make_fx(function, tracing_mode="fake")(torch.ones(2, 3))
+    (detached,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.cos.default)
+    detached.target = torch.ops.aten.detach.default  # torch 2.15 would trace an alias here
     assert returned_views(gm.graph) == {1, 2}
+
+
+@pytest.mark.parametrize("placement", ["fastest", "onnxruntime"])
+def test_a_detached_view_is_no_view_and_counts_what_is_written(placement: str) -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.exp()
+        return y.flatten(1).detach(), y.sum()
+
+    compiled = torch.compile(function, backend="ort_train", options={"placement": placement})
+    detached, loss = compiled(torch.randn(LARGE, requires_grad=True))
+    assert not detached._is_view()
+    detached.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 @pytest.mark.parametrize("placement", ["fastest", "onnxruntime"])

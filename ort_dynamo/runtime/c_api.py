@@ -89,7 +89,8 @@ class Api:
         Raises:
             StatusError: it is none.
         """
-        information = self.read(self.GetTensorTypeAndShape, value)
+        information = c_void_p()
+        check(self.GetTensorTypeAndShape(value, ctypes.byref(information)))
         try:
             rank = c_size_t()
             check(self.GetDimensionsCount(information, ctypes.byref(rank)))
@@ -159,7 +160,7 @@ def second_copy() -> Api | Unavailable:
     return Api(address) if address else Unavailable(f"{path.name} has no C API {API_VERSION}")
 
 
-_WORDS_OF_AN_OBJECT = 7
+_OBJECT_SIZE = 56
 _CONSTRUCTED = 0b1111
 """Flags of a pybind11 object that owns one C++ object: owned, simple_layout, holder constructed, registered."""
 
@@ -170,9 +171,9 @@ def options_address(settings: Any) -> int | None:
     pybind11 keeps it behind the object's reference count and type, and a second time in the pointer that owns it. What
     is there must begin with the execution mode.
     """
-    if type(settings).__basicsize__ != 8 * _WORDS_OF_AN_OBJECT:
+    if not isinstance(settings, onnxruntime().SessionOptions) or type(settings).__basicsize__ != _OBJECT_SIZE:
         return None
-    _, kind, address, owner, _, _, flags = (c_uint64 * _WORDS_OF_AN_OBJECT).from_address(id(settings))
+    _, kind, address, owner, _, _, flags = (c_uint64 * (_OBJECT_SIZE // 8)).from_address(id(settings))
     if kind != id(type(settings)) or not address or address % 8 or owner != address:
         return None
     if flags & 0xFF != _CONSTRUCTED:

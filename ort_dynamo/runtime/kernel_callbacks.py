@@ -6,9 +6,10 @@ A launch takes some 10 µs more than with the C library. No exception goes throu
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections.abc import Callable, Sequence
-from ctypes import CFUNCTYPE, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, byref, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any
 
 from ort_dynamo.fused_op import DOMAIN
@@ -63,6 +64,14 @@ class _Op:
         self.aligned: LoadedKernel | None = None
         self.unaligned: LoadedKernel | None = None
         self.driver: Driver | None = None
+        self.measured = sorted({index for index, _ in kernel.op.symbols})
+        self.sizes = functools.lru_cache(maxsize=64)(self._sizes)
+
+    def _sizes(self, symbols: tuple[int, ...]) -> tuple[int, list[Any]]:
+        """How many programs there are, and the dimensions of each output."""
+        op = self.kernel.op
+        shapes = [[size.value(symbols) for size in output.shape] for output in op.outputs]
+        return op.programs(symbols), [(c_int64 * len(shape))(*shape) for shape in shapes]
 
 
 class KernelCallbacks:
@@ -182,19 +191,25 @@ class KernelCallbacks:
 
 def _run(api: Api, op: _Op, context: int) -> None:
     what = op.kernel.op
-    values = [api.read(api.KernelContext_GetInput, context, index) for index in range(len(what.inputs))]
-    pointers = [api.read(api.GetTensorMutableData, value) for value in values]
-    shapes = {index: api.shape(values[index]) for index, _ in what.symbols}
+    found = c_void_p()
+    where = byref(found)
+    values: list[Any] = []
+    pointers: list[int] = []
+    for index in range(len(what.inputs)):
+        check(api.KernelContext_GetInput(context, index, where))
+        values.append(found.value)
+        check(api.GetTensorMutableData(found, where))
+        pointers.append(found.value or 0)
+    shapes = {index: api.shape(values[index]) for index in op.measured}
     for index, axis in what.symbols:
         if axis >= len(shapes[index]):
             raise LaunchError(f"input {index} has {len(shapes[index])} dimensions")
-    symbols = [shapes[index][axis] for index, axis in what.symbols]
-    programs = what.programs(symbols)
-    for index, output in enumerate(what.outputs):
-        sizes = [size.value(symbols) for size in output.shape]
-        dimensions = (c_int64 * len(sizes))(*sizes)
-        value = api.read(api.KernelContext_GetOutput, context, index, dimensions, len(sizes))
-        pointers.append(api.read(api.GetTensorMutableData, value))
+    symbols = tuple(shapes[index][axis] for index, axis in what.symbols)
+    programs, outputs = op.sizes(symbols)
+    for index, dimensions in enumerate(outputs):
+        check(api.KernelContext_GetOutput(context, index, dimensions, len(dimensions), where))
+        check(api.GetTensorMutableData(found, where))
+        pointers.append(found.value or 0)
     if programs == 0:
         return
     code = op.kernel.code

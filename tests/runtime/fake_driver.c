@@ -64,7 +64,7 @@ int cuPointerGetAttribute(void *data, int attribute, uint64_t pointer) {
 /* A library is the first byte of its image, and a kernel is that of its library. */
 int cuLibraryLoadData(void **library, const void *code, void *a, void *b, unsigned c, void *d, void *e, unsigned f) {
     *library = (void *)(uintptr_t) * (const unsigned char *)code;
-    return called("cuLibraryLoadData", " %s", (const char *)code);
+    return called("cuLibraryLoadData", " %.7s", (const char *)code);
 }
 int cuLibraryGetKernel(void **kernel, void *library, const char *name) {
     return *kernel = library, called("cuLibraryGetKernel", " %c %s", (int)(uintptr_t)library, name);

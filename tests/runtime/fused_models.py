@@ -31,7 +31,7 @@ def rows_kernel(name: str, function: Callable[..., Any], width: int = 4) -> Fuse
 
 
 def model(graph: str, functions: str = "") -> bytes:
-    """A serialised model of a graph `(…) => (…) { … }` in ONNX's text, whose fused operators have the prefix `fused.`."""
+    """A serialised model of a graph `(…) => (…) { … }` in ONNX's text, with `fused.` before fused operators."""
     header = '<ir_version: 10, opset_import: ["" : 20, "ort_dynamo.fused" : 1]>'
     text = f"{header}\ng {graph}\n{functions}".replace("fused.", "ort_dynamo.fused.")
     return onnx.parser.parse_model(text).SerializeToString()

@@ -58,12 +58,14 @@ def test_a_kernel_needs_no_body(registration: Registration) -> None:
 
 def test_a_model_without_a_body_is_refused_unless_its_kernel_is_registered(registration: Registration) -> None:
     for kernels in ([], [rows_kernel("other", Counted())]):
-        with pytest.raises(Exception, match="ort_dynamo.fused:k"):
+        with pytest.raises(Exception, match=r"ort_dynamo\.fused:k"):
             open_model(model(ONE_NODE), registration, kernels)
 
 
 def test_a_session_has_several_kernels(registration: Registration) -> None:
-    graph = "(float[n, 4] x) => (float[n, 4] y) { a = fused.add (x) b = Neg (a) c = fused.square (b) y = fused.add (c) }"
+    graph = (
+        "(float[n, 4] x) => (float[n, 4] y) { a = fused.add (x) b = Neg (a) c = fused.square (b) y = fused.add (c) }"
+    )
     add = rows_kernel("add", lambda x: x + np.float32(1))
     square = rows_kernel("square", lambda x: x * x)
     (y,) = run(open_model(model(graph), registration, [square, add]), rows(5))
@@ -72,7 +74,7 @@ def test_a_session_has_several_kernels(registration: Registration) -> None:
 
 def test_sessions_have_kernels_of_their_own_under_one_name(registration: Registration) -> None:
     data = model(ONE_NODE, TWICE)
-    added = [rows_kernel("k", lambda x, term=np.float32(term): x + term) for term in (1, 2)]
+    added = [rows_kernel("k", lambda x, term=term: x + np.float32(term)) for term in (1, 2)]
     first, second = (open_model(data, registration, [kernel]) for kernel in added)
     alone = open_model(data, registration, [])  # no kernels: its body
     for _ in range(2):
@@ -84,9 +86,7 @@ def test_sessions_have_kernels_of_their_own_under_one_name(registration: Registr
 def test_outputs_have_the_shapes_that_symbols_give(registration: Registration) -> None:
     m = Size(1, (1,))
     shapes = [(N * m,), (Size(2, (0,)), m), (), (Size(1, (0, 0)), Size(3)), (Size(0), m)]
-    op = FusedOp(
-        "k", (FLOAT, 7), tuple(FusedOutput(FLOAT, shape) for shape in shapes), ((0, 1), (1, 0)), N * m, 1, ""
-    )
+    op = FusedOp("k", (FLOAT, 7), tuple(FusedOutput(FLOAT, shape) for shape in shapes), ((0, 1), (1, 0)), N * m, 1, "")
 
     def compute(x: Any, y: Any) -> list[Any]:
         n, rest = x.shape[1], y.shape[0]
@@ -288,5 +288,5 @@ FITTING = HostFunction(lambda x: x, ((N,),))
     ],
 )
 def test_an_operator_that_refers_to_nothing_is_refused(op: FusedOp, code: HostFunction | Cubins) -> None:
-    with pytest.raises(ValueError, match="^k: "):
+    with pytest.raises(ValueError, match=r"^k: "):
         FusedKernel(op, code, None)

@@ -24,6 +24,8 @@ typedef int (*Host)(void **pointers, const int64_t *symbols, int64_t programs);
 typedef struct {
     const void *image; /* null: there is no such variant */
     size_t nbytes;
+    const char *entry;
+    int64_t num_warps;
     int64_t shared;
 } Cubin;
 
@@ -38,7 +40,6 @@ typedef struct {
     int64_t outputs;
     int64_t symbols;
     int64_t per_program;
-    int64_t num_warps;
     const int64_t *numbers; /* input types, output types, (input, axis) of symbols, sizes: count, (rank, dimensions) */
     size_t number_count;
 } Description;
@@ -115,7 +116,7 @@ static OrtStatus *load_variant(const Kernel *kernel, const Cubin *cubin, Variant
     void *library;
     if (cubin->image == NULL) return NULL;
     TRY_DRIVER(kernel, cuLibraryLoadData, &library, cubin->image, NULL, NULL, 0, NULL, NULL, 0);
-    TRY_DRIVER(kernel, cuLibraryGetKernel, &variant->kernel, library, kernel->op->is.name);
+    TRY_DRIVER(kernel, cuLibraryGetKernel, &variant->kernel, library, cubin->entry);
     return NULL;
 }
 
@@ -213,7 +214,8 @@ static OrtStatus *launch(const Kernel *kernel, const OrtKernelContext *context, 
     int64_t tensors = op->is.inputs + op->is.outputs;
     void *arguments[tensors + op->is.symbols + TRAILING_NULLS], *null = NULL, *stream;
     uintptr_t bits = 0;
-    int64_t count = 0, shared;
+    int64_t count = 0;
+    const Cubin *cubin;
     Variant *variant;
     for (int64_t i = 0; i < tensors; i++) {
         bits |= (uintptr_t)pointers[i];
@@ -222,14 +224,14 @@ static OrtStatus *launch(const Kernel *kernel, const OrtKernelContext *context, 
     for (int64_t i = 0; i < op->is.symbols; i++) arguments[count++] = &symbols[i];
     for (int i = 0; i < TRAILING_NULLS; i++) arguments[count++] = &null; /* Triton's scratch buffers */
     variant = (bits & 15) == 0 && op->aligned.kernel != NULL ? &op->aligned : &op->unaligned;
-    shared = variant == &op->aligned ? op->is.aligned.shared : op->is.unaligned.shared;
+    cubin = variant == &op->aligned ? &op->is.aligned : &op->is.unaligned;
     if (variant->kernel == NULL) return failed(kernel->api, op, "an address is not a multiple of 16");
     if (programs > INT32_MAX) return failed(kernel->api, op, "%lld programs are too many", (long long)programs);
     TRY(need_context(kernel, context, pointers[op->is.inputs]));
-    TRY(allow_shared(kernel, variant, shared));
+    TRY(allow_shared(kernel, variant, cubin->shared));
     TRY(kernel->api->KernelContext_GetGPUComputeStream(context, &stream));
-    TRY_DRIVER(kernel, cuLaunchKernel, variant->kernel, (unsigned)programs, 1, 1, 32 * (unsigned)op->is.num_warps, 1, 1,
-               (unsigned)shared, stream, arguments, NULL);
+    TRY_DRIVER(kernel, cuLaunchKernel, variant->kernel, (unsigned)programs, 1, 1, 32 * (unsigned)cubin->num_warps, 1, 1,
+               (unsigned)cubin->shared, stream, arguments, NULL);
     return NULL;
 }
 
@@ -309,6 +311,8 @@ Op *fused_create(const Description *given) {
     op->is.driver = copied_text(given->driver, &lacks);
     op->is.aligned.image = copied(given->aligned.image, given->aligned.nbytes, &lacks);
     op->is.unaligned.image = copied(given->unaligned.image, given->unaligned.nbytes, &lacks);
+    op->is.aligned.entry = copied_text(given->aligned.entry, &lacks);
+    op->is.unaligned.entry = copied_text(given->unaligned.entry, &lacks);
     op->is.numbers = copied(given->numbers, given->number_count * sizeof *given->numbers, &lacks);
     if (lacks) return NULL;
     op->types = op->is.numbers;

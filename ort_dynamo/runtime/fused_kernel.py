@@ -42,12 +42,16 @@ class Cubin:
     """Machine code of one kernel.
 
     Attributes:
-        image: the file; the kernel in it has the name of the operator.
-        shared: bytes of dynamic shared memory.
+        image: the file.
+        entry: the kernel's name in it.
+        num_warps: of each program.
+        shared: bytes of dynamic shared memory of each program.
     """
 
     image: bytes = field(repr=False)
-    shared: int = 0
+    entry: str
+    num_warps: int
+    shared: int
 
 
 @dataclass(frozen=True)
@@ -110,8 +114,8 @@ class FusedKernel:
         op, code = self.op, self.code
         shapes = [output.shape for output in op.outputs] + (list(code.shapes) if isinstance(code, HostFunction) else [])
         sizes = [op.count, *(size for shape in shapes for size in shape)]
-        if not op.outputs or op.per_program < 1 or op.num_warps < 1 or any(len(shape) > MAX_RANK for shape in shapes):
-            raise ValueError(f"{op.name}: outputs, per_program, num_warps or a rank is out of range")
+        if not op.outputs or op.per_program < 1 or any(len(shape) > MAX_RANK for shape in shapes):
+            raise ValueError(f"{op.name}: outputs, per_program or a rank is out of range")
         if not all(0 <= index < len(op.inputs) and 0 <= axis < MAX_RANK for index, axis in op.symbols):
             raise ValueError(f"{op.name}: a symbol is the size of an input that there is not")
         if not all(0 <= symbol < len(op.symbols) for size in sizes for symbol in size.symbols):

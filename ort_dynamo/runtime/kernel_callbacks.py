@@ -178,9 +178,8 @@ class KernelCallbacks:
         if op.driver is not None:
             return
         self._driver = self._driver or Driver(self._driver_name)
-        name = op.kernel.op.name
-        op.aligned = None if code.aligned is None else self._driver.load(code.aligned, name)
-        op.unaligned = None if code.unaligned is None else self._driver.load(code.unaligned, name)
+        op.aligned = None if code.aligned is None else self._driver.load(code.aligned)
+        op.unaligned = None if code.unaligned is None else self._driver.load(code.unaligned)
         op.driver = self._driver
 
     def _compute(self, state: int, context: int) -> int | None:
@@ -242,7 +241,7 @@ def _launch(api: Api, op: _Op, context: int, pointers: Sequence[int], symbols: S
 
     driver.need_context(ordinal, pointers[len(what.inputs)])
     stream = api.read(api.KernelContext_GetGPUComputeStream, context)
-    driver.launch(kernel, programs, what.num_warps, pointers, symbols, stream)
+    driver.launch(kernel, programs, pointers, symbols, stream)
 
 
 def _status(api: Api, op: _Op, call: Callable[[], None]) -> int | None:

@@ -42,10 +42,12 @@ class LoadedKernel:
 
     Attributes:
         handle: a CUkernel, which serves all devices.
-        shared: bytes of dynamic shared memory.
+        num_warps: of each program.
+        shared: bytes of dynamic shared memory of each program.
     """
 
     handle: int
+    num_warps: int
     shared: int
 
 
@@ -74,16 +76,16 @@ class Driver:
         self._prepared: set[tuple[int, int]] = set()
         self._call("cuInit", 0)
 
-    def load(self, cubin: Cubin, name: str) -> LoadedKernel:
-        """Load the kernel of this name.
+    def load(self, cubin: Cubin) -> LoadedKernel:
+        """Load a kernel.
 
         Raises:
             LaunchError: it cannot be loaded.
         """
         library, kernel = c_void_p(), c_void_p()
         self._call("cuLibraryLoadData", byref(library), cubin.image, None, None, 0, None, None, 0)
-        self._call("cuLibraryGetKernel", byref(kernel), library, name.encode())
-        return LoadedKernel(kernel.value or 0, cubin.shared)
+        self._call("cuLibraryGetKernel", byref(kernel), library, cubin.entry.encode())
+        return LoadedKernel(kernel.value or 0, cubin.num_warps, cubin.shared)
 
     def need_context(self, ordinal: Callable[[], int | None], output: int) -> None:
         """Give this thread the primary context of the kernel's device, unless it has a context.
@@ -110,7 +112,6 @@ class Driver:
         self,
         kernel: LoadedKernel,
         programs: int,
-        num_warps: int,
         pointers: Sequence[int],
         symbols: Sequence[int],
         stream: int | None,
@@ -127,7 +128,7 @@ class Driver:
         first = ctypes.addressof(words)
         places = [first + 8 * index for index in range(count)] + [first + 8 * count] * TRAILING_NULLS
         arguments = (c_void_p * len(places))(*places)
-        grid, block = (programs, 1, 1), (32 * num_warps, 1, 1)
+        grid, block = (programs, 1, 1), (32 * kernel.num_warps, 1, 1)
         self._call("cuLaunchKernel", kernel.handle, *grid, *block, kernel.shared, stream, arguments, None)
 
     def _allow_shared(self, kernel: LoadedKernel) -> None:

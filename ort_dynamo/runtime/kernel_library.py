@@ -30,7 +30,13 @@ _HOST = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.P
 class _Cubin(ctypes.Structure):
     """`Cubin` of fused.c."""
 
-    _fields_ = (("image", ctypes.c_char_p), ("nbytes", ctypes.c_size_t), ("shared", ctypes.c_int64))
+    _fields_ = (
+        ("image", ctypes.c_char_p),
+        ("nbytes", ctypes.c_size_t),
+        ("entry", ctypes.c_char_p),
+        ("num_warps", ctypes.c_int64),
+        ("shared", ctypes.c_int64),
+    )
 
 
 class _Description(ctypes.Structure):
@@ -47,7 +53,6 @@ class _Description(ctypes.Structure):
         ("outputs", ctypes.c_int64),
         ("symbols", ctypes.c_int64),
         ("per_program", ctypes.c_int64),
-        ("num_warps", ctypes.c_int64),
         ("numbers", ctypes.POINTER(ctypes.c_int64)),
         ("number_count", ctypes.c_size_t),
     )
@@ -135,7 +140,6 @@ class KernelLibrary:
             outputs=len(op.outputs),
             symbols=len(op.symbols),
             per_program=op.per_program,
-            num_warps=op.num_warps,
             numbers=(ctypes.c_int64 * len(numbers))(*numbers),
             number_count=len(numbers),
         )
@@ -162,7 +166,9 @@ class KernelLibrary:
 
 
 def _cubin(cubin: Cubin | None) -> _Cubin:
-    return _Cubin() if cubin is None else _Cubin(cubin.image, len(cubin.image), cubin.shared)
+    if cubin is None:
+        return _Cubin()
+    return _Cubin(cubin.image, len(cubin.image), cubin.entry.encode(), cubin.num_warps, cubin.shared)
 
 
 def _numbers(size: Size) -> list[int]:

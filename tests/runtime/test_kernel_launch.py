@@ -20,7 +20,13 @@ from ort_dynamo.runtime.importing import onnxruntime
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="the driver that records is built with gcc")
 
 ARGUMENTS = 16
-BOTH = Cubins(Cubin(b"aligned"), Cubin(b"unaligned"))
+
+
+def cubin(image: bytes, num_warps: int = 4, shared: int = 0) -> Cubin:
+    return Cubin(image, f"entry_{chr(image[0])}", num_warps, shared)
+
+
+BOTH = Cubins(cubin(b"aligned"), cubin(b"unaligned"))
 ONE_NODE = "(float[n, 4] x) => (float[n, 4] y) { y = fused.k (x) }"
 
 
@@ -101,9 +107,9 @@ def test_the_variant_is_chosen_by_the_addresses(
 
 
 def test_one_variant_serves_if_it_can(launching: Registration, driver: FakeDriver, memory: Any) -> None:
-    unaligned = open_model(model(ONE_NODE), launching, [kernel_of(Cubins(None, Cubin(b"unaligned")))])
+    unaligned = open_model(model(ONE_NODE), launching, [kernel_of(Cubins(None, cubin(b"unaligned")))])
     run_at(unaligned, memory[1], memory[1] + 128, 2)
-    aligned = open_model(model(ONE_NODE), launching, [kernel_of(Cubins(Cubin(b"aligned"), None))])
+    aligned = open_model(model(ONE_NODE), launching, [kernel_of(Cubins(cubin(b"aligned"), None))])
     run_at(aligned, memory[1], memory[1] + 128, 2)
     assert [chr(launch.kernel) for launch in driver.launches()] == ["u", "a"]
     with pytest.raises(Exception, match="The fused kernel k failed: an address is not a multiple of 16"):
@@ -114,9 +120,9 @@ def test_one_variant_serves_if_it_can(launching: Registration, driver: FakeDrive
 def test_the_arguments_are_inputs_outputs_symbols_and_nulls(launching: Registration, driver: FakeDriver) -> None:
     m = Size(1, (1,))
     outputs = (FusedOutput(FLOAT, (N, m)), FusedOutput(7, (m,)))
-    op = FusedOp("k", (FLOAT, 7), outputs, ((0, 0), (1, 0)), N * m * Size(5), 8, "", num_warps=2)
+    op = FusedOp("k", (FLOAT, 7), outputs, ((0, 0), (1, 0)), N * m * Size(5), 8, "")
     graph = "(float[n] x, int64[m] z) => (float[n, m] a, int64[m] b) { a, b = fused.k (x, z) }"
-    code = Cubins(Cubin(b"aligned", 400), Cubin(b"unaligned", 400))
+    code = Cubins(cubin(b"aligned", 2, 400), cubin(b"unaligned", 8, 800))
     session = open_model(model(graph), launching, [kernel_of(code, op)])
     x, z = np.ones(3, np.float32), np.ones(7, np.int64)
     a, b = np.empty((3, 7), np.float32), np.empty(7, np.int64)
@@ -177,7 +183,7 @@ def test_a_context_that_is_there_is_kept(launching: Registration, driver: FakeDr
 
 
 def test_much_shared_memory_is_asked_for_once(launching: Registration, driver: FakeDriver, memory: Any) -> None:
-    code = Cubins(Cubin(b"aligned", 48 * 1024), Cubin(b"unaligned", 48 * 1024 + 16))
+    code = Cubins(cubin(b"aligned", shared=48 * 1024), cubin(b"unaligned", shared=48 * 1024 + 16))
     session = open_model(model(ONE_NODE), launching, [kernel_of(code)])
     for offset in (0, 0, 4, 4, 0):
         run_at(session, memory[1] + offset, memory[1] + 128, 2)
@@ -186,11 +192,11 @@ def test_much_shared_memory_is_asked_for_once(launching: Registration, driver: F
 
 
 def test_cubins_are_loaded_once_when_a_session_is_opened(launching: Registration, driver: FakeDriver) -> None:
-    code = Cubins(Cubin(b"aligned once"), Cubin(b"unaligned once"))
+    code = Cubins(cubin(b"aligned once"), cubin(b"unaligned once"))
     sessions = [open_model(model(ONE_NODE), launching, [kernel_of(code)]) for _ in range(2)]
     loads = ["cuLibraryLoadData aligned", "cuLibraryLoadData unalign"]  # the image's first letters
     assert driver.calls("cuLibraryLoadData") == loads
-    assert driver.calls("cuLibraryGetKernel") == ["cuLibraryGetKernel a k", "cuLibraryGetKernel u k"]
+    assert driver.calls("cuLibraryGetKernel") == ["cuLibraryGetKernel a entry_a", "cuLibraryGetKernel u entry_u"]
     for session in sessions:
         session.run(None, {"x": rows(2)})
     assert driver.calls("cuLibraryLoadData") == loads
@@ -201,7 +207,7 @@ def test_a_cubin_that_does_not_load_is_an_error_of_opening(
     launching: Registration, driver: FakeDriver, function: str
 ) -> None:
     driver.fail(function, 209)
-    kernel = kernel_of(Cubins(None, Cubin(f"unaligned {function}".encode())))
+    kernel = kernel_of(Cubins(None, cubin(f"unaligned {function}".encode())))
     with pytest.raises(Exception, match=rf"The fused kernel k failed: {function} gave error 209 \(FAKE_ERROR\)"):
         open_model(model(ONE_NODE), launching, [kernel])
     driver.library.fake_reset(2)

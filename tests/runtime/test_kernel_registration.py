@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -214,6 +215,45 @@ def test_a_library_that_onnx_runtime_does_not_share_is_an_error(tmp_path: Path) 
     found.path = Path(copy)
     with pytest.raises(RuntimeError, match="did not register"):
         found.register(onnxruntime().SessionOptions(), [rows_kernel("k", lambda x: x)])
+
+
+@needs_compiler
+def test_each_thread_has_a_list_of_its_own(tmp_path: Path) -> None:
+    found = find_registration(tmp_path)
+    assert isinstance(found, KernelLibrary)
+    settings = [onnxruntime().SessionOptions() for _ in range(2)]
+    kernels = [rows_kernel("k", lambda x: x + np.float32(1)), rows_kernel("k", lambda x: x + np.float32(2))]
+
+    class Interrupted:
+        """Another thread registers its kernels right before these."""
+
+        def register_custom_ops_library(self, path: str) -> None:
+            thread = threading.Thread(target=found.register, args=(settings[1], [kernels[1]]))
+            thread.start()
+            thread.join()
+            settings[0].register_custom_ops_library(path)
+
+    found.register(Interrupted(), [kernels[0]])
+    for term, one in enumerate(settings, start=1):
+        session = onnxruntime().InferenceSession(model(ONE_NODE), one, providers=["CPUExecutionProvider"])
+        np.testing.assert_array_equal(session.run(None, {"x": rows(2)})[0], rows(2) + term)
+
+
+@needs_compiler
+def test_kernels_that_were_not_registered_are_not_registered_later(tmp_path: Path) -> None:
+    found = find_registration(tmp_path)
+    assert isinstance(found, KernelLibrary)
+    settings = onnxruntime().SessionOptions()
+
+    class Failing:
+        def register_custom_ops_library(self, path: str) -> None:
+            raise OSError("no library")
+
+    with pytest.raises(OSError, match="no library"):
+        found.register(Failing(), [rows_kernel("k", lambda x: x)])
+    settings.register_custom_ops_library(str(found.path))
+    found.register(settings, [rows_kernel("k", lambda x: x)])  # the domain would be there already
+    onnxruntime().InferenceSession(model(ONE_NODE), settings, providers=["CPUExecutionProvider"])
 
 
 def test_a_process_has_one_registration(tmp_path: Path) -> None:

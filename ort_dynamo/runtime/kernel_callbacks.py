@@ -77,6 +77,8 @@ class _Op:
 class KernelCallbacks:
     """Callbacks that ctypes makes, in place of the C library.
 
+    They and the kernels are never freed: sessions hold their addresses, and equal kernels share one.
+
     Args:
         api: whose functions register operators.
         driver: the library of CUDA's driver, for cubins.
@@ -110,6 +112,7 @@ class KernelCallbacks:
             "CreateKernelV2": _CREATE(self._create),
             "KernelComputeV2": _COMPUTE(self._compute),
         }
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # for good: sessions have addresses of what it holds
 
     @classmethod
     def load(cls, driver: str = DRIVER) -> KernelCallbacks | Unavailable:

@@ -84,6 +84,7 @@ class KernelLibrary:
         self._made: dict[FusedKernel, int] = {}
         self._callbacks: list[Any] = []
         self._lock = threading.Lock()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # for good: kernels have addresses of its callbacks
 
     @classmethod
     def load(cls, folder: Path | None, driver: str = DRIVER) -> KernelLibrary | Unavailable:

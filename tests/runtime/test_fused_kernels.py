@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +17,7 @@ from fused_models import FLOAT, N, Registration, body, model, open_model, rows, 
 
 from ort_dynamo.fused_op import FusedOp, FusedOutput, Size
 from ort_dynamo.runtime.fused_kernel import Cubins, FusedKernel, HostCode, HostFunction
+from ort_dynamo.runtime.importing import onnxruntime
 
 ONE_NODE = "(float[n, 4] x) => (float[n, 4] y) { y = fused.k (x) }"
 TWICE = body("k", "y = Add (x, x)")
@@ -180,6 +182,26 @@ def test_two_threads_run_one_session(registration: Registration) -> None:
 
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(runs, (3, 8))) == [True, True]
+
+
+def test_threads_of_onnx_runtime_run_kernels(registration: Registration) -> None:
+    branches = " ".join(f"a{i} = fused.k (x) b{i} = fused.k (a{i})" for i in range(4))
+    graph = f"(float[n, 4] x) => (float[n, 4] y) {{ {branches} y = Sum (b0, b1, b2, b3) }}"
+    threads = set()
+
+    def add(x: Any) -> Any:
+        threads.add(threading.get_native_id())
+        time.sleep(0.002)
+        return x + np.float32(1)
+
+    settings = onnxruntime().SessionOptions()
+    settings.execution_mode = onnxruntime().ExecutionMode.ORT_PARALLEL
+    settings.inter_op_num_threads = 3
+    registration.register(settings, [rows_kernel("k", add)])
+    session = onnxruntime().InferenceSession(model(graph), settings, providers=["CPUExecutionProvider"])
+    for _ in range(20):
+        np.testing.assert_array_equal(run(session, rows(2))[0], (rows(2) + 2) * 4)
+    assert len(threads) > 1
 
 
 def test_two_threads_register_their_own_kernels(registration: Registration) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
 import subprocess
 import sys
 import threading
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -254,6 +257,37 @@ def test_kernels_that_were_not_registered_are_not_registered_later(tmp_path: Pat
     settings.register_custom_ops_library(str(found.path))
     found.register(settings, [rows_kernel("k", lambda x: x)])  # the domain would be there already
     onnxruntime().InferenceSession(model(ONE_NODE), settings, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("way", [lambda: KernelLibrary.load(None), KernelCallbacks.load], ids=["library", "callbacks"])
+def test_a_registration_outlives_its_sessions(way: Callable[[], KernelLibrary | KernelCallbacks | Unavailable]) -> None:
+    found = way()
+    if isinstance(found, Unavailable):
+        pytest.skip(found.reason)
+    session = open_model(model(ONE_NODE), found, [rows_kernel("k", lambda x: x + np.float32(1))])
+    still = weakref.ref(found)
+    del found
+    gc.collect()
+    assert still() is not None
+    np.testing.assert_array_equal(session.run(None, {"x": rows(2)})[0], rows(2) + 1)
+
+
+@needs_compiler
+@pytest.mark.parametrize("compiler", ["gcc", None], ids=["library", "callbacks"])
+def test_a_process_ends_with_a_session_that_is_open(compiler: str | None) -> None:
+    if compiler is None and not HAS_SECOND_COPY:
+        pytest.skip("this wheel has no second copy")
+    program = """
+import sys
+sys.path.insert(0, "tests/runtime")
+from test_kernel_registration import ONE_NODE, find_registration, model, open_model, rows, rows_kernel
+found = find_registration(None)
+sys.kept = [open_model(model(ONE_NODE), found, [rows_kernel("k", lambda x: x)])]
+sys.kept += [sys.kept, sys.kept[0].run(None, {"x": rows(2)})]
+print(found.how)
+"""
+    said = in_a_process(program, **({} if compiler else {"PATH": "/no programs", "CC": ""}))
+    assert said == ("library" if compiler else "callbacks")
 
 
 def test_a_process_has_one_registration(tmp_path: Path) -> None:

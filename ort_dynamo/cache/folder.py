@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from ort_dynamo.cache.making import making
+from ort_dynamo.ownership import FolderRefusedError, belongs_to_another, is_own_folder
 
 __all__ = ["SUFFIX", "CacheFolder", "FolderRefusedError", "StoredEntry"]
 
@@ -35,10 +36,6 @@ _PART_OF_KERNELS = 8
 """Compiled kernels take at most this part of the size beside the entries: 256 MiB of 2 GiB, some ten thousand."""
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-
-
-class FolderRefusedError(Exception):
-    """A folder, or a file in it, is not to be trusted; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class CacheFolder:
             FolderRefusedError: the folder or the file is not to be trusted.
             OSError: it cannot be read.
         """
-        if not self._is_there():
+        if not is_own_folder(self.path):
             return None
         try:
             descriptor = os.open(self._place(key), _FLAGS)
@@ -95,7 +92,7 @@ class CacheFolder:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise FolderRefusedError("it is no regular file")
-            if _is_of_another(status):
+            if belongs_to_another(status):
                 raise FolderRefusedError("it belongs to another user")
             if status.st_size > min(_LARGEST, self.max_bytes):
                 raise FolderRefusedError(f"it has {status.st_size} bytes, more than an entry can have")
@@ -117,7 +114,7 @@ class CacheFolder:
         if len(data) > min(_LARGEST, self.max_bytes):
             return
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._is_there()
+        is_own_folder(self.path)
         descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=self.path)
         try:
             with open(descriptor, "wb") as file:
@@ -137,7 +134,7 @@ class CacheFolder:
             OSError: it cannot be written.
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._is_there()
+        is_own_folder(self.path)
         return making(self.path / f"{_TEMPORARY}{key}.lock", partial(self.holds, key))
 
     def make_room(self) -> None:
@@ -161,7 +158,7 @@ class CacheFolder:
         Raises:
             FolderRefusedError: the folder is not to be trusted.
         """
-        if not self._is_there():
+        if not is_own_folder(self.path):
             return []
         found = []
         for name in self._names():
@@ -178,7 +175,7 @@ class CacheFolder:
 
     def clear(self) -> int:
         """Remove all files that are entries or were to be; gives how many."""
-        if not self._is_there():
+        if not is_own_folder(self.path):
             return 0
         names = [name for name in self._names() if name.endswith(SUFFIX) or name.startswith(_TEMPORARY)]
         removed = 0
@@ -194,21 +191,3 @@ class CacheFolder:
     def _names(self) -> Iterator[str]:
         with os.scandir(self.path) as found:
             yield from [one.name for one in found]
-
-    def _is_there(self) -> bool:
-        """Whether the folder is there; raises FolderRefusedError if others could have put something into it."""
-        try:
-            status = os.stat(self.path)
-        except FileNotFoundError:
-            return False
-        if not stat.S_ISDIR(status.st_mode):
-            raise FolderRefusedError(f"{self.path} is no folder")
-        if _is_of_another(status):
-            raise FolderRefusedError(f"{self.path} belongs to another user")
-        if hasattr(os, "getuid") and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise FolderRefusedError(f"{self.path} can be written by other users (chmod go-w makes it yours alone)")
-        return True
-
-
-def _is_of_another(status: os.stat_result) -> bool:
-    return hasattr(os, "getuid") and status.st_uid != os.geteuid()

@@ -1,0 +1,176 @@
+"""Registers fused kernels with sessions through the C library, which launches them without Python."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ort_dynamo.fused_op import DOMAIN, Size
+from ort_dynamo.runtime.fused_kernel import (
+    DRIVER,
+    Cubin,
+    Cubins,
+    FusedKernel,
+    HostCode,
+    HostFunction,
+    Unavailable,
+    message_of,
+    run_on_host,
+)
+from ort_dynamo.runtime.library_build import built_library
+
+__all__ = ["KernelLibrary"]
+
+_HOST = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
+
+
+class _Cubin(ctypes.Structure):
+    """`Cubin` of fused.c."""
+
+    _fields_ = (
+        ("image", ctypes.c_char_p),
+        ("nbytes", ctypes.c_size_t),
+        ("entry", ctypes.c_char_p),
+        ("num_warps", ctypes.c_int64),
+        ("shared", ctypes.c_int64),
+    )
+
+
+class _Description(ctypes.Structure):
+    """`Description` of fused.c."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("provider", ctypes.c_char_p),
+        ("driver", ctypes.c_char_p),
+        ("host", ctypes.c_void_p),
+        ("aligned", _Cubin),
+        ("unaligned", _Cubin),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+        ("symbols", ctypes.c_int64),
+        ("per_program", ctypes.c_int64),
+        ("numbers", ctypes.POINTER(ctypes.c_int64)),
+        ("number_count", ctypes.c_size_t),
+    )
+
+
+class KernelLibrary:
+    """The C library, loaded.
+
+    Kernels are never freed: sessions hold their addresses, and equal kernels share one.
+
+    Args:
+        path: where it was loaded from. ONNX Runtime opens it by the same path and so gets the same image.
+        library: as it was loaded.
+        driver: the library of CUDA's driver, for cubins.
+    """
+
+    how = "library"
+
+    def __init__(self, path: Path, library: ctypes.CDLL, driver: str = DRIVER) -> None:
+        self.path = path
+        self._driver = driver
+        self._library = library
+        library.fused_create.restype = ctypes.c_void_p
+        library.fused_create.argtypes = (ctypes.POINTER(_Description),)
+        library.fused_next.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t)
+        library.fused_next.restype = None
+        library.fused_host_message.argtypes = (ctypes.c_char_p,)
+        library.fused_host_message.restype = None
+        self._made: dict[FusedKernel, int] = {}
+        self._callbacks: list[Any] = []
+        self._lock = threading.Lock()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # for good: kernels have addresses of its callbacks
+
+    @classmethod
+    def load(cls, folder: Path | None, driver: str = DRIVER) -> KernelLibrary | Unavailable:
+        """Build the library, or find it in `folder`; see `built_library`."""
+        found = built_library(folder)
+        return found if isinstance(found, Unavailable) else cls(*found, driver)
+
+    def register(self, settings: Any, kernels: Sequence[FusedKernel]) -> None:
+        """Let sessions that are opened with these settings run these kernels.
+
+        Args:
+            settings: an onnxruntime SessionOptions that has no fused kernels yet.
+            kernels: of different names.
+
+        Raises:
+            RuntimeError: ONNX Runtime refuses them, or it has loaded another file than this library.
+        """
+        with self._lock:
+            ops = (ctypes.c_void_p * len(kernels))(*map(self._address, kernels))
+        domain = DOMAIN.encode()  # the library keeps the addresses of both until they are registered
+        self._library.fused_next(domain, ops, len(kernels))
+        try:
+            settings.register_custom_ops_library(str(self.path))
+            if self._library.fused_is_waiting():
+                raise RuntimeError(f"ONNX Runtime did not register the fused kernels of {self.path}")
+        finally:
+            self._library.fused_next(None, None, 0)
+
+    def _address(self, kernel: FusedKernel) -> int:
+        if kernel not in self._made:
+            description = self._description(kernel)
+            address = self._library.fused_create(ctypes.byref(description))  # which copies it
+            if not address:
+                raise MemoryError(kernel.op.name)
+            self._made[kernel] = address
+        return self._made[kernel]
+
+    def _description(self, kernel: FusedKernel) -> _Description:
+        op, code = kernel.op, kernel.code
+        numbers = [*op.inputs, *(output.dtype for output in op.outputs)]
+        numbers += [number for symbol in op.symbols for number in symbol]
+        numbers += _numbers(op.count)
+        for output in op.outputs:
+            numbers.append(len(output.shape))
+            numbers += [number for size in output.shape for number in _numbers(size)]
+        return _Description(
+            name=op.name.encode(),
+            provider=kernel.provider.encode() if kernel.provider is not None else None,
+            driver=self._driver.encode(),
+            host=self._host(kernel),
+            aligned=_cubin(code.aligned) if isinstance(code, Cubins) else _Cubin(),
+            unaligned=_cubin(code.unaligned) if isinstance(code, Cubins) else _Cubin(),
+            inputs=len(op.inputs),
+            outputs=len(op.outputs),
+            symbols=len(op.symbols),
+            per_program=op.per_program,
+            numbers=(ctypes.c_int64 * len(numbers))(*numbers),
+            number_count=len(numbers),
+        )
+
+    def _host(self, kernel: FusedKernel) -> int | None:
+        op, code = kernel.op, kernel.code
+        if isinstance(code, HostCode):
+            return code.address
+        if not isinstance(code, HostFunction):
+            return None
+        tensors = len(op.inputs) + len(op.outputs)
+
+        def host(pointers: Any, symbols: Any, programs: int) -> int:
+            try:
+                run_on_host(op, code, pointers[:tensors], symbols[: len(op.symbols)])
+                return 0
+            except BaseException as error:  # no exception goes through ONNX Runtime: its own gives the message
+                self._library.fused_host_message(message_of(error))
+                return 1
+
+        callback = _HOST(host)
+        self._callbacks.append(callback)
+        return ctypes.cast(callback, ctypes.c_void_p).value
+
+
+def _cubin(cubin: Cubin | None) -> _Cubin:
+    if cubin is None:
+        return _Cubin()
+    return _Cubin(cubin.image, len(cubin.image), cubin.entry.encode(), cubin.num_warps, cubin.shared)
+
+
+def _numbers(size: Size) -> list[int]:
+    return [size.factor, len(size.symbols), *size.symbols]

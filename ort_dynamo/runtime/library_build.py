@@ -1,0 +1,126 @@
+"""Builds the C library of fused operators with the machine's C compiler, and keeps it by its content."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ort_dynamo.ownership import FolderRefusedError, is_own_file, is_own_folder
+from ort_dynamo.runtime.fused_kernel import Unavailable
+
+__all__ = ["built_library"]
+
+_log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows it
+
+_CODE = Path(__file__).with_name("fused.c")
+_FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-pthread")
+_SECONDS = 120
+"""After which a compiler is given up; it needs one."""
+
+
+def built_library(folder: Path | None) -> tuple[Path, ctypes.CDLL] | Unavailable:
+    """Load the library, after building it unless an earlier process has.
+
+    Args:
+        folder: where it is kept, made if need be; None, or one that cannot be used, is a private folder of the process.
+    """
+    image: bytes | None = None
+    reasons = []
+    for place in _places(folder):
+        path = place / f"{_name()}.so"
+        try:
+            if is_own_folder(place) and is_own_file(path):
+                try:
+                    return path, ctypes.CDLL(str(path))
+                except OSError as error:
+                    reasons.append(str(error))  # it is damaged, and is built anew
+            if image is None:
+                made = _compiled()
+                if isinstance(made, Unavailable):
+                    return made
+                image = made
+            _write(path, image)
+            return path, ctypes.CDLL(str(path))
+        except (FolderRefusedError, OSError) as error:
+            _log.info("The library of fused kernels is not kept in %s: %s", place, error)
+            reasons.append(str(error))
+    return Unavailable("; ".join(reasons))
+
+
+def _places(folder: Path | None) -> Iterator[Path]:
+    if folder is not None:
+        yield folder.absolute()
+    yield _private_folder()
+
+
+@functools.cache
+def _private_folder() -> Path:
+    """A folder that goes with the process, not with a fork of it."""
+    path, owner = tempfile.mkdtemp(prefix="ort_dynamo-"), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(path, ignore_errors=True)
+
+    atexit.register(remove)
+    return Path(path)
+
+
+@functools.cache
+def _name() -> str:
+    """The library's name, by the source, the flags, and what machines with one home may differ in."""
+    machine = " ".join((platform.system(), platform.machine(), *platform.libc_ver()))
+    parts = (_CODE.read_bytes(), _CODE.with_suffix(".h").read_bytes(), " ".join(_FLAGS).encode(), machine.encode())
+    return "fused-" + hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
+
+
+def _compiled() -> bytes | Unavailable:
+    """The library as the first compiler that can makes it: that of the variable CC, gcc or clang."""
+    reasons = []
+    with tempfile.TemporaryDirectory(prefix="ort_dynamo-") as folder:
+        made = Path(folder) / "fused.so"
+        for compiler in (shlex.split(os.environ.get("CC", "")), ["gcc"], ["clang"]):
+            if not compiler:
+                continue
+            if shutil.which(compiler[0]) is None:
+                reasons.append(f"there is no {compiler[0]}")
+                continue
+            command = [*compiler, *_FLAGS, "-o", str(made), str(_CODE), "-ldl"]
+            try:
+                subprocess.run(
+                    command, check=True, capture_output=True, stdin=subprocess.DEVNULL, text=True, timeout=_SECONDS
+                )
+                return made.read_bytes()
+            except subprocess.CalledProcessError as error:
+                said = error.stderr.strip().splitlines()
+                reasons.append(f"{compiler[0]} failed: {said[0] if said else error.returncode}")
+            except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError) as error:
+                reasons.append(f"{compiler[0]} failed: {error}")
+    return Unavailable("; ".join(reasons))
+
+
+def _write(path: Path, image: bytes) -> None:
+    """Write a file whole, so that another process sees all of it or nothing."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    is_own_folder(path.parent)
+    descriptor, temporary = tempfile.mkstemp(prefix=".unfinished-", dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(image)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.boundary import ValueSpec
+from ort_dynamo.fused_op import FusedOp
 from ort_dynamo.options.groups import DumpOptions, SessionSettings
 from ort_dynamo.pass_record import PassRecord
 from ort_dynamo.target import Target
@@ -86,6 +87,7 @@ class BuiltGraph:
         origins: name of an ONNX node that data can stop -> index of the FX node, among all of its island, that it was
             lowered from. Islands that share what is built have their nodes in one order.
         record: what building it learned.
+        kernels: of the fused operators that the model has.
         reference: with the option verify_sessions, the model before ONNX Runtime has optimized it.
     """
 
@@ -99,6 +101,7 @@ class BuiltGraph:
     keyable: bool
     origins: Mapping[str, int] = dataclasses.field(repr=False)
     record: BuildRecord = dataclasses.field(repr=False, compare=False)
+    kernels: tuple[FusedOp, ...] = dataclasses.field(default=(), repr=False)
     reference: bytes = dataclasses.field(default=b"", repr=False)
 
     @property

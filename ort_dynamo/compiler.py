@@ -21,12 +21,14 @@ from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildRecord, BuildSpec, BuiltGraph
 from ort_dynamo.cache.disk import DiskCache, Miss, disk_cache, disk_key
 from ort_dynamo.cache.graph_key import GraphKey, graph_key
+from ort_dynamo.cache.kernel_files import kernel_files
 from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.lowering.translate import Lowered, lower, refusal
 from ort_dynamo.marks import FX_NODE, RETURNED_STRIDES, RETURNED_VIEWS, WRITTEN_FOR
 from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import DumpOptions, Options
 from ort_dynamo.partition.cut import PartitionRecord
+from ort_dynamo.passes.onnx.fuse_kernels import fused_ops
 from ort_dynamo.passes.outside import outside_functions
 from ort_dynamo.passes.pipelines import onnx_passes, order_passes, outer_passes, running_passes
 from ort_dynamo.passes.running import run_passes
@@ -85,7 +87,7 @@ def compile_graph(
     """
     begin = time.perf_counter()
     device = session_device(gm)
-    target = allowed_target(usable_target(device.type), options.segment)
+    target = allowed_target(usable_target(device.type), options)
     recording = plan_recording(gm, role, options.session, target, device, forward_recorded=forward_recorded)
     graph = graph_of_ranks(gm, options.segment)
     segmented = segment(gm, Trials(partial(refusal, target=target)), device)
@@ -95,9 +97,12 @@ def compile_graph(
     _say_what_for(segmented, gm, role)
     functions = outside_functions(options.passes.extra_passes)
     compare_ranks(graph, role, segmented, spec, functions)
-    # What is to be saved or verified is built, and looked at on the way.
-    stored = disk_cache(options.cache) if options.dump == DumpOptions() else None
-    islands, recording = recording.opening(partial(_compile_islands, segmented, spec, role, functions, stored))
+    cache = disk_cache(options.cache)
+    opening = _Opening(
+        cache if options.dump == DumpOptions() else None,  # what is to be saved or verified is built, and looked at
+        partial(open_graph, target=target, device=device, store=kernel_files(cache)),
+    )
+    islands, recording = recording.opening(partial(_compile_islands, segmented, spec, role, functions, opening))
     passes = run_passes(
         outer_passes(seen),
         segmented.gm,
@@ -159,18 +164,30 @@ def build_spec(options: Options, target: Target, device: torch.device, role: str
     )
 
 
+class _Opening(NamedTuple):
+    """Where the islands of a graph come from.
+
+    Attributes:
+        stored: holds those that were built before; None where none is to be used.
+        opened: opens one.
+    """
+
+    stored: DiskCache | None
+    opened: Callable[[BuiltGraph], CompiledGraph]
+
+
 def _compile_islands(
     segmented: Segmented,
     spec: BuildSpec,
     role: str,
     functions: Mapping[str, Callable[..., Any]],
-    stored: DiskCache | None,
+    opening: _Opening,
     record: bool,
 ) -> dict[str, tuple[IslandRecord, IslandPlace | None]]:
     """All islands of a graph, by name; with `record` their sessions are opened for a CUDA graph."""
     spec = dataclasses.replace(spec, session=dataclasses.replace(spec.session, cuda_graphs=record))
     return {
-        name: _compile_island(segmented.gm, name, island, spec, role, functions, stored)
+        name: _compile_island(segmented.gm, name, island, spec, role, functions, opening)
         for name, island in segmented.islands.items()
     }
 
@@ -182,7 +199,7 @@ def _compile_island(
     spec: BuildSpec,
     role: str,
     functions: Mapping[str, Callable[..., Any]],
-    stored: DiskCache | None,
+    opening: _Opening,
 ) -> tuple[IslandRecord, IslandPlace | None]:
     """Put what runs an island into the outer graph: from memory, else of what is stored, else built."""
     begin = time.perf_counter()
@@ -191,7 +208,7 @@ def _compile_island(
     made: list[_Made] = []
 
     def make() -> CompiledGraph:
-        compiled, found = _opened(island, spec, called, key, stored)
+        compiled, found = _opened(island, spec, called, key, opening)
         made.append(found)
         return compiled
 
@@ -201,7 +218,7 @@ def _compile_island(
     found = made[0] if made else _Made(compiled.built, "memory")
     learned = IslandRecord(called, found.source, compiled.built.record, time.perf_counter() - begin, found.miss)
     at = "" if key is None else disk_key(key, runtime_facts())
-    if key is None or stored is None or not stored.holds(at):
+    if key is None or opening.stored is None or not opening.stored.holds(at):
         return learned, None
     return learned, IslandPlace(key, at, spec.session, spec.in_order, spec.device, places)
 
@@ -215,29 +232,35 @@ class _Made(NamedTuple):
 
 
 def _opened(
-    island: GraphModule, spec: BuildSpec, called: str, key: GraphKey | None, stored: DiskCache | None
+    island: GraphModule, spec: BuildSpec, called: str, key: GraphKey | None, opening: _Opening
 ) -> tuple[CompiledGraph, _Made]:
     """An island, opened, of what is stored, or else built and stored."""
+    stored, opened = opening
     if key is None or stored is None:
         built = build_island(island, spec, called)
         stage("opening in ONNX Runtime")
-        return open_graph(built, spec.target, spec.device), _Made(built, "built", "unkeyed" if key is None else "off")
+        return opened(built), _Made(built, "built", "unkeyed" if key is None else "off")
     place = disk_key(key, runtime_facts())
     with stored.making(place):
-        return _read_or_made(island, spec, called, stored, place)
+        return _read_or_made(island, spec, called, stored, opened, place)
 
 
 def _read_or_made(
-    island: GraphModule, spec: BuildSpec, called: str, stored: DiskCache, place: str
+    island: GraphModule,
+    spec: BuildSpec,
+    called: str,
+    stored: DiskCache,
+    opened: Callable[[BuiltGraph], CompiledGraph],
+    place: str,
 ) -> tuple[CompiledGraph, _Made]:
-    read = stored.load(place, called, spec, partial(open_graph, target=spec.target, device=spec.device))
+    read = stored.load(place, called, spec, opened)
     if not isinstance(read, Miss):
         return read, _Made(read.built, "disk")
     built = build_island(island, spec, called)
     stage("opening in ONNX Runtime")
-    opened = open_graph(built, spec.target, spec.device)
+    compiled = opened(built)
     stored.store(place, built)
-    return opened, _Made(built, "built", read.reason)
+    return compiled, _Made(built, "built", read.reason)
 
 
 def _places(island: GraphModule, built: BuiltGraph) -> dict[str, str]:
@@ -290,6 +313,7 @@ def build_island(gm: GraphModule, spec: BuildSpec, name: str) -> BuiltGraph:
         keyable=lowered.keyable,
         origins=_origins(gm, lowered.model),
         record=BuildRecord(len(nodes), passes, watch.seconds),
+        kernels=fused_ops(lowered.model),
         reference=model if options.verify_sessions else b"",
     )
     optimized = spec.session.graph_optimization != "disable"

@@ -20,6 +20,7 @@ from torch.fx import GraphModule
 from ort_dynamo.cache.disk import DiskCache, disk_cache, disk_key
 from ort_dynamo.cache.entry import Entry
 from ort_dynamo.cache.graph_key import GraphKey
+from ort_dynamo.cache.kernel_files import kernel_files
 from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import CacheOptions, SessionSettings
 from ort_dynamo.partition.cut import PartitionRecord
@@ -155,7 +156,9 @@ class StoredCode(OutputCode):
         if self._partition is not None and not ARENA.registered:
             ARENA.expect(self._partition.memory.peak)
         found = {
-            name: _opened(place, self._entries[name]) for name, place in self._islands.items() if place is not None
+            name: _opened(place, self._entries[name], loading.disk)
+            for name, place in self._islands.items()
+            if place is not None
         }
         modules = {name: island for name, (island, _) in found.items()}
         self._run = boxed(self._outer.module(modules), loading.graphs, in_torch=InTorch(self._whole))
@@ -196,13 +199,13 @@ def _entry(place: IslandPlace, disk: DiskCache) -> Entry:
     return entry
 
 
-def _opened(place: IslandPlace, entry: Entry) -> tuple[Island, Source]:
+def _opened(place: IslandPlace, entry: Entry, disk: DiskCache) -> tuple[Island, Source]:
     source: list[Source] = []
 
     def make() -> CompiledGraph:
         source.append("disk")
         built = entry.built(entry.name, place.session, in_order=place.in_order)
-        return open_graph(built, usable_target(place.device.type), place.device)
+        return open_graph(built, usable_target(place.device.type), place.device, kernel_files(disk))
 
     compiled = CACHE.get_or_make(place.key, make)
     return Island(compiled, place.places), source[0] if source else "memory"

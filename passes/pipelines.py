@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
     IdentityEliminationPass,
+    RemoveUnusedFunctionsPass,
     RemoveUnusedNodesPass,
     RemoveUnusedOpsetsPass,
 )
@@ -244,6 +245,7 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         *([FuseKernels()] if target.fuses_kernels else []),  # after all that makes or moves arithmetic
         RemoveUnreadNodes(),
         RemoveUnusedNodesPass(),  # after the fusions, which leave the constants of what they replace
+        *([RemoveUnusedFunctionsPass()] if target.fuses_kernels else []),  # type: ignore[no-untyped-call]
         RemoveUnusedOpsetsPass(),
         SeparateOutputs(),  # last: the passes above merge outputs that are equal
     )

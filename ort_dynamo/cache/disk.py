@@ -94,6 +94,11 @@ class DiskCache:
     def __init__(self, folder: CacheFolder) -> None:
         self._folder = folder
 
+    @property
+    def kernels(self) -> CacheFolder:
+        """The folder in this one that holds compiled kernels."""
+        return self._folder.kernels()
+
     def load(self, key: str, name: str, spec: BuildSpec, opened: Callable[[BuiltGraph], _T]) -> _T | Miss:
         """Give what was built under a key, opened.
 

@@ -11,6 +11,7 @@ import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import onnx
@@ -20,12 +21,13 @@ from google.protobuf.message import DecodeError
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildRecord, BuiltGraph
 from ort_dynamo.dtypes import TORCH_TO_ONNX
+from ort_dynamo.fused_op import DOMAIN, FusedOp, fused_ops_from_json, fused_ops_to_json
 from ort_dynamo.options.groups import SessionSettings
 from ort_dynamo.pass_record import PassRecord
 
 __all__ = ["Entry", "EntryError", "pack", "read_entry", "read_header"]
 
-_MAGIC = b"ORTDYN\x02\n"
+_MAGIC = b"ORTDYN\x03\n"
 _DIGEST = hashlib.sha256().digest_size
 _LENGTH = struct.Struct("<Q")
 _PREFIX = len(_MAGIC) + _DIGEST + _LENGTH.size
@@ -52,6 +54,7 @@ def pack(built: BuiltGraph, key: str) -> bytes:
         "optimization": built.session.graph_optimization,
         "dtypes": sorted(dtype.name for dtype in built.dtypes),
         "origins": dict(built.origins),
+        "kernels": fused_ops_to_json(built.kernels),
         "nodes": built.record.nodes,
         "passes": [[one.name, one.seconds, one.modified] for one in built.record.passes],
         "seconds": dict(built.record.seconds),
@@ -91,7 +94,7 @@ class Entry:
     Attributes:
         name: how the process that built it called it.
         optimization: ONNX Runtime's level of optimization that it is to be opened with.
-        model, inputs, outputs, dtypes, origins, record: as in BuiltGraph.
+        model, inputs, outputs, dtypes, origins, record, kernels: as in BuiltGraph.
     """
 
     name: str
@@ -102,6 +105,7 @@ class Entry:
     dtypes: frozenset[ir.DataType]
     origins: Mapping[str, int]
     record: BuildRecord
+    kernels: tuple[FusedOp, ...]
 
     def built(self, name: str, session: SessionSettings, *, in_order: bool) -> BuiltGraph:
         """What was built, as it is opened.
@@ -129,6 +133,7 @@ class Entry:
             keyable=True,
             origins=self.origins,
             record=self.record,
+            kernels=self.kernels,
         )
 
 
@@ -146,8 +151,8 @@ def read_entry(data: bytes, key: str) -> Entry:
     if header.get("key") != key:
         raise EntryError(f"it is the entry of {header.get('key')!r:.80}")
     inputs, outputs = (tuple(map(_read_spec, _items(header, side))) for side in ("inputs", "outputs"))
-    content = bytes(model)
-    _check_model(content, inputs, outputs)
+    content, kernels = bytes(model), _read_kernels(_field(header, "kernels", str))
+    _check_model(content, inputs, outputs, kernels)
     return Entry(
         name=_field(header, "name", str),
         optimization=_field(header, "optimization", str),
@@ -161,6 +166,7 @@ def read_entry(data: bytes, key: str) -> Entry:
             passes=tuple(map(_read_pass, _items(header, "passes"))),
             seconds=_mapping(header, "seconds", _number),
         ),
+        kernels=kernels,
     )
 
 
@@ -196,20 +202,22 @@ def _read_pass(fields: Any) -> PassRecord:
 # -- the model -------------------------------------------------------------------------------------------------------
 
 
-def _check_model(content: bytes, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec]) -> None:
-    """Check that a model takes and gives what its specs say, and refers to no file."""
+def _check_model(
+    content: bytes, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec], kernels: Sequence[FusedOp]
+) -> None:
+    """Check that a model takes and gives what its specs say, refers to no file, and has functions for its kernels."""
     try:
         model = onnx.ModelProto.FromString(content)
     except (DecodeError, RecursionError) as error:
         raise EntryError("its model is no protobuf") from error
-    if model.functions:
-        raise EntryError("its model has functions")
+    if sorted((one.domain, one.name) for one in model.functions) != sorted((DOMAIN, op.name) for op in kernels):
+        raise EntryError("its model has functions without kernels, or lacks some")
     read = [spec for spec in inputs if spec.is_read]
     for specs, values in ((read, model.graph.input), (outputs, model.graph.output)):
         types = [value.type.tensor_type.elem_type for value in values]
         if types != [TORCH_TO_ONNX[spec.dtype] for spec in specs]:
             raise EntryError("its model takes or gives other values than its header says")
-    for tensor in _tensors(model.graph):
+    for tensor in chain(_tensors(model.graph), *(map(_tensors_of, model.functions))):
         if tensor.data_location != onnx.TensorProto.DEFAULT or tensor.external_data:
             raise EntryError("its model has data in another file")
 
@@ -219,7 +227,12 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
-    for node in graph.node:
+    yield from _tensors_of(graph)
+
+
+def _tensors_of(nodes: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:
+    """All tensors that nodes hold."""
+    for node in nodes.node:
         for attribute in node.attribute:
             yield attribute.t
             yield from attribute.tensors
@@ -227,6 +240,13 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
                 yield from (sparse.values, sparse.indices)
             for inner in (attribute.g, *attribute.graphs):
                 yield from _tensors(inner)
+
+
+def _read_kernels(text: str) -> tuple[FusedOp, ...]:
+    try:
+        return fused_ops_from_json(text)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise EntryError("its kernels are none") from error
 
 
 # -- JSON ------------------------------------------------------------------------------------------------------------

@@ -6,10 +6,12 @@ cannot be read or kept is compiled when it is wanted. Each reason is logged once
 
 from __future__ import annotations
 
-from ort_dynamo.cache.disk import say_once
+from pathlib import Path
+
+from ort_dynamo.cache.disk import DiskCache, say_once
 from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
 
-__all__ = ["KernelFiles"]
+__all__ = ["KernelFiles", "kernel_files"]
 
 
 class KernelFiles:
@@ -21,6 +23,11 @@ class KernelFiles:
 
     def __init__(self, folder: CacheFolder) -> None:
         self._folder = folder
+
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+        return self._folder.path
 
     def load(self, key: str) -> bytes | None:
         """The bytes of a key, if the folder has them and is to be trusted."""
@@ -40,3 +47,8 @@ class KernelFiles:
             say_once(f"The cache of compiled kernels is not written: {error}.")
         except OSError as error:
             say_once(f"The cache of compiled kernels cannot be written: {error}.")
+
+
+def kernel_files(cache: DiskCache | None) -> KernelFiles | None:
+    """Where the kernels of a cache's graphs are kept; None where there is no cache."""
+    return None if cache is None else KernelFiles(cache.kernels)

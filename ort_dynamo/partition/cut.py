@@ -88,7 +88,7 @@ def mark(gm: GraphModule, options: Options) -> tuple[PassRecord, ...]:
 
 def _target(gm: GraphModule, options: Options) -> Target:
     """What the sessions of a graph are compiled for."""
-    return allowed_target(usable_target(session_device(gm).type), options.segment)
+    return allowed_target(usable_target(session_device(gm).type), options)
 
 
 def tag_recomputed(joint: GraphModule, options: Options, static: Sequence[int] = ()) -> tuple[PassRecord, ...]:

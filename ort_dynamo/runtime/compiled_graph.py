@@ -13,6 +13,7 @@ from ort_dynamo.build import BuiltGraph
 from ort_dynamo.options.groups import SessionOptions
 from ort_dynamo.runtime.compared_run import compared
 from ort_dynamo.runtime.importing import onnxruntime
+from ort_dynamo.runtime.kernel_compiler import KernelStore
 from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.runtime.session import open_session
 from ort_dynamo.runtime.session_code import OwnSession, session_code
@@ -67,14 +68,17 @@ class CompiledGraph:
         return self.run(*values)
 
 
-def open_graph(built: BuiltGraph, target: Target, device: torch.device) -> CompiledGraph:
-    """What was built, opened in a session on `device`; raises what `open_session` does."""
+def open_graph(
+    built: BuiltGraph, target: Target, device: torch.device, store: KernelStore | None = None
+) -> CompiledGraph:
+    """What was built, opened in a session on `device`; takes and raises what `open_session` does."""
     settings = built.session
     if not target.computes_on_streams:
-        compiled = CompiledGraph(built, partial(open_session, built, target, device), device)
+        compiled = CompiledGraph(built, partial(open_session, built, target, device, store=store), device)
     else:
         stream = SessionStream(device, dict(settings.provider_options), apart=settings.cuda_graphs)
-        compiled = CompiledGraph(built, partial(open_session, built, target, device, stream), device, stream)
+        opened = partial(open_session, built, target, device, stream, store)
+        compiled = CompiledGraph(built, opened, device, stream)
     if built.reference:
         compiled.run = compared(compiled.run, built, target, _open_reference(built))
     return compiled
@@ -84,5 +88,5 @@ def _open_reference(built: BuiltGraph) -> CompiledGraph:
     """The same graph on the CPU, without ONNX Runtime's optimizers."""
     device, target = torch.device("cpu"), find_target("cpu")
     settings = SessionOptions(graph_optimization="disable").resolved()
-    reference = dataclasses.replace(built, model=built.reference, session=settings, reference=b"")
+    reference = dataclasses.replace(built, model=built.reference, session=settings, reference=b"", kernels=())
     return CompiledGraph(reference, partial(open_session, reference, target, device), device)

@@ -87,7 +87,11 @@ class CompiledKernel:
 
 
 class KernelStore(Protocol):
-    """Keeps bytes by key, whole and of this user alone; neither function raises."""
+    """Keeps bytes by key, whole and of this user alone; no function raises."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it keeps them, and where the C library may be kept, too."""
 
     def load(self, key: str) -> bytes | None:
         """The bytes of a key, if there are any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import lru_cache
 
 import torch
@@ -19,6 +20,7 @@ from ort_dynamo.runtime.capabilities import (
 from ort_dynamo.runtime.cuda_build import Misfit, installed_cuda_build, misfit, replacing, torch_cuda
 from ort_dynamo.runtime.defects import defects_of
 from ort_dynamo.runtime.importing import onnxruntime
+from ort_dynamo.runtime.session_kernels import can_fuse
 from ort_dynamo.target import KernelTable, Target
 
 __all__ = [
@@ -66,7 +68,12 @@ def usable_target(device_type: str) -> Target:
     target = find_target(device_type)
     if device_type == "cuda" and _cuda_misfit() is not None:
         raise not_loaded(target, torch.device(device_type))
-    return target
+    return _fusing(target) if device_type == "cuda" and can_fuse() else target
+
+
+@lru_cache(maxsize=8)
+def _fusing(target: Target) -> Target:
+    return dataclasses.replace(target, fuses_kernels=True)
 
 
 def not_loaded(target: Target, device: torch.device, error: object = "") -> ProviderNotAvailableError:

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 
 from ort_dynamo.build import BuiltGraph
@@ -18,8 +19,10 @@ from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.binding import keep_order
 from ort_dynamo.runtime.capabilities import omitted_optimizers, waiting_threads
 from ort_dynamo.runtime.importing import onnxruntime
+from ort_dynamo.runtime.kernel_compiler import KernelStore
 from ort_dynamo.runtime.processes import stays_at_exit
 from ort_dynamo.runtime.providers import not_loaded, provider_options
+from ort_dynamo.runtime.session_kernels import register_kernels, session_kernels
 from ort_dynamo.runtime.severity import errors_only
 from ort_dynamo.runtime.streams import SessionStream
 from ort_dynamo.runtime.torch_memory import TORCH_MEMORY
@@ -44,7 +47,13 @@ class CannotBeRecordedError(Exception):
     """A session cannot be recorded in a CUDA graph; whoever compiles it does without."""
 
 
-def open_session(built: BuiltGraph, target: Target, device: torch.device, stream: SessionStream | None = None) -> Any:
+def open_session(
+    built: BuiltGraph,
+    target: Target,
+    device: torch.device,
+    stream: SessionStream | None = None,
+    store: KernelStore | None = None,
+) -> Any:
     """An onnxruntime InferenceSession of what was built, on the provider of `target` and on nothing else.
 
     Args:
@@ -53,6 +62,7 @@ def open_session(built: BuiltGraph, target: Target, device: torch.device, stream
         target: what the model was lowered for.
         device: the torch device of its tensors.
         stream: what it computes on, if its device has streams.
+        store: where compiled kernels are kept.
 
     Raises:
         CannotBeRecordedError: it was to be recorded in a CUDA graph, and a node of it runs on the CPU.
@@ -63,24 +73,38 @@ def open_session(built: BuiltGraph, target: Target, device: torch.device, stream
     settings = _session_settings(built.session, target)
     if built.in_order:
         keep_order(settings)
-    return _open(built, settings, target, device, stream)
+    return _open(built, settings, target, device, stream, store)
 
 
 def optimize(built: BuiltGraph, target: Target, device: torch.device) -> bytes:
     """The model of `built` as ONNX Runtime's optimizers leave it, serialised, to be opened with them disabled.
 
     Takes and raises what `open_session` does. The result may hold operators of ONNX Runtime's internal domains, so it
-    is for this runtime and machine only.
+    is for this runtime and machine only. Fused operators keep their functions, which the optimizers leave out.
     """
     settings = _session_settings(built.session, target)
     with tempfile.TemporaryDirectory(prefix="ort_dynamo-") as folder:
         settings.optimized_model_filepath = os.path.join(folder, "optimized.onnx")
         _open(built, settings, target, device)
-        return Path(settings.optimized_model_filepath).read_bytes()
+        optimized = Path(settings.optimized_model_filepath).read_bytes()
+    return _with_functions(optimized, built.model) if built.kernels else optimized
+
+
+def _with_functions(optimized: bytes, model: bytes) -> bytes:
+    """A model with those functions of the one that it was made of that its nodes call."""
+    made, before = onnx.ModelProto.FromString(optimized), onnx.ModelProto.FromString(model)
+    called = {(node.domain, node.op_type) for node in made.graph.node}
+    made.functions.extend(one for one in before.functions if (one.domain, one.name) in called)
+    return made.SerializeToString()
 
 
 def _open(
-    built: BuiltGraph, settings: Any, target: Target, device: torch.device, stream: SessionStream | None = None
+    built: BuiltGraph,
+    settings: Any,
+    target: Target,
+    device: torch.device,
+    stream: SessionStream | None = None,
+    store: KernelStore | None = None,
 ) -> Any:
     options = built.session
     if target.computes_on_streams:
@@ -89,6 +113,7 @@ def _open(
     providers: list[Any] = [(target.provider, given)]
     if device.type != "cpu" and not options.cuda_graphs:
         providers.append("CPUExecutionProvider")  # shape arithmetic runs there
+    register_kernels(settings, session_kernels(built, target, device, store), store)
     TORCH_MEMORY.raised()  # what an earlier run got over
     try:
         with _quiet(given, options), contextlib.nullcontext() if stream is None else stream.opening():

@@ -16,7 +16,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ort_dynamo.errors import FallbackRefusedError
-from ort_dynamo.options.groups import SegmentOptions
+from ort_dynamo.options.groups import Options, SegmentOptions
 from ort_dynamo.segment.classify import Place, Placement, classify
 from ort_dynamo.segment.islands import build_islands
 from ort_dynamo.segment.levels import levels
@@ -103,9 +103,11 @@ def _computing(island: GraphModule) -> Iterator[Node]:
     return (n for n in island.graph.nodes if n.op == "call_function" and n.target is not operator.getitem)
 
 
-def allowed_target(target: Target, options: SegmentOptions) -> Target:
+def allowed_target(target: Target, options: Options) -> Target:
     """Give the target as the options let it be used."""
-    return target if options.contrib_ops else dataclasses.replace(target, contrib_ops=False)
+    contrib_ops, fuses_kernels = options.segment.contrib_ops, target.fuses_kernels and options.passes.fuse
+    allowed = dataclasses.replace(target, contrib_ops=contrib_ops, fuses_kernels=fuses_kernels)
+    return target if allowed == target else allowed  # which knows answers already
 
 
 def check_fallback(segmented: Segmented, options: SegmentOptions, role: str) -> None:

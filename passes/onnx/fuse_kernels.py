@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_dynamo.fused_op import DOMAIN, Size
+from ort_dynamo.fused_op import DOMAIN, FusedOp, Size
 from ort_dynamo.marks import PASS
 from ort_dynamo.passes.onnx.analysis.constants import shape_initializer
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
@@ -16,9 +16,10 @@ from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kern
 from ort_dynamo.passes.onnx.fused_kernels.groups import find_groups
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
 from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
+from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.target import OPSET
 
-__all__ = ["FuseKernels", "fused_kernels"]
+__all__ = ["FuseKernels", "fused_kernels", "fused_ops"]
 
 _KERNEL = "fused_kernel"
 """The key of a function's `meta` under which its kernel is kept."""
@@ -27,6 +28,11 @@ _KERNEL = "fused_kernel"
 def fused_kernels(model: ir.Model) -> dict[str, Kernel]:
     """Name of a fused operator -> its kernel, of all that FuseKernels has made of a model since it was read."""
     return {function.name: function.meta[_KERNEL] for function in model.functions.values() if _KERNEL in function.meta}
+
+
+def fused_ops(model: ir.Model) -> tuple[FusedOp, ...]:
+    """The operators of these kernels, as sessions compile and launch them."""
+    return tuple(fused_op(kernel, name) for name, kernel in fused_kernels(model).items())
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,14 @@ import torch
 from attention_on_cuda import attend_as_on_cuda
 from cpu_attention import attention_on_the_cpu
 from cuda_target import bound_dtypes, kernels_lacking, value_types
+from fused_on_cpu import fused_on_the_cpu
 from torch.fx import GraphModule
 
 from ort_dynamo import backend, compiler
 from ort_dynamo.build import BuiltGraph
 from ort_dynamo.opened import CACHE
 from ort_dynamo.partition import cut
+from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.providers import find_target, recorded_cuda_targets
@@ -49,30 +51,34 @@ class Forms:
         operators: op type -> nodes.
         widened: "Operator, type variable=dtype …" -> nodes that compute in float32 between casts.
         lacking: the same of nodes that the CPU cannot run at all.
+        kernels: name of a fused operator -> its kernel.
     """
 
     operators: Counter[str] = field(default_factory=Counter)
     widened: Counter[str] = field(default_factory=Counter)
     lacking: Counter[str] = field(default_factory=Counter)
+    kernels: dict[str, Kernel] = field(default_factory=dict)
 
 
 @cache
-def cuda_target() -> Target:
+def cuda_target(*, fused: bool = False) -> Target:
     """The CUDA target whose kernels are those of the installed build's nearest record."""
     training = installed_runtime().has_gradient_kernels
-    return next(target for target in recorded_cuda_targets() if target.is_training_build == training)
+    found = next(target for target in recorded_cuda_targets() if target.is_training_build == training)
+    return dataclasses.replace(found, fuses_kernels=fused)
 
 
 @contextmanager
-def cuda_forms(**facts: Any) -> Iterator[Forms]:
+def cuda_forms(*, fused: bool = False, **facts: Any) -> Iterator[Forms]:
     """Have each compile inside take the CPU's tensors for those of CUDA, but for where they are.
 
     Args:
+        fused: whether groups of nodes become fused kernels, which run in their NumPy form.
         facts: properties of the target that are other than CUDA's.
     """
     found, cpu, mark = Forms(), find_target("cpu"), cut.mark
 
-    def opened(built: BuiltGraph, target: Target, device: torch.device) -> CompiledGraph:
+    def opened(built: BuiltGraph, *, target: Target, device: torch.device, store: object) -> CompiledGraph:
         assert device.type == "cpu"
         assert target.device_type == "cuda"
         model = onnx.ModelProto.FromString(built.model)
@@ -90,9 +96,9 @@ def cuda_forms(**facts: Any) -> Iterator[Forms]:
         return mark(gm, options)
 
     CACHE.clear()
-    with pytest.MonkeyPatch.context() as patch, attention_on_the_cpu():
+    with pytest.MonkeyPatch.context() as patch, attention_on_the_cpu(), fused_on_the_cpu() as found.kernels:
         for module in (compiler, cut):
-            patch.setattr(module, "usable_target", lambda _: cuda_target())
+            patch.setattr(module, "usable_target", lambda _: cuda_target(fused=fused))
         for module in (backend, cut):
             patch.setattr(module, "mark", marked)
         patch.setattr(compiler, "open_graph", opened)

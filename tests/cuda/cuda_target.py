@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map
 
 from ort_dynamo import backend, compiler
 from ort_dynamo.build import BuiltGraph
+from ort_dynamo.fused_op import DOMAIN
 from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.partition import cut
@@ -59,7 +60,7 @@ def compiled_for(target: Target, **given: Any) -> Iterator[tuple[Callable[..., A
     """
     found = Compiled()
 
-    def open_graph(built: BuiltGraph, _: Target, device: torch.device) -> Any:
+    def open_graph(built: BuiltGraph, *, target: Target, device: torch.device, store: object) -> Any:
         assert device == _CUDA
         found.models.append(onnx.ModelProto.FromString(built.model))
         return SimpleNamespace(built=built, run=None)
@@ -131,6 +132,8 @@ def _lacking(graph: onnx.GraphProto, around: dict[str, int], target: Target) -> 
     types = around | value_types(graph)
     lacking: Counter[str] = Counter()
     for node in graph.node:
+        if node.domain == DOMAIN:
+            continue  # a fused kernel, or a function of the model
         bound = bound_dtypes(node, types)
         if not target.takes(node.op_type, node.domain, bound):
             said = " ".join(f"{variable}={dtype.name}" for variable, dtype in bound.items())
@@ -144,7 +147,7 @@ def _lacking(graph: onnx.GraphProto, around: dict[str, int], target: Target) -> 
 def bound_dtypes(node: onnx.NodeProto, types: dict[str, int]) -> dict[str, ir.DataType]:
     """Type variable -> dtype of what a node reads and makes; of com.microsoft, whose schemas onnx lacks, T alone."""
     if node.domain:
-        return {"T": ir.DataType(types[node.input[0]])}
+        return {"T": ir.DataType(types[node.input[0]])} if node.input else {}
     schema = onnx.defs.get_schema(node.op_type, OPSET)
     found = {}
     for names, formals in ((node.input, schema.inputs), (node.output, schema.outputs)):

@@ -35,8 +35,9 @@ pytestmark = pytest.mark.default_placement
 
 FLOATS = ("float32", "bfloat16", "float16")
 
-PLACES = ("fastest", "onnxruntime", "whole kernels")
-"""By CUDA's prices; all in sessions; and each normalization and attention in torch, whatever its size."""
+PLACES = ("fastest", "onnxruntime", "whole kernels", "fused kernels")
+"""By CUDA's prices; all in sessions; each normalization and attention in torch, whatever its size; and by CUDA's
+prices, with fused kernels between products."""
 
 
 @contextmanager
@@ -93,7 +94,7 @@ def test_a_model_trains_as_in_eager(place: str, name: str, dtype: str) -> None:
     eager = trained(subject, subject, workload.batch, of, steps)
     exact = copy.deepcopy(workload.module).double()
     right = trained(exact, exact, doubled(workload.batch), steps=steps)
-    with placed(place) as options, cuda_forms() as found:
+    with placed(place) as options, cuda_forms(fused=place == "fused kernels") as found:
         run = torch.compile(ours, backend="ort_train", options=options, fullgraph=True)
         assert_as_near(trained(run, ours, workload.batch, of, steps), eager, right, of)
     assert not found.lacking
@@ -102,6 +103,7 @@ def test_a_model_trains_as_in_eager(place: str, name: str, dtype: str) -> None:
     assert counters["ort_train"]["native_nodes"] + counters["ort_train"]["chosen_nodes"] > 0
     if place == "onnxruntime":
         assert found.operators.total() > 30
+    assert bool(found.kernels) == (place == "fused kernels" and bool(found.operators))
 
 
 NET = {

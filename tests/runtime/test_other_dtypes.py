@@ -95,8 +95,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[CompiledGraph]:
     """The graphs that a test opens."""
     found: list[CompiledGraph] = []
 
-    def open_graph(*given: Any) -> CompiledGraph:
-        found.append(compiled_graph.open_graph(*given))
+    def open_graph(*given: Any, **named: Any) -> CompiledGraph:
+        found.append(compiled_graph.open_graph(*given, **named))
         return found[-1]
 
     CACHE.clear()

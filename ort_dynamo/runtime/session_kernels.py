@@ -1,0 +1,94 @@
+"""The fused kernels of a session: whether this process can have any, and the code of each."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import shutil
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ort_dynamo.build import BuiltGraph
+from ort_dynamo.fused_op import FusedOp
+from ort_dynamo.runtime.fused_kernel import Cubin, Cubins, FusedKernel, Unavailable
+from ort_dynamo.runtime.kernel_callbacks import KernelCallbacks
+from ort_dynamo.runtime.kernel_compiler import KernelStore, KernelVariant, compile_kernels, triton_version
+from ort_dynamo.runtime.kernel_registration import registration
+from ort_dynamo.target import Target
+
+__all__ = ["can_fuse", "register_kernels", "session_kernels"]
+
+_log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows it
+
+_KERNELS: dict[tuple[FusedOp, tuple[int, int]], FusedKernel | str] = {}
+"""Operator and capability of the device -> its kernel, or why there is none. What is registered stays, too."""
+
+_lock = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def can_fuse() -> bool:
+    """Ask whether fused kernels can be compiled here, and registered with sessions: by C, or by callbacks."""
+    if triton_version() is None:
+        return False
+    compilers = [*shlex.split(os.environ.get("CC", ""))[:1], "gcc", "clang"]
+    return any(map(shutil.which, compilers)) or isinstance(KernelCallbacks.load(), KernelCallbacks)
+
+
+def session_kernels(
+    built: BuiltGraph, target: Target, device: torch.device, store: KernelStore | None = None
+) -> tuple[FusedKernel, ...]:
+    """Compile the kernels of a graph that this process has not, or read them from the store.
+
+    A kernel that cannot be had is left out, with a warning: the session then computes the nodes that it stands for.
+
+    Args:
+        built: the graph.
+        target: what it was lowered for.
+        device: of the session's tensors.
+        store: where compiled kernels are kept.
+    """
+    if not built.kernels:
+        return ()
+    capability = torch.cuda.get_device_capability(device)
+    with _lock:
+        new = [op for op in built.kernels if (op, capability) not in _KERNELS]
+        compiled = compile_kernels(new, capability, store)
+        for op in new:
+            found = compiled[op.name]
+            if isinstance(found, str):
+                _log.warning("ONNX Runtime's kernels compute %s: %s.", op.name, found)
+                _KERNELS[op, capability] = found
+                continue
+            code = Cubins(_cubin(found.aligned), _cubin(found.unaligned))
+            _KERNELS[op, capability] = FusedKernel(op, code, target.provider)
+        all_found = [_KERNELS[op, capability] for op in built.kernels]
+    return tuple(one for one in all_found if isinstance(one, FusedKernel))
+
+
+def register_kernels(settings: Any, kernels: Sequence[FusedKernel], store: KernelStore | None = None) -> None:
+    """Let a session that is opened with these settings run these kernels.
+
+    Where that cannot be, the session computes the nodes that they stand for, and a warning says so.
+
+    Args:
+        settings: an onnxruntime SessionOptions.
+        kernels: of different names.
+        store: its folder keeps the C library.
+    """
+    if not kernels:
+        return
+    way = registration(None if store is None else store.folder)
+    if isinstance(way, Unavailable):
+        _log.warning("ONNX Runtime's kernels compute what fused kernels would: %s.", way.reason)
+    else:
+        way.register(settings, kernels)
+
+
+def _cubin(variant: KernelVariant) -> Cubin:
+    return Cubin(variant.cubin, variant.entry, variant.num_warps, variant.shared)

@@ -1,0 +1,95 @@
+"""Fused kernels of sessions on the CPU: in place of a cubin, the NumPy form of the kernel."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ort_dynamo import compiler
+from ort_dynamo.build import BuiltGraph
+from ort_dynamo.fused_op import FusedOp
+from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops
+from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel, Load
+from ort_dynamo.passes.onnx.fused_kernels.numpy_form import computed
+from ort_dynamo.runtime import session
+from ort_dynamo.runtime.fused_kernel import FusedKernel, HostCode
+
+_Host = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
+_HELD: list[Any] = []
+"""What sessions have the addresses of."""
+
+
+@contextmanager
+def fused_on_the_cpu() -> Iterator[dict[str, Kernel]]:
+    """Have sessions on the CPU run fused kernels; gives the kernels of what is compiled meanwhile, by name."""
+    kernels: dict[str, Kernel] = {}
+
+    def recorded(model: ir.Model) -> tuple[FusedOp, ...]:
+        kernels.update(fused_kernels(model))
+        return fused_ops(model)
+
+    def host_kernels(built: BuiltGraph, *_: object) -> tuple[FusedKernel, ...]:
+        return tuple(FusedKernel(op, _code(op, kernels[op.name]), None) for op in built.kernels)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "fused_ops", recorded)
+        patch.setattr(session, "session_kernels", host_kernels)
+        yield kernels
+
+
+def _code(op: FusedOp, kernel: Kernel) -> HostCode:
+    def host(pointers: Any, symbols: Any, programs: int) -> int:
+        given = [symbols[index] for index in range(len(op.symbols))]
+        assert programs == op.programs(given)
+        extents = [_extent(kernel, index, given) for index in range(len(kernel.inputs))]
+        inputs = [
+            _array(pointers[index], dtype, extent)
+            for index, (dtype, extent) in enumerate(zip(kernel.inputs, extents, strict=True))
+        ]
+        outputs = computed(kernel, inputs, given)
+        for place, (dtype, output) in enumerate(zip(kernel.outputs, outputs, strict=True), len(inputs)):
+            _array(pointers[place], dtype, output.size)[:] = output
+        return 0
+
+    callback = _Host(_guarded(host))
+    _HELD.append(callback)
+    address = ctypes.cast(callback, ctypes.c_void_p).value
+    assert address is not None
+    return HostCode(address)
+
+
+def _guarded(host: Callable[..., int]) -> Callable[..., int]:
+    def run(*given: Any) -> int:
+        try:
+            return host(*given)
+        except BaseException:  # becomes an error of the session, since none goes through ONNX Runtime
+            return 1
+
+    return run
+
+
+def _extent(kernel: Kernel, index: int, symbols: Sequence[int]) -> int:
+    """How many elements of an input a kernel may read."""
+    counts = [size.value(symbols) for size in kernel.loops]
+
+    def end(load: Load) -> int:
+        only = dict(load.only)
+        last = (only.get(loop, count - 1) for loop, count in enumerate(counts))
+        steps = (number * stride.value(symbols) for number, stride in zip(last, load.strides, strict=True))
+        return load.offset.value(symbols) + sum(steps) + 1
+
+    return max((end(step) for step in kernel.steps if isinstance(step, Load) and step.input == index), default=0)
+
+
+def _array(pointer: int | None, dtype: ir.DataType, count: int) -> np.ndarray[Any, Any]:
+    kind = dtype.numpy()
+    if not count:
+        return np.empty(0, kind)
+    assert pointer is not None
+    return np.ctypeslib.as_array((ctypes.c_uint8 * (count * kind.itemsize)).from_address(pointer)).view(kind)

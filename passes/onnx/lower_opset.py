@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
 from onnx_ir.traversal import RecursiveGraphIterator
 
 from ort_dynamo.errors import OpsetError
@@ -26,7 +27,8 @@ class LowerOpset(ir.passes.InPlacePass):
     """Every node of ai.onnx becomes one that opset `version` has, or several, which compute the same.
 
     A node stays where it fits its operator's older schema and means the same there. Others get the forms of
-    `passes/onnx/opsets/`. Other domains stay as they are. A model that has no form stays whole.
+    `passes/onnx/opsets/`. Other domains stay as they are. A model that has no form stays whole. Functions of the model,
+    such as those of fused kernels, are inlined first.
 
     Attributes:
         version: of ai.onnx, not newer than the model's; 12 or newer.
@@ -47,8 +49,8 @@ class LowerOpset(ir.passes.InPlacePass):
             raise OpsetError(
                 version=self.version, reason=f"only opsets {OLDEST} to {opset} can take the place of its {opset}"
             )
-        if model.functions:
-            raise OpsetError(version=self.version, reason="it has functions of its own")
+        InlinePass()(model)
+        model.functions.clear()
         infer_missing_types(model)
         plan = _Plan(self.version, opset, {PASS: repr(self)}, _names(model).fresh)
         for node in RecursiveGraphIterator(model.graph):

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
 from ort_dynamo import compiler
 from ort_dynamo.build import BuiltGraph
-from ort_dynamo.fused_op import FusedOp
+from ort_dynamo.fused_op import DOMAIN, FusedOp
 from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel, Load
 from ort_dynamo.passes.onnx.fused_kernels.numpy_form import computed
+from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.runtime import session
 from ort_dynamo.runtime.fused_kernel import FusedKernel, HostCode
+from ort_dynamo.runtime.importing import onnxruntime
+from ort_dynamo.runtime.session_kernels import register_kernels
 
 _Host = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
 _HELD: list[Any] = []
@@ -41,6 +45,15 @@ def fused_on_the_cpu() -> Iterator[dict[str, Kernel]]:
         patch.setattr(compiler, "fused_ops", recorded)
         patch.setattr(session, "session_kernels", host_kernels)
         yield kernels
+
+
+def open_with_kernels(model: onnx.ModelProto, kernels: Mapping[str, Kernel]) -> Any:
+    """A session on the CPU that runs those of the kernels that a model calls."""
+    settings = onnxruntime().SessionOptions()
+    called = {node.op_type for node in model.graph.node if node.domain == DOMAIN}
+    ops = [fused_op(kernels[name], name) for name in sorted(called)]
+    register_kernels(settings, [FusedKernel(op, _code(op, kernels[op.name]), None) for op in ops])
+    return onnxruntime().InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
 
 
 def _code(op: FusedOp, kernel: Kernel) -> HostCode:

@@ -76,17 +76,26 @@ def kernel_of(group: Group, shapes: Shapes, *, in_parts: bool = True) -> Kernel:
     Raises:
         CannotFuseError: no kernel of this kind does.
     """
-    largest = max(group.nodes, key=lambda node: _order(shapes(_widest(node))))
-    loops = [size for size in shapes(_widest(largest)) if size != Size()]
-    columns = 0
-    if group.columns:
-        count = len([size for size in group.columns if size != Size()])
-        columns = count
-        if not count or loops[len(loops) - count :] != [size for size in group.columns if size != Size()]:
-            raise CannotFuseError("rows of other columns")
+    shown = [shapes(_widest(node)) for node in group.nodes]
+    largest = max(map(_order, shown))
+    spaces = dict.fromkeys(tuple(s for s in shape if s != Size()) for shape in shown if _order(shape) == largest)
+    along = tuple(size for size in group.columns if size != Size())
+    refused = CannotFuseError("rows of other columns")
+    for space in spaces:  # a permutation inside leaves several, not all of which have the outputs in their order
+        if space[len(space) - len(along) :] == along and bool(along) == bool(group.columns):
+            try:
+                return _with_own_symbols(_in_space(group, shapes, space, len(along), in_parts), group, shapes)
+            except CannotFuseError as error:
+                refused = error
+    raise refused
+
+
+def _in_space(group: Group, shapes: Shapes, space: Sequence[Size], columns: int, in_parts: bool) -> Kernel:
+    """The kernel whose loops are those of a shape, the last of which are columns."""
+    loops = list(space)
     while True:
         try:
-            return _with_own_symbols(_Lowering(group, shapes, loops, columns, in_parts).kernel(), group, shapes)
+            return _Lowering(group, shapes, loops, columns, in_parts).kernel()
         except SplitLoop as split:
             columns += split.loop >= len(loops) - columns
             loops[split.loop : split.loop + 1] = [split.outer, split.inner]

@@ -166,11 +166,24 @@ class _Search:
         """Make one group of two, if that is a kernel and leaves the graph without a circle."""
         if first is second or first.points is None or second.points is None:
             return
-        if (space := _joined(first, second)) is None or self._has_way_around(first, second):
+        space = _joined(first, second) or self._with_piece(first, second)
+        if space is None or self._has_way_around(first, second):
             return
         group = self._group(self._in_order([*first.nodes, *second.nodes]), space[1])
         if self._is_kernel(group):
             self._merge(first, second, *space)
+
+    def _with_piece(self, piece: _Cluster, whole: _Cluster) -> tuple[Size, tuple[Size, ...]] | None:
+        """The points and the columns of a group with one that makes an equal piece of what it concatenates."""
+        assert piece.points is not None
+        assert whole.points is not None
+        counts = {
+            len(node.inputs)
+            for node in whole.nodes
+            if node.op_type == "Concat" and any(self._of[producer] is piece for producer in self._producers(node))
+        }
+        fits = any(piece.points * Size(count) == whole.points for count in counts)
+        return (whole.points, whole.columns) if fits and not piece.columns else None
 
     def _has_way_around(self, first: _Cluster, second: _Cluster) -> bool:
         """Whether a path between two clusters leads through a third."""

@@ -1,0 +1,62 @@
+"""The Triton source of a kernel computes what its NumPy form does, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+import torch
+from generated_graphs import GraphMaker, inputs_of
+from test_fuse_kernels import HEADER, JOINED, assert_same, fused, kernel_results, with_kernels
+from triton_interpreter import interpret
+
+from ort_dynamo.fused_op import DOMAIN
+from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels
+from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
+from ort_dynamo.runtime.kernel_compiler import triton_version
+
+pytestmark = pytest.mark.skipif(triton_version() is None, reason="there is no Triton")
+
+
+def as_torch(array: np.ndarray) -> torch.Tensor:
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ir.DataType.BFLOAT16.numpy())
+    return tensor.numpy()
+
+
+def assert_interpreted(model: ir.Model, inputs: dict[str, np.ndarray]) -> int:
+    """Compare each fused node of a model on what it reads there; gives how many there are."""
+    kernels, seen = fused_kernels(model), 0
+    proto = ir.to_proto(model)
+    values = with_kernels(model, inputs, body=False, whole=True)
+    for node in proto.graph.node:
+        if node.domain != DOMAIN:
+            continue
+        given = [values[name] for name in node.input]
+        op = fused_op(kernels[node.op_type], node.op_type)
+        found = dict(zip(node.output, map(as_numpy, interpret(op, list(map(as_torch, given)))), strict=True))
+        expected = dict(zip(node.output, kernel_results(kernels[node.op_type], given), strict=True))
+        # Where a number lies between two of a half type, another order of a sum is enough for the other one.
+        is_half = any(one.dtype.name in ("bfloat16", "float16") for one in expected.values())
+        assert_same(found, expected, 2e-2 if is_half else 2e-5)
+        seen += 1
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_kernels_of_a_generated_graph(seed: int) -> None:
+    plain = GraphMaker(seed, symbolic=bool(seed % 2)).model()
+    assert_interpreted(fused(plain), inputs_of(plain, seed, {"rows": 5}))
+
+
+def test_kernels_that_join_pieces_and_add_up_columns() -> None:
+    plain = onnx.parser.parse_model(HEADER + JOINED)
+    assert assert_interpreted(fused(plain), inputs_of(plain, 0, {})) >= 1

@@ -242,7 +242,8 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         *fusions,
         *outside_onnx_passes(options.extra_passes, first=False),
         TakeShapesEarly(),  # after all that moves casts
-        *([FuseKernels()] if target.fuses_kernels else []),  # after all that makes or moves arithmetic
+        # After all that makes or moves arithmetic, and without what the fusions have replaced.
+        *([RemoveUnusedNodesPass(), FuseKernels()] if target.fuses_kernels else []),
         RemoveUnreadNodes(),
         RemoveUnusedNodesPass(),  # after the fusions, which leave the constants of what they replace
         *([RemoveUnusedFunctionsPass()] if target.fuses_kernels else []),  # type: ignore[no-untyped-call]

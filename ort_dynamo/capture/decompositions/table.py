@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from ort_dynamo.capture.decompositions.checks import checked
 from ort_dynamo.capture.decompositions.composites import COMPOSITES
@@ -24,6 +25,11 @@ _ALSO: tuple[OpOverload, ...] = (
     aten.rrelu_with_noise_backward.default,
 )
 """Overloads that torch has a decomposition for outside its core table."""
+
+_OWN_RESULTS = frozenset(
+    {aten.max_unpool2d.default, aten.max_unpool3d.default, aten.rot90.default, aten.triangular_solve.default}
+)
+"""Overloads whose results are tensors of their own, while torch's decompositions end in views."""
 
 
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
@@ -56,12 +62,26 @@ def _decompositions(
         and overload not in whole
         and (overload in COMPOSITES or not _draws(overload))
     }
+    kept |= {overload: _with_own_results(kept[overload]) for overload in kept.keys() & _OWN_RESULTS}
     laid = {
         overload: _either(function, kept.get(overload))
         for overload, function in _left_whole(LAYOUTS).items()
         if overload not in replaced
     }
     return {overload: checked(overload, function) for overload, function in {**kept, **laid}.items()}
+
+
+def _with_own_results(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition whose results are no views to whoever reads the graph."""
+
+    @functools.wraps(function)
+    def decomposition(*args: Any, **kwargs: Any) -> Any:
+        def own(result: Any) -> Any:
+            return aten._unsafe_view.default(result, result.shape) if isinstance(result, torch.Tensor) else result
+
+        return tree_map(own, function(*args, **kwargs))
+
+    return decomposition
 
 
 def _either(first: Callable[..., Any], second: Callable[..., Any] | None) -> Callable[..., Any]:

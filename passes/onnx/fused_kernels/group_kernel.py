@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from ort_dynamo.fused_op import Size
-from ort_dynamo.passes.onnx.analysis.constants import constant_of
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import Steps, lowered
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
 from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, ColumnSum, Counter, Kernel, Load, Step, Store, product
@@ -20,6 +19,7 @@ from ort_dynamo.passes.onnx.fused_kernels.layouts import (
     regrouped,
     strides_of,
 )
+from ort_dynamo.passes.onnx.fused_kernels.pieces import piece_of
 from ort_dynamo.passes.onnx.fused_kernels.row_operators import lowered_rows, reduced_axes
 
 __all__ = ["MOVES", "Group", "kernel_of", "number_of"]
@@ -120,6 +120,7 @@ def _with_own_symbols(kernel: Kernel, group: Group, shapes: Shapes) -> Kernel:
     used = [*kernel.loops]
     for step in kernel.steps:
         used += (*step.strides, step.offset) if isinstance(step, Load) else ()
+        used += [size for _, *sizes in step.places for size in sizes] if isinstance(step, Load) else ()
         used += step.strides if isinstance(step, Counter) else ()
     for store in kernel.stores:
         used += [*store.shape, *(store.strides if isinstance(store, Store) else ())]
@@ -140,7 +141,8 @@ def _with_own_symbols(kernel: Kernel, group: Group, shapes: Shapes) -> Kernel:
 
     def renumbered(step: Step) -> Step:
         if isinstance(step, Load):
-            return replace(step, strides=anew(step.strides), offset=anew([step.offset])[0])
+            places = tuple((place, anew([stride])[0], anew([count])[0]) for place, stride, count in step.places)
+            return replace(step, strides=anew(step.strides), offset=anew([step.offset])[0], places=places)
         return replace(step, strides=anew(step.strides)) if isinstance(step, Counter) else step
 
     steps = tuple(map(renumbered, kernel.steps))
@@ -163,7 +165,7 @@ class _Lowering:
         self._inside: Collection[ir.Node] = frozenset(group.nodes)
         self._places = {value: index for index, value in enumerate(group.inputs)}
         self._known: dict[tuple[ir.Value, Layout, Only], int] = {}
-        self._fixed: dict[tuple[int, Size], int] = {}
+        self._fixed: dict[tuple[int, bool, Size], int] = {}
         self._steps = Steps()
 
     def kernel(self) -> Kernel:
@@ -177,7 +179,10 @@ class _Lowering:
             stores.append(Store(self._step(output, layout), self._shapes(output), strides))
         inputs, outputs = (tuple(map(_dtype, values)) for values in (self._group.inputs, self._group.outputs))
         steps = tuple(self._steps.steps)
-        return Kernel(self._loops, self._columns, inputs, steps, outputs, tuple(stores), self._part)
+        kernel = Kernel(self._loops, self._columns, inputs, steps, outputs, tuple(stores), self._part)
+        if kernel.part and kernel.is_long:
+            raise CannotFuseError("sums of columns of long rows")
+        return kernel
 
     def _summed(self, node: ir.Node) -> ColumnSum:
         """The sum over the rows of what a node reads."""
@@ -219,6 +224,10 @@ class _Lowering:
                 raise CannotFuseError("a sum of columns that is read at once")
             elif node.op_type == "Concat":
                 self._known[key] = self._joined(node, layout, only)
+            elif node.op_type == "GatherElements":
+                self._known[key] = self._picked(node, layout, only)
+            elif node.op_type == "ScatterElements":
+                self._known[key] = self._scattered(node, layout, only)
             elif node.op_type in MOVES:
                 source = node.inputs[0]
                 assert source is not None
@@ -235,13 +244,15 @@ class _Lowering:
     def _load(self, value: ir.Value, layout: Layout, only: Only) -> int:
         strides = strides_of(self._counts, layout, self._shapes(value))
         mine, fixed = strides[: len(self._loops)], strides[len(self._loops) :]
-        offset = Size(0)
-        for (number, _), stride in zip(self._fixed, fixed, strict=True):
-            if number and stride.factor:
+        offset, places = Size(0), []
+        for (number, is_step, count), stride in zip(self._fixed, fixed, strict=True):
+            if is_step and stride.factor:
+                places.append((number, stride, count))
+            elif number and stride.factor:
                 offset = _total(offset, Size(number) * stride)
-        if not self._is_in_runs(mine):
+        if not places and not self._is_in_runs(mine):
             raise CannotFuseError("neighbours that are far apart in memory")
-        return self._steps.add(Load(_dtype(value), self._places[value], mine, offset, only))
+        return self._steps.add(Load(_dtype(value), self._places[value], mine, offset, only, tuple(places)))
 
     def _is_in_runs(self, strides: Sequence[Size]) -> bool:
         """Whether the innermost loops repeat one element, or walk along neighbours."""
@@ -256,8 +267,8 @@ class _Lowering:
 
     @property
     def _counts(self) -> tuple[Size, ...]:
-        """How often each loop runs, and behind them the pieces of which one is read."""
-        return (*self._loops, *(count for _, count in self._fixed))
+        """How often each loop runs, and behind them the pieces and places of which one is read."""
+        return (*self._loops, *(count for *_, count in self._fixed))
 
     def _regrouped(self, sequence: Sequence[int], shape: Sequence[Size]) -> Layout:
         try:
@@ -279,11 +290,51 @@ class _Lowering:
         if (piece := piece_of(node, value, before, after)) is not None:
             axis, number = piece
             count = Size(before[axis].factor // after[axis].factor)
-            loop = self._fixed.setdefault((number, count), len(self._loops) + len(self._fixed))
-            return (*layout[:axis], (loop, *layout[axis]), *layout[axis + 1 :])
+            return (*layout[:axis], (self._at(number, count), *layout[axis]), *layout[axis + 1 :])
         if product(before) != product(after):
             raise CannotFuseError("a reshape of sizes that are not known to be equal")
         return self._regrouped([loop for axis in layout for loop in axis], before)
+
+    def _at(self, number: int, count: Size, *, is_step: bool = False) -> int:
+        """The loop of which only one count is read: a number, or the value of a step."""
+        return self._fixed.setdefault((number, is_step, count), len(self._loops) + len(self._fixed))
+
+    def _index(self, indices: ir.Value, layout: Layout, count: Size, only: Only) -> int:
+        """The step of an index, from 0 up; a negative one counts from the end."""
+        if count.symbols:
+            raise CannotFuseError("indices into an axis of a symbolic size")
+        index = self._steps.convert(self._step(indices, layout, only), ir.DataType.INT64)
+        zero, size = (self._steps.constant(number, ir.DataType.INT64) for number in (0, count.factor))
+        return self._steps.where(self._steps.compare("lt", index, zero), self._steps.apply("add", index, size), index)
+
+    def _picked(self, node: ir.Node, layout: Layout, only: Only) -> int:
+        """The step of GatherElements with one index for each row of an axis."""
+        data, indices = node.inputs
+        assert data is not None
+        assert indices is not None
+        axis = node.attributes.get_int("axis", 0) % len(layout)
+        count = self._shapes(data)[axis]
+        place = self._at(self._index(indices, layout, count, only), count, is_step=True)
+        return self._step(data, (*layout[:axis], (place,), *layout[axis + 1 :]), only)
+
+    def _scattered(self, node: ir.Node, layout: Layout, only: Only) -> int:
+        """The step of ScatterElements with one index for each row of an axis."""
+        data, indices, updates = node.inputs
+        assert data is not None
+        assert indices is not None
+        assert updates is not None
+        axis = node.attributes.get_int("axis", 0) % len(layout)
+        if any(loop >= len(self._loops) for loop in layout[axis]):
+            raise CannotFuseError("a place that no loop counts")
+        count = self._shapes(data)[axis]
+        of_row = (*layout[:axis], (), *layout[axis + 1 :])
+        index = self._index(indices, of_row, count, only)
+        strides = strides_of(self._counts, (layout[axis],), (count,))[: len(self._loops)]
+        hit = self._steps.compare("eq", self._steps.add(Counter(ir.DataType.INT64, strides)), index)
+        before, update = self._step(data, layout, only), self._step(updates, of_row, only)
+        if node.attributes.get_string("reduction", "none") == "add":
+            update = self._steps.apply("add", before, update)
+        return self._steps.where(hit, update, before)
 
     def _joined(self, node: ir.Node, layout: Layout, only: Only) -> int:
         """The step of a concatenation of equal pieces: one of several, by a loop that counts them."""
@@ -333,34 +384,6 @@ class _Lowering:
             self._known[output, full if is_full else of_row, only] = step
         if (value, layout, only) not in self._known:
             raise CannotFuseError("a row's number in another place")
-
-
-def piece_of(node: ir.Node, value: ir.Value, before: Sequence[Size], after: Sequence[Size]) -> tuple[int, int] | None:
-    """The axis along which a Slice or a Split reads one of several equal pieces, and which; None of other nodes.
-
-    Raises:
-        CannotFuseError: it reads another part.
-    """
-    if node.op_type == "Split":
-        axis = node.attributes.get_int("axis", 0) % len(before)
-        sizes = [1 if one.shape is None else one.shape[axis] for one in node.outputs]
-        number = node.outputs.index(value)
-        if len(set(sizes)) > 1 or before[axis] != Size(len(sizes)) * after[axis] or after[axis].symbols:
-            raise CannotFuseError("unequal pieces")
-        return axis, number
-    if node.op_type != "Slice":
-        return None
-    starts, ends, axes, steps = (constant_of(one) for one in [*node.inputs[1:], None, None][:4])
-    if not starts or not ends or len(starts) != 1 or (steps or [1]) != [1] or (len(node.inputs) > 3 and not axes):
-        raise CannotFuseError("a slice of several axes, or with steps")
-    axis = (axes or [0])[0] % len(before)
-    size, found = before[axis], after[axis]
-    if size.symbols or found.symbols or not found.factor or size.factor % found.factor:
-        raise CannotFuseError("a slice that is no piece of equal ones")
-    first = min(max(starts[0] + size.factor if starts[0] < 0 else starts[0], 0), size.factor)
-    if first % found.factor:
-        raise CannotFuseError("a slice that is no piece of equal ones")
-    return axis, first // found.factor
 
 
 def _total(first: Size, second: Size) -> Size:

@@ -15,11 +15,11 @@ from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of, number_of
 from ort_dynamo.passes.onnx.fused_kernels.host_values import host_nodes
-from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, product
+from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG, WIDE, product
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
 from ort_dynamo.passes.onnx.fused_kernels.row_operators import reduced_axes
 from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
-from ort_dynamo.passes.onnx.fused_kernels.triton_source import DTYPES, MOST_COLUMNS
+from ort_dynamo.passes.onnx.fused_kernels.triton_spaces import DTYPES
 
 __all__ = ["find_groups"]
 
@@ -28,6 +28,9 @@ MOST_INPUTS, MOST_OUTPUTS, MOST_NODES = 12, 6, 64
 
 _MOST_SIBLINGS = 16
 """Readers of a tensor of which each is tried with each."""
+
+_INDICES = (ir.DataType.INT32, ir.DataType.INT64)
+_ADDED = (ir.DataType.DOUBLE, ir.DataType.FLOAT)
 
 _FREE = MOVES - {"Concat", "Expand", "Slice", "Split", "Transpose"}
 """Operators for which a session copies nothing."""
@@ -108,7 +111,7 @@ class _Search:
             values = [value for value in (*data, *node.outputs) if value is not None]
         elif (axes := reduced_axes(node)) is not None:
             x = node.inputs[0]
-            if x is None or self._sizes.find(x) is None or not 1 < self._width(x, axes).factor <= MOST_COLUMNS:
+            if x is None or self._sizes.find(x) is None or not 1 < self._width(x, axes).factor <= MOST_LONG:
                 return False
             values = [
                 v for v in (*node.inputs[: 1 if "Reduce" in node.op_type else None], *node.outputs) if v and v.name
@@ -121,9 +124,23 @@ class _Search:
             if rows.symbols or columns.symbols or columns.factor < 2 or not rows.factor or part_of(rows.factor) is None:
                 return False
             values = [x, node.outputs[0]]
+        elif node.op_type in ("GatherElements", "ScatterElements") and not node.domain:
+            if not self._is_indexed_by_row(node):
+                return False
         elif not computes(node):
             return False
         return all(self._is_taken(value) for value in values)
+
+    def _is_indexed_by_row(self, node: ir.Node) -> bool:
+        """Whether GatherElements or ScatterElements has one index for each row of an axis, and adds or sets floats."""
+        data, indices = node.inputs[:2]
+        if data is None or indices is None or self._sizes.find(data) is None or self._sizes.find(indices) is None:
+            return False
+        sizes, axis = list(self._sizes(data)), node.attributes.get_int("axis", 0)
+        sizes[axis] = Size()
+        if tuple(sizes) != self._sizes(indices) or indices.dtype not in _INDICES or data.dtype not in _ADDED:
+            return False
+        return node.attributes.get_string("reduction", "none") in ("none", "add")
 
     def _is_taken(self, value: ir.Value) -> bool:
         shape = self._sizes.find(value)

@@ -19,6 +19,8 @@ import onnx_ir as ir
 from ort_dynamo.fused_op import Size
 
 __all__ = [
+    "MOST_COLUMNS",
+    "MOST_LONG",
     "WIDE",
     "Apply",
     "ColumnSum",
@@ -39,6 +41,12 @@ WIDE = {ir.DataType.BFLOAT16: ir.DataType.FLOAT, ir.DataType.FLOAT16: ir.DataTyp
 
 _ZERO = Size(0)
 
+MOST_COLUMNS = 16384
+"""The longest row that one program holds in registers."""
+
+MOST_LONG = 1 << 18
+"""The longest row that one program reduces, block by block."""
+
 
 @dataclass(frozen=True)
 class Load:
@@ -50,6 +58,8 @@ class Load:
         strides: for each loop, in elements.
         offset: of the first element that is read.
         only: (loop, number): it is read where each of these loops counts to its number. Elsewhere it is not used.
+        places: (step, stride, count): the index of an earlier step, and how far apart in elements two indices are. It
+            is read where each index is from 0 to below its count, and is 0 elsewhere.
     """
 
     dtype: ir.DataType
@@ -57,6 +67,7 @@ class Load:
     strides: tuple[Size, ...]
     offset: Size = _ZERO
     only: tuple[tuple[int, int], ...] = ()
+    places: tuple[tuple[int, Size, Size], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -175,6 +186,11 @@ class Kernel:
     def has_row_numbers(self) -> bool:
         """Whether rows are reduced, so that a program has to hold them as wholes."""
         return any(isinstance(step, Reduce) for step in self.steps)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its rows are reduced block by block."""
+        return self.has_row_numbers and product(self.column_loops).factor > MOST_COLUMNS
 
     @property
     def row_loops(self) -> tuple[Size, ...]:

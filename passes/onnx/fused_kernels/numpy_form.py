@@ -120,12 +120,15 @@ def _step(
     match step:
         case Load():
             places = offsets(step.strides) + step.offset.value(symbols)
-            is_read = offsets([Size()] * len(loops)) >= 0
+            is_read = np.ones((1,) * len(loops), np.bool_)
+            for place, stride, count in step.places:
+                places = places + values[place] * stride.value(symbols)
+                is_read = is_read & (values[place] >= 0) & (values[place] < count.value(symbols))
             for loop, number in step.only:
                 is_read = is_read & (offsets([Size(int(other == loop)) for other in range(len(loops))]) == number)
             shown = (
                 np.where(is_read, flat[step.input][np.where(is_read, places, 0)], 0)
-                if step.only
+                if step.only or step.places
                 else flat[step.input][places]
             )
             return shown.astype(wide)

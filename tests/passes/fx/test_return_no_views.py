@@ -52,6 +52,28 @@ def test_views_of_eager_are_told_from_reshapes_that_are_none() -> None:
     assert returned_views(gm.graph) == {1, 2}
 
 
+OWN = {
+    "max_unpool2d": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+    "max_unpool3d": lambda x: F.max_unpool3d(*F.max_pool3d(x, (1, 2, 2), return_indices=True), (1, 2, 2)),
+    "rot90": lambda x: torch.rot90(x, 1, (2, 3)),
+    "triangular_solve": lambda x: torch.triangular_solve(x, x)[1],
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
+@pytest.mark.parametrize("placement", ["fastest", "onnxruntime"])
+@pytest.mark.parametrize("name", OWN)
+def test_what_a_decomposition_ends_in_is_a_result_as_any(name: str, placement: str) -> None:
+    x = torch.randn(2, 4, 6, 6, requires_grad=True)
+    result = torch.compile(OWN[name], backend="ort_train", options={"placement": placement})(x)
+    expected = OWN[name](x)
+    assert result.stride() == expected.stride()
+    torch.testing.assert_close(result, expected)
+    result.add_(1)
+    (ours,), (theirs,) = (torch.autograd.grad(one.sum(), x) for one in (result, expected))
+    torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("placement", ["fastest", "onnxruntime"])
 def test_a_detached_view_is_no_view_and_counts_what_is_written(placement: str) -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor]:

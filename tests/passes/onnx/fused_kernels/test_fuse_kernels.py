@@ -158,3 +158,46 @@ def test_the_join_of_three_gradients_and_the_sum_of_their_columns_are_one_kernel
     expected = with_kernels(ir.from_proto(plain), inputs, body=True)
     assert_same(with_kernels(model, inputs, body=False), expected, 1e-5)
     assert_same(with_kernels(model, inputs, body=True), expected, 1e-5)
+
+
+LOSS = """g (bfloat16[6,WIDTH] x, int64[6] t) => (float[6] loss, float[6,1] m, float[6,1] ls) <int64[1] one = {1}> {
+  w = Cast<to=1>(x)
+  m = ReduceMax<keepdims=1>(w, one)
+  shifted = Sub(w, m)
+  e = Exp(shifted)
+  s = ReduceSum<keepdims=1>(e, one)
+  ls = Log(s)
+  lp = Sub(shifted, ls)
+  i = Unsqueeze(t, one)
+  picked = GatherElements<axis=1>(lp, i)
+  row = Squeeze(picked, one)
+  loss = Neg(row)
+}"""
+GRADIENT = """g (bfloat16[6,WIDTH] x, int64[6,1] t, float[6,1] m, float[6,1] ls, float[6,1] u) => (bfloat16[6,WIDTH] d) {
+  w = Cast<to=1>(x)
+  shifted = Sub(w, m)
+  lp = Sub(shifted, ls)
+  e = Exp(lp)
+  product = Mul(e, u)
+  added = ScatterElements<axis=1, reduction="add">(product, t, u)
+  d = Cast<to=16>(added)
+}"""
+
+
+def cross_entropy(text: str, width: int) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A half of a cross entropy, and its inputs: targets from both ends."""
+    plain = onnx.parser.parse_model(HEADER + text.replace("WIDTH", str(width)))
+    inputs = inputs_of(plain, 0, {})
+    inputs["t"] = np.array([0, 3, width - 1, -1, 7, -width], np.int64).reshape(inputs["t"].shape)
+    return plain, inputs
+
+
+@pytest.mark.parametrize("width", [50, 20000])
+@pytest.mark.parametrize("text", [LOSS, GRADIENT], ids=["loss", "gradient"])
+def test_each_half_of_a_cross_entropy_is_one_kernel(text: str, width: int) -> None:
+    plain, inputs = cross_entropy(text, width)
+    model = fused(plain)
+    assert len([node for node in model.graph if node.op_type != "Unsqueeze"]) == 1
+    expected = with_kernels(ir.from_proto(plain), inputs, body=True)
+    assert_same(with_kernels(model, inputs, body=False), expected, 2e-5 if text is LOSS else 1e-2)
+    assert_same(with_kernels(model, inputs, body=True), expected, 2e-5 if text is LOSS else 1e-2)

@@ -9,7 +9,17 @@ import onnx_ir as ir
 import pytest
 import torch
 from generated_graphs import GraphMaker, inputs_of
-from test_fuse_kernels import HEADER, JOINED, assert_same, fused, kernel_results, with_kernels
+from test_fuse_kernels import (
+    GRADIENT,
+    HEADER,
+    JOINED,
+    LOSS,
+    assert_same,
+    cross_entropy,
+    fused,
+    kernel_results,
+    with_kernels,
+)
 from triton_interpreter import interpret
 
 from ort_dynamo.fused_op import DOMAIN
@@ -60,3 +70,12 @@ def test_the_kernels_of_a_generated_graph(seed: int) -> None:
 def test_kernels_that_join_pieces_and_add_up_columns() -> None:
     plain = onnx.parser.parse_model(HEADER + JOINED)
     assert assert_interpreted(fused(plain), inputs_of(plain, 0, {})) >= 1
+
+
+@pytest.mark.parametrize("width", [50, 8192, 20000])
+@pytest.mark.parametrize("text", [LOSS, GRADIENT], ids=["loss", "gradient"])
+@pytest.mark.parametrize("odd", [0.0, float("nan"), float("inf")])
+def test_the_kernels_of_a_cross_entropy(text: str, width: int, odd: float) -> None:
+    plain, inputs = cross_entropy(text, width)
+    inputs["x"][2, -1] += np.asarray(odd, inputs["x"].dtype)
+    assert assert_interpreted(fused(plain), inputs) == 1

@@ -1,0 +1,41 @@
+"""Slices and splits that read one of several equal pieces of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from ort_dynamo.fused_op import Size
+from ort_dynamo.passes.onnx.analysis.constants import constant_of
+from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
+
+__all__ = ["piece_of"]
+
+
+def piece_of(node: ir.Node, value: ir.Value, before: Sequence[Size], after: Sequence[Size]) -> tuple[int, int] | None:
+    """The axis along which a Slice or a Split reads one of several equal pieces, and which; None of other nodes.
+
+    Raises:
+        CannotFuseError: it reads another part.
+    """
+    if node.op_type == "Split":
+        axis = node.attributes.get_int("axis", 0) % len(before)
+        sizes = [1 if one.shape is None else one.shape[axis] for one in node.outputs]
+        number = node.outputs.index(value)
+        if len(set(sizes)) > 1 or before[axis] != Size(len(sizes)) * after[axis] or after[axis].symbols:
+            raise CannotFuseError("unequal pieces")
+        return axis, number
+    if node.op_type != "Slice":
+        return None
+    starts, ends, axes, steps = (constant_of(one) for one in [*node.inputs[1:], None, None][:4])
+    if not starts or not ends or len(starts) != 1 or (steps or [1]) != [1] or (len(node.inputs) > 3 and not axes):
+        raise CannotFuseError("a slice of several axes, or with steps")
+    axis = (axes or [0])[0] % len(before)
+    size, found = before[axis], after[axis]
+    if size.symbols or found.symbols or not found.factor or size.factor % found.factor:
+        raise CannotFuseError("a slice that is no piece of equal ones")
+    first = min(max(starts[0] + size.factor if starts[0] < 0 else starts[0], 0), size.factor)
+    if first % found.factor:
+        raise CannotFuseError("a slice that is no piece of equal ones")
+    return axis, first // found.factor

@@ -1,0 +1,270 @@
+"""How the programs of a kernel share its points, in Triton's language."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ort_dynamo.fused_op import Size
+from ort_dynamo.passes.onnx.fused_kernels.kernel import ColumnSum, Kernel, Load, Term, product, terms
+
+__all__ = ["DTYPES", "Flat", "LongRows", "Rows", "written_size"]
+
+_BLOCK = 64
+"""Columns of a tile that need not be whole rows."""
+
+_ELEMENTS = 1024
+"""Elements of a program; 8 a thread, which load 16 bytes of a half type at once."""
+
+_LONG_BLOCK = 4096
+"""Columns of a tile of a long row."""
+
+DTYPES: Mapping[ir.DataType, str] = {
+    ir.DataType.BFLOAT16: "tl.bfloat16",
+    ir.DataType.BOOL: "tl.int1",
+    ir.DataType.DOUBLE: "tl.float64",
+    ir.DataType.FLOAT: "tl.float32",
+    ir.DataType.FLOAT16: "tl.float16",
+    ir.DataType.INT32: "tl.int32",
+    ir.DataType.INT64: "tl.int64",
+}
+"""Element types that a kernel takes."""
+
+
+class Flat:
+    """All loops as one index."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.count, self.per_program, self.num_warps = kernel.count, _ELEMENTS, 4
+        self._kernel = kernel
+
+    indent = ""
+
+    def head(self) -> Iterator[str]:
+        """The lines before the steps."""
+        yield f"i = {_program(self._kernel)} * {self.per_program} + tl.arange(0, {self.per_program})"
+        yield f"mask = i < {written_size(self.count)}"
+
+    def access(self, strides: Sequence[Size]) -> tuple[str, str]:
+        """The offset and the mask of an access; no offset where it is 0."""
+        offset = _offset(terms(self._kernel.loops, strides), "i")
+        return offset, "mask" if offset else ""
+
+    def counter(self, loop: int) -> str:
+        """A loop's counter."""
+        return _counter(self._kernel, self.access, loop)
+
+    def place(self, strides: Sequence[Size]) -> tuple[str, str]:
+        """Likewise of a store; one that has no offset stores one element, at the only point."""
+        offset, _ = self.access(strides)
+        return offset or "i", "mask"
+
+    def added(self) -> Iterator[str]:
+        """Nothing: there are no column sums."""
+        return iter(())
+
+    tail = added
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Tiles of rows: whole rows where these are reduced, else blocks of their columns.
+
+    A program computes one tile; with column sums, the tiles of one part of the rows, one after another.
+    """
+
+    kernel: Kernel
+
+    @property
+    def columns(self) -> int:
+        """Points of a row."""
+        return product(self.kernel.column_loops).factor
+
+    @property
+    def block(self) -> int:
+        """Columns of a tile."""
+        whole = 1 << (self.columns - 1).bit_length()
+        return whole if self.kernel.has_row_numbers else min(whole, _BLOCK)
+
+    @property
+    def blocks(self) -> int:
+        """Tiles side by side."""
+        return -(-self.columns // self.block)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile."""
+        most = 1 << (self.kernel.part - 1).bit_length() if self.kernel.part else _ELEMENTS
+        return min(most, max(1, _ELEMENTS // self.block))
+
+    @property
+    def count(self) -> Size:
+        """What is divided among programs: tiles side by side count as rows."""
+        return product(self.kernel.row_loops) * Size(self.blocks)
+
+    @property
+    def per_program(self) -> int:
+        """How much of it each program does."""
+        return self.kernel.part or self.rows
+
+    @property
+    def num_warps(self) -> int:
+        """Of each program."""
+        return max(1, min(16, self.block * self.rows // 512))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all columns of a tile are columns of the rows."""
+        return self.columns % self.block == 0
+
+    def head(self) -> Iterator[str]:
+        """The lines before the steps."""
+        program, rows = _program(self.kernel), f"tl.arange(0, {self.rows})[:, None]"
+        columns = f"tl.arange(0, {self.block})[None, :]"
+        if self.blocks > 1:
+            yield f"p = {program}"
+            program, columns = f"(p // {self.blocks})", f"p % {self.blocks} * {self.block} + {columns}"
+        yield f"c = {columns}"
+        if not self.is_whole:
+            yield f"columns = c < {self.columns}"
+        if not self.kernel.part:
+            yield f"r = {program} * {self.rows} + {rows}"
+            yield f"rows = r < {written_size(product(self.kernel.row_loops))}"
+        else:
+            yield f"part = {program}"
+            for number, store in self.sums():
+                dtype = DTYPES[self.kernel.steps[store.step].dtype]
+                yield f"sum{number} = tl.zeros([{self.rows}, {self.block}], {dtype})"
+            yield f"for first in range(0, {self.kernel.part}, {self.rows}):"
+            yield f"    within = first + {rows}"
+            yield f"    r = part * {self.kernel.part} + within"
+            yield f"    rows = within < {self.kernel.part}"
+        if not self.is_whole:
+            yield f"{self.indent}mask = rows & columns"
+
+    @property
+    def indent(self) -> str:
+        """Of the steps."""
+        return "    " if self.kernel.part else ""
+
+    def sums(self) -> Iterator[tuple[int, ColumnSum]]:
+        """The column sums, by the numbers of their outputs."""
+        for number, store in enumerate(self.kernel.stores):
+            if isinstance(store, ColumnSum):
+                yield number, store
+
+    def added(self) -> Iterator[str]:
+        """What a tile adds to the column sums."""
+        mask = "rows" if self.is_whole else "mask"
+        for number, store in self.sums():
+            tile = f"tl.broadcast_to(v{store.step}, [{self.rows}, {self.block}])"
+            yield f"{self.indent}sum{number} += tl.where({mask}, {tile}, 0.0)"
+
+    def tail(self) -> Iterator[str]:
+        """What is stored when all tiles of a part are done."""
+        for number, _ in self.sums():
+            dtype = DTYPES[self.kernel.outputs[number]]
+            place = f"out{number} + part * {self.columns} + c"
+            mask = "" if self.is_whole else ", columns"
+            yield f"tl.store({place}, tl.sum(sum{number}, 0, keep_dims=True).to({dtype}){mask})"
+
+    def access(self, strides: Sequence[Size]) -> tuple[str, str]:
+        """The offset and the mask of an access; no offset where it is 0."""
+        by_row, by_column = self._offsets(strides)
+        if not by_row:
+            return by_column, "" if self.is_whole or not by_column else "columns"
+        if not by_column:
+            return by_row, "rows"
+        return f"{by_row} + {by_column}", "rows" if self.is_whole else "mask"
+
+    def counter(self, loop: int) -> str:
+        """A loop's counter."""
+        return _counter(self.kernel, self.access, loop)
+
+    def place(self, strides: Sequence[Size]) -> tuple[str, str]:
+        """Likewise of a store; one that has no offset stores the number of the only row."""
+        by_row, by_column = self._offsets(strides)
+        by_row = by_row or "r"  # of the only row, which is masked
+        if not by_column:
+            return by_row, "rows"
+        return f"{by_row} + {by_column}", "rows" if self.is_whole else "mask"
+
+    def _offsets(self, strides: Sequence[Size]) -> tuple[str, str]:
+        outer, inner = strides[: -self.kernel.columns], strides[-self.kernel.columns :]
+        by_row = _offset(terms(self.kernel.row_loops, outer), "r")
+        return by_row, _offset(terms(self.kernel.column_loops, inner), "c")
+
+
+class LongRows(Rows):
+    """Rows that no program can hold: it walks along one, block by block, once for each reduction of a reduction."""
+
+    @property
+    def block(self) -> int:
+        """Columns of a tile."""
+        return _LONG_BLOCK
+
+    @property
+    def blocks(self) -> int:
+        """Tiles side by side."""
+        return 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile."""
+        return 1
+
+    @property
+    def num_warps(self) -> int:
+        """Of each program."""
+        return 16
+
+    def head(self) -> Iterator[str]:
+        """The lines before the steps."""
+        yield f"r = {_program(self.kernel)} + tl.arange(0, 1)[:, None]"
+        yield f"rows = r < {written_size(product(self.kernel.row_loops))}"
+
+    def walk(self) -> Iterator[str]:
+        """The head of a loop along the row."""
+        yield f"for first in range(0, {self.columns}, {self.block}):"
+        yield f"    c = first + tl.arange(0, {self.block})[None, :]"
+        if not self.is_whole:
+            yield f"    columns = c < {self.columns}"
+            yield "    mask = rows & columns"
+
+
+def _counter(kernel: Kernel, access: Callable[[Sequence[Size]], tuple[str, str]], loop: int) -> str:
+    offset, _ = access([Size(int(other == loop)) for other in range(len(kernel.loops))])
+    return f"({offset})"
+
+
+def _is_wide(kernel: Kernel) -> bool:
+    """Whether offsets may exceed 32 bits."""
+    loads = [step for step in kernel.steps if isinstance(step, Load)]
+    if kernel.count.symbols or any(size.symbols for load in loads for size in (load.offset, *load.strides)):
+        return True
+    reach = (sum(n.factor * s.factor for n, s in zip(kernel.loops, load.strides, strict=True)) for load in loads)
+    last = max((end + load.offset.factor for end, load in zip(reach, loads, strict=True)), default=0)
+    return max(kernel.count.factor, last) >= 2**31
+
+
+def _program(kernel: Kernel) -> str:
+    return "tl.program_id(0).to(tl.int64)" if _is_wide(kernel) else "tl.program_id(0)"
+
+
+def written_size(size: Size) -> str:
+    """A size as an expression."""
+    factors = [*([str(size.factor)] if size.factor != 1 or not size.symbols else []), *(f"s{s}" for s in size.symbols)]
+    return factors[0] if len(factors) == 1 else f"({' * '.join(factors)})"
+
+
+def _offset(found: Sequence[Term], index: str) -> str:
+    """Terms of an index as an expression."""
+    written = []
+    for term in found:
+        text = index if term.divisor == Size() else f"{index} // {written_size(term.divisor)}"
+        if term.modulus is not None:
+            text = f"{text} % {written_size(term.modulus)}"
+        written.append(text if term.stride == Size() else f"({text}) * {written_size(term.stride)}")
+    return " + ".join(written)

@@ -20,6 +20,7 @@ from ort_dynamo.passes.fx.compare_in_forward import CompareInForward
 from ort_dynamo.passes.fx.cut_into_sections import CutIntoSections
 from ort_dynamo.passes.fx.drop_kept_dims import DropKeptDims
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
+from ort_dynamo.passes.fx.expand_log_softmax import ExpandLogSoftmax
 from ort_dynamo.passes.fx.give_strides import GiveStrides
 from ort_dynamo.passes.fx.hide_seedless import HideSeedless
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
@@ -56,6 +57,7 @@ from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_cross_entropy_gradient import FuseCrossEntropyGradient
 from ort_dynamo.passes.onnx.fuse_kernels import FuseKernels
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
+from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG
 from ort_dynamo.passes.onnx.keep_half import KeepHalf
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.read_late import ReadLate
@@ -104,7 +106,7 @@ def fx_passes(options: PassOptions, *, draws: bool = False, deterministic: bool 
 
 
 def placement_passes(options: PassOptions, target: Target, threads: int) -> tuple[PassBase, ...]:
-    """Give the passes on a joint graph, or on an inference graph, that decide what torch runs by choice.
+    """Give the passes on a joint or inference graph that depend on the target, such as what torch runs by choice.
 
     They run after fx_passes, whose results may be faster in a session.
 
@@ -113,11 +115,13 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
         target: what the sessions are compiled for.
         threads: how many a session has.
     """
+    expand = (ExpandLogSoftmax(MOST_LONG),) if target.fuses_kernels else ()
     if options.placement == "onnxruntime":
-        return ()
+        return expand
     whole = target.leaves_convolution_gradients or target.leaves_normalizations or target.leaves_attention
     # What torch runs whole is known after the first two, so that the third finds no boundary there to pay for.
     return (
+        *expand,
         PlaceInTorch(target, threads),
         *([PlaceWholeKernels(target)] if whole else []),
         PlaceSlowerOperators(target, threads),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from ort_dynamo.capture.decompositions.checks import checked
 from ort_dynamo.capture.decompositions.composites import COMPOSITES
@@ -16,6 +15,7 @@ from ort_dynamo.capture.decompositions.layouts import LAYOUTS
 from ort_dynamo.lowering.registry import is_from_outside, registered
 from ort_dynamo.torch_internals.decompositions import core_decompositions, decompositions_of, prim_functions
 from ort_dynamo.torch_internals.operators import AbsentOperatorError, OpOverload, aten, can_decompose
+from ort_dynamo.torch_internals.pytree import tree_map
 
 __all__ = ["decompositions"]
 

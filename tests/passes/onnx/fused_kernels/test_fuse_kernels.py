@@ -173,7 +173,8 @@ LOSS = """g (bfloat16[6,WIDTH] x, int64[6] t) => (float[6] loss, float[6,1] m, f
   row = Squeeze(picked, one)
   loss = Neg(row)
 }"""
-GRADIENT = """g (bfloat16[6,WIDTH] x, int64[6,1] t, float[6,1] m, float[6,1] ls, float[6,1] u) => (bfloat16[6,WIDTH] d) {
+GRADIENT = """g (bfloat16[6,WIDTH] x, int64[6,1] t, float[6,1] m, float[6,1] ls, float[6,1] u)
+  => (bfloat16[6,WIDTH] d) {
   w = Cast<to=1>(x)
   shifted = Sub(w, m)
   lp = Sub(shifted, ls)

@@ -1,8 +1,8 @@
 """Counts the launches of a training step on CUDA and the bytes that its kernels move, beside a floor. No device.
 
-    python -m bench.cuda_floor ["gpt, 24 layers" …] [--scale full]
+    python -m bench.cuda_floor ["gpt, 24 layers" …] [--scale full] [--unfused]
 
-Each model is compiled for a recorded CUDA target, in bfloat16 autocast, and nothing runs. A node of a session counts as
+Each model is compiled for a recorded CUDA target, in bfloat16 autocast, and nothing runs. A node, or a fused kernel, of a session counts as
 one launch that reads its inputs and writes its outputs once; what only changes a shape is free. Of torch's operators
 by choice the same is counted. The optimizer is not.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import math
 import operator
 import sys
@@ -33,6 +34,7 @@ from bench.cuda_models import LARGE, SMALL, build_model
 from ort_dynamo import compiler
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_tangent
 from ort_dynamo.passes.fx.analysis.storage import fakes_in, storages_of
+from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.runtime.providers import recorded_cuda_targets
 from ort_dynamo.target import Target
 
@@ -149,7 +151,7 @@ def _half(role: str, gm: GraphModule) -> Half:
 
 def _fx_bytes(node: Node) -> int:
     """Bytes of a torch operator's tensors; 0 of a view, and of one that gives no tensor."""
-    if storages_of(node) <= set().union(*map(storages_of, node.all_input_nodes)):
+    if is_remakable_view(node) or storages_of(node) <= set().union(*map(storages_of, node.all_input_nodes)):
         return 0
     tensors = fakes_in([one.meta.get("val") for one in (node, *node.all_input_nodes)])
     return sum(one.numel() * one.element_size() for one in tensors)
@@ -304,8 +306,10 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join({**LARGE, **SMALL})}")
     parser.add_argument("--scale", default="full", choices=["tiny", "full"])
     parser.add_argument("--version", default="1.31.1", choices=[target.version for target in recorded_cuda_targets()])
+    parser.add_argument("--unfused", action="store_true", help="without kernels of ours")
     arguments = parser.parse_args(given)
-    target = next(target for target in recorded_cuda_targets() if target.version == arguments.version)
+    recorded = next(target for target in recorded_cuda_targets() if target.version == arguments.version)
+    target = dataclasses.replace(recorded, fuses_kernels=not arguments.unfused)
     print("| model | graph | kernels | launches | GB | ms |\n|---|---|---|---|---|---|")
     for name in arguments.names or [name for name in LARGE if "layers" in name]:
         print(*rows(name, halves(name, arguments.scale, target)), sep="\n", flush=True)

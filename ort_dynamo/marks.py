@@ -12,6 +12,7 @@ __all__ = [
     "FX_NODE",
     "GATE",
     "HALF",
+    "IGNORES_NAN",
     "KERNEL_READS",
     "OBSERVERS",
     "PASS",
@@ -52,6 +53,9 @@ SECTION = "ort_dynamo.section"
 
 GATE = "ort_dynamo.gate"
 """True on a sigmoid that only scales other tensors: an absolute error of 1e-7 in it is rounding. In graph keys."""
+
+IGNORES_NAN = "ort_dynamo.ignores_nan"
+"""True on a maximum whose readers keep a NaN of its operand themselves, so that it may lose it. In graph keys."""
 
 STANDS_BESIDE = "ort_dynamo.with_running_statistics"
 """On a BatchNorm without running statistics: the name of the one with them that it was split from."""

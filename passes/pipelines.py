@@ -38,6 +38,7 @@ from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
 from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
+from ort_dynamo.passes.fx.recompute_pointwise import RecomputePointwise
 from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
 from ort_dynamo.passes.fx.remake_views import RemakeViews
 from ort_dynamo.passes.fx.remove_no_ops import RemoveNoOps
@@ -139,7 +140,7 @@ def saved_result_passes(outputs: int) -> tuple[PassBase, ...]:
 
 
 def recompute_passes(
-    options: RecomputeOptions, static: tuple[int, ...] = (), least: int | None = None
+    options: RecomputeOptions, static: tuple[int, ...] = (), least: int | None = None, *, fused: bool = False
 ) -> tuple[PassBase, ...]:
     """Give the passes that tag what the backward computes again, each of which leaves earlier decisions alone.
 
@@ -149,11 +150,13 @@ def recompute_passes(
         options: which of them.
         static: indices of the graph's inputs that are parameters or buffers.
         least: bytes of a result of arithmetic from which it is computed again whatever the options say; None for never.
+        fused: whether arithmetic is computed in the kernel of what reads it.
     """
     return (
         SaveReadsOfMutated(),  # first: what must not be computed again is not to be decided about
         *([RecomputeCasts(static)] if options.recompute_casts else []),
         RecomputeArithmetic(least),  # it costs nothing, so there is no option
+        *([RecomputePointwise()] if fused else []),
         # Before the policies: what its clusters are called depends on what else is kept, and the user has read their
         # names in a table that shows the graph as it is without options.
         *([RecomputePlan(options.recompute_plan)] if options.recompute_plan else []),

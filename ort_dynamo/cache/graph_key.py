@@ -23,7 +23,7 @@ from torch.fx import GraphModule, Node
 
 from ort_dynamo.boundary import input_spec, output_spec
 from ort_dynamo.cache.function_key import NotKeyableError, spell_function
-from ort_dynamo.marks import GATE
+from ort_dynamo.marks import GATE, IGNORES_NAN
 from ort_dynamo.torch_internals.answers import ANSWERS, Fact
 from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload
 from ort_dynamo.torch_internals.symbols import assumptions, by_number, given_expression, kind
@@ -111,8 +111,7 @@ class _Writer:
         self.lines.append("|".join([node.op, target, *arguments, self._spell(node.meta.get("val"))]))
         if node.op == "placeholder":
             self.lines.append(f"enters {input_spec(node.meta.get('val'))}")
-        if node.meta.get(GATE):
-            self.lines.append(GATE)
+        self.lines.extend(mark for mark in (GATE, IGNORES_NAN) if node.meta.get(mark))
         self.lines.extend(map(self._spell_fact, node.meta.get(ANSWERS, ())))
 
     def write_argument(self, node: Node) -> None:

@@ -99,8 +99,9 @@ def tag_recomputed(joint: GraphModule, options: Options, static: Sequence[int] =
         options: what to compute again, and whether the graph is checked after each pass.
         static: indices of its inputs that are parameters or buffers.
     """
-    least = _target(joint, options).repeated_bytes if _sizes_decide(joint, options) else None
-    passes = recompute_passes(options.recompute, tuple(static), least)
+    target, decide = _target(joint, options), _sizes_decide(joint, options)
+    least, fused = target.repeated_bytes if decide else None, target.fuses_kernels and decide
+    passes = recompute_passes(options.recompute, tuple(static), least, fused=fused)
     return run_passes(passes, joint, check=options.dump.verify, folder=options.dump.save_onnx)
 
 

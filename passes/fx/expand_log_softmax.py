@@ -8,6 +8,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from ort_dynamo.marks import IGNORES_NAN
 from ort_dynamo.passes.fx.analysis.fake_values import add_call
 from ort_dynamo.torch_internals.operators import aten
 
@@ -63,7 +64,8 @@ def _expanded(node: Node) -> Node:
     meta = {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta")}
     if x.meta["val"].dtype != node.meta["val"].dtype:
         x = add_call(graph, aten._to_copy.default, (x,), {"dtype": node.meta["val"].dtype}, meta)
-    largest = add_call(graph, aten.amax.default, (x, [-1], True), meta=meta)
+    # Of a row with NaN the sum is NaN whatever is subtracted.
+    largest = add_call(graph, aten.amax.default, (x, [-1], True), meta={**meta, IGNORES_NAN: True})
     shifted = add_call(graph, aten.sub.Tensor, (x, largest), meta=meta)
     exponentials = add_call(graph, aten.exp.default, (shifted,), meta=meta)
     summed = add_call(graph, aten.sum.dim_IntList, (exponentials, [-1], True), meta=meta)

@@ -20,6 +20,7 @@ from ort_dynamo.lowering.recipes.checks import called, has_elements, none_missin
 from ort_dynamo.lowering.recipes.prefix_scan import prefix_scan
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
+from ort_dynamo.marks import IGNORES_NAN
 from ort_dynamo.torch_internals.operators import aten
 
 Dims = int | Sequence[int] | None
@@ -168,6 +169,8 @@ def _extremum(op_type: str, ctx: LoweringContext, self: ir.Value, dim: Dims, kee
 @lowering(aten.amax.default, aten.max.default)
 def amax(ctx: LoweringContext, self: ir.Value, dim: Dims = None, keepdim: bool = False) -> ir.Value:
     """amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"""
+    if ctx.node.meta.get(IGNORES_NAN):
+        return ctx.op.ReduceMax(self, ctx.ints(axes_of(dim, ctx.rank(self))), keepdims=int(keepdim))
     return _extremum("ReduceMax", ctx, self, dim, keepdim)
 
 

@@ -1,0 +1,116 @@
+"""The backward recomputes what pointwise operators make of fewer bytes than they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ort_dynamo.passes.fx.analysis.saved_tensors import (
+    CASTS,
+    JointGraph,
+    bytes_of,
+    calls,
+    can_recompute,
+    is_number,
+    is_tensor,
+    tag,
+)
+from ort_dynamo.passes.fx.analysis.storage import storage_of
+from ort_dynamo.passes.fx.analysis.views import is_view
+from ort_dynamo.torch_internals.operators import OpOverload, aten
+
+__all__ = ["RecomputePointwise"]
+
+_MOST_NODES = 16
+"""Operators that are done again for one tensor."""
+
+_FUSED_READERS = (
+    *(aten.sum, aten.mean, aten.amax, aten.amin),
+    *(aten._softmax_backward_data, aten._log_softmax_backward_data),
+    *(aten.native_layer_norm_backward, aten._fused_rms_norm_backward),
+)
+"""Operators beside pointwise ones that are computed in the kernel of what they read."""
+
+
+@dataclass(frozen=True)
+class RecomputePointwise(PassBase):
+    """The pass tags saved results of pointwise operators that can be made again of tensors with fewer bytes.
+
+    Those that live anyway count nothing. So of the logarithms of a softmax, in float32, the backward keeps the logits
+    of a half type and two numbers a row.
+
+    It is for targets that fuse kernels: there arithmetic costs nothing beside what is read. A result that a product or
+    another operator with a kernel of its own reads in the backward stays saved, since it would be written once more.
+    """
+
+    name: str = "recompute_pointwise"
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Tag nodes of a joint graph, in place."""
+        chosen = list(_Search(JointGraph(graph_module)).chosen())
+        return PassResult(graph_module, tag(chosen, CheckpointPolicy.MUST_RECOMPUTE, self.name))
+
+
+class _Search:
+    def __init__(self, joint: JointGraph) -> None:
+        self._joint = joint
+        self._returned = frozenset(map(storage_of, filter(is_tensor, joint.outputs)))
+        self._kept = {storage_of(one.nodes[0]) for one in joint.cut(joint.tagged()).kept}
+        self._lives = self._kept | joint.inputs_read_by_backward
+
+    def chosen(self) -> Iterator[Node]:
+        """Yield the nodes to tag."""
+        for node in self._joint.forward:
+            if not is_tensor(node) or not _is_pointwise(node):
+                continue
+            storage = storage_of(node)
+            if storage not in self._kept or storage in self._returned:
+                continue
+            made = self._joint.sharing([node])
+            if not all(map(can_recompute, made)) or not all(map(self._is_read_by_kernels, made)):
+                continue
+            repeated, saved = self._made_of(node)
+            if len(repeated) <= _MOST_NODES and sum(saved.values()) < bytes_of(node.meta["val"])[0]:
+                self._kept = self._kept - {storage} | saved.keys()
+                self._lives = self._lives - {storage} | saved.keys()
+                yield from {*repeated, *made}
+
+    def _is_read_by_kernels(self, value: Node) -> bool:
+        """Whether all that reads a value in the backward can be one kernel with what makes it."""
+        return all(
+            self._joint.is_forward(user) or _is_pointwise(user) or is_view(user) or calls(user, _FUSED_READERS)
+            for user in value.users
+            if user.op == "call_function"
+        )
+
+    def _made_of(self, node: Node) -> tuple[list[Node], dict[int, int]]:
+        """The operators that make a value of what lives or has to be saved, and the latter with its bytes."""
+        repeated, saved, left = dict[Node, None](), dict[int, int](), [node]
+        while left and len(repeated) <= _MOST_NODES:
+            made = left.pop()
+            repeated[made] = None
+            for source in made.all_input_nodes:
+                if is_number(source) or source in repeated:
+                    continue
+                if not is_tensor(source):
+                    saved[-1] = bytes_of(node.meta["val"])[0]  # which cannot be known
+                elif storage_of(source) in self._lives - {storage_of(node)}:
+                    pass
+                elif self._joint.is_forward(source) and self._is_repeated(source):
+                    left.append(source)
+                else:
+                    saved[storage_of(source)] = bytes_of(source.meta["val"])[0]
+        return list(repeated), saved
+
+    def _is_repeated(self, source: Node) -> bool:
+        return (_is_pointwise(source) or is_view(source)) and can_recompute(source)
+
+
+def _is_pointwise(node: Node) -> bool:
+    target = node.target
+    return isinstance(target, OpOverload) and (torch.Tag.pointwise in target.tags or calls(node, CASTS))

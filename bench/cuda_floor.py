@@ -2,7 +2,8 @@
 
     python -m bench.cuda_floor ["gpt, 24 layers" …] [--scale full] [--unfused]
 
-Each model is compiled for a recorded CUDA target, in bfloat16 autocast, and nothing runs. A node, or a fused kernel, of a session counts as
+Each model is compiled for a recorded CUDA target, in bfloat16 autocast, and nothing runs. A node of a session, which
+may be a fused kernel, counts as
 one launch that reads its inputs and writes its outputs once; what only changes a shape is free. Of torch's operators
 by choice the same is counted. The optimizer is not.
 

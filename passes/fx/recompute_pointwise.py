@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ort_dynamo.passes.fx.analysis.saved_tensors import (
     CASTS,
     JointGraph,
+    allocations,
     bytes_of,
     calls,
     can_recompute,
@@ -27,7 +28,7 @@ from ort_dynamo.torch_internals.operators import OpOverload, aten
 __all__ = ["RecomputePointwise"]
 
 _MOST_NODES = 16
-"""Operators that are done again for one tensor."""
+"""Operators that are done again for one tensor, about."""
 
 _FUSED_READERS = (
     *(aten.sum, aten.mean, aten.amax, aten.amin),
@@ -56,6 +57,24 @@ class RecomputePointwise(PassBase):
         return PassResult(graph_module, tag(chosen, CheckpointPolicy.MUST_RECOMPUTE, self.name))
 
 
+@dataclass(frozen=True)
+class _Making:
+    """How a value is made again.
+
+    Attributes:
+        repeated: the operators, its own among them; none if it is saved.
+        saved: the allocations that are saved for that, with their bytes.
+    """
+
+    repeated: frozenset[Node]
+    saved: Mapping[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to save."""
+        return sum(self.saved.values())
+
+
 class _Search:
     def __init__(self, joint: JointGraph) -> None:
         self._joint = joint
@@ -74,41 +93,63 @@ class _Search:
             made = self._joint.sharing([node])
             if not all(map(can_recompute, made)) or not all(map(self._is_read_by_kernels, made)):
                 continue
-            repeated, saved = self._made_of(node)
-            if len(repeated) <= _MOST_NODES and sum(saved.values()) < bytes_of(node.meta["val"])[0]:
-                self._kept = self._kept - {storage} | saved.keys()
-                self._lives = self._lives - {storage} | saved.keys()
-                yield from {*repeated, *made}
+            making = self._made_of(node)
+            if making.nbytes < bytes_of(node.meta["val"])[0]:
+                self._kept = self._kept - {storage} | making.saved.keys()
+                self._lives = self._lives - {storage} | making.saved.keys()
+                yield from {*making.repeated, *made}
 
     def _is_read_by_kernels(self, value: Node) -> bool:
         """Whether all that reads a value in the backward can be one kernel with what makes it."""
         return all(
-            self._joint.is_forward(user) or _is_pointwise(user) or is_view(user) or calls(user, _FUSED_READERS)
+            self._joint.is_forward(user)
+            or _is_pointwise(user)
+            or calls(user, _FUSED_READERS)
+            or (is_view(user) and self._is_read_by_kernels(user))
             for user in value.users
-            if user.op == "call_function"
         )
 
-    def _made_of(self, node: Node) -> tuple[list[Node], dict[int, int]]:
-        """The operators that make a value of what lives or has to be saved, and the latter with its bytes."""
-        repeated, saved, left = dict[Node, None](), dict[int, int](), [node]
-        while left and len(repeated) <= _MOST_NODES:
-            made = left.pop()
-            repeated[made] = None
-            for source in made.all_input_nodes:
-                if is_number(source) or source in repeated:
-                    continue
-                if not is_tensor(source):
-                    saved[-1] = bytes_of(node.meta["val"])[0]  # which cannot be known
-                elif storage_of(source) in self._lives - {storage_of(node)}:
-                    pass
-                elif self._joint.is_forward(source) and self._is_repeated(source):
+    def _made_of(self, node: Node) -> _Making:
+        """How a saved value is made of what lives, and of what it takes least bytes to save."""
+        known: dict[Node, _Making] = {}
+        for source in self._behind(node):
+            known[source] = self._making(source, known, is_saved=source is node)
+        return known[node]
+
+    def _behind(self, node: Node) -> list[Node]:
+        """The values that make a value, as far as they may be made again, and it itself last."""
+        found, left = {node}, [node]
+        while left and len(found) <= _MOST_NODES:
+            for source in left.pop().all_input_nodes:
+                if source not in found and self._is_repeated(source):
+                    found.add(source)
                     left.append(source)
-                else:
-                    saved[storage_of(source)] = bytes_of(source.meta["val"])[0]
-        return list(repeated), saved
+        return sorted(found, key=self._joint.position)
+
+    def _making(self, node: Node, known: dict[Node, _Making], *, is_saved: bool) -> _Making:
+        repeated, saved = {node}, dict[int, int]()
+        for source in node.all_input_nodes:
+            if is_number(source) or (is_tensor(source) and storage_of(source) in self._lives):
+                continue
+            made = known.get(source) or _Making(frozenset(), _bytes(source))
+            repeated |= made.repeated
+            saved |= made.saved
+        again = _Making(frozenset(repeated), saved)
+        return again if is_saved or again.nbytes < bytes_of(node.meta["val"])[0] else _Making(frozenset(), _bytes(node))
 
     def _is_repeated(self, source: Node) -> bool:
-        return (_is_pointwise(source) or is_view(source)) and can_recompute(source)
+        return (
+            is_tensor(source)
+            and self._joint.is_forward(source)
+            and storage_of(source) not in self._lives
+            and (_is_pointwise(source) or is_view(source))
+            and can_recompute(source)
+        )
+
+
+def _bytes(value: Node) -> dict[int, int]:
+    """The allocations of a value, with their bytes."""
+    return dict(allocations(value))
 
 
 def _is_pointwise(node: Node) -> bool:

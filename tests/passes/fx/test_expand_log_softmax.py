@@ -1,0 +1,92 @@
+"""A log-softmax as arithmetic, of which the backward keeps two numbers a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from joint_graphs import kept_bytes, recomputed, weight
+from run_twice import run_twice
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ort_dynamo.marks import IGNORES_NAN
+from ort_dynamo.passes.fx.expand_log_softmax import ExpandLogSoftmax
+from ort_dynamo.passes.fx.recompute_pointwise import RecomputePointwise
+
+Capture = Callable[..., GraphModule]
+
+aten = torch.ops.aten
+
+
+def traced(function: Callable[[Tensor], Tensor], x: Tensor) -> GraphModule:
+    return make_fx(function, tracing_mode="fake")(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("odd", [0.0, float("nan"), float("inf"), -float("inf")])
+def test_the_numbers_are_those_of_the_operator(dtype: torch.dtype, odd: float) -> None:
+    x = torch.randn(4, 7, dtype=dtype) * 30
+    x[1, 3] = odd
+    x[2] = -float("inf")
+    gm = traced(lambda x: aten._log_softmax.default(x, -1, False), x)
+    assert run_twice(ExpandLogSoftmax(7), gm)
+    assert not gm.graph.find_nodes(op="call_function", target=aten._log_softmax.default)
+    (largest,) = gm.graph.find_nodes(op="call_function", target=aten.amax.default)
+    assert largest.meta[IGNORES_NAN]
+    torch.testing.assert_close(gm(x), F.log_softmax(x, -1), equal_nan=True)
+    without = torch.where(x.isnan(), -float("inf"), x).amax(-1, keepdim=True)  # a maximum that loses NaN
+    shifted = x - without
+    lost = shifted - shifted.exp().sum(-1, keepdim=True).log()
+    torch.testing.assert_close(lost, F.log_softmax(x, -1), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: aten._log_softmax.default(x, 0, False),
+        lambda x: aten._log_softmax.default(x.bfloat16(), 1, False),
+        lambda x: aten._log_softmax.default(x[:, :1], 1, False),
+        lambda x: aten._log_softmax.default(torch.cat([x, x], 1), 1, False),
+        lambda x: aten._log_softmax.default(x[0, 0], 0, False),
+        lambda x: aten._softmax.default(x, 1, False),
+    ],
+    ids=["another axis", "a half type", "one column", "too many columns", "a scalar", "a softmax"],
+)
+def test_others_stay(function: Callable[[Tensor], Tensor]) -> None:
+    assert not run_twice(ExpandLogSoftmax(7), traced(function, torch.randn(4, 7)))
+
+
+def loss(x: Tensor, w: Tensor) -> Tensor:
+    return F.log_softmax((x @ w).bfloat16().float(), -1)[:, 0].sum()
+
+
+def test_the_backward_keeps_the_logits_and_two_numbers_a_row(joint_graph: Capture) -> None:
+    gm = joint_graph(loss, weight(8, 4), weight(4, 64))
+    assert kept_bytes(gm) == 4 * 8 * 64
+    assert run_twice(ExpandLogSoftmax(64), gm)
+    assert run_twice(RecomputePointwise(), gm)
+    assert kept_bytes(gm) == 2 * 8 * 64 + 2 * 4 * 8
+    assert recomputed(gm)
+
+
+def test_what_a_product_reads_in_the_backward_stays_saved(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: ((x.bfloat16().float() + 1) @ w).sum(), weight(8, 4), weight(4, 4))
+    before = kept_bytes(gm)
+    assert not run_twice(RecomputePointwise(), gm)
+    assert kept_bytes(gm) == before
+
+
+def test_what_is_made_of_as_many_bytes_stays_saved(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, y: (x @ y + y @ x).exp().sum(), weight(8, 8), weight(8, 8))
+    assert not run_twice(RecomputePointwise(), gm)
+
+
+def test_what_is_saved_anyway_counts_nothing(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, y: ((x @ y).sin() + (y @ x).sin()).exp().sum(), weight(8, 8), weight(8, 8))
+    assert kept_bytes(gm) == 3 * 4 * 64
+    assert run_twice(RecomputePointwise(), gm)
+    assert kept_bytes(gm) == 2 * 4 * 64

@@ -42,8 +42,8 @@ _FUSED_READERS = (
 class RecomputePointwise(PassBase):
     """The pass tags saved results of pointwise operators that can be made again of tensors with fewer bytes.
 
-    Those that live anyway count nothing. So of the logarithms of a softmax, in float32, the backward keeps the logits
-    of a half type and two numbers a row.
+    So of the logarithms of a softmax, in float32, the backward keeps the logits of a half type and two numbers a row.
+    What lives anyway counts, too, for it is read once more: a chain of sums, each of which is read, stays saved.
 
     It is for targets that fuse kernels: there arithmetic costs nothing beside what is read. A result that a product or
     another operator with a kernel of its own reads in the backward stays saved, since it would be written once more.
@@ -62,17 +62,17 @@ class _Making:
     """How a value is made again.
 
     Attributes:
-        repeated: the operators, its own among them; none if it is saved.
-        saved: the allocations that are saved for that, with their bytes.
+        repeated: the operators, its own among them; none if it is read as it is.
+        read: the allocations that it is made of, with their bytes.
     """
 
     repeated: frozenset[Node]
-    saved: Mapping[int, int]
+    read: Mapping[int, int]
 
     @property
     def nbytes(self) -> int:
-        """Bytes to save."""
-        return sum(self.saved.values())
+        """Bytes to read, and at most these to save."""
+        return sum(self.read.values())
 
 
 class _Search:
@@ -95,8 +95,8 @@ class _Search:
                 continue
             making = self._made_of(node)
             if making.nbytes < bytes_of(node.meta["val"])[0]:
-                self._kept = self._kept - {storage} | making.saved.keys()
-                self._lives = self._lives - {storage} | making.saved.keys()
+                self._kept = self._kept - {storage} | making.read.keys()
+                self._lives = self._lives - {storage} | making.read.keys()
                 yield from {*making.repeated, *made}
 
     def _is_read_by_kernels(self, value: Node) -> bool:
@@ -110,7 +110,7 @@ class _Search:
         )
 
     def _made_of(self, node: Node) -> _Making:
-        """How a saved value is made of what lives, and of what it takes least bytes to save."""
+        """How a saved value is made of the fewest bytes."""
         known: dict[Node, _Making] = {}
         for source in self._behind(node):
             known[source] = self._making(source, known, is_saved=source is node)
@@ -127,14 +127,14 @@ class _Search:
         return sorted(found, key=self._joint.position)
 
     def _making(self, node: Node, known: dict[Node, _Making], *, is_saved: bool) -> _Making:
-        repeated, saved = {node}, dict[int, int]()
+        repeated, read = {node}, dict[int, int]()
         for source in node.all_input_nodes:
-            if is_number(source) or (is_tensor(source) and storage_of(source) in self._lives):
+            if is_number(source):
                 continue
             made = known.get(source) or _Making(frozenset(), _bytes(source))
             repeated |= made.repeated
-            saved |= made.saved
-        again = _Making(frozenset(repeated), saved)
+            read |= made.read
+        again = _Making(frozenset(repeated), read)
         return again if is_saved or again.nbytes < bytes_of(node.meta["val"])[0] else _Making(frozenset(), _bytes(node))
 
     def _is_repeated(self, source: Node) -> bool:

@@ -34,8 +34,9 @@ _FUSED_READERS = (
     *(aten.sum, aten.mean, aten.amax, aten.amin),
     *(aten._softmax_backward_data, aten._log_softmax_backward_data),
     *(aten.native_layer_norm_backward, aten._fused_rms_norm_backward),
+    *(aten.nll_loss_backward, aten.nll_loss2d_backward),
 )
-"""Operators beside pointwise ones that are computed in the kernel of what they read."""
+"""Operators beside pointwise ones that are computed in the kernel of what they read, or read its shape alone."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ import pytest
 import torch
 from torch.fx import GraphModule, Node
 
-from bench.cuda_models import LARGE, SMALL, build_model
+from bench.cuda_models import COUNTED, LARGE, SMALL, build_model
 from ort_dynamo import compiler
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_tangent
 from ort_dynamo.passes.fx.analysis.storage import fakes_in, storages_of
@@ -304,7 +304,7 @@ def _row(name: str, role: str, kind: str, one: Moved) -> str:
 def main(given: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join({**LARGE, **SMALL})}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join({**LARGE, **COUNTED, **SMALL})}")
     parser.add_argument("--scale", default="full", choices=["tiny", "full"])
     parser.add_argument("--version", default="1.31.1", choices=[target.version for target in recorded_cuda_targets()])
     parser.add_argument("--unfused", action="store_true", help="without kernels of ours")
@@ -312,7 +312,7 @@ def main(given: Sequence[str] | None = None) -> int:
     recorded = next(target for target in recorded_cuda_targets() if target.version == arguments.version)
     target = dataclasses.replace(recorded, fuses_kernels=not arguments.unfused)
     print("| model | graph | kernels | launches | GB | ms |\n|---|---|---|---|---|---|")
-    for name in arguments.names or [name for name in LARGE if "layers" in name]:
+    for name in arguments.names or [name for name in {**LARGE, **COUNTED} if "layers" in name]:
         print(*rows(name, halves(name, arguments.scale, target)), sep="\n", flush=True)
     return 0
 

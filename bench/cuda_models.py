@@ -17,7 +17,7 @@ from torch.nn import functional
 from bench.conv_nets import CONV_NETS, build_conv_net, whole_resnet50
 from bench.workloads import Workload
 
-__all__ = ["LARGE", "SMALL", "Scale", "build_model"]
+__all__ = ["COUNTED", "LARGE", "SMALL", "Scale", "build_model"]
 
 Scale = Literal["tiny", "full"]
 """tiny: shows on a CPU that it runs. full: as the device is to be measured."""
@@ -99,6 +99,85 @@ _BERT: dict[Scale, _Text] = {"tiny": _TINY, "full": _Text(24, 1024, 16, 16, 512,
 _SMALL: dict[Scale, _Text] = {"tiny": _TINY, "full": _Text(4, 256, 4, 8, 128, 4096)}
 
 
+def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cosine + torch.cat([-second, first], -1) * sine
+
+
+class _GatedLayer(nn.Module):
+    """A layer of Llama: RMS norms, rotary positions, SwiGLU, no bias."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, inner = heads, 8 * width // 3 // 16 * 16
+        self.query, self.key, self.value, self.outward = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
+        self.norms = nn.ModuleList([nn.RMSNorm(width), nn.RMSNorm(width)])
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        rows, length, width = x.shape
+        normed = self.norms[0](x)
+        query, key, value = (
+            one(normed).view(rows, length, self.heads, width // self.heads).transpose(1, 2)
+            for one in (self.query, self.key, self.value)
+        )
+        query, key = _rotated(query, cosine, sine), _rotated(key, cosine, sine)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.outward(mixed.transpose(1, 2).reshape(rows, length, width))
+        normed = self.norms[1](x)
+        return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
+
+
+class _Llama(nn.Module):
+    def __init__(self, text: _Text) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(text.vocabulary, text.width)
+        self.layers = nn.ModuleList([_GatedLayer(text.width, text.heads) for _ in range(text.layers)])
+        self.norm, self.head = nn.RMSNorm(text.width), nn.Linear(text.width, text.vocabulary, bias=False)
+        size = text.width // text.heads
+        angles = torch.arange(text.length)[:, None] / 10000 ** (torch.arange(0, size, 2) / size)
+        self.register_buffer("cosine", torch.cat([angles, angles], -1).cos(), persistent=False)
+        self.register_buffer("sine", torch.cat([angles, angles], -1).sin(), persistent=False)
+
+    def forward(self, targets: Tensor, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        for layer in self.layers:
+            x = layer(x, self.cosine, self.sine)
+        return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+
+def _llama(scale: Scale) -> Workload:
+    text = _GPT[scale]
+    ids = torch.randint(text.vocabulary, (text.rows, text.length))
+    return Workload(_Llama(text), (functional.pad(ids[:, 1:], (0, 1), value=-100), ids))
+
+
+class _ViT(nn.Module):
+    def __init__(self, text: _Text, patch: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, text.width, patch, patch)
+        self.places = nn.Parameter(torch.randn(text.length, text.width) * 0.02)
+        self.layers = nn.ModuleList([_Layer(text.width, text.heads, False, 0.0) for _ in range(text.layers)])
+        self.norm, self.head = nn.LayerNorm(text.width), nn.Linear(text.width, text.vocabulary)
+        for layer in self.layers:
+            layer.causal = True  # its norms come first
+            layer.attention.causal = False
+
+    def forward(self, targets: Tensor, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2) + self.places
+        for layer in self.layers:
+            x = layer(x)
+        return functional.cross_entropy(self.head(self.norm(x).mean(1)), targets)
+
+
+def _vit(scale: Scale) -> Workload:
+    text, side, patch = (_TINY, 16, 4) if scale == "tiny" else (_Text(24, 1024, 16, 42, 196, 1000), 224, 16)
+    return Workload(
+        _ViT(text, patch), (torch.randint(text.vocabulary, (text.rows,)), torch.randn(text.rows, 3, side, side))
+    )
+
+
 def _resnet50(scale: Scale) -> Workload:
     return build_conv_net("resnet50", "tiny") if scale == "tiny" else whole_resnet50()
 
@@ -138,11 +217,14 @@ LARGE: dict[str, Callable[[Scale], Workload]] = {
 }
 """What is measured."""
 
+COUNTED: dict[str, Callable[[Scale], Workload]] = {"llama, 24 layers": _llama, "vit, 24 layers": _vit}
+"""What is counted beside them, without a device (`cuda_floor.py`)."""
+
 
 def build_model(name: str, scale: Scale, device: torch.device, *, dropout: bool = True, seed: int = 0) -> Workload:
-    """A workload of SMALL or LARGE on a device; without `dropout` equal inputs give equal results."""
+    """A workload of SMALL, LARGE or COUNTED on a device; without `dropout` equal inputs give equal results."""
     torch.manual_seed(seed)
-    made = {**SMALL, **LARGE}[name](scale)
+    made = {**SMALL, **LARGE, **COUNTED}[name](scale)
     if not dropout:
         for module in made.module.modules():
             if isinstance(module, nn.Dropout):

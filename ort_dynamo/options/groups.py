@@ -65,7 +65,7 @@ class PassOptions:
     Attributes:
         placement: "fastest" has torch run what it runs faster than a session, such as convolutions on the CPU;
             "onnxruntime" leaves in torch only what has to be there.
-        fuse: whether our own fusions run after lowering. Clean-up always does.
+        fuse: whether our own fusions run after lowering, and fused kernels on CUDA. Clean-up always does.
         excess_precision: whether bfloat16 values that are computed in float32 for lack of a kernel stay so between
             operators; otherwise they are rounded after each, like in eager.
         propagate_cast_ops_strategy: how casts between float32 and narrower types move; a member or its name.

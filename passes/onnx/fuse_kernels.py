@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -76,36 +77,45 @@ class FuseKernels(ir.passes.InPlacePass):
         return node
 
     def _put_in(self, model: ir.Model, group: Group, node: ir.Node) -> None:
-        last = node
+        in_parts = [pair for pair in zip(group.outputs, node.outputs, strict=True) if pair[0].name != pair[1].name]
+        finished = self._finished(model, node, in_parts) if in_parts else {}
         for old, new in zip(group.outputs, node.outputs, strict=True):
-            if new.name != old.name:
-                last = self._finished(model, last, old, new)
-                new = last.outputs[0]
+            new = finished.get(old, new)
             new.name, new.type, new.shape = old.name, old.type, old.shape
             ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
-    def _finished(self, model: ir.Model, after: ir.Node, total: ir.Value, parts: ir.Value) -> ir.Node:
-        """The last of the nodes that add up the sums of parts."""
+    def _finished(
+        self, model: ir.Model, after: ir.Node, sums: Sequence[tuple[ir.Value, ir.Value]]
+    ) -> dict[ir.Value, ir.Value]:
+        """Add the node that adds up sums of parts; gives the value of each sum.
+
+        Args:
+            model: where.
+            after: makes the parts.
+            sums: what is to be replaced, and its parts, all of which have one shape.
+        """
         graph, tape = model.graph, ir.tape.Tape()
-        assert total.shape is not None
-        assert parts.shape is not None
-        shape, flat = list(total.shape.numpy()), list(parts.shape.numpy()[1:])
-        summed = tape.op("ReduceSum", [parts, shape_initializer(graph, tape, [0])], {"keepdims": 0}, version=OPSET)
-        summed.name, summed.type, summed.shape = f"{total.name}_flat", total.type, ir.Shape(flat)
-        node = summed.producer()
-        assert node is not None
-        group = Group((node,), (parts,), (summed,), (Size(flat[0]),))
+        axes = shape_initializer(graph, tape, [0])
+        for total, parts in sums:
+            assert parts.shape is not None
+            summed = tape.op("ReduceSum", [parts, axes], {"keepdims": 0}, version=OPSET)
+            summed.name, summed.type = f"{total.name}_flat", total.type
+            summed.shape = ir.Shape(parts.shape.numpy()[1:])
+        outputs = tuple(node.outputs[0] for node in tape.nodes)
+        group = Group(tuple(tape.nodes), tuple(parts for _, parts in sums), outputs, ValueSizes()(outputs[0]))
         made = self._made(model, group, kernel_of(group, ValueSizes(), in_parts=False))
-        result = made.outputs[0]
         graph.insert_after(after, made)
-        if shape == flat:
-            return made
-        more = ir.tape.Tape()
-        reshaped = more.op("Reshape", [result, shape_initializer(graph, more, shape)], version=OPSET)
-        last = reshaped.producer()
-        assert last is not None
-        graph.insert_after(made, last)
-        return last
+        found, more = {}, ir.tape.Tape()
+        for (total, _), result in zip(sums, made.outputs, strict=True):
+            assert total.shape is not None
+            shape = list(total.shape.numpy())
+            found[total] = (
+                result
+                if len(shape) == 1
+                else more.op("Reshape", [result, shape_initializer(graph, more, shape)], version=OPSET)
+            )
+        graph.insert_after(made, more.nodes)
+        return found
 
 
 def _remove_unread(graph: ir.Graph, nodes: set[ir.Node]) -> None:

@@ -9,6 +9,7 @@ from ort_dynamo.passes.onnx.analysis.constants import constant_of
 __all__ = ["part_of", "summed_axes"]
 
 _LEAST, _MOST, _PARTS = 16, 128, 64
+_LEAST_WHOLE, _PARTS_WHOLE = 4, 512
 _MOST_PARTS = 1024
 
 
@@ -24,14 +25,18 @@ def summed_axes(node: ir.Node) -> int | None:
     return len(found) if found == list(range(len(found))) and len(found) < rank else None
 
 
-def part_of(rows: int) -> int | None:
+def part_of(rows: int, *, whole: bool) -> int | None:
     """How many rows one program adds up: a divisor of all; None where there is no good one.
 
-    It follows from the number of rows alone, so that results are the same on every device. The sums of the parts are
+    It follows from these arguments alone, so that results are the same on every device. The sums of the parts are
     added in a second kernel: there are enough of them to keep a device busy, and few enough to be added by one program.
+
+    Args:
+        rows: all of them.
+        whole: whether a program holds whole rows. Otherwise there are programs for each block of columns, too.
     """
-    if rows <= _MOST:
+    if rows <= (_LEAST_WHOLE if whole else _MOST):
         return rows
-    most = max(_MOST, rows // _PARTS)
-    found = next((part for part in range(most, _LEAST - 1, -1) if rows % part == 0), None)
+    most, least = (rows // _PARTS_WHOLE, _LEAST_WHOLE) if whole else (max(_MOST, rows // _PARTS), _LEAST)
+    found = next((part for part in range(max(most, 2 * least), least - 1, -1) if rows % part == 0), None)
     return found if found is not None and rows // found <= _MOST_PARTS else None

@@ -195,7 +195,8 @@ class _Lowering:
         layout = regrouped(self._loops, every, self._shapes(x))
         if [loop for axis in layout[summed_axes(node) :] for loop in axis] != list(every[-self._columns :]):
             raise CannotFuseError("a sum of other columns")
-        self._part = (part_of(rows.factor) or 0) if self._in_parts else rows.factor
+        whole = any(reduced_axes(one) is not None for one in self._group.nodes)
+        self._part = (part_of(rows.factor, whole=whole) or 0) if self._in_parts else rows.factor
         if not self._part:
             raise CannotFuseError("rows that have no equal parts")
         parts = rows.factor // self._part

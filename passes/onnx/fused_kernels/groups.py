@@ -121,7 +121,9 @@ class _Search:
             if x is None or self._sizes.find(x) is None:
                 return False
             rows, columns = product(self._sizes(x)[:leading]), product(self._sizes(x)[leading:])
-            if rows.symbols or columns.symbols or columns.factor < 2 or not rows.factor or part_of(rows.factor) is None:
+            if rows.symbols or columns.symbols or columns.factor < 2 or not rows.factor:
+                return False
+            if part_of(rows.factor, whole=False) is None:
                 return False
             values = [x, node.outputs[0]]
         elif node.op_type in ("GatherElements", "ScatterElements") and not node.domain:

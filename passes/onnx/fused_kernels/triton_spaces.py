@@ -18,6 +18,12 @@ _BLOCK = 64
 _ELEMENTS = 1024
 """Elements of a program; 8 a thread, which load 16 bytes of a half type at once."""
 
+_WARP_ELEMENTS = 256
+"""Elements of a tile for each warp."""
+
+_SUM_BLOCK, _SUM_ELEMENTS = 32, 4096
+"""Columns, and elements, of a tile of a program that adds up all rows."""
+
 _LONG_BLOCK = 4096
 """Columns of a tile of a long row."""
 
@@ -86,7 +92,7 @@ class Rows:
     def block(self) -> int:
         """Columns of a tile."""
         whole = 1 << (self.columns - 1).bit_length()
-        return whole if self.kernel.has_row_numbers else min(whole, _BLOCK)
+        return whole if self.kernel.has_row_numbers else min(whole, _SUM_BLOCK if self._sums_all else _BLOCK)
 
     @property
     def blocks(self) -> int:
@@ -97,7 +103,13 @@ class Rows:
     def rows(self) -> int:
         """Rows of a tile."""
         most = 1 << (self.kernel.part - 1).bit_length() if self.kernel.part else _ELEMENTS
-        return min(most, max(1, _ELEMENTS // self.block))
+        return min(most, max(1, (_SUM_ELEMENTS if self._sums_all else _ELEMENTS) // self.block))
+
+    @property
+    def _sums_all(self) -> bool:
+        """Whether each program adds up all rows, so that there are few programs."""
+        rows = product(self.kernel.row_loops)
+        return not self.kernel.has_row_numbers and bool(self.kernel.part) and rows == Size(self.kernel.part)
 
     @property
     def count(self) -> Size:
@@ -112,7 +124,7 @@ class Rows:
     @property
     def num_warps(self) -> int:
         """Of each program."""
-        return max(1, min(16, self.block * self.rows // 512))
+        return max(1, min(16, self.block * self.rows // _WARP_ELEMENTS))
 
     @property
     def is_whole(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_dynamo.fused_op import DOMAIN, FusedOp, Size
+from ort_dynamo.fused_op import DOMAIN, FusedOp
 from ort_dynamo.marks import PASS
 from ort_dynamo.passes.onnx.analysis.constants import shape_initializer
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types

@@ -41,18 +41,18 @@ class _Cluster:
     """A node, or a group that grows.
 
     Attributes:
-        bit: its own, in sets of clusters.
         nodes: in no order.
-        before: the clusters whose results it reads, by their bits.
-        ancestors: likewise of all that come before it, at any distance.
+        bits: those of its nodes, in sets of nodes: a node's bit is its position in the graph.
+        ancestors: the nodes of all clusters that come before it, at any distance.
+        descendants: the nodes of all clusters that come after it.
         points: elements of its largest value; None of a node that stays as it is.
         columns: sizes of a row's axes.
     """
 
-    bit: int
     nodes: list[ir.Node]
-    before: int = 0
+    bits: int
     ancestors: int = 0
+    descendants: int = 0
     points: Size | None = None
     columns: tuple[Size, ...] = field(default=())
 
@@ -78,17 +78,18 @@ class _Search:
         self._sizes, self._nodes = sizes, list(graph)
         self._position = {node: position for position, node in enumerate(self._nodes)}
         self._kept = {value for value in graph.outputs if value is not None}
-        self._clusters: dict[int, _Cluster] = {}
         self._of: dict[ir.Node, _Cluster] = {}
         host = host_nodes(graph)
         for position, node in enumerate(self._nodes):
-            cluster = _Cluster(1 << position, [node])
+            cluster = self._of[node] = _Cluster([node], 1 << position)
             for producer in self._producers(node):
-                cluster.before |= self._of[producer].bit
-                cluster.ancestors |= self._of[producer].bit | self._of[producer].ancestors
+                cluster.ancestors |= self._of[producer].bits | self._of[producer].ancestors
             if node not in host and self._is_fusable(node):
                 cluster.points, cluster.columns = self._space(node)
-            self._clusters[cluster.bit] = self._of[node] = cluster
+        for node in reversed(self._nodes):
+            cluster = self._of[node]
+            for producer in self._producers(node):
+                self._of[producer].descendants |= cluster.bits | cluster.descendants
 
     def _producers(self, node: ir.Node) -> Iterator[ir.Node]:
         """The nodes of this graph that a node or its subgraphs read from."""
@@ -206,40 +207,35 @@ class _Search:
 
     def _has_way_around(self, first: _Cluster, second: _Cluster) -> bool:
         """Whether a path between two clusters leads through a third."""
-        return any(
-            end.bit & other.ancestors
-            for start, end in ((first, second), (second, first))
-            for other in self._between(start, end)
-        )
-
-    def _between(self, start: _Cluster, end: _Cluster) -> Iterator[_Cluster]:
-        rest = start.before & ~end.bit
-        while rest:
-            bit = rest & -rest
-            rest ^= bit
-            yield self._clusters[bit]
+        return bool(first.descendants & second.ancestors or second.descendants & first.ancestors)
 
     def _merge(self, first: _Cluster, second: _Cluster, points: Size, columns: tuple[Size, ...]) -> None:
-        both = first.bit | second.bit
-        first.before = (first.before | second.before) & ~both
-        first.ancestors = (first.ancestors | second.ancestors) & ~both
+        both = first.bits | second.bits
+        before, after = ((first.ancestors | second.ancestors) & ~both, (first.descendants | second.descendants) & ~both)
+        # Who comes before, or after, only one of the two knows of the other one from now on.
+        for cluster in self._at((first.descendants ^ second.descendants) & ~both):
+            cluster.ancestors |= before | both
+        for cluster in self._at((first.ancestors ^ second.ancestors) & ~both):
+            cluster.descendants |= after | both
+        first.bits, first.ancestors, first.descendants = both, before, after
         first.nodes += second.nodes
         first.points, first.columns = points, columns
         for node in second.nodes:
             self._of[node] = first
-        del self._clusters[second.bit]
-        for cluster in self._clusters.values():
-            if cluster.before & second.bit:
-                cluster.before = cluster.before & ~second.bit | first.bit
-            if cluster is not first and cluster.ancestors & both:
-                cluster.ancestors = cluster.ancestors & ~second.bit | first.bit | first.ancestors
+
+    def _at(self, bits: int) -> Iterator[_Cluster]:
+        """The clusters that have these nodes, each once."""
+        while bits:
+            cluster = self._of[self._nodes[(bits & -bits).bit_length() - 1]]
+            yield cluster
+            bits &= ~cluster.bits
 
     # -- what becomes of them ------------------------------------------------------------------------------------------
 
     def groups(self) -> list[Group]:
         """The groups, in the order of their last nodes."""
         chosen: list[Group] = []
-        for cluster in self._clusters.values():
+        for cluster in dict.fromkeys(self._of.values()):
             nodes = self._without_edges(self._in_order(cluster.nodes))
             if cluster.points is not None and _pays(nodes):
                 group = self._group(nodes, cluster.columns)
@@ -336,19 +332,26 @@ class _Shared:
     def _is_read(self, value: ir.Value) -> bool:
         return value in self.kept or any(self._reads(reader, value) for reader, _ in value.uses())
 
+    @cached_property
+    def _repeating(self) -> dict[ir.Node, list[int]]:
+        """Node -> the groups that do it again."""
+        found: dict[ir.Node, list[int]] = {}
+        for index, nodes in enumerate(self.repeated):
+            for node in nodes:
+                found.setdefault(node, []).append(index)
+        return found
+
     def _reads(self, reader: ir.Node, value: ir.Value) -> bool:
         """Whether a node reads a value from outside of its group."""
         home, producer = self._home.get(reader), value.producer()
         assert producer is not None
-        if any(
-            reader in nodes and producer not in nodes and index != self._home.get(producer)
-            for index, nodes in enumerate(self.repeated)
-        ):
+        repeating = self._repeating.get(reader, ())
+        if any(producer not in self.repeated[index] and index != self._home.get(producer) for index in repeating):
             return True  # by what a group does again
         if home is not None:
             return home != self._home.get(producer) and producer not in self.repeated[home]
         # A node that others do again is itself done only for the rest of its readers.
-        return not any(reader in nodes for nodes in self.repeated) or any(map(self._is_read, reader.outputs))
+        return not repeating or any(map(self._is_read, reader.outputs))
 
 
 def _pays(nodes: Sequence[ir.Node]) -> bool:

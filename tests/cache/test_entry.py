@@ -19,6 +19,7 @@ from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildSpec, BuiltGraph
 from ort_dynamo.cache.entry import EntryError, pack, read_entry, read_header
 from ort_dynamo.compiler import build_island, build_spec
+from ort_dynamo.fused_op import DOMAIN
 from ort_dynamo.options.groups import Options
 from ort_dynamo.runtime.providers import find_target
 
@@ -64,6 +65,44 @@ def test_what_was_built_comes_back(role: str) -> None:
     assert after.record.nodes == before.record.nodes
     assert after.record.seconds == before.record.seconds
     assert [one.name for one in after.record.passes] == [one.name for one in before.record.passes]
+
+
+def fused() -> BuiltGraph:
+    """A graph with a fused kernel."""
+    gm = make_fx(lambda x: (x.sin().exp() * x,), tracing_mode="fake")(torch.ones(2, 3))
+    gm.graph.output_node().meta.pop("val", None)
+    target = dataclasses.replace(find_target("cpu"), fuses_kernels=True)
+    by = build_spec(Options(), target, torch.device("cpu"), "inference")
+    return build_island(gm, by, "test")
+
+
+def test_fused_kernels_come_back_with_their_functions() -> None:
+    before = fused()
+    (kernel,) = before.kernels
+    (function,) = onnx.ModelProto.FromString(before.model).functions
+    assert (function.domain, function.name) == (DOMAIN, kernel.name)
+    assert unpack(pack(before, KEY), KEY, before.name, spec("inference")) == before
+
+
+def test_a_function_without_a_kernel_and_a_kernel_without_a_function_are_refused() -> None:
+    whole, other = pack(fused(), KEY), onnx.ModelProto.FromString(fused().model)
+    with pytest.raises(EntryError, match="functions without kernels"):
+        read_entry(resealed(whole, kernels="[]"), KEY)
+    other.functions[0].name = "another"
+    with pytest.raises(EntryError, match="functions without kernels"):
+        read_entry(resealed(whole, model=other.SerializeToString()), KEY)
+    for text in ("", "{}", "[1]", '[{"name": "a"}]', json.dumps([{"inputs": 1}])):
+        with pytest.raises(EntryError):
+            read_entry(resealed(whole, kernels=text), KEY)
+
+
+def test_a_function_refers_to_no_file() -> None:
+    model = onnx.ModelProto.FromString(fused().model)
+    tensor = onnx.helper.make_tensor("far", onnx.TensorProto.FLOAT, [1], bytes(4), raw=True)
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    model.functions[0].node.append(onnx.helper.make_node("Constant", [], ["far"], value=tensor))
+    with pytest.raises(EntryError, match="another file"):
+        read_entry(resealed(pack(fused(), KEY), model=model.SerializeToString()), KEY)
 
 
 def test_every_way_to_cross_comes_back() -> None:

@@ -141,7 +141,7 @@ def test_a_net_of_a_half_type_trains_as_in_eager(place: str, dtype: str) -> None
     exact, subject, ours = Net().double(), Net().to(of), Net().to(of)
     eager = trained(subject, subject, (x.to(of),))
     right = trained(exact, exact, (x.to(of).double(),))
-    with placed(place) as options, cuda_forms() as found:
+    with placed(place) as options, cuda_forms(fused=place == "fused kernels") as found:
         run = torch.compile(ours, backend="ort_train", options=options, fullgraph=True)
         assert_as_near(trained(run, ours, (x.to(of),)), eager, right, of)
     assert not found.lacking
@@ -150,13 +150,13 @@ def test_a_net_of_a_half_type_trains_as_in_eager(place: str, dtype: str) -> None
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 
-def check(name: str, dtype: str, *, which: int | None = None) -> None:
+def check(name: str, dtype: str, *, which: int | None = None, fused: bool = False) -> None:
     op, of = operators()[name], DTYPES[dtype]
     samples = samples_of(op, of, 3)
     if not samples:
         pytest.skip(f"torch has no kernel of {dtype} on the CPU")
     for sample in samples if which is None else samples[len(samples) // 2 :][:1]:
-        with cuda_forms() as found:
+        with cuda_forms(fused=fused) as found:
             verdict = check_sample(op, sample, of, dynamic=False, in_place=False)
         assert not found.lacking, "the CPU has kernels for all of this database"
         assert verdict.kind not in ("different", "failed"), verdict.detail
@@ -168,11 +168,34 @@ def test_an_operator_gives_eagers_results(name: str, dtype: str) -> None:
     check(name, dtype, which=1)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", NAMES[5::10])
+def test_an_operator_gives_eagers_results_by_fused_kernels(name: str, dtype: str) -> None:
+    check(name, dtype, which=1, fused=True)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("dtype", [*FLOATS, "int64", "bool"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_operator_gives_eagers_results(name: str, dtype: str) -> None:
-    check(name, dtype)
+def test_every_operator_gives_eagers_results(name: str, dtype: str, fused: bool) -> None:
+    check(name, dtype, fused=fused)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"verify": True}, {"mode": "debug"}, {"fuse": False}, {"memory_budget": 0.3}, {"contrib_ops": False}],
+    ids=str,
+)
+def test_options_have_their_meaning_where_kernels_are_fused(options: dict[str, Any]) -> None:
+    workload = build("gpt2", "tiny")
+    subject, ours = (copy.deepcopy(workload.module) for _ in range(2))
+    eager = trained(subject, subject, workload.batch)
+    given = {"mode": options["mode"]} if "mode" in options else {"options": options}
+    with cuda_forms(fused=True) as found:
+        run = torch.compile(ours, backend="ort_train", fullgraph=True, **given)
+        assert_as_near(trained(run, ours, workload.batch), eager, eager, torch.float32)
+    assert bool(found.kernels) == (options != {"fuse": False})
 
 
 # -- what the helper does ----------------------------------------------------------------------------------------------

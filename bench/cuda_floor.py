@@ -111,8 +111,8 @@ def halves(name: str, scale: Any, target: Target) -> list[Half]:
         patch.setenv("ORT_DYNAMO_CACHE", "0")  # what is stored opens sessions
         segment = compiler.segment
 
-        def kept(gm: GraphModule, *args: Any) -> Any:
-            segmented = segment(gm, *args)
+        def kept(gm: GraphModule, *args: Any, **named: Any) -> Any:
+            segmented = segment(gm, *args, **named)
             is_backward = any(map(is_tangent, gm.graph.find_nodes(op="placeholder")))
             outer.append(("backward" if is_backward else "forward", segmented.gm))
             return segmented

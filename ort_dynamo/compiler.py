@@ -90,7 +90,7 @@ def compile_graph(
     target = allowed_target(usable_target(device.type), options)
     recording = plan_recording(gm, role, options.session, target, device, forward_recorded=forward_recorded)
     graph = graph_of_ranks(gm, options.segment)
-    segmented = segment(gm, Trials(partial(refusal, target=target)), device)
+    segmented = segment(gm, Trials(partial(refusal, target=target)), device, fused=target.fuses_kernels)
     report(role, segmented.native, segmented.by_design, segmented.chosen, segmented.eager, len(segmented.islands))
     check_fallback(segmented, options.segment, role)
     spec = build_spec(options, target, device, role)

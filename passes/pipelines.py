@@ -48,6 +48,7 @@ from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
 from ort_dynamo.passes.fx.split_statistics import SplitStatistics
 from ort_dynamo.passes.fx.torch_graph.give_kernel_dtypes import GiveKernelDtypes
 from ort_dynamo.passes.fx.torch_graph.lay_out_channels_last import LayOutChannelsLast
+from ort_dynamo.passes.fx.torch_graph.place_biases import PlaceBiases
 from ort_dynamo.passes.fx.torch_graph.place_in_torch import PlaceInTorch
 from ort_dynamo.passes.fx.torch_graph.place_slower_operators import PlaceSlowerOperators
 from ort_dynamo.passes.fx.torch_graph.place_whole_kernels import PlaceWholeKernels
@@ -117,8 +118,10 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
         threads: how many a session has.
     """
     expand = (ExpandLogSoftmax(MOST_LONG),) if target.fuses_kernels else ()
-    if options.placement == "onnxruntime":
-        return expand
+    chooses = options.placement != "onnxruntime"
+    biases = (PlaceBiases(chooses),) if target.fuses_kernels else ()
+    if not chooses:
+        return (*expand, *biases)
     whole = target.leaves_convolution_gradients or target.leaves_normalizations or target.leaves_attention
     # What torch runs whole is known after the first two, so that the third finds no boundary there to pay for.
     return (
@@ -126,6 +129,7 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
         PlaceInTorch(target, threads),
         *([PlaceWholeKernels(target)] if whole else []),
         PlaceSlowerOperators(target, threads),
+        *biases,
         GiveKernelDtypes(),  # all that is torch's by choice is known
         *([LayOutChannelsLast()] if target.lays_out_channels_last else []),
     )

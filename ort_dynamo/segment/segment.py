@@ -19,6 +19,7 @@ from ort_dynamo.errors import FallbackRefusedError
 from ort_dynamo.options.groups import Options, SegmentOptions
 from ort_dynamo.segment.classify import Place, Placement, classify
 from ort_dynamo.segment.islands import build_islands
+from ort_dynamo.segment.late import late
 from ort_dynamo.segment.levels import levels
 from ort_dynamo.segment.overlap import overlap
 from ort_dynamo.source_line import user_line
@@ -66,16 +67,20 @@ class Segmented:
     chosen: Counter[str]
 
 
-def segment(gm: GraphModule, refuse: Callable[[Node], str | None], device: torch.device) -> Segmented:
+def segment(
+    gm: GraphModule, refuse: Callable[[Node], str | None], device: torch.device, *, fused: bool = False
+) -> Segmented:
     """Cut `gm` into islands.
 
     Args:
         gm: a functional ATen graph with fake values in meta["val"].
         refuse: why a call_function node cannot be lowered, or None.
         device: the device of the graph's sessions; nodes on any other stay in eager.
+        fused: whether a session computes arithmetic in the kernel of what reads it.
     """
     placements = classify(gm.graph, refuse, device)
-    rounds = overlap(gm.graph, placements, levels(gm.graph, placements))
+    found = levels(gm.graph, placements)
+    rounds = overlap(gm.graph, placements, late(gm.graph, placements, found) if fused else found)
     outer, islands = build_islands(gm, placements, rounds)
     native = Counter(str(node.target) for island in islands.values() for node in _computing(island))
     by_design = Counter(str(node.target) for node in placements if _is_by_design(node, placements[node]))

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ort_dynamo.passes.fx.analysis.fused_readers import is_pointwise, is_read_in_kernel
 from ort_dynamo.passes.fx.analysis.saved_tensors import (
-    CASTS,
     JointGraph,
     allocations,
     bytes_of,
-    calls,
     can_recompute,
     is_number,
     is_tensor,
@@ -23,20 +21,14 @@ from ort_dynamo.passes.fx.analysis.saved_tensors import (
 )
 from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.passes.fx.analysis.views import is_view
-from ort_dynamo.torch_internals.operators import OpOverload, aten
 
 __all__ = ["RecomputePointwise"]
 
+_FEW = 64
+"""A part of a tensor's bytes by which others do not count, such as a bias beside a matmul's result."""
+
 _MOST_NODES = 16
 """Operators that are done again for one tensor, about."""
-
-_FUSED_READERS = (
-    *(aten.sum, aten.mean, aten.amax, aten.amin),
-    *(aten._softmax_backward_data, aten._log_softmax_backward_data),
-    *(aten.native_layer_norm_backward, aten._fused_rms_norm_backward),
-    *(aten.nll_loss_backward, aten.nll_loss2d_backward),
-)
-"""Operators beside pointwise ones that are computed in the kernel of what they read, or read its shape alone."""
 
 
 @dataclass(frozen=True)
@@ -82,31 +74,41 @@ class _Search:
         self._returned = frozenset(map(storage_of, filter(is_tensor, joint.outputs)))
         self._kept = {storage_of(one.nodes[0]) for one in joint.cut(joint.tagged()).kept}
         self._lives = self._kept | joint.inputs_read_by_backward
+        inside = {storage_of(node) for node in joint.forward if is_tensor(node) and is_read_in_kernel(node)}
+        every = {storage for node in joint.gm.graph.nodes for storage, _ in allocations(node)}
+        self._written = every - inside
 
     def chosen(self) -> Iterator[Node]:
         """Yield the nodes to tag."""
         for node in self._joint.forward:
-            if not is_tensor(node) or not _is_pointwise(node):
+            if not is_tensor(node) or not is_pointwise(node):
                 continue
             storage = storage_of(node)
             if storage not in self._kept or storage in self._returned:
                 continue
             made = self._joint.sharing([node])
-            if not all(map(can_recompute, made)) or not all(map(self._is_read_by_kernels, made)):
+            if not all(can_recompute(one) and self._is_read_by_kernels(one, backward=True) for one in made):
                 continue
-            making = self._made_of(node)
-            if making.nbytes < bytes_of(node.meta["val"])[0]:
+            making, nbytes = self._made_of(node), bytes_of(node.meta["val"])[0]
+            if making.nbytes < nbytes or (
+                making.nbytes <= nbytes + nbytes // _FEW and self._saves_a_write(made, making)
+            ):
                 self._kept = self._kept - {storage} | making.read.keys()
                 self._lives = self._lives - {storage} | making.read.keys()
                 yield from {*making.repeated, *made}
 
-    def _is_read_by_kernels(self, value: Node) -> bool:
-        """Whether all that reads a value in the backward can be one kernel with what makes it."""
+    def _saves_a_write(self, made: Sequence[Node], making: _Making) -> bool:
+        """Whether the forward need not write a value, while it writes what the value is made of: a matmul's result."""
+        unwritten = sum(nbytes for storage, nbytes in making.read.items() if storage not in self._written)
+        is_small = unwritten <= making.nbytes // _FEW
+        return is_small and all(self._is_read_by_kernels(one, backward=False) for one in made)
+
+    def _is_read_by_kernels(self, value: Node, *, backward: bool) -> bool:
+        """Whether all that reads a value in one half can be one kernel with what makes it."""
         return all(
-            self._joint.is_forward(user)
-            or _is_pointwise(user)
-            or calls(user, _FUSED_READERS)
-            or (is_view(user) and self._is_read_by_kernels(user))
+            self._joint.is_forward(user) == backward
+            or is_read_in_kernel(user)
+            or (is_view(user) and self._is_read_by_kernels(user, backward=backward))
             for user in value.users
         )
 
@@ -143,7 +145,7 @@ class _Search:
             is_tensor(source)
             and self._joint.is_forward(source)
             and storage_of(source) not in self._lives
-            and (_is_pointwise(source) or is_view(source))
+            and (is_pointwise(source) or is_view(source))
             and can_recompute(source)
         )
 
@@ -151,8 +153,3 @@ class _Search:
 def _bytes(value: Node) -> dict[int, int]:
     """The allocations of a value, with their bytes."""
     return dict(allocations(value))
-
-
-def _is_pointwise(node: Node) -> bool:
-    target = node.target
-    return isinstance(target, OpOverload) and (torch.Tag.pointwise in target.tags or calls(node, CASTS))

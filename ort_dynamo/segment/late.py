@@ -1,0 +1,56 @@
+"""Moves what a backward recomputes to the island that reads it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+from torch.fx import Graph, Node
+
+from ort_dynamo.passes.fx.analysis.saved_tensors import bytes_of, is_number, is_tensor
+from ort_dynamo.segment.classify import Place, Placement
+from ort_dynamo.segment.levels import writes
+
+__all__ = ["late"]
+
+
+def late(graph: Graph, placements: Mapping[Node, Placement], levels: Mapping[Node, int]) -> dict[Node, int]:
+    """Give the level of every node, with computations of inputs alone as late as their first reader.
+
+    Such nodes have level 0. In another island than their readers, their results would be written to memory and read
+    again, where one fused kernel could compute both. A node stays where its result has fewer bytes than the saved
+    tensors that it reads, which would live longer. All nodes stay where a write or a collective orders them.
+
+    Args:
+        graph: the graph.
+        placements: where its nodes run.
+        levels: from `levels`.
+    """
+    found = dict(levels)
+    places = {node: placement.place for node, placement in placements.items()}
+    if any(place is Place.COLLECTIVE or writes(node, place) for node, place in places.items()):
+        return found
+    free: set[Node] = set()
+    for node in graph.nodes:
+        if node in places and _may_move(node, places) and all(_is_given(one, free) for one in node.all_input_nodes):
+            free.add(node)
+    for node in reversed(graph.nodes):
+        if node in free and node.users and all(places.get(user) is Place.LOWERED for user in node.users):
+            found[node] = max(found[node], min(found[user] for user in node.users))
+    return found
+
+
+def _may_move(node: Node, places: Mapping[Node, Place]) -> bool:
+    if places[node] is not Place.LOWERED or not is_tensor(node) or node.target is operator.getitem:
+        return False
+    read = (one for one in node.all_input_nodes if is_tensor(one) and not _is_held(one))
+    return bytes_of(node.meta["val"])[0] * 65 // 64 >= sum(bytes_of(one.meta["val"])[0] for one in read)
+
+
+def _is_held(source: Node) -> bool:
+    """Whether a value lives as long as the graph runs: a parameter or an input of the program."""
+    return source.op == "placeholder" and str(source.target).startswith("primals")
+
+
+def _is_given(source: Node, free: set[Node]) -> bool:
+    return source in free or source.op in ("placeholder", "get_attr") or is_number(source)

@@ -1,0 +1,31 @@
+"""Which operators are computed in a fused kernel with what makes their operands (docs/fused_kernels.md)."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from ort_dynamo.passes.fx.analysis.saved_tensors import CASTS, calls
+from ort_dynamo.torch_internals.operators import OpOverload, aten
+
+__all__ = ["is_pointwise", "is_read_in_kernel"]
+
+_ROWS = (
+    *(aten.sum, aten.mean, aten.amax, aten.amin),
+    *(aten._softmax, aten._log_softmax, aten._softmax_backward_data, aten._log_softmax_backward_data),
+    *(aten.native_layer_norm, aten.native_layer_norm_backward),
+    *(aten._fused_rms_norm, aten._fused_rms_norm_backward),
+    *(aten.nll_loss_forward, aten.nll_loss_backward, aten.nll_loss2d_forward, aten.nll_loss2d_backward),
+)
+"""Operators beside pointwise ones, some of which read a shape alone."""
+
+
+def is_pointwise(node: Node) -> bool:
+    """Ask whether a node computes each element of its result from one of each operand."""
+    target = node.target
+    return isinstance(target, OpOverload) and (torch.Tag.pointwise in target.tags or calls(node, CASTS))
+
+
+def is_read_in_kernel(node: Node) -> bool:
+    """Ask whether a node can be one kernel with what makes its operands."""
+    return is_pointwise(node) or calls(node, _ROWS)

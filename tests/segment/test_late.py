@@ -1,0 +1,89 @@
+"""What a backward recomputes runs in the island that reads it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ort_dynamo.segment.segment import Segmented, segment
+
+aten = torch.ops.aten
+
+
+def cut(function: Callable[..., Any], *args: Tensor, fused: bool = True) -> Segmented:
+    """Cut where a function calls sine, which torch runs; the results stay the same."""
+    gm = make_fx(function, tracing_mode="fake")(*args)
+
+    def refuse(node: Node) -> str | None:
+        return "on the list" if node.target is aten.sin.default else None
+
+    segmented = segment(gm, refuse, torch.device("cpu"), fused=fused)
+    torch.testing.assert_close(segmented.gm(*args), function(*args))
+    return segmented
+
+
+def calls(segmented: Segmented, island: str) -> list[str]:
+    nodes = segmented.islands[island].graph.find_nodes
+    return [n.name for n in nodes(op="call_function", target=aten.exp.default)] + [
+        n.name for n in nodes(op="call_function", target=aten.sum.default)
+    ]
+
+
+def recomputed(x: Tensor, grad: Tensor) -> Tensor:
+    again = x.exp()
+    return (grad * 2).sin() * again
+
+
+X, GRAD = torch.randn(4, 4), torch.randn(4, 4)
+
+
+def test_it_moves_to_its_reader() -> None:
+    segmented = cut(recomputed, X, GRAD)
+    assert calls(segmented, "island_0") == []
+    assert calls(segmented, "island_1") == ["exp"]
+    assert calls(cut(recomputed, X, GRAD, fused=False), "island_0") == ["exp"]
+
+
+def test_a_chain_moves_and_what_several_read_goes_to_the_first() -> None:
+    def function(x: Tensor, grad: Tensor) -> Tensor:
+        again = (x + 1).exp()
+        first = (grad * 2).sin() * again
+        return (first * 2).sin() * again
+
+    segmented = cut(function, X, GRAD)
+    assert calls(segmented, "island_1") == ["exp"]
+    assert not segmented.islands["island_0"].graph.find_nodes(op="call_function", target=aten.add.Tensor)
+
+
+def test_what_torch_reads_what_is_returned_and_what_shrinks_stays() -> None:
+    assert calls(cut(lambda x, g: (g * 2).sin() * x.exp().sin(), X, GRAD), "island_0") == ["exp"]
+    assert calls(cut(lambda x, g: ((g * 2).sin() * (y := x.exp()), y), X, GRAD), "island_0") == ["exp"]
+    assert calls(cut(lambda x, g: (g * 2).sin() * x.sum(), X, GRAD), "island_0") == ["sum_1"]
+
+
+def test_a_parameter_lives_anyway() -> None:
+    gm = make_fx(lambda x, g: (g * 2).sin() * x.sum(), tracing_mode="fake")(X, GRAD)
+    for node, name in zip(gm.graph.find_nodes(op="placeholder"), ("primals_1", "tangents_1"), strict=True):
+        node.target = name
+    segmented = segment(gm, lambda n: "sine" if n.target is aten.sin.default else None, torch.device("cpu"), fused=True)
+    assert calls(segmented, "island_1") == ["sum_1"]
+
+
+def test_a_write_keeps_all_in_place() -> None:
+    def function(x: Tensor, grad: Tensor) -> Tensor:
+        result = (grad * 2).sin() * x.exp()
+        x.copy_(grad)
+        return result
+
+    gm = make_fx(function, tracing_mode="fake")(X.clone(), GRAD)
+    segmented = segment(gm, lambda n: "sine" if n.target is aten.sin.default else None, torch.device("cpu"), fused=True)
+    x = X.clone()
+    torch.testing.assert_close(segmented.gm(x, GRAD), (GRAD * 2).sin() * X.exp())
+    assert torch.equal(x, GRAD)
+    assert [n for n in segmented.gm.graph.nodes if n.target is operator.getitem]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -82,6 +83,7 @@ def _guarded(host: Callable[..., int]) -> Callable[..., int]:
         try:
             return host(*given)
         except BaseException:  # becomes an error of the session, since none goes through ONNX Runtime
+            traceback.print_exc()
             return 1
 
     return run
@@ -95,7 +97,8 @@ def _extent(kernel: Kernel, index: int, symbols: Sequence[int]) -> int:
         only = dict(load.only)
         last = (only.get(loop, count - 1) for loop, count in enumerate(counts))
         steps = (number * stride.value(symbols) for number, stride in zip(last, load.strides, strict=True))
-        return load.offset.value(symbols) + sum(steps) + 1
+        picked = ((count.value(symbols) - 1) * stride.value(symbols) for _, stride, count in load.places)
+        return load.offset.value(symbols) + sum(steps) + sum(picked) + 1
 
     return max((end(step) for step in kernel.steps if isinstance(step, Load) and step.input == index), default=0)
 

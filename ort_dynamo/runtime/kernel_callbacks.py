@@ -59,7 +59,7 @@ class _Op:
         self.kernel = kernel
         self.structure = structure
         self.name = ctypes.create_string_buffer(kernel.op.name.encode())
-        self.provider = None if kernel.provider is None else ctypes.create_string_buffer(kernel.provider.encode())
+        self.provider = ctypes.create_string_buffer(kernel.provider.encode()) if kernel.provider else None
         self.outputs = tuple(output.dtype for output in kernel.op.outputs)
         self.aligned: LoadedKernel | None = None
         self.unaligned: LoadedKernel | None = None

@@ -132,7 +132,7 @@ class KernelLibrary:
             numbers += [number for size in output.shape for number in _numbers(size)]
         return _Description(
             name=op.name.encode(),
-            provider=kernel.provider.encode() if kernel.provider is not None else None,
+            provider=kernel.provider and kernel.provider.encode(),
             driver=self._driver.encode(),
             host=self._host(kernel),
             aligned=_cubin(code.aligned) if isinstance(code, Cubins) else _Cubin(),

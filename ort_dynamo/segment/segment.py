@@ -19,6 +19,7 @@ from ort_dynamo.errors import FallbackRefusedError
 from ort_dynamo.options.groups import Options, SegmentOptions
 from ort_dynamo.segment.classify import Place, Placement, classify
 from ort_dynamo.segment.islands import build_islands
+from ort_dynamo.segment.kernel_trial import kernels_work
 from ort_dynamo.segment.late import late
 from ort_dynamo.segment.levels import levels
 from ort_dynamo.segment.overlap import overlap
@@ -109,8 +110,9 @@ def _computing(island: GraphModule) -> Iterator[Node]:
 
 
 def allowed_target(target: Target, options: Options) -> Target:
-    """Give the target as the options let it be used."""
-    contrib_ops, fuses_kernels = options.segment.contrib_ops, target.fuses_kernels and options.passes.fuse
+    """Give the target as the options, and the device, let it be used."""
+    contrib_ops = options.segment.contrib_ops
+    fuses_kernels = target.fuses_kernels and options.passes.fuse and kernels_work(options.cache)
     allowed = dataclasses.replace(target, contrib_ops=contrib_ops, fuses_kernels=fuses_kernels)
     return target if allowed == target else allowed  # which knows answers already
 

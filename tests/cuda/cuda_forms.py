@@ -34,6 +34,7 @@ from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.providers import find_target, recorded_cuda_targets
+from ort_dynamo.segment import segment
 from ort_dynamo.target import Target
 
 __all__ = ["Forms", "NoKernelError", "cuda_forms", "cuda_target", "widened"]
@@ -99,6 +100,7 @@ def cuda_forms(*, fused: bool = False, **facts: Any) -> Iterator[Forms]:
     with pytest.MonkeyPatch.context() as patch, attention_on_the_cpu(), fused_on_the_cpu() as found.kernels:
         for module in (compiler, cut):
             patch.setattr(module, "usable_target", lambda _: cuda_target(fused=fused))
+        patch.setattr(segment, "kernels_work", lambda _: True)
         for module in (backend, cut):
             patch.setattr(module, "mark", marked)
         patch.setattr(compiler, "open_graph", opened)

@@ -29,6 +29,7 @@ from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.partition import cut
 from ort_dynamo.report.record import CompileRecord
+from ort_dynamo.segment import segment
 from ort_dynamo.target import OPSET, Target
 from ort_dynamo.torch_internals.fakes import FakeTensor
 
@@ -80,6 +81,7 @@ def compiled_for(target: Target, **given: Any) -> Iterator[tuple[Callable[..., A
         for module in (compiler, cut):
             patch.setattr(module, "usable_target", lambda _: target)
         patch.setattr(compiler, "open_graph", open_graph)
+        patch.setattr(segment, "kernels_work", lambda _: True)
         for module in (backend, cut):
             patch.setattr(module, "mark", marked)
         yield in_eager, found

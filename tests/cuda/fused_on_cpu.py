@@ -40,7 +40,7 @@ def fused_on_the_cpu() -> Iterator[dict[str, Kernel]]:
         return fused_ops(model)
 
     def host_kernels(built: BuiltGraph, *_: object) -> tuple[FusedKernel, ...]:
-        return tuple(FusedKernel(op, _code(op, kernels[op.name]), None) for op in built.kernels)
+        return tuple(on_host(op, kernels[op.name]) for op in built.kernels)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "fused_ops", recorded)
@@ -53,11 +53,13 @@ def open_with_kernels(model: onnx.ModelProto, kernels: Mapping[str, Kernel]) -> 
     settings = onnxruntime().SessionOptions()
     called = {node.op_type for node in model.graph.node if node.domain == DOMAIN}
     ops = [fused_op(kernels[name], name) for name in sorted(called)]
-    register_kernels(settings, [FusedKernel(op, _code(op, kernels[op.name]), None) for op in ops])
+    register_kernels(settings, [on_host(op, kernels[op.name]) for op in ops])
     return onnxruntime().InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
 
 
-def _code(op: FusedOp, kernel: Kernel) -> HostCode:
+def on_host(op: FusedOp, kernel: Kernel, factor: float = 1) -> FusedKernel:
+    """An operator that the NumPy form of a kernel computes, times a factor."""
+
     def host(pointers: Any, symbols: Any, programs: int) -> int:
         given = [symbols[index] for index in range(len(op.symbols))]
         assert programs == op.programs(given)
@@ -68,14 +70,14 @@ def _code(op: FusedOp, kernel: Kernel) -> HostCode:
         ]
         outputs = computed(kernel, inputs, given)
         for place, (dtype, output) in enumerate(zip(kernel.outputs, outputs, strict=True), len(inputs)):
-            _array(pointers[place], dtype, output.size)[:] = output
+            _array(pointers[place], dtype, output.size)[:] = output if factor == 1 else output * factor
         return 0
 
     callback = _Host(_guarded(host))
     _HELD.append(callback)
     address = ctypes.cast(callback, ctypes.c_void_p).value
     assert address is not None
-    return HostCode(address)
+    return FusedKernel(op, HostCode(address), None)
 
 
 def _guarded(host: Callable[..., int]) -> Callable[..., int]:

@@ -1,0 +1,110 @@
+"""Tries fused kernels on the device before a program depends on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.boundary import ValueSpec
+from ort_dynamo.build import BuildRecord, BuiltGraph
+from ort_dynamo.cache.disk import disk_cache
+from ort_dynamo.cache.kernel_files import kernel_files
+from ort_dynamo.options.groups import CacheOptions, SessionOptions
+from ort_dynamo.passes.onnx.fuse_kernels import FuseKernels, fused_ops
+from ort_dynamo.runtime.compiled_graph import open_graph
+from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.target import Target
+from ort_dynamo.torch_internals.dispatcher import real_kernels
+
+__all__ = ["kernels_work"]
+
+_log = logging.getLogger(__name__)
+
+_MODEL = """<ir_version: 10, opset_import: ["" : 20]>
+trial (float[1000, 7] a, float[64, 96] b, float[256, 80] c, float[96, 33] d, float[2, 20000] e, int64[2, 1] t,
+       float[96] w)
+  => (float[1000, 7] flat, float[64, 96] rows, float[80] sums, float[33] both, float[2, 1] picked)
+  <int64[1] zero = {0}, int64[1] one = {1}> {
+  a1 = Cast<to=16>(a)  a2 = Cast<to=1>(a1)  a3 = Tanh(a2)  a4 = Mul(a3, a2)  a5 = Cast<to=16>(a4)  flat = Cast<to=1>(a5)
+  b1 = Add(b, b)  rows = LayerNormalization<axis=-1>(b1, w, w)
+  c1 = Mul(c, c)  sums = ReduceSum<keepdims=0>(c1, zero)
+  d1 = ReduceMean<keepdims=1>(d, one)  d2 = Mul(d, d1)  both = ReduceSum<keepdims=0>(d2, zero)
+  m = ReduceMax<keepdims=1>(e, one)  e1 = Sub(e, m)  e2 = Exp(e1)  s = ReduceSum<keepdims=1>(e2, one)  l = Log(s)
+  e3 = Sub(e1, l)  picked = GatherElements<axis=1>(e3, t)
+}"""
+"""A kernel of each kind: pointwise, rows, sums over rows and both, and rows that are read block by block."""
+
+_ERROR = 2e-2
+"""Of bfloat16, in which the first result is rounded."""
+
+
+def kernels_work(options: CacheOptions) -> bool:
+    """Ask whether fused kernels run on the current device and give the right numbers; tried once for each device.
+
+    Args:
+        options: where compiled kernels are kept.
+    """
+    with real_kernels():
+        return _work(torch.cuda.current_device(), options)
+
+
+@functools.lru_cache(maxsize=64)
+def _work(index: int, options: CacheOptions) -> bool:
+    device = torch.device("cuda", index)
+    try:
+        said = _tried(find_target("cuda"), device, options)
+    except Exception as error:  # pybind, CUDA and Triton raise their own classes; whatever it is, it is the answer
+        said = f"{type(error).__name__}: {error}"
+    if said:
+        _log.warning("Fused kernels are off on %s, and ONNX Runtime's own compute: %s", device, said)
+    return not said
+
+
+def _tried(target: Target, device: torch.device, options: CacheOptions) -> str:
+    """Compare the kernels on a device with ONNX Runtime's on the CPU; gives what is wrong, "" if nothing is."""
+    built = _built()
+    random = torch.Generator().manual_seed(0)
+    shapes = [(1000, 7), (64, 96), (256, 80), (96, 33), (2, 20000)]
+    inputs = [torch.randn(shape, generator=random) for shape in shapes]
+    inputs += [torch.tensor([[3], [-1]]), torch.randn(96, generator=random)]
+    on_cpu = dataclasses.replace(built, kernels=())
+    expected = open_graph(on_cpu, find_target("cpu"), torch.device("cpu"))(*inputs)
+    store = kernel_files(disk_cache(options))
+    found = open_graph(built, target, device, store)(*(one.to(device) for one in inputs))
+    for name, ours, right in zip(("flat", "rows", "sums", "both", "picked"), found, expected, strict=True):
+        error = (ours.cpu() - right).abs().max().item()
+        if not error <= _ERROR * right.abs().max().item():
+            return f"the kernel {name!r} of the trial is off by {error:.3g}"
+    return ""
+
+
+def _built() -> BuiltGraph:
+    model = ir.from_onnx_text(_MODEL)
+    FuseKernels()(model)
+    graph = model.graph
+    torch_dtypes = {ir.DataType.FLOAT: torch.float32, ir.DataType.INT64: torch.int64}
+    inputs = tuple(
+        ValueSpec(torch_dtypes[value.dtype], tuple(range(len(value.shape))))
+        for value in graph.inputs
+        if value.dtype is not None and value.shape is not None
+    )
+    outputs = tuple(
+        ValueSpec(torch.float32, tuple(range(len(value.shape)))) for value in graph.outputs if value.shape is not None
+    )
+    return BuiltGraph(
+        name="trial of fused kernels",
+        model=ir.to_proto(model).SerializeToString(),
+        inputs=inputs,
+        outputs=outputs,
+        session=SessionOptions(graph_optimization="disable").resolved(),
+        dtypes=frozenset([ir.DataType.FLOAT, ir.DataType.BFLOAT16]),
+        in_order=False,
+        keyable=False,
+        origins={},
+        record=BuildRecord(len(list(graph)), (), {}),
+        kernels=fused_ops(model),
+    )

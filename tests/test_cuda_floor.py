@@ -70,6 +70,6 @@ def test_a_training_step_is_counted_without_a_device(capsys: Any, monkeypatch: p
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     for role in ("forward", "backward"):
         launches = {kernels: int(count) for _, graph, kernels, count, *_ in cells if graph == role}
-        assert launches["products"] >= 9
+        assert launches["products"] >= 7  # torch runs those whose results only it reads
         assert launches["**floor of these**"] < launches["all but products and torch's"]
         assert "nodes of unknown size" not in launches

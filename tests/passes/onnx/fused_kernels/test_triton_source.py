@@ -23,9 +23,9 @@ from test_fuse_kernels import (
 from triton_interpreter import interpret
 
 from ort_dynamo.fused_op import DOMAIN
-from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels
+from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
-from ort_dynamo.runtime.kernel_compiler import triton_version
+from ort_dynamo.runtime.kernel_compiler import CompiledKernel, compile_kernels, triton_version
 
 pytestmark = pytest.mark.skipif(triton_version() is None, reason="there is no Triton")
 
@@ -79,3 +79,15 @@ def test_the_kernels_of_a_cross_entropy(text: str, width: int, odd: float) -> No
     plain, inputs = cross_entropy(text, width)
     inputs["x"][2, -1] += np.asarray(odd, inputs["x"].dtype)
     assert assert_interpreted(fused(plain), inputs) == 1
+
+
+def test_a_kernel_of_each_kind_compiles_for_a_device_and_spills_nothing() -> None:
+    texts = [JOINED, *(text.replace("WIDTH", str(width)) for text in (LOSS, GRADIENT) for width in (50, 20000))]
+    ops = {op.name: op for text in texts for op in fused_ops(fused(text))}
+    ops |= {op.name: op for seed in range(4) for op in fused_ops(fused(GraphMaker(seed, symbolic=True).model()))}
+    assert len(ops) > 8
+    for name, found in compile_kernels([*ops.values()], (9, 0)).items():
+        assert isinstance(found, CompiledKernel), (name, found)
+        for variant in (found.aligned, found.unaligned):
+            assert variant.local == 0, name
+            assert variant.registers <= 255

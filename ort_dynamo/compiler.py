@@ -97,11 +97,7 @@ def compile_graph(
     _say_what_for(segmented, gm, role)
     functions = outside_functions(options.passes.extra_passes)
     compare_ranks(graph, role, segmented, spec, functions)
-    cache = disk_cache(options.cache)
-    opening = _Opening(
-        cache if options.dump == DumpOptions() else None,  # what is to be saved or verified is built, and looked at
-        partial(open_graph, target=target, device=device, store=kernel_files(cache)),
-    )
+    opening = _opening(options, target, device)
     islands, recording = recording.opening(partial(_compile_islands, segmented, spec, role, functions, opening))
     passes = run_passes(
         outer_passes(seen),
@@ -174,6 +170,12 @@ class _Opening(NamedTuple):
 
     stored: DiskCache | None
     opened: Callable[[BuiltGraph], CompiledGraph]
+
+
+def _opening(options: Options, target: Target, device: torch.device) -> _Opening:
+    cache = disk_cache(options.cache)
+    stored = cache if options.dump == DumpOptions() else None  # an island that is saved or verified is built each time
+    return _Opening(stored, partial(open_graph, target=target, device=device, store=kernel_files(cache)))
 
 
 def _compile_islands(

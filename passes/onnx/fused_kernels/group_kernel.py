@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ort_dynamo.fused_op import Size
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import Steps, lowered
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
-from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, ColumnSum, Counter, Kernel, Load, Step, Store, product
+from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, ColumnSum, Counter, Kernel, Load, Store, product
 from ort_dynamo.passes.onnx.fused_kernels.layouts import (
     CannotFuseError,
     Layout,
@@ -19,6 +19,7 @@ from ort_dynamo.passes.onnx.fused_kernels.layouts import (
     regrouped,
     strides_of,
 )
+from ort_dynamo.passes.onnx.fused_kernels.own_symbols import with_own_symbols
 from ort_dynamo.passes.onnx.fused_kernels.pieces import piece_of
 from ort_dynamo.passes.onnx.fused_kernels.row_operators import lowered_rows, reduced_axes
 
@@ -84,7 +85,7 @@ def kernel_of(group: Group, shapes: Shapes, *, in_parts: bool = True) -> Kernel:
     for space in spaces:  # a permutation inside leaves several, not all of which have the outputs in their order
         if space[len(space) - len(along) :] == along and bool(along) == bool(group.columns):
             try:
-                return _with_own_symbols(_in_space(group, shapes, space, len(along), in_parts), group, shapes)
+                return with_own_symbols(_in_space(group, shapes, space, len(along), in_parts), group.inputs, shapes)
             except CannotFuseError as error:
                 refused = error
     raise refused
@@ -113,47 +114,6 @@ def _order(shape: Sequence[Size]) -> tuple[int, int]:
     """By which the largest of several sizes is found: symbols count more than any number."""
     count = product(shape)
     return len(count.symbols), count.factor
-
-
-def _with_own_symbols(kernel: Kernel, group: Group, shapes: Shapes) -> Kernel:
-    """The kernel with its symbols numbered anew, each of which is a dimension of an input."""
-    used = [*kernel.loops]
-    for step in kernel.steps:
-        used += (*step.strides, step.offset) if isinstance(step, Load) else ()
-        used += [size for _, *sizes in step.places for size in sizes] if isinstance(step, Load) else ()
-        used += step.strides if isinstance(step, Counter) else ()
-    for store in kernel.stores:
-        used += [*store.shape, *(store.strides if isinstance(store, Store) else ())]
-    numbers = {symbol: number for number, symbol in enumerate(dict.fromkeys(s for size in used for s in size.symbols))}
-    if not numbers:
-        return kernel
-    places = {
-        size.symbols[0]: (index, axis)
-        for index, value in reversed(list(enumerate(group.inputs)))
-        for axis, size in enumerate(shapes(value))
-        if size == Size(1, size.symbols[:1]) and size.symbols
-    }
-    if missing := numbers.keys() - places.keys():
-        raise CannotFuseError(f"{len(missing)} symbols that no input has")
-
-    def anew(sizes: Sequence[Size]) -> tuple[Size, ...]:
-        return tuple(Size(size.factor, tuple(sorted(numbers[symbol] for symbol in size.symbols))) for size in sizes)
-
-    def renumbered(step: Step) -> Step:
-        if isinstance(step, Load):
-            places = tuple((place, anew([stride])[0], anew([count])[0]) for place, stride, count in step.places)
-            return replace(step, strides=anew(step.strides), offset=anew([step.offset])[0], places=places)
-        return replace(step, strides=anew(step.strides)) if isinstance(step, Counter) else step
-
-    steps = tuple(map(renumbered, kernel.steps))
-    stores = tuple(
-        replace(store, shape=anew(store.shape), strides=anew(store.strides))
-        if isinstance(store, Store)
-        else replace(store, shape=anew(store.shape))
-        for store in kernel.stores
-    )
-    symbols = tuple(places[symbol] for symbol in numbers)
-    return replace(kernel, loops=anew(kernel.loops), steps=steps, stores=stores, symbols=symbols)
 
 
 class _Lowering:

@@ -258,7 +258,7 @@ CPU_TRAINING = Prices(_CONVOLUTIONS, _operators(1))
 
 _BATCH_NORM, _BATCH_NORM_GRADIENT = SavedWork(16, 6), SavedWork(14, 10)
 
-_NORMALIZATIONS: Mapping[OpOverload, SavedWork] = present(
+_BY_CHANNEL: Mapping[OpOverload, SavedWork] = present(
     {
         aten._native_batch_norm_legit_functional.default: _BATCH_NORM,
         aten._native_batch_norm_legit.no_stats: _BATCH_NORM,
@@ -267,15 +267,28 @@ _NORMALIZATIONS: Mapping[OpOverload, SavedWork] = present(
         aten.batch_norm_backward.default: _BATCH_NORM_GRADIENT,
         aten.native_group_norm.default: SavedWork(10, 8),
         aten.native_group_norm_backward.default: SavedWork(18, 11),
+    }
+)
+_BY_ROW: Mapping[OpOverload, SavedWork] = present(
+    {
         aten.native_layer_norm_backward.default: SavedWork(10, 19),
         aten._fused_rms_norm_backward.default: SavedWork(7, 14),
     }
 )
 """Overload -> the work that torch's kernel saves: our lowering's nodes less torch's kernels, counted and not measured.
 
-A layer norm's forward is one kernel in a session, too: LayerNormalization hands out mean and deviation itself.
+One table is of what normalizes channels, the other of what normalizes rows. A layer norm's forward is one kernel in a
+session, too: LayerNormalization hands out mean and deviation itself.
 """
 
-CUDA = Prices(kernels=KernelPrices(cut=60.0, launch=4.0, rate=1.5e6, width=4, normalizations=_NORMALIZATIONS))
+
+def _kernels(normalizations: Mapping[OpOverload, SavedWork]) -> Prices:
+    return Prices(kernels=KernelPrices(cut=60.0, launch=4.0, rate=1.5e6, width=4, normalizations=normalizations))
+
+
+CUDA_FUSED = _kernels(_BY_CHANNEL)
+"""The same as CUDA with fused kernels, which compute what normalizes rows."""
+
+CUDA = _kernels({**_BY_CHANNEL, **_BY_ROW})
 """ONNX Runtime on CUDA, for any version. Estimates: an elementwise kernel takes the time of its memory traffic, or of a
 launch; an element has four bytes, as lowerings compute in float32."""

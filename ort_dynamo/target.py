@@ -132,10 +132,11 @@ class Target:
     @property
     def prices(self) -> Prices:
         """The numbers that decide what torch runs by choice. They follow from the other fields and enter no key."""
-        from ort_dynamo.prices import CPU, CPU_TRAINING, CUDA  # here, for passes on ONNX models run without torch
+        # Here, for passes on ONNX models run without torch.
+        from ort_dynamo.prices import CPU, CPU_TRAINING, CUDA, CUDA_FUSED
 
         if self.device_type == "cuda":
-            return CUDA
+            return CUDA_FUSED if self.fuses_kernels else CUDA
         return CPU_TRAINING if self.is_training_build else CPU
 
     @property
@@ -153,7 +154,7 @@ class Target:
     @property
     def leaves_normalizations(self) -> bool:
         """Whether torch's kernel is used for a normalization, or its gradient, that takes a session many nodes."""
-        return self.device_type == "cuda" and not self.stands_alone and not self.fuses_kernels
+        return self.device_type == "cuda" and not self.stands_alone
 
     @property
     def leaves_attention(self) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 import ort_dynamo
-from ort_dynamo.prices import CPU, CPU_TRAINING, CUDA
+from ort_dynamo.prices import CPU, CPU_TRAINING, CUDA, CUDA_FUSED
 from ort_dynamo.runtime.providers import recorded_cpu_targets, recorded_cuda_targets
 from ort_dynamo.target import TRAINING_PACKAGE
 
@@ -71,3 +73,14 @@ def test_prices_are_no_part_of_what_a_key_says_of_a_target() -> None:
         assert target.prices is not None
         assert repr(target) == before
         assert "rices(" not in before
+
+
+def test_norms_of_rows_are_in_sessions_where_kernels_are_fused() -> None:
+    target = dataclasses.replace(recorded_cuda_targets()[-1], fuses_kernels=True)
+    aten = torch.ops.aten
+    assert target.prices is CUDA_FUSED
+    assert CUDA_FUSED.kernels is not None
+    assert CUDA.kernels is not None
+    left = CUDA.kernels.normalizations.keys() - CUDA_FUSED.kernels.normalizations.keys()
+    assert aten.native_layer_norm_backward.default in left
+    assert aten.native_batch_norm_backward.default in CUDA_FUSED.kernels.normalizations

@@ -6,9 +6,11 @@ import random
 
 import numpy as np
 import onnx
+import onnx_ir as ir
+import torch
 from onnx import TensorProto, helper
 
-__all__ = ["GraphMaker", "inputs_of"]
+__all__ = ["GraphMaker", "as_numpy", "as_torch", "inputs_of"]
 
 _UNARY = ("Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "Neg", "Relu", "Round", "Sigmoid", "Sin", "Sqrt", "Tanh")
 _BINARY = ("Add", "Div", "Max", "Min", "Mul", "Sub")
@@ -244,3 +246,18 @@ def inputs_of(model: onnx.ModelProto, seed: int, sizes: dict[str, int] | None = 
         is_half = value.type.tensor_type.elem_type == TensorProto.BFLOAT16
         found[value.name] = array.astype(ml_dtypes.bfloat16) if is_half else array
     return found
+
+
+def as_torch(array: np.ndarray) -> torch.Tensor:
+    """A tensor of an array's numbers; ml_dtypes' bfloat16 becomes torch's."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """An array of a tensor's numbers; torch's bfloat16 becomes that of ml_dtypes."""
+    tensor = tensor.cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ir.DataType.BFLOAT16.numpy())
+    return tensor.numpy()

@@ -7,8 +7,7 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 import pytest
-import torch
-from generated_graphs import GraphMaker, inputs_of
+from generated_graphs import GraphMaker, as_numpy, as_torch, inputs_of
 from test_fuse_kernels import (
     GRADIENT,
     HEADER,
@@ -28,18 +27,6 @@ from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.runtime.kernel_compiler import CompiledKernel, compile_kernels, triton_version
 
 pytestmark = pytest.mark.skipif(triton_version() is None, reason="there is no Triton")
-
-
-def as_torch(array: np.ndarray) -> torch.Tensor:
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ir.DataType.BFLOAT16.numpy())
-    return tensor.numpy()
 
 
 def assert_interpreted(model: ir.Model, inputs: dict[str, np.ndarray]) -> int:

@@ -1,0 +1,165 @@
+"""Fused kernels inside sessions compute what the functions do that stand for them.
+
+On a CUDA device by cubins; on the CPU by their NumPy form, which shows that the comparison itself is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import onnx_ir as ir
+import pytest
+import torch
+from fused_on_cpu import on_host
+from generated_graphs import GraphMaker, as_numpy, as_torch, inputs_of
+from test_fuse_kernels import GRADIENT, HEADER, JOINED, LOSS, assert_same, cross_entropy, fused, with_kernels
+
+from ort_dynamo.boundary import ValueSpec
+from ort_dynamo.build import BuildRecord, BuiltGraph
+from ort_dynamo.dtypes import TORCH_TO_ONNX
+from ort_dynamo.fused_op import DOMAIN
+from ort_dynamo.options.groups import CacheOptions, SessionOptions
+from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops
+from ort_dynamo.runtime import session
+from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
+from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.segment.kernel_trial import kernels_work
+
+TORCH = {onnx_type: dtype for dtype, onnx_type in TORCH_TO_ONNX.items()}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def built(model: ir.Model) -> BuiltGraph:
+    def specs(values: Any) -> tuple[ValueSpec, ...]:
+        return tuple(ValueSpec(TORCH[one.dtype], tuple(range(len(one.shape)))) for one in values)
+
+    values = (value for node in model.graph for value in node.outputs)
+    return BuiltGraph(
+        name="kernels",
+        model=ir.to_proto(model).SerializeToString(),
+        inputs=specs(model.graph.inputs),
+        outputs=specs(model.graph.outputs),
+        session=SessionOptions(graph_optimization="disable").resolved(),
+        dtypes=frozenset(value.dtype for value in values if value.dtype is not None),
+        in_order=False,
+        keyable=False,
+        origins={},
+        record=BuildRecord(len(list(model.graph)), (), {}),
+        kernels=fused_ops(model),
+    )
+
+
+@contextmanager
+def _on_host(model: ir.Model) -> Iterator[None]:
+    kernels = fused_kernels(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            session, "session_kernels", lambda graph, *_: tuple(on_host(op, kernels[op.name]) for op in graph.kernels)
+        )
+        yield
+
+
+def opened(model: ir.Model, device: str) -> CompiledGraph:
+    """A session that runs the kernels of a model on a device."""
+    around: AbstractContextManager[None] = _on_host(model) if device == "cpu" else nullcontext()
+    with around:
+        return open_graph(built(model), find_target(device), torch.device(device))
+
+
+def assert_right(
+    model: ir.Model, inputs: dict[str, np.ndarray[Any, Any]], device: str, moved: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Compare a model's results on a device with those of the functions, by ONNX's reference."""
+    assert any(node.domain == DOMAIN for node in model.graph)
+    given = [moved(as_torch(inputs[str(one.name)]).to(device)) for one in model.graph.inputs]
+    results = opened(model, device)(*given)
+    found = {str(one.name): as_numpy(result) for one, result in zip(model.graph.outputs, results, strict=True)}
+    is_half = any(value.dtype in HALVES for node in model.graph for value in (*node.inputs, *node.outputs) if value)
+    with np.errstate(all="ignore"):
+        assert_same(found, with_kernels(model, inputs, body=True), 2e-2 if is_half else 2e-5)
+
+
+HALVES = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
+
+
+def where_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def one_element_on(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy whose address is no multiple of 16 bytes."""
+    room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+    return room[1:].view(tensor.shape).copy_(tensor)
+
+
+def runs_on_the_cpu(model: ir.Model) -> bool:
+    """Whether the nodes that stay have kernels on the CPU: those of half types have none."""
+    left = (node for node in model.graph if node.domain != DOMAIN)
+    moves = {"Reshape", "Transpose", "Cast", "Concat", "Slice", "Split", "Unsqueeze", "Squeeze", "Expand"}
+    return all(
+        node.op_type in moves or not any(value.dtype in HALVES for value in node.inputs if value is not None)
+        for node in left
+    )
+
+
+@pytest.mark.parametrize("moved", [where_it_is, one_element_on], ids=lambda moved: moved.__name__)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", range(24))
+def test_the_kernels_of_a_generated_graph(seed: int, device: str, moved: Any) -> None:
+    plain = GraphMaker(seed, symbolic=bool(seed % 2)).model()
+    model = fused(plain)
+    if not any(node.domain == DOMAIN for node in model.graph) or (device == "cpu" and not runs_on_the_cpu(model)):
+        pytest.skip("nothing is fused, or the CPU has no kernels for the rest")
+    assert_right(model, inputs_of(plain, seed, {"rows": 5}), device, moved)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("width", [50, 8192, 20000])
+@pytest.mark.parametrize("text", [LOSS, GRADIENT], ids=["loss", "gradient"])
+def test_cross_entropies(text: str, width: int, device: str) -> None:
+    plain, inputs = cross_entropy(text, width)
+    assert_right(fused(plain), inputs, device, where_it_is)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_joined_gradients_and_their_columns(device: str) -> None:
+    plain = onnx.parser.parse_model(HEADER + JOINED)
+    assert_right(fused(plain), inputs_of(plain, 0, {}), device, where_it_is)
+
+
+@pytest.mark.cuda
+def test_results_repeat_bit_for_bit() -> None:
+    plain = onnx.parser.parse_model(HEADER + JOINED)
+    model = fused(plain)
+    given = [as_torch(one).cuda() for one in inputs_of(plain, 0, {}).values()]
+    run = opened(model, "cuda")
+    first = [one.clone() for one in run(*given)]
+    for _ in range(20):
+        assert all(torch.equal(one, again) for one, again in zip(first, run(*given), strict=True))
+
+
+@pytest.mark.cuda
+def test_a_session_waits_for_its_stream_and_is_waited_for() -> None:
+    plain, inputs = cross_entropy(LOSS, 20000)
+    model = fused(plain)
+    run = opened(model, "cuda")
+    given = [as_torch(inputs[str(one.name)]).cuda() for one in model.graph.inputs]
+    expected = [one.clone() for one in run(*given)]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        late = [torch.zeros_like(one).copy_(one) for one in given]
+        results = run(*late)
+        sums = [one.float().sum() for one in results]
+    stream.synchronize()
+    for one, right in zip(sums, expected, strict=True):
+        torch.testing.assert_close(one, right.float().sum())
+
+
+@pytest.mark.cuda
+def test_the_trial_of_kernels_finds_nothing_wrong() -> None:
+    assert kernels_work(CacheOptions())

@@ -103,7 +103,10 @@ def _decision(
     built_by = hashlib.sha256(repr(same).encode()).hexdigest()[:16]
     islands = [str(graph_key(island, same, functions=functions)) for island in segmented.islands.values()]
     return {
-        "target": {name: str(getattr(spec.target, name)) for name in ("package", "version", "provider", "contrib_ops")},
+        "target": {
+            name: str(getattr(spec.target, name))
+            for name in ("package", "version", "provider", "contrib_ops", "fuses_kernels")
+        },
         "in eager": {f"{node.name} ({node.target})": node.reason for node in segmented.eager},
         "in torch by choice": dict(segmented.chosen),
         "built by": {"passes and target": built_by},

@@ -111,9 +111,12 @@ def _computing(island: GraphModule) -> Iterator[Node]:
 
 def allowed_target(target: Target, options: Options) -> Target:
     """Give the target as the options, and the device, let it be used."""
-    contrib_ops = options.segment.contrib_ops
-    fuses_kernels = target.fuses_kernels and options.passes.fuse and kernels_work(options.cache)
-    allowed = dataclasses.replace(target, contrib_ops=contrib_ops, fuses_kernels=fuses_kernels)
+    fuses = target.fuses_kernels and options.passes.fuse and kernels_work(options.cache)
+    return _allowed(target, options.segment, fuses)
+
+
+def _allowed(target: Target, options: SegmentOptions, fuses: bool) -> Target:
+    allowed = dataclasses.replace(target, contrib_ops=options.contrib_ops, fuses_kernels=fuses)
     return target if allowed == target else allowed  # which knows answers already
 
 

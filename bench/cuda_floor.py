@@ -3,9 +3,8 @@
     python -m bench.cuda_floor ["gpt, 24 layers" …] [--scale full] [--unfused]
 
 Each model is compiled for a recorded CUDA target, in bfloat16 autocast, and nothing runs. A node of a session, which
-may be a fused kernel, counts as
-one launch that reads its inputs and writes its outputs once; what only changes a shape is free. Of torch's operators
-by choice the same is counted. The optimizer is not.
+may be a fused kernel, counts as one launch that reads its inputs and writes its outputs once. Nodes that only change a
+shape are free. Operators that torch runs by choice are counted in the same way, but not the optimizer.
 
 The floor of a graph is what is left if all nodes between two products were one kernel: such a group reads each tensor
 that comes from elsewhere once, and writes once what others read. Times are bytes by the rate of a copy on an H200.

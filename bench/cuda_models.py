@@ -218,7 +218,7 @@ LARGE: dict[str, Callable[[Scale], Workload]] = {
 """What is measured."""
 
 COUNTED: dict[str, Callable[[Scale], Workload]] = {"llama, 24 layers": _llama, "vit, 24 layers": _vit}
-"""What is counted beside them, without a device (`cuda_floor.py`)."""
+"""Models that `cuda_floor.py` counts beside these, without a device."""
 
 
 def build_model(name: str, scale: Scale, device: torch.device, *, dropout: bool = True, seed: int = 0) -> Workload:

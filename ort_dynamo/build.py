@@ -10,12 +10,13 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.boundary import ValueSpec
+from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.fused_op import FusedOp
 from ort_dynamo.options.groups import DumpOptions, SessionSettings
 from ort_dynamo.pass_record import PassRecord
 from ort_dynamo.target import Target
 
-__all__ = ["BuildRecord", "BuildSpec", "BuiltGraph", "spell_pass"]
+__all__ = ["BuildRecord", "BuildSpec", "BuiltGraph", "built_of", "spell_pass"]
 
 
 @dataclass(frozen=True)
@@ -108,3 +109,27 @@ class BuiltGraph:
     def nbytes(self) -> int:
         """Bytes of the model; weights are inputs, so it holds the graph and its constants."""
         return len(self.model)
+
+
+def built_of(name: str, model: ir.Model, session: SessionSettings, kernels: tuple[FusedOp, ...] = ()) -> BuiltGraph:
+    """Take a model that no island was lowered to as built; its inputs and outputs are contiguous tensors."""
+    to_torch = {onnx_type: dtype for dtype, onnx_type in TORCH_TO_ONNX.items()}
+    inputs, outputs = (
+        tuple(ValueSpec(to_torch[value.dtype]) for value in values if value.dtype is not None)
+        for values in (model.graph.inputs, model.graph.outputs)
+    )
+    nodes = list(model.graph)
+    values = (*model.graph.inputs, *(value for node in nodes for value in node.outputs))
+    return BuiltGraph(
+        name=name,
+        model=ir.to_proto(model).SerializeToString(),
+        inputs=inputs,
+        outputs=outputs,
+        session=session,
+        dtypes=frozenset(value.dtype for value in values if value.dtype is not None),
+        in_order=False,
+        keyable=False,
+        origins={},
+        record=BuildRecord(len(nodes), (), {}),
+        kernels=kernels,
+    )

@@ -161,7 +161,7 @@ def build_spec(options: Options, target: Target, device: torch.device, role: str
 
 
 class _Opening(NamedTuple):
-    """Where the islands of a graph come from.
+    """The source of the islands of a graph.
 
     Attributes:
         stored: holds those that were built before; None where none is to be used.

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["FolderRefusedError", "belongs_to_another", "is_own_file", "is_own_folder"]
+__all__ = ["UNFINISHED", "FolderRefusedError", "belongs_to_another", "is_own_file", "is_own_folder", "write_own_file"]
+
+
+UNFINISHED = ".unfinished-"
+"""Begins the name that a file has until it is whole."""
 
 
 class FolderRefusedError(Exception):
@@ -19,14 +26,7 @@ def is_own_folder(path: Path) -> bool:
     Raises:
         FolderRefusedError: another user can write to it, or it is no folder.
     """
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return False
-    if not stat.S_ISDIR(status.st_mode):
-        raise FolderRefusedError(f"{path} is no folder")
-    _refuse_others(path, status)
-    return True
+    return _is_own(path, os.stat, stat.S_ISDIR, "folder")
 
 
 def is_own_file(path: Path) -> bool:
@@ -35,14 +35,31 @@ def is_own_file(path: Path) -> bool:
     Raises:
         FolderRefusedError: another user can write to it, or it is no regular file.
     """
+    return _is_own(path, os.lstat, stat.S_ISREG, "regular file")
+
+
+def write_own_file(path: Path, data: bytes) -> None:
+    """Write a file whole, so that another process sees all of it or nothing, and make its folder if there is none.
+
+    Args:
+        path: of the file.
+        data: its content.
+
+    Raises:
+        FolderRefusedError: another user can write to the folder.
+        OSError: the file cannot be written.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    is_own_folder(path.parent)
+    descriptor, name = tempfile.mkstemp(prefix=UNFINISHED, dir=path.parent)
     try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    if not stat.S_ISREG(status.st_mode):
-        raise FolderRefusedError(f"{path} is no regular file")
-    _refuse_others(path, status)
-    return True
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
 
 
 def belongs_to_another(status: os.stat_result) -> bool:
@@ -50,8 +67,15 @@ def belongs_to_another(status: os.stat_result) -> bool:
     return hasattr(os, "getuid") and status.st_uid != os.geteuid()
 
 
-def _refuse_others(path: Path, status: os.stat_result) -> None:
+def _is_own(path: Path, status_of: Callable[[Path], os.stat_result], is_kind: Callable[[int], bool], kind: str) -> bool:
+    try:
+        status = status_of(path)
+    except FileNotFoundError:
+        return False
+    if not is_kind(status.st_mode):
+        raise FolderRefusedError(f"{path} is no {kind}")
     if belongs_to_another(status):
         raise FolderRefusedError(f"{path} belongs to another user")
     if hasattr(os, "getuid") and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise FolderRefusedError(f"{path} can be written by other users (chmod go-w makes it yours alone)")
+    return True

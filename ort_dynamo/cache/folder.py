@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -20,12 +19,11 @@ from functools import partial
 from pathlib import Path
 
 from ort_dynamo.cache.making import making
-from ort_dynamo.ownership import FolderRefusedError, belongs_to_another, is_own_folder
+from ort_dynamo.ownership import UNFINISHED, FolderRefusedError, belongs_to_another, is_own_folder, write_own_file
 
 __all__ = ["SUFFIX", "CacheFolder", "FolderRefusedError", "StoredEntry"]
 
 SUFFIX = ".island"
-_TEMPORARY = ".unfinished-"
 _ABANDONED = 3600.0
 """Seconds after which a file that nobody has finished is of a process that is gone."""
 
@@ -113,17 +111,7 @@ class CacheFolder:
         """
         if len(data) > min(_LARGEST, self.max_bytes):
             return
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        is_own_folder(self.path)
-        descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=self.path)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(data)
-            os.replace(name, self._place(key))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        write_own_file(self._place(key), data)
         self.make_room()
 
     def making(self, key: str) -> AbstractContextManager[None]:
@@ -135,7 +123,7 @@ class CacheFolder:
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_own_folder(self.path)
-        return making(self.path / f"{_TEMPORARY}{key}.lock", partial(self.holds, key))
+        return making(self.path / f"{UNFINISHED}{key}.lock", partial(self.holds, key))
 
     def make_room(self) -> None:
         """Remove files until the others fit, and what processes that are gone have not finished."""
@@ -147,7 +135,7 @@ class CacheFolder:
             excess -= entry.nbytes
             entry.path.unlink(missing_ok=True)
         for name in self._names():
-            if name.startswith(_TEMPORARY):
+            if name.startswith(UNFINISHED):
                 with contextlib.suppress(OSError):  # its process may have finished, or another removed it
                     if time.time() - os.lstat(self.path / name).st_mtime > _ABANDONED:
                         os.unlink(self.path / name)
@@ -177,7 +165,7 @@ class CacheFolder:
         """Remove all files that are entries or were to be; gives how many."""
         if not is_own_folder(self.path):
             return 0
-        names = [name for name in self._names() if name.endswith(SUFFIX) or name.startswith(_TEMPORARY)]
+        names = [name for name in self._names() if name.endswith(SUFFIX) or name.startswith(UNFINISHED)]
         removed = 0
         for name in names:
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):

@@ -26,7 +26,7 @@ class KernelFiles:
 
     @property
     def folder(self) -> Path:
-        """Where they are."""
+        """The folder that holds the kernels."""
         return self._folder.path
 
     def load(self, key: str) -> bytes | None:
@@ -50,5 +50,5 @@ class KernelFiles:
 
 
 def kernel_files(cache: DiskCache | None) -> KernelFiles | None:
-    """Where the kernels of a cache's graphs are kept; None where there is no cache."""
+    """Give the store of the kernels of a cache's graphs; None where there is no cache."""
     return None if cache is None else KernelFiles(cache.kernels)

@@ -71,7 +71,7 @@ class CompiledGraph:
 def open_graph(
     built: BuiltGraph, target: Target, device: torch.device, store: KernelStore | None = None
 ) -> CompiledGraph:
-    """What was built, opened in a session on `device`; takes and raises what `open_session` does."""
+    """Open a built graph in a session on `device`; takes and raises what `open_session` does."""
     settings = built.session
     if not target.computes_on_streams:
         compiled = CompiledGraph(built, partial(open_session, built, target, device, store=store), device)

@@ -168,7 +168,7 @@ def run_on_host(op: FusedOp, code: HostFunction, pointers: Sequence[int | None],
 
 
 def message_of(error: BaseException) -> bytes:
-    """What a status says about an exception; it may be cut anywhere, so it is ASCII."""
+    """The text of an exception for a status, as ASCII, since it may be cut anywhere."""
     return f"{type(error).__name__}: {error}".encode("ascii", "backslashreplace")
 
 

@@ -22,13 +22,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ort_dynamo.fused_op import FusedOp
+from ort_dynamo.runtime.fused_kernel import TRAILING_NULLS
 from ort_dynamo.runtime.kernel_source import KernelSourceError, checked_source
 from ort_dynamo.runtime.triton_workers import TOOL_PATHS, answers
 
 __all__ = ["TRAILING_NULLS", "CompiledKernel", "KernelStore", "KernelVariant", "compile_kernels", "triton_version"]
-
-TRAILING_NULLS = 4
-"""Null pointers that a launch passes behind the arguments, of which a kernel reads as many as its Triton wants."""
 
 _FORMAT = 1
 """The version of a stored kernel's bytes; another number gives other keys."""
@@ -91,7 +89,7 @@ class KernelStore(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Where it keeps them, and where the C library may be kept, too."""
+        """The folder of the kernels; it may hold the C library, too."""
 
     def load(self, key: str) -> bytes | None:
         """The bytes of a key, if there are any."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -17,10 +16,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ort_dynamo.ownership import FolderRefusedError, is_own_file, is_own_folder
+from ort_dynamo.ownership import FolderRefusedError, is_own_file, is_own_folder, write_own_file
 from ort_dynamo.runtime.fused_kernel import Unavailable
 
-__all__ = ["built_library"]
+__all__ = ["built_library", "compilers"]
 
 _log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows it
 
@@ -51,12 +50,17 @@ def built_library(folder: Path | None) -> tuple[Path, ctypes.CDLL] | Unavailable
                 if isinstance(made, Unavailable):
                     return made
                 image = made
-            _write(path, image)
+            write_own_file(path, image)
             return path, ctypes.CDLL(str(path))
         except (FolderRefusedError, OSError) as error:
             _log.info("The library of fused kernels is not kept in %s: %s", place, error)
             reasons.append(str(error))
     return Unavailable("; ".join(reasons))
+
+
+def compilers() -> list[list[str]]:
+    """The commands of C compilers to try: that of the variable CC, gcc, clang."""
+    return [command for command in (shlex.split(os.environ.get("CC", "")), ["gcc"], ["clang"]) if command]
 
 
 def _places(folder: Path | None) -> Iterator[Path]:
@@ -87,13 +91,11 @@ def _name() -> str:
 
 
 def _compiled() -> bytes | Unavailable:
-    """The library as the first compiler that can makes it: that of the variable CC, gcc or clang."""
+    """The library as the first compiler that can makes it."""
     reasons = []
     with tempfile.TemporaryDirectory(prefix="ort_dynamo-") as folder:
         made = Path(folder) / "fused.so"
-        for compiler in (shlex.split(os.environ.get("CC", "")), ["gcc"], ["clang"]):
-            if not compiler:
-                continue
+        for compiler in compilers():
             if shutil.which(compiler[0]) is None:
                 reasons.append(f"there is no {compiler[0]}")
                 continue
@@ -109,18 +111,3 @@ def _compiled() -> bytes | Unavailable:
             except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError) as error:
                 reasons.append(f"{compiler[0]} failed: {error}")
     return Unavailable("; ".join(reasons))
-
-
-def _write(path: Path, image: bytes) -> None:
-    """Write a file whole, so that another process sees all of it or nothing."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    is_own_folder(path.parent)
-    descriptor, temporary = tempfile.mkstemp(prefix=".unfinished-", dir=path.parent)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(image)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise

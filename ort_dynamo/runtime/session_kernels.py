@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import shlex
 import shutil
 import threading
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ from ort_dynamo.runtime.fused_kernel import Cubin, Cubins, FusedKernel, Unavaila
 from ort_dynamo.runtime.kernel_callbacks import KernelCallbacks
 from ort_dynamo.runtime.kernel_compiler import KernelStore, KernelVariant, compile_kernels, triton_version
 from ort_dynamo.runtime.kernel_registration import registration
+from ort_dynamo.runtime.library_build import compilers
 from ort_dynamo.target import Target
 
 __all__ = ["can_fuse", "register_kernels", "session_kernels"]
@@ -36,8 +35,8 @@ def can_fuse() -> bool:
     """Ask whether fused kernels can be compiled here, and registered with sessions: by C, or by callbacks."""
     if triton_version() is None:
         return False
-    compilers = [*shlex.split(os.environ.get("CC", ""))[:1], "gcc", "clang"]
-    return any(map(shutil.which, compilers)) or isinstance(KernelCallbacks.load(), KernelCallbacks)
+    has_compiler = any(shutil.which(command[0]) for command in compilers())
+    return has_compiler or isinstance(KernelCallbacks.load(), KernelCallbacks)
 
 
 def session_kernels(

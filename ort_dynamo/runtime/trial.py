@@ -7,8 +7,7 @@ import sys
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.boundary import ValueSpec
-from ort_dynamo.build import BuildRecord, BuiltGraph
+from ort_dynamo.build import built_of
 from ort_dynamo.options.groups import SessionOptions
 from ort_dynamo.runtime.compiled_graph import open_graph
 from ort_dynamo.runtime.cuda_build import installed_cuda_build
@@ -27,24 +26,9 @@ def run_one_node(device_type: str) -> str:
     target, device = find_target(device_type), torch.device(device_type)
     installed_cuda_build()  # loads its libraries, as a compile does
     x = torch.arange(3, dtype=torch.float32, device=device)
-    (y,) = open_graph(_one_node(), target, device)(x)
+    one_node = built_of("one_node", ir.from_onnx_text(_MODEL), SessionOptions().resolved())
+    (y,) = open_graph(one_node, target, device)(x)
     return "" if torch.equal(y, -x) else f"the negative of {x.tolist()} came out as {y.tolist()}"
-
-
-def _one_node() -> BuiltGraph:
-    value = ValueSpec(torch.float32)
-    return BuiltGraph(
-        name="one_node",
-        model=ir.to_proto(ir.from_onnx_text(_MODEL)).SerializeToString(),
-        inputs=(value,),
-        outputs=(value,),
-        session=SessionOptions().resolved(),
-        dtypes=frozenset([ir.DataType.FLOAT]),
-        in_order=False,
-        keyable=False,
-        origins={},
-        record=BuildRecord(1, (), {}),
-    )
 
 
 def main() -> int:

@@ -9,8 +9,7 @@ import logging
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.boundary import ValueSpec
-from ort_dynamo.build import BuildRecord, BuiltGraph
+from ort_dynamo.build import built_of
 from ort_dynamo.cache.disk import disk_cache
 from ort_dynamo.cache.kernel_files import kernel_files
 from ort_dynamo.options.groups import CacheOptions, SessionOptions
@@ -39,7 +38,7 @@ trial (float[1000, 7] a, float[64, 96] b, float[256, 80] c, float[96, 33] d, flo
 """A kernel of each kind: pointwise, rows, sums over rows and both, and rows that are read block by block."""
 
 _ERROR = 2e-2
-"""Of bfloat16, in which the first result is rounded."""
+"""The largest error, relative to a result's largest number: the first result is rounded to bfloat16."""
 
 
 def kernels_work(options: CacheOptions) -> bool:
@@ -66,7 +65,10 @@ def _work(index: int, options: CacheOptions) -> bool:
 
 def _tried(target: Target, device: torch.device, options: CacheOptions) -> str:
     """Compare the kernels on a device with ONNX Runtime's on the CPU; gives what is wrong, "" if nothing is."""
-    built = _built()
+    model = ir.from_onnx_text(_MODEL)
+    FuseKernels()(model)
+    settings = SessionOptions(graph_optimization="disable").resolved()
+    built = built_of("trial of fused kernels", model, settings, fused_ops(model))
     random = torch.Generator().manual_seed(0)
     shapes = [(1000, 7), (64, 96), (256, 80), (96, 33), (2, 20000)]
     inputs = [torch.randn(shape, generator=random) for shape in shapes]
@@ -80,31 +82,3 @@ def _tried(target: Target, device: torch.device, options: CacheOptions) -> str:
         if not error <= _ERROR * right.abs().max().item():
             return f"the kernel {name!r} of the trial is off by {error:.3g}"
     return ""
-
-
-def _built() -> BuiltGraph:
-    model = ir.from_onnx_text(_MODEL)
-    FuseKernels()(model)
-    graph = model.graph
-    torch_dtypes = {ir.DataType.FLOAT: torch.float32, ir.DataType.INT64: torch.int64}
-    inputs = tuple(
-        ValueSpec(torch_dtypes[value.dtype], tuple(range(len(value.shape))))
-        for value in graph.inputs
-        if value.dtype is not None and value.shape is not None
-    )
-    outputs = tuple(
-        ValueSpec(torch.float32, tuple(range(len(value.shape)))) for value in graph.outputs if value.shape is not None
-    )
-    return BuiltGraph(
-        name="trial of fused kernels",
-        model=ir.to_proto(model).SerializeToString(),
-        inputs=inputs,
-        outputs=outputs,
-        session=SessionOptions(graph_optimization="disable").resolved(),
-        dtypes=frozenset([ir.DataType.FLOAT, ir.DataType.BFLOAT16]),
-        in_order=False,
-        keyable=False,
-        origins={},
-        record=BuildRecord(len(list(graph)), (), {}),
-        kernels=fused_ops(model),
-    )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from torch.fx import Graph, Node
 
+from ort_dynamo.passes.fx.analysis.fused_readers import is_no_more
 from ort_dynamo.passes.fx.analysis.saved_tensors import bytes_of, is_number, is_tensor
 from ort_dynamo.segment.classify import Place, Placement
 from ort_dynamo.segment.levels import writes
@@ -44,7 +45,7 @@ def _may_move(node: Node, places: Mapping[Node, Place]) -> bool:
     if places[node] is not Place.LOWERED or not is_tensor(node) or node.target is operator.getitem:
         return False
     read = (one for one in node.all_input_nodes if is_tensor(one) and not _is_held(one))
-    return bytes_of(node.meta["val"])[0] * 65 // 64 >= sum(bytes_of(one.meta["val"])[0] for one in read)
+    return is_no_more(sum(bytes_of(one.meta["val"])[0] for one in read), than=bytes_of(node.meta["val"])[0])
 
 
 def _is_held(source: Node) -> bool:

@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.marks import IGNORES_NAN
-from ort_dynamo.passes.fx.analysis.fake_values import add_call
+from ort_dynamo.passes.fx.analysis.fake_values import add_call, derived_meta
 from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["ExpandLogSoftmax"]
@@ -61,10 +61,10 @@ class ExpandLogSoftmax(PassBase):
 def _expanded(node: Node) -> Node:
     x, graph = node.args[0], node.graph
     assert isinstance(x, Node)
-    meta = {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta")}
+    meta = derived_meta(node)
     if x.meta["val"].dtype != node.meta["val"].dtype:
         x = add_call(graph, aten._to_copy.default, (x,), {"dtype": node.meta["val"].dtype}, meta)
-    # Of a row with NaN the sum is NaN whatever is subtracted.
+    # The sum of a row with NaN is NaN, whatever is subtracted.
     largest = add_call(graph, aten.amax.default, (x, [-1], True), meta={**meta, IGNORES_NAN: True})
     shifted = add_call(graph, aten.sub.Tensor, (x, largest), meta=meta)
     exponentials = add_call(graph, aten.exp.default, (shifted,), meta=meta)

@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.fx.analysis.fused_readers import is_pointwise, is_read_in_kernel
+from ort_dynamo.passes.fx.analysis.fused_readers import FEW, is_no_more, is_pointwise, is_read_in_kernel
 from ort_dynamo.passes.fx.analysis.saved_tensors import (
     JointGraph,
     allocations,
@@ -23,9 +23,6 @@ from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.passes.fx.analysis.views import is_view
 
 __all__ = ["RecomputePointwise"]
-
-_FEW = 64
-"""A part of a tensor's bytes by which others do not count, such as a bias beside a matmul's result."""
 
 _MOST_NODES = 16
 """Operators that are done again for one tensor, about."""
@@ -73,7 +70,6 @@ class _Search:
         self._joint = joint
         self._returned = frozenset(map(storage_of, filter(is_tensor, joint.outputs)))
         self._kept = {storage_of(one.nodes[0]) for one in joint.cut(joint.tagged()).kept}
-        self._lives = self._kept | joint.inputs_read_by_backward
         inside = {storage_of(node) for node in joint.forward if is_tensor(node) and is_read_in_kernel(node)}
         every = {storage for node in joint.gm.graph.nodes for storage, _ in allocations(node)}
         self._written = every - inside
@@ -90,17 +86,14 @@ class _Search:
             if not all(can_recompute(one) and self._is_read_by_kernels(one, backward=True) for one in made):
                 continue
             making, nbytes = self._made_of(node), bytes_of(node.meta["val"])[0]
-            if making.nbytes < nbytes or (
-                making.nbytes <= nbytes + nbytes // _FEW and self._saves_a_write(made, making)
-            ):
+            if making.nbytes < nbytes or (is_no_more(making.nbytes, nbytes) and self._saves_a_write(made, making)):
                 self._kept = self._kept - {storage} | making.read.keys()
-                self._lives = self._lives - {storage} | making.read.keys()
                 yield from {*making.repeated, *made}
 
     def _saves_a_write(self, made: Sequence[Node], making: _Making) -> bool:
         """Whether the forward need not write a value, while it writes what the value is made of: a matmul's result."""
         unwritten = sum(nbytes for storage, nbytes in making.read.items() if storage not in self._written)
-        is_small = unwritten <= making.nbytes // _FEW
+        is_small = unwritten <= making.nbytes // FEW
         return is_small and all(self._is_read_by_kernels(one, backward=False) for one in made)
 
     def _is_read_by_kernels(self, value: Node, *, backward: bool) -> bool:
@@ -144,7 +137,8 @@ class _Search:
         return (
             is_tensor(source)
             and self._joint.is_forward(source)
-            and storage_of(source) not in self._lives
+            and storage_of(source) not in self._kept
+            and storage_of(source) not in self._joint.inputs_read_by_backward
             and (is_pointwise(source) or is_view(source))
             and can_recompute(source)
         )

@@ -13,10 +13,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ort_dynamo import compiler
 from ort_dynamo.build import BuiltGraph
 from ort_dynamo.fused_op import DOMAIN, FusedOp
-from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops
+from ort_dynamo.passes.onnx import fuse_kernels
+from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel, Load
 from ort_dynamo.passes.onnx.fused_kernels.numpy_form import computed
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
@@ -31,19 +31,23 @@ _HELD: list[Any] = []
 
 
 @contextmanager
-def fused_on_the_cpu() -> Iterator[dict[str, Kernel]]:
-    """Have sessions on the CPU run fused kernels; gives the kernels of what is compiled meanwhile, by name."""
+def fused_on_the_cpu(factor: Callable[[str], float] = lambda name: 1) -> Iterator[dict[str, Kernel]]:
+    """Have sessions on the CPU run fused kernels; gives the kernels of what is compiled meanwhile, by name.
+
+    Args:
+        factor: gives the number by which the results of a kernel are multiplied; called once for each opened kernel.
+    """
     kernels: dict[str, Kernel] = {}
 
-    def recorded(model: ir.Model) -> tuple[FusedOp, ...]:
-        kernels.update(fused_kernels(model))
-        return fused_ops(model)
+    def recorded(model: ir.Model) -> dict[str, Kernel]:
+        kernels.update(found := fused_kernels(model))
+        return found
 
     def host_kernels(built: BuiltGraph, *_: object) -> tuple[FusedKernel, ...]:
-        return tuple(on_host(op, kernels[op.name]) for op in built.kernels)
+        return tuple(on_host(op, kernels[op.name], factor(op.name)) for op in built.kernels)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "fused_ops", recorded)
+        patch.setattr(fuse_kernels, "fused_kernels", recorded)  # which fused_ops asks
         patch.setattr(session, "session_kernels", host_kernels)
         yield kernels
 

@@ -5,8 +5,8 @@ On a CUDA device by cubins; on the CPU by their NumPy form, which shows that the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,60 +14,27 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
-from fused_on_cpu import on_host
+from fused_on_cpu import fused_on_the_cpu
 from generated_graphs import GraphMaker, as_numpy, as_torch, inputs_of
 from test_fuse_kernels import GRADIENT, HEADER, JOINED, LOSS, assert_same, cross_entropy, fused, with_kernels
 
-from ort_dynamo.boundary import ValueSpec
-from ort_dynamo.build import BuildRecord, BuiltGraph
-from ort_dynamo.dtypes import TORCH_TO_ONNX
+from ort_dynamo.build import built_of
 from ort_dynamo.fused_op import DOMAIN
 from ort_dynamo.options.groups import CacheOptions, SessionOptions
-from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops
-from ort_dynamo.runtime import session
+from ort_dynamo.passes.onnx.fuse_kernels import fused_ops
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.segment.kernel_trial import kernels_work
 
-TORCH = {onnx_type: dtype for dtype, onnx_type in TORCH_TO_ONNX.items()}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
-
-
-def built(model: ir.Model) -> BuiltGraph:
-    def specs(values: Any) -> tuple[ValueSpec, ...]:
-        return tuple(ValueSpec(TORCH[one.dtype], tuple(range(len(one.shape)))) for one in values)
-
-    values = (value for node in model.graph for value in node.outputs)
-    return BuiltGraph(
-        name="kernels",
-        model=ir.to_proto(model).SerializeToString(),
-        inputs=specs(model.graph.inputs),
-        outputs=specs(model.graph.outputs),
-        session=SessionOptions(graph_optimization="disable").resolved(),
-        dtypes=frozenset(value.dtype for value in values if value.dtype is not None),
-        in_order=False,
-        keyable=False,
-        origins={},
-        record=BuildRecord(len(list(model.graph)), (), {}),
-        kernels=fused_ops(model),
-    )
-
-
-@contextmanager
-def _on_host(model: ir.Model) -> Iterator[None]:
-    kernels = fused_kernels(model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            session, "session_kernels", lambda graph, *_: tuple(on_host(op, kernels[op.name]) for op in graph.kernels)
-        )
-        yield
 
 
 def opened(model: ir.Model, device: str) -> CompiledGraph:
     """A session that runs the kernels of a model on a device."""
-    around: AbstractContextManager[None] = _on_host(model) if device == "cpu" else nullcontext()
-    with around:
-        return open_graph(built(model), find_target(device), torch.device(device))
+    settings = SessionOptions(graph_optimization="disable").resolved()
+    with fused_on_the_cpu() if device == "cpu" else nullcontext():
+        built = built_of("kernels", model, settings, fused_ops(model))
+        return open_graph(built, find_target(device), torch.device(device))
 
 
 def assert_right(

@@ -7,18 +7,12 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import onnx_ir as ir
 import pytest
 import torch
-from fused_on_cpu import on_host
+from fused_on_cpu import fused_on_the_cpu
 
-from ort_dynamo.build import BuiltGraph
-from ort_dynamo.fused_op import FusedOp
 from ort_dynamo.options.groups import CacheOptions, parse_options
-from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops
-from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
 from ort_dynamo.runtime import session
-from ort_dynamo.runtime.fused_kernel import FusedKernel
 from ort_dynamo.runtime.providers import find_target, recorded_cuda_targets
 from ort_dynamo.segment import kernel_trial
 from ort_dynamo.segment import segment as segment_module
@@ -31,30 +25,24 @@ Device = Callable[[str], list[str]]
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Takes the beginning of a kernel's name, which gives wrong numbers; gives the names of what is opened."""
-    kernels: dict[str, Kernel] = {}
+    wrong, opened = ["nothing"], list[str]()
 
-    def recorded(model: ir.Model) -> tuple[FusedOp, ...]:
-        kernels.update(fused_kernels(model))
-        return fused_ops(model)
+    def factor(name: str) -> float:
+        opened.append(name)
+        return 1.1 if name.startswith(wrong[0]) else 1
 
-    def pretend(wrong: str) -> list[str]:
-        opened: list[str] = []
-
-        def host_kernels(built: BuiltGraph, *_: object) -> tuple[FusedKernel, ...]:
-            opened.extend(op.name for op in built.kernels)
-            return tuple(on_host(op, kernels[op.name], 1.1 if op.name.startswith(wrong) else 1) for op in built.kernels)
-
-        monkeypatch.setattr(session, "session_kernels", host_kernels)
+    def pretend(kernel: str) -> list[str]:
+        wrong[0] = kernel
         return opened
 
     on_cpu, cpu = torch.device("cpu"), find_target("cpu")
-    monkeypatch.setattr(kernel_trial, "fused_ops", recorded)
     monkeypatch.setattr(kernel_trial, "find_target", lambda _: cpu)
     tried = kernel_trial._tried
     monkeypatch.setattr(kernel_trial, "_tried", lambda target, _, options: tried(target, on_cpu, options))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     kernel_trial._work.cache_clear()
-    yield pretend
+    with fused_on_the_cpu(factor):
+        yield pretend
     kernel_trial._work.cache_clear()
 
 

@@ -28,7 +28,7 @@ from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.symbols import given_expression, known_true
 
-__all__ = ["FakeValues", "add_call", "caller_layout", "differences", "propagate", "separate_memory"]
+__all__ = ["FakeValues", "add_call", "caller_layout", "derived_meta", "differences", "propagate", "separate_memory"]
 
 
 def add_call(
@@ -51,6 +51,11 @@ def add_call(
     made.meta.update(meta or {})
     propagate([made])
     return made
+
+
+def derived_meta(node: Node) -> dict[str, Any]:
+    """Give what a call that is part of a node says as that one does: all but its value."""
+    return {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta")}
 
 
 def propagate(nodes: Iterable[Node]) -> None:

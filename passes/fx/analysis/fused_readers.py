@@ -8,7 +8,10 @@ from torch.fx import Node
 from ort_dynamo.passes.fx.analysis.saved_tensors import CASTS, calls
 from ort_dynamo.torch_internals.operators import OpOverload, aten
 
-__all__ = ["is_pointwise", "is_read_in_kernel"]
+__all__ = ["FEW", "is_no_more", "is_pointwise", "is_read_in_kernel"]
+
+FEW = 64
+"""A part of a tensor's bytes by which others do not count."""
 
 _ROWS = (
     *(aten.sum, aten.mean, aten.amax, aten.amin),
@@ -18,6 +21,11 @@ _ROWS = (
     *(aten.nll_loss_forward, aten.nll_loss_backward, aten.nll_loss2d_forward, aten.nll_loss2d_backward),
 )
 """Operators beside pointwise ones, some of which read a shape alone."""
+
+
+def is_no_more(nbytes: int, than: int) -> bool:
+    """Compare bytes that a kernel reads with those of its result; a small tensor, such as a bias, counts nothing."""
+    return nbytes <= than + than // FEW
 
 
 def is_pointwise(node: Node) -> bool:

@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.marks import CHOSEN, HALF
-from ort_dynamo.passes.fx.analysis.fake_values import add_call
+from ort_dynamo.passes.fx.analysis.fake_values import add_call, derived_meta
 from ort_dynamo.passes.fx.analysis.fused_readers import is_read_in_kernel
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.passes.fx.torch_graph.choice import choose
@@ -64,7 +64,7 @@ def _readers(value: Node) -> Iterator[Node]:
 
 def _split(node: Node) -> None:
     bias, *factors = node.args
-    graph, meta = node.graph, {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta")}
+    graph, meta = node.graph, derived_meta(node)
     with graph.inserting_before(node):
         product = add_call(graph, aten.mm.default, tuple(factors), meta=meta)
         result = add_call(graph, aten.add.Tensor, (product, bias), meta=meta)

@@ -251,7 +251,7 @@ def _neutral(step: Reduce, space: LongRows) -> str:
 
 
 def _gathered(step: Reduce, number: int, space: LongRows) -> str:
-    """What a block adds to a reduction, for each of its columns."""
+    """The reduction of each column after one more block."""
     x = f"tl.broadcast_to(v{step.argument}, [1, {space.block}])"
     if step.function == "sum":
         return f"sum{number} + {_in_columns(x, '0.0', space)}"

@@ -113,7 +113,7 @@ class Rows:
 
     @property
     def count(self) -> Size:
-        """What is divided among programs: tiles side by side count as rows."""
+        """The rows that programs share; tiles side by side count as rows."""
         return product(self.kernel.row_loops) * Size(self.blocks)
 
     @property
@@ -123,7 +123,7 @@ class Rows:
 
     @property
     def num_warps(self) -> int:
-        """Of each program."""
+        """Warps of each program."""
         return max(1, min(16, self.block * self.rows // _WARP_ELEMENTS))
 
     @property
@@ -158,7 +158,7 @@ class Rows:
 
     @property
     def indent(self) -> str:
-        """Of the steps."""
+        """The indentation of the steps."""
         return "    " if self.kernel.part else ""
 
     def sums(self) -> Iterator[tuple[int, ColumnSum]]:
@@ -168,14 +168,14 @@ class Rows:
                 yield number, store
 
     def added(self) -> Iterator[str]:
-        """What a tile adds to the column sums."""
+        """The lines that add a tile to the column sums."""
         mask = "rows" if self.is_whole else "mask"
         for number, store in self.sums():
             tile = f"tl.broadcast_to(v{store.step}, [{self.rows}, {self.block}])"
             yield f"{self.indent}sum{number} += tl.where({mask}, {tile}, 0.0)"
 
     def tail(self) -> Iterator[str]:
-        """What is stored when all tiles of a part are done."""
+        """The lines that store sums when all tiles of a part are done."""
         for number, _ in self.sums():
             dtype = DTYPES[self.kernel.outputs[number]]
             place = f"out{number} + part * {self.columns} + c"
@@ -229,7 +229,7 @@ class LongRows(Rows):
 
     @property
     def num_warps(self) -> int:
-        """Of each program."""
+        """Warps of each program."""
         return 16
 
     def head(self) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "CHANNELS_LAST",
     "CHOSEN",
     "DECIDED_BY",
     "DIRECTION",
@@ -65,6 +66,12 @@ WIDE_STATISTICS = "ort_dynamo.wide_statistics"
 
 READS_WIDE_STATISTICS = "ort_dynamo.reads_wide_statistics"
 """On the gradient of one: index of such an argument -> the dtype by which fake tensors give the result's dtype."""
+
+CHANNELS_LAST = "ort_dynamo.channels_last"
+"""On an operator of images that torch runs: the indices of results that its kernel lays out in channels_last.
+
+Fake tensors of some operators are contiguous whatever the layout of their operands.
+"""
 
 KERNEL_READS = "ort_dynamo.kernel_reads"
 """On the gradient of one: index of such an argument -> the dtype that torch's kernel takes it in."""

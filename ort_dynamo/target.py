@@ -157,6 +157,11 @@ class Target:
         return self.device_type == "cuda" and not self.stands_alone
 
     @property
+    def lays_out_images(self) -> bool:
+        """Whether torch convolves in channels_last between sessions, whose fused kernels compute in that order."""
+        return self.device_type == "cuda" and self.fuses_kernels and not self.stands_alone
+
+    @property
     def leaves_attention(self) -> bool:
         """Whether torch's fused attention and its gradient are used, which never make the scores as a whole."""
         return self.device_type == "cuda" and not self.stands_alone

@@ -48,6 +48,7 @@ from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
 from ort_dynamo.passes.fx.split_statistics import SplitStatistics
 from ort_dynamo.passes.fx.torch_graph.give_kernel_dtypes import GiveKernelDtypes
 from ort_dynamo.passes.fx.torch_graph.lay_out_channels_last import LayOutChannelsLast
+from ort_dynamo.passes.fx.torch_graph.lay_out_images import LayOutImages
 from ort_dynamo.passes.fx.torch_graph.place_biases import PlaceBiases
 from ort_dynamo.passes.fx.torch_graph.place_in_torch import PlaceInTorch
 from ort_dynamo.passes.fx.torch_graph.place_slower_operators import PlaceSlowerOperators
@@ -126,6 +127,7 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
     # What torch runs whole is known after the first two, so that the third finds no boundary there to pay for.
     return (
         *expand,
+        *([LayOutImages()] if target.lays_out_images else []),
         PlaceInTorch(target, threads),
         *([PlaceWholeKernels(target)] if whole else []),
         PlaceSlowerOperators(target, threads),

@@ -19,7 +19,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from ort_dynamo.marks import READS_WIDE_STATISTICS, WIDE_STATISTICS
+from ort_dynamo.marks import CHANNELS_LAST, READS_WIDE_STATISTICS, WIDE_STATISTICS
 from ort_dynamo.passes.fx.analysis.aliases import aliased_inputs
 from ort_dynamo.passes.fx.analysis.storage import fakes_in
 from ort_dynamo.torch_internals.dispatcher import as_traced
@@ -151,7 +151,7 @@ def differences(gm: GraphModule) -> Iterator[str]:
 
 
 def _call(node: Node) -> tuple[Any, ...]:
-    return node.target, node.args, node.kwargs, node.meta.get(WIDE_STATISTICS)
+    return node.target, node.args, node.kwargs, node.meta.get(WIDE_STATISTICS), node.meta.get(CHANNELS_LAST)
 
 
 _RESIZE = ("set_", "resize_", "resize_as_", "resize_storage_bytes_")
@@ -184,9 +184,19 @@ def _result(node: Node, values: Mapping[Node, Any] | None = None) -> Any:
         return args[index] if index < len(args) else kwargs[name]
     narrow: Mapping[int, torch.dtype] = node.meta.get(READS_WIDE_STATISTICS, {})
     args = tuple(one.to(narrow[index]) if index in narrow else one for index, one in enumerate(args))
-    result = target(*args, **kwargs)
+    result = _laid_out(target(*args, **kwargs), node.meta.get(CHANNELS_LAST, frozenset()))
     wide: Mapping[int, torch.dtype] = node.meta.get(WIDE_STATISTICS, {})
     return tuple(one.to(wide.get(index, one.dtype)) for index, one in enumerate(result)) if wide else result
+
+
+def _laid_out(result: Any, indices: Collection[int]) -> Any:
+    """Give results of these indices the strides of channels_last; the only result has index 0."""
+    if isinstance(result, torch.Tensor):
+        return result.contiguous(memory_format=torch.channels_last) if indices else result
+    if not indices:
+        return result
+    laid_out = (_laid_out(one, [0] if index in indices else []) for index, one in enumerate(result))
+    return type(result)(laid_out)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.dtypes import onnx_dtype
+from ort_dynamo.marks import CHANNELS_LAST
 from ort_dynamo.passes.fx.torch_graph.choice import choose, computes
 from ort_dynamo.passes.fx.torch_graph.whole_kernels import ATTENTION, saved
 from ort_dynamo.passes.fx.torch_graph.work import CONVOLUTIONS, convolution_weight, multiplications
@@ -35,7 +36,8 @@ class PlaceWholeKernels(PassBase):
     passes over memory, exceeds what the cut costs.
 
     Where convolutions multiply more than products of matrices do, all of the graph is torch's: what is left between is
-    elementwise, and takes a session as many kernels as torch.
+    elementwise, and takes a session as many kernels as torch. Fused kernels take fewer: a graph that LayOutImages has
+    laid out for them is shared.
 
     Attributes:
         target: what the sessions are compiled for.
@@ -52,7 +54,8 @@ class PlaceWholeKernels(PassBase):
             reason = self._reason(node)
             if reason is not None:
                 modified |= choose([node], reason)
-        if self.target.leaves_convolution_gradients and _convolves_most(nodes):
+        is_laid_out = any(CHANNELS_LAST in node.meta for node in nodes)
+        if self.target.leaves_convolution_gradients and not is_laid_out and _convolves_most(nodes):
             modified |= choose((node for node in nodes if computes(node)), BETWEEN)
         return PassResult(graph_module, modified)
 

@@ -1,0 +1,194 @@
+"""Batch normalization in training as sums over places and arithmetic, of images whose channels come last.
+
+Sums over rows and arithmetic are what fused kernels compute. The mean and the variance of a channel are taken in one
+pass over the image, of numbers less a shift s that lies among them:
+
+    mean = s + sum(x - s) / n
+    variance = sum((x - s)^2) / n - ((mean - s))^2
+
+With s = 0 the difference of the last line would lose all digits where the mean is large beside the deviation. (Chan,
+Golub and LeVeque, "Algorithms for computing the sample variance", 1983, equation 1.5.) Here s is the mean of some places
+of the first image. As these are part of the channel, (mean - s)^2 is at most n / k variances, where k counts them, and
+about 1 / k in data without order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from ort_dynamo.passes.fx.analysis.fake_values import add_call
+from ort_dynamo.torch_internals.operators import OpOverload, aten, present
+
+__all__ = ["FORWARD", "GRADIENTS", "Gradients", "Normalized", "gradients_of", "normalized"]
+
+_HALF = (torch.bfloat16, torch.float16)
+_SHIFT_ROWS = 128
+"""Places of the first image that a shift is the mean of, for a half type: one program sums so many."""
+
+
+class Normalized(NamedTuple):
+    """Results of a normalization.
+
+    Attributes:
+        image: the normalized image, channels last, of the image's dtype.
+        mean: of each channel; shape (channels,), as the three that follow, in float32, or float64 if the image is.
+        deviation: one over the deviation, with eps.
+        running: the new running mean and variance; None where there are none.
+    """
+
+    image: Node
+    mean: Node
+    deviation: Node
+    running: tuple[Node, Node] | None
+
+
+class Gradients(NamedTuple):
+    """Gradients of a normalization, each None where it is not wanted.
+
+    Attributes:
+        image: channels last, of the image's dtype.
+        weight: shape (channels,), as the next.
+        bias: likewise.
+    """
+
+    image: Node | None
+    weight: Node | None
+    bias: Node | None
+
+
+class _Forward(NamedTuple):
+    """Places of the arguments of a normalization, and of its results beside the first three.
+
+    Attributes:
+        running: index of the running mean, before that of the variance; None without them.
+        trains: index of the flag; None where it is always set.
+        momentum: index; eps follows.
+        new: index of the new running mean among the results.
+    """
+
+    running: int | None
+    trains: int | None
+    momentum: int
+    new: int | None
+
+
+FORWARD: Mapping[OpOverload, _Forward] = present(
+    {
+        aten._native_batch_norm_legit_functional.default: _Forward(3, 5, 6, 3),
+        aten._native_batch_norm_legit.no_stats: _Forward(None, 3, 4, None),
+        aten._batch_norm_with_update_functional.default: _Forward(3, None, 5, 4),
+    }
+)
+"""Normalization -> where its arguments stand."""
+
+GRADIENTS: frozenset[OpOverload] = frozenset(
+    present(dict.fromkeys((aten.native_batch_norm_backward.default, aten.batch_norm_backward.default)))
+)
+"""Its gradients: (gradient, image, weight, running mean, running variance, mean, deviation, trains, eps, wanted, …)."""
+
+
+class _Builder:
+    """Adds calls where the graph inserts, with what one node says of where it is from."""
+
+    def __init__(self, like: Node, meta: Mapping[str, Any]) -> None:
+        self._graph, self._meta = like.graph, meta
+
+    def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+        return add_call(self._graph, target, args, kwargs, self._meta)
+
+    def to(self, value: Node, dtype: torch.dtype) -> Node:
+        return value if value.meta["val"].dtype == dtype else self(aten._to_copy.default, value, dtype=dtype)
+
+    def sum(self, value: Node) -> Node:
+        """Over all axes but the last."""
+        return self(aten.sum.dim_IntList, value, [*range(value.meta["val"].dim() - 1)])
+
+
+def normalized(node: Node, image: Node, meta: Mapping[str, Any]) -> Normalized:
+    """Add a normalization, where the graph inserts.
+
+    Args:
+        node: calls an operator of FORWARD, and trains.
+        image: what it normalizes, channels last; of known sizes, with several places.
+        meta: what the calls say.
+    """
+    add, places = _Builder(node, meta), FORWARD[node.target]  # type: ignore[index]
+    _, weight, bias, *_ = node.args
+    momentum, eps = node.args[places.momentum : places.momentum + 2]
+    fake = image.meta["val"]
+    rows, wide = math.prod(fake.shape[:-1]), _wide(fake.dtype)
+    x = add.to(image, wide)
+    shift = _shift(add, x, fake.dtype)
+    less = add(aten.sub.Tensor, x, shift)
+    first = add(aten.mul.Tensor, add.sum(less), 1 / rows)
+    second = add(aten.mul.Tensor, add.sum(add(aten.mul.Tensor, less, less)), 1 / rows)
+    mean = add(aten.add.Tensor, shift, first)
+    variance = add(aten.relu.default, add(aten.sub.Tensor, second, add(aten.mul.Tensor, first, first)))
+    deviation = add(aten.rsqrt.default, add(aten.add.Tensor, variance, eps))
+    result = add(aten.mul.Tensor, add(aten.sub.Tensor, x, mean), deviation)
+    for target, operand in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
+        result = result if operand is None else add(target, result, add.to(operand, wide))  # type: ignore[arg-type]
+    running = None
+    if places.running is not None:
+        old = node.args[places.running : places.running + 2]
+        new = (mean, add(aten.mul.Tensor, variance, rows / (rows - 1)))
+        running = tuple(_moved(add, *both, momentum) for both in zip(old, new, strict=True))
+    return Normalized(add.to(result, fake.dtype), mean, deviation, running)  # type: ignore[arg-type]
+
+
+def _shift(add: _Builder, x: Node, dtype: torch.dtype) -> Node:
+    """The mean of the first image, or for a half type of its first places."""
+    shape = x.meta["val"].shape
+    first = add(aten.slice.Tensor, x, 0, 0, 1)
+    if len(shape) > 2 and dtype in _HALF:
+        across = math.prod(shape[2:-1])
+        long = max(one for one in range(1, shape[1] + 1) if shape[1] % one == 0 and (one * across <= _SHIFT_ROWS or one == 1))
+        first = first if long == shape[1] else add(aten.slice.Tensor, first, 1, 0, long)
+    return add(aten.mul.Tensor, add.sum(first), 1 / math.prod(first.meta["val"].shape[:-1]))
+
+
+def _moved(add: _Builder, old: Any, new: Node, momentum: Any) -> Node:
+    """A running number, moved towards a new one."""
+    dtype = old.meta["val"].dtype
+    new = add.to(new, torch.promote_types(new.meta["val"].dtype, dtype))
+    old = add.to(old, new.meta["val"].dtype)
+    kept, moved = (add(aten.mul.Tensor, one, factor) for one, factor in ((old, 1 - momentum), (new, momentum)))
+    return add.to(add(aten.add.Tensor, kept, moved), dtype)
+
+
+def gradients_of(node: Node, gradient: Node, image: Node, meta: Mapping[str, Any]) -> Gradients:
+    """Add the gradients of a normalization, where the graph inserts.
+
+    Args:
+        node: calls an operator of GRADIENTS, of a normalization that trains.
+        gradient: of the normalized image, channels last.
+        image: channels last; of known sizes.
+        meta: what the calls say.
+    """
+    add = _Builder(node, meta)
+    weight, mean, deviation, wanted = (node.args[index] for index in (2, 5, 6, 9))
+    fake = image.meta["val"]
+    rows, wide = math.prod(fake.shape[:-1]), _wide(fake.dtype)
+    mean, deviation, g, x = (add.to(one, wide) for one in (mean, deviation, gradient, image))  # type: ignore[arg-type]
+    scaled = add(aten.mul.Tensor, add(aten.sub.Tensor, x, mean), deviation)
+    total, along = add.sum(g), add.sum(add(aten.mul.Tensor, g, scaled))
+    given: Sequence[Any] = wanted  # type: ignore[assignment]
+    of_image = None
+    if given[0]:
+        # Of whole images, so that no kernel is for the channels alone.
+        share = add(aten.add.Tensor, add(aten.mul.Tensor, scaled, along), total)
+        left = add(aten.sub.Tensor, g, add(aten.mul.Tensor, share, 1 / rows))
+        left = add(aten.mul.Tensor, left, deviation)
+        left = left if weight is None else add(aten.mul.Tensor, left, add.to(weight, wide))  # type: ignore[arg-type]
+        of_image = add.to(left, fake.dtype)
+    dtype = wide if weight is None else weight.meta["val"].dtype  # type: ignore[union-attr]
+    return Gradients(of_image, add.to(along, dtype) if given[1] else None, add.to(total, dtype) if given[2] else None)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in _HALF else dtype

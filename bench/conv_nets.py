@@ -162,6 +162,6 @@ def build_conv_net(name: str, size: Size, seed: int = 0) -> Workload:
 
 
 def whole_resnet50(rows: int = 64, side: int = 224) -> Workload:
-    """ResNet-50 with its own depths and widths; its stem is a convolution of 3x3."""
+    """ResNet-50 with its own depths and widths."""
     batch = torch.randint(_CLASSES, (rows,)), torch.randn(rows, 3, side, side)
-    return Workload(_Loss(_resnet(256, (3, 4, 6, 3), True)), batch)
+    return Workload(_Loss(_resnet(64, (3, 4, 6, 3), True)), batch)

@@ -7,7 +7,8 @@ may be a fused kernel, counts as one launch that reads its inputs and writes its
 shape are free. Operators that torch runs by choice are counted in the same way, but not the optimizer.
 
 The floor of a graph is what is left if all nodes between two products were one kernel: such a group reads each tensor
-that comes from elsewhere once, and writes once what others read. Times are bytes by the rate of a copy on an H200.
+that comes from elsewhere once, and writes once what others read. A sum over many rows ends a kernel, too: it is known
+when all rows have been read. Times are bytes by the rate of a copy on an H200.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ _KINDS: Mapping[str, frozenset[str]] = {
 }
 _PARTIAL = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 """Operators that read as much of their first input as they write."""
+
+
+FEW = 16
+"""A result with so many times fewer bytes than an operand is a sum over rows, or along them."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,8 @@ def moved(model: onnx.ModelProto) -> tuple[dict[str, Moved], Moved, int]:
     Returns:
         kind of node -> what its nodes move; the floor of all but the products; how many nodes have unknown sizes.
     """
-    sizes = _sizes(model)
+    sizes, shapes = _sizes(model), _shapes(model)
+    functions = {(one.domain, one.name): _slices(one) for one in model.functions}
     kinds: dict[str, Moved] = defaultdict(Moved)
     unknown = 0
     for node in model.graph.node:
@@ -177,9 +183,44 @@ def moved(model: onnx.ModelProto) -> tuple[dict[str, Moved], Moved, int]:
         if node.op_type in _PARTIAL:
             read = read[1:]
             results *= 2
+        slices = functions.get((node.domain, node.op_type), {})
         kind = next((kind for kind, operators in _KINDS.items() if node.op_type in operators), "arithmetic")
-        kinds[kind] += Moved(1, results + sum(sizes[name] for name in read))
+        nbytes = sum(_read_bytes(sizes[name], shapes.get(name), slices.get(n)) for n, name in enumerate(read))
+        kinds[kind] += Moved(1, results + nbytes)
     return dict(kinds), _floor(model.graph, sizes), unknown
+
+
+def _shapes(model: onnx.ModelProto) -> dict[str, list[int]]:
+    """Value -> its dimensions, as the model states them; a symbolic one is 0."""
+    graph = model.graph
+    return {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output, *graph.value_info)
+    }
+
+
+def _slices(function: onnx.FunctionProto) -> dict[int, tuple[int, int, int]]:
+    """Index of an input of a fused kernel that reads one slice of it alone -> axis, start and end."""
+    numbers = {
+        node.output[0]: onnx.numpy_helper.to_array(node.attribute[0].t).reshape(-1)
+        for node in function.node
+        if node.op_type == "Constant" and node.attribute[0].HasField("t")
+    }
+    found = {}
+    for index, name in enumerate(function.input):
+        readers = [node for node in function.node if name in node.input]
+        if len(readers) == 1 and readers[0].op_type == "Slice" and len(readers[0].input) > 3:
+            start, end, axis = (int(numbers[one][0]) for one in readers[0].input[1:4])
+            found[index] = axis, start, end
+    return found
+
+
+def _read_bytes(nbytes: int, shape: Sequence[int] | None, part: tuple[int, int, int] | None) -> int:
+    """The bytes that are read of a tensor, of which a slice may be all that is read."""
+    if not shape or part is None or not shape[part[0]]:
+        return nbytes
+    axis, start, end = part
+    return nbytes * (min(end, shape[axis]) - start) // shape[axis]
 
 
 def _floor(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> Moved:
@@ -190,7 +231,9 @@ def _floor(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> Moved:
     for node in graph.node:
         before = [level[name] for name in map(plain, node.input) if name in level]
         own = max(before, default=0) + (node.op_type in PRODUCTS)
-        level |= dict.fromkeys(node.output, own)
+        largest = max((sizes.get(name, 0) for name in node.input), default=0)
+        is_sum = node.op_type not in FREE | _PARTIAL | PRODUCTS
+        level |= {name: own + (is_sum and sizes.get(name, 0) * FEW < largest) for name in node.output}
     group: dict[int, int] = {}
     members = [node for node in graph.node if node.op_type not in PRODUCTS | FREE]
 
@@ -200,9 +243,10 @@ def _floor(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> Moved:
         return one
 
     for node in members:
+        of_node = min(level[name] for name in node.output)
         for name in map(plain, node.input):
             maker = source.get(name)
-            if maker is not None and maker.op_type not in PRODUCTS | FREE and level[name] == level[node.output[0]]:
+            if maker is not None and maker.op_type not in PRODUCTS | FREE and level[name] == of_node:
                 group[found(id(node))] = found(id(maker))
     read: dict[int, set[str]] = defaultdict(set)
     written: dict[int, set[str]] = defaultdict(set)

@@ -24,7 +24,7 @@ from ort_dynamo.passes.fx.analysis.aliases import aliased_inputs
 from ort_dynamo.passes.fx.analysis.storage import fakes_in
 from ort_dynamo.torch_internals.dispatcher import as_traced
 from ort_dynamo.torch_internals.fakes import FakeTensor, storage_identity
-from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload, schema_of, written_argument
+from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload, aten, schema_of, written_argument
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.symbols import given_expression, known_true
 
@@ -192,7 +192,7 @@ def _result(node: Node, values: Mapping[Node, Any] | None = None) -> Any:
 def _laid_out(result: Any, indices: Collection[int]) -> Any:
     """Give results of these indices the strides of channels_last; the only result has index 0."""
     if isinstance(result, torch.Tensor):
-        return result.contiguous(memory_format=torch.channels_last) if indices else result
+        return aten.clone.default(result, memory_format=torch.channels_last) if indices else result
     if not indices:
         return result
     laid_out = (_laid_out(one, [0] if index in indices else []) for index, one in enumerate(result))

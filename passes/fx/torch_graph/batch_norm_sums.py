@@ -114,7 +114,7 @@ def normalized(node: Node, image: Node, meta: Mapping[str, Any]) -> Normalized:
 
     Args:
         node: calls an operator of FORWARD, and trains.
-        image: what it normalizes, channels last; of known sizes, with several places.
+        image: what it normalizes, channels last; contiguous, of known sizes, with several places.
         meta: what the calls say.
     """
     add, places = _Builder(node, meta), FORWARD[node.target]  # type: ignore[index]
@@ -123,7 +123,7 @@ def normalized(node: Node, image: Node, meta: Mapping[str, Any]) -> Normalized:
     fake = image.meta["val"]
     rows, wide = math.prod(fake.shape[:-1]), _wide(fake.dtype)
     x = add.to(image, wide)
-    shift = _shift(add, x, fake.dtype)
+    shift = _shift(add, image, wide)
     less = add(aten.sub.Tensor, x, shift)
     first = add(aten.mul.Tensor, add.sum(less), 1 / rows)
     second = add(aten.mul.Tensor, add.sum(add(aten.mul.Tensor, less, less)), 1 / rows)
@@ -141,15 +141,15 @@ def normalized(node: Node, image: Node, meta: Mapping[str, Any]) -> Normalized:
     return Normalized(add.to(result, fake.dtype), mean, deviation, running)  # type: ignore[arg-type]
 
 
-def _shift(add: _Builder, x: Node, dtype: torch.dtype) -> Node:
+def _shift(add: _Builder, image: Node, wide: torch.dtype) -> Node:
     """The mean of the first image, or for a half type of its first places."""
-    shape = x.meta["val"].shape
-    first = add(aten.slice.Tensor, x, 0, 0, 1)
-    if len(shape) > 2 and dtype in _HALF:
-        across = math.prod(shape[2:-1])
-        long = max(one for one in range(1, shape[1] + 1) if shape[1] % one == 0 and (one * across <= _SHIFT_ROWS or one == 1))
-        first = first if long == shape[1] else add(aten.slice.Tensor, first, 1, 0, long)
-    return add(aten.mul.Tensor, add.sum(first), 1 / math.prod(first.meta["val"].shape[:-1]))
+    fake = image.meta["val"]
+    rows, count = math.prod(fake.shape[:-1]), math.prod(fake.shape[1:-1])
+    if fake.dtype in _HALF:
+        count = next(one for one in range(min(count, _SHIFT_ROWS), 0, -1) if rows % one == 0)
+    flat = add(aten.view.default, image, [rows, fake.shape[-1]])
+    total = add.sum(add.to(add(aten.slice.Tensor, flat, 0, 0, count), wide))
+    return add(aten.mul.Tensor, total, 1 / count)
 
 
 def _moved(add: _Builder, old: Any, new: Node, momentum: Any) -> Node:

@@ -12,13 +12,13 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.boundary import in_order, inverse, physical_order
-from ort_dynamo.marks import CHANNELS_LAST, CHOSEN, HALF
-from ort_dynamo.passes.fx.analysis.fake_values import add_call, derived_meta, propagate
+from ort_dynamo.marks import CHANNELS_LAST, CHOSEN, HALF, RECOMPUTE
+from ort_dynamo.passes.fx.analysis.fake_values import add_call, propagate
 from ort_dynamo.passes.fx.analysis.fused_readers import is_pointwise
 from ort_dynamo.passes.fx.analysis.saved_tensors import draws
 from ort_dynamo.passes.fx.analysis.views import ALIASES, RESHAPES
 from ort_dynamo.passes.fx.torch_graph.batch_norm_sums import FORWARD, GRADIENTS, gradients_of, normalized
-from ort_dynamo.passes.fx.torch_graph.choice import choose
+from ort_dynamo.passes.fx.torch_graph.choice import ORIGIN, choose
 from ort_dynamo.passes.fx.torch_graph.work import CONVOLUTIONS
 from ort_dynamo.torch_internals.operators import aten
 from ort_dynamo.torch_internals.precision import convolves_in_tf32
@@ -284,7 +284,10 @@ class _Images:
         trains = places.trains is None or node.args[places.trains]
         if not trains or not _is_normalized(image.meta["val"]) or not isinstance(node.args[places.momentum], float):
             return False
-        found = normalized(node, self._inner[image], _meta(node))
+        inner = self._inner[image]
+        if not _has_strides(inner.meta["val"], range(inner.meta["val"].dim())):
+            inner = self._contiguous(inner, node)
+        found = normalized(node, inner, _meta(node))
         results: dict[int, Node] = {1: found.mean, 2: found.deviation}
         if places.new is not None and found.running is not None:
             results |= {places.new: found.running[0], places.new + 1: found.running[1]}
@@ -403,9 +406,12 @@ class _Images:
 _CAST_ARGUMENTS = frozenset({"dtype", "layout", "device"})
 
 
+_KEPT = (*ORIGIN, RECOMPUTE, "ac_graph_id")
+"""What a call has of the node that it is added for, whether torch.utils.checkpoint recomputes it included."""
+
+
 def _meta(node: Node) -> dict[str, Any]:
-    """Meta of a call that is added for a node, which does not run where that does."""
-    return {key: value for key, value in derived_meta(node).items() if key not in (CHOSEN, CHANNELS_LAST)}
+    return {key: node.meta[key] for key in _KEPT if key in node.meta}
 
 
 def _order(rank: int) -> tuple[int, ...]:

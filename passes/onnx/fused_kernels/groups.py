@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import onnx_ir as ir
 
@@ -15,8 +14,9 @@ from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of, number_of
 from ort_dynamo.passes.onnx.fused_kernels.host_values import host_nodes
-from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG, WIDE, product
+from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG, product
 from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
+from ort_dynamo.passes.onnx.fused_kernels.repeated import Shared, read_by, repeated
 from ort_dynamo.passes.onnx.fused_kernels.row_operators import reduced_axes
 from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
 from ort_dynamo.passes.onnx.fused_kernels.triton_spaces import DTYPES
@@ -241,13 +241,28 @@ class _Search:
                 group = self._group(nodes, cluster.columns)
                 chosen += [group] if self._is_kernel(group) else []
         chosen.sort(key=lambda group: self._position[group.nodes[-1]])
-        return _Shared(chosen, [self._repeated(group) for group in chosen], self._kept).groups(self._in_order)
+        return Shared(chosen, [self._repeated(group) for group in chosen], self._kept).groups(self._in_order)
 
     def _repeated(self, group: Group) -> frozenset[ir.Node]:
-        """The casts from half types that a group reads and can do again, with the reshapes behind them."""
-        found = frozenset(node for value in group.inputs for node in self._widening(value))
-        more = self._group(self._in_order([*group.nodes, *found]), group.columns)
-        return found if self._is_kernel(more) else frozenset()
+        """The arithmetic that a group does again, of fewer bytes than it would read."""
+        for found in repeated(group.inputs, self._cost, self._may_repeat):
+            more = self._group(self._in_order([*group.nodes, *found]), group.columns)
+            if found and self._is_kernel(more):
+                return found
+        return frozenset()
+
+    def _may_repeat(self, node: ir.Node) -> bool:
+        return node in self._position and self._of[node].points is not None and (node.op_type in _FREE or computes(node))
+
+    def _cost(self, value: ir.Value) -> int:
+        """About the bytes that reading a value moves, and writing it if only kernels read it; a symbol is a thousand."""
+        shape, node = self._sizes.find(value), value.producer()
+        if shape is None or value.dtype is None:
+            return 0
+        is_there = node is None or value in self._kept or node not in self._position or self._of[node].points is None
+        is_there = is_there or any(self._of[reader].points is None for reader, _ in value.uses() if reader in self._of)
+        count = product(shape)
+        return int(count.factor * 1000 ** len(count.symbols) * value.dtype.itemsize) * (1 if is_there else 2)
 
     def _is_kernel(self, group: Group) -> bool:
         if not _is_within_limits(group):
@@ -264,7 +279,7 @@ class _Search:
     def _group(self, nodes: Sequence[ir.Node], columns: tuple[Size, ...]) -> Group:
         inside = frozenset(nodes)
         outputs = [value for node in nodes for value in node.outputs if self._is_read(value, inside)]
-        return Group(tuple(nodes), tuple(_read(nodes)), tuple(outputs), columns)
+        return Group(tuple(nodes), tuple(read_by(nodes)), tuple(outputs), columns)
 
     def _is_read(self, value: ir.Value, inside: frozenset[ir.Node]) -> bool:
         """Whether others than these nodes read a value."""
@@ -287,72 +302,6 @@ class _Search:
                 return self._in_order(inside)
             inside -= edges
 
-    def _widening(self, value: ir.Value) -> list[ir.Node]:
-        """The cast from a half type, and the reshapes behind it, that make a value; empty where others do."""
-        node = value.producer()
-        if node is None or node not in self._position or self._of[node].points is None:
-            return []
-        source = node.inputs[0]
-        assert source is not None
-        if node.op_type == "Cast":
-            return [node] if source.dtype in WIDE and value.dtype == WIDE[source.dtype] else []
-        if node.op_type in _FREE and (before := self._widening(source)):
-            return [*before, node]
-        return []
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """Groups that each do some nodes of others again.
-
-    Attributes:
-        chosen: the groups, without what they do again.
-        repeated: for each, these nodes.
-        kept: what the graph returns.
-    """
-
-    chosen: Sequence[Group]
-    repeated: Sequence[frozenset[ir.Node]]
-    kept: set[ir.Value]
-
-    def groups(self, in_order: Callable[[Iterable[ir.Node]], list[ir.Node]]) -> list[Group]:
-        """The groups with what they do again, and with the outputs that are then still read."""
-        found = []
-        for group, repeated in zip(self.chosen, self.repeated, strict=True):
-            nodes = in_order([*group.nodes, *repeated])
-            outputs = [value for node in group.nodes for value in node.outputs if self._is_read(value)]
-            if outputs:
-                found.append(Group(tuple(nodes), tuple(_read(nodes)), tuple(outputs), group.columns))
-        return found
-
-    @cached_property
-    def _home(self) -> dict[ir.Node, int]:
-        return {node: index for index, group in enumerate(self.chosen) for node in group.nodes}
-
-    def _is_read(self, value: ir.Value) -> bool:
-        return value in self.kept or any(self._reads(reader, value) for reader, _ in value.uses())
-
-    @cached_property
-    def _repeating(self) -> dict[ir.Node, list[int]]:
-        """Node -> the groups that do it again."""
-        found: dict[ir.Node, list[int]] = {}
-        for index, nodes in enumerate(self.repeated):
-            for node in nodes:
-                found.setdefault(node, []).append(index)
-        return found
-
-    def _reads(self, reader: ir.Node, value: ir.Value) -> bool:
-        """Whether a node reads a value from outside of its group."""
-        home, producer = self._home.get(reader), value.producer()
-        assert producer is not None
-        repeating = self._repeating.get(reader, ())
-        if any(producer not in self.repeated[index] and index != self._home.get(producer) for index in repeating):
-            return True  # by what a group does again
-        if home is not None:
-            return home != self._home.get(producer) and producer not in self.repeated[home]
-        # A node that others do again is itself done only for the rest of its readers.
-        return not repeating or any(map(self._is_read, reader.outputs))
-
 
 def _pays(nodes: Sequence[ir.Node]) -> bool:
     """Whether a kernel is better than the nodes: there are several, or one that ONNX Runtime is slow at."""
@@ -373,17 +322,6 @@ def _joined(first: _Cluster, second: _Cluster) -> tuple[Size, tuple[Size, ...]] 
     if wide.columns and other.points is not None and other.points * product(wide.columns) == wide.points:
         return wide.points, wide.columns
     return None
-
-
-def _read(nodes: Sequence[ir.Node]) -> list[ir.Value]:
-    """What nodes read and do not make, without what is part of their kernel."""
-    inside, found = set(nodes), dict[ir.Value, None]()
-    for node in nodes:
-        is_placed = (node.op_type in MOVES and node.op_type != "Concat") or node.op_type.startswith("Reduce")
-        for value in node.inputs[: 1 if is_placed else None]:
-            if value is not None and value.producer() not in inside and number_of(value) is None:
-                found[value] = None
-    return list(found)
 
 
 def _is_within_limits(group: Group) -> bool:

@@ -16,6 +16,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.options.groups import PassOptions, RecomputeOptions
 from ort_dynamo.passes.fx.cast_statistics import CastStatistics
+from ort_dynamo.passes.fx.call_foreach import CallForeach
 from ort_dynamo.passes.fx.compare_in_forward import CompareInForward
 from ort_dynamo.passes.fx.cut_into_sections import CutIntoSections
 from ort_dynamo.passes.fx.drop_kept_dims import DropKeptDims
@@ -50,6 +51,7 @@ from ort_dynamo.passes.fx.torch_graph.give_kernel_dtypes import GiveKernelDtypes
 from ort_dynamo.passes.fx.torch_graph.lay_out_channels_last import LayOutChannelsLast
 from ort_dynamo.passes.fx.torch_graph.lay_out_images import LayOutImages
 from ort_dynamo.passes.fx.torch_graph.place_biases import PlaceBiases
+from ort_dynamo.passes.fx.torch_graph.place_foreach import PlaceForeach
 from ort_dynamo.passes.fx.torch_graph.place_in_torch import PlaceInTorch
 from ort_dynamo.passes.fx.torch_graph.place_slower_operators import PlaceSlowerOperators
 from ort_dynamo.passes.fx.torch_graph.place_whole_kernels import PlaceWholeKernels
@@ -132,6 +134,7 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
         *([PlaceWholeKernels(target)] if whole else []),
         PlaceSlowerOperators(target, threads),
         *biases,
+        *([PlaceForeach()] if target.fuses_kernels else []),
         GiveKernelDtypes(),  # all that is torch's by choice is known
         *([LayOutChannelsLast()] if target.lays_out_channels_last else []),
     )
@@ -228,7 +231,7 @@ def running_passes(
         returned: which of its outputs go to the program or to autograd.
         strides: index of an output -> its strides in eager, where they are known and the graph may give others.
     """
-    return (GiveStrides(returned, strides), ReturnNoViews(seen, views), ReshapeViews(), WriteInPlace())
+    return (GiveStrides(returned, strides), ReturnNoViews(seen, views), ReshapeViews(), CallForeach(), WriteInPlace())
 
 
 def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlacePass, ...]:

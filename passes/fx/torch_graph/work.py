@@ -14,6 +14,7 @@ from ort_dynamo.torch_internals.symbols import hints
 
 __all__ = [
     "CONVOLUTIONS",
+    "PRODUCTS",
     "convolution_weight",
     "convolves_images",
     "example_sizes",
@@ -24,7 +25,7 @@ __all__ = [
 ]
 
 
-_PRODUCTS = {
+PRODUCTS = {
     aten.mm.default: 0,
     aten.bmm.default: 0,
     aten._grouped_mm.default: 0,
@@ -106,8 +107,8 @@ def multiplications(node: Node) -> int:
         # Transposed, each element of the input, not of the output, meets the whole kernel.
         batch, _, *places = example_sizes(given.image.meta["val"] if given.transposed else output)
         return gradients * batch * math.prod(places) * example_elements(convolution_weight(node))
-    if node.target in _PRODUCTS:
-        left: Any = node.args[_PRODUCTS[node.target]]
+    if node.target in PRODUCTS:
+        left: Any = node.args[PRODUCTS[node.target]]
         return example_elements(node.meta["val"]) * example_sizes(left.meta["val"])[-1]
     return 0
 

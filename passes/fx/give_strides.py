@@ -65,7 +65,13 @@ class GiveStrides(PassBase):
         order = physical_order(fake)
         usual = contiguous_strides(fake.shape, order[::-1] if order else None)
         if value.target is operator.getitem and value.all_input_nodes[0].op == "call_module":
-            strides = self.strides.get(index, tuple(fake.stride()))
+            strides = _in_one(fake, self.strides.get(index, tuple(fake.stride())), usual)
             return None if strides == usual else (strides, usual)
         known = self.strides.get(index)
-        return None if known is None else (known, usual)
+        return None if known is None else (_in_one(fake, known, usual), usual)
+
+
+def _in_one(fake: torch.Tensor, wanted: tuple[int, ...], usual: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides that are the wanted ones in dimensions of one element alone: in the others they would show other data."""
+    both = zip(fake.shape, wanted, usual, strict=True)
+    return tuple(one if size == 1 else other for size, one, other in both)

@@ -62,7 +62,7 @@ def returned_strides(graph: Graph) -> dict[int, tuple[int, ...]]:
     for node in graph.nodes:
         if node.op == "call_function" and _is_near_one(node):
             strides = _strides(node, known)
-            if strides is not None:
+            if strides is not None and _agree(node.meta["val"], strides):
                 known[node] = strides
     return {index: known[node] for index, node in wanted.items() if node in known}
 
@@ -94,6 +94,11 @@ def _strides(node: Node, known: Mapping[Node, tuple[int, ...]]) -> tuple[int, ..
     name = schema_of(target).name.rpartition("::")[2]  # type: ignore[arg-type]
     numbers = sum(not isinstance(one, Node) for one in node.args[:2]) if name in _WRAPS_NUMBERS else 0
     return elementwise_strides(sizes, [*layouts, *[((), ())] * numbers])
+
+
+def _agree(fake: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """Ask whether strides are a fake tensor's in all dimensions of several elements. No rule is right otherwise."""
+    return all(size == 1 or own == other for size, own, other in zip(fake.shape, fake.stride(), strides, strict=True))
 
 
 def _is_near_one(node: Node) -> bool:

@@ -161,20 +161,24 @@ def _moved(add: _Builder, old: Any, new: Node, momentum: Any) -> Node:
     return add.to(add(aten.add.Tensor, kept, moved), dtype)
 
 
-def gradients_of(node: Node, gradient: Node, image: Node, meta: Mapping[str, Any]) -> Gradients:
+def gradients_of(
+    node: Node, gradient: Node, image: Node, mean: Node, deviation: Node, meta: Mapping[str, Any]
+) -> Gradients:
     """Add the gradients of a normalization, where the graph inserts.
 
     Args:
         node: calls an operator of GRADIENTS, of a normalization that trains.
         gradient: of the normalized image, channels last.
         image: channels last; of known sizes.
+        mean: of each channel.
+        deviation: one over the deviation, with eps.
         meta: what the calls say.
     """
     add = _Builder(node, meta)
-    weight, mean, deviation, wanted = (node.args[index] for index in (2, 5, 6, 9))
+    weight, wanted = node.args[2], node.args[9]
     fake = image.meta["val"]
     rows, wide = math.prod(fake.shape[:-1]), _wide(fake.dtype)
-    mean, deviation, g, x = (add.to(one, wide) for one in (mean, deviation, gradient, image))  # type: ignore[arg-type]
+    mean, deviation, g, x = (add.to(one, wide) for one in (mean, deviation, gradient, image))
     scaled = add(aten.mul.Tensor, add(aten.sub.Tensor, x, mean), deviation)
     total, along = add.sum(g), add.sum(add(aten.mul.Tensor, g, scaled))
     given: Sequence[Any] = wanted  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.boundary import in_order, inverse, physical_order
 from ort_dynamo.marks import CHANNELS_LAST, CHOSEN, HALF, RECOMPUTE
-from ort_dynamo.passes.fx.analysis.fake_values import add_call, propagate
+from ort_dynamo.passes.fx.analysis.fake_values import FakeValues, add_call, propagate
 from ort_dynamo.passes.fx.analysis.fused_readers import is_pointwise
 from ort_dynamo.passes.fx.analysis.saved_tensors import draws
 from ort_dynamo.passes.fx.analysis.views import ALIASES, RESHAPES
@@ -50,6 +50,8 @@ _POINTWISE = frozenset({aten.hardtanh_backward.default, aten.hardswish_backward.
                         aten.leaky_relu_backward.default})  # fmt: skip
 """Pointwise operators without torch's tag."""
 
+_VIEWS = frozenset({*ALIASES, *RESHAPES, aten.permute.default, aten.transpose.int, aten.slice.Tensor})
+
 _SUMS = frozenset({aten.mean.dim, aten.sum.dim_IntList})
 
 
@@ -73,7 +75,7 @@ class LayOutImages(PassBase):
         graph = graph_module.graph
         if not any(map(_is_laid_out, graph.nodes)):
             return PassResult(graph_module, False)
-        _Images(graph).change()
+        _Images(graph_module).change()
         graph.lint()
         graph_module.recompile()
         return PassResult(graph_module, True)
@@ -81,9 +83,11 @@ class LayOutImages(PassBase):
 
 def _is_laid_out(node: Node) -> bool:
     """Ask whether a node is a convolution that the pass lays out."""
-    if node.target not in CONVOLUTIONS:
+    if node.target not in CONVOLUTIONS or CHANNELS_LAST in node.meta:
         return False
     operands = [one.meta["val"] for one in node.all_input_nodes]
+    if not all(isinstance(one, torch.Tensor) for one in operands):
+        return False
     images = [one for one in operands if one.dim() == 4]
     dtypes = {one.dtype for one in images}
     if len(images) < 2 or not all(map(_is_known, operands)) or len(dtypes) != 1:
@@ -103,25 +107,29 @@ class _Images:
     contiguous with the channels last. The image's own node goes, if a session computes the inner one in its place.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, gm: GraphModule) -> None:
+        self._graph, self._values = gm.graph, FakeValues(gm)
         self._inner: dict[Node, Node] = {}
         self._gone: set[Node] = set()
         self._laid_out: dict[Node, torch.Tensor] = {}  # node that is in channels_last itself -> its value as traced
+        self._plain: dict[Node, Node] = {}  # view of an image -> its inner node, which shows the same in memory's order
         self._outer: dict[Node, Node] = {}  # image -> the permutation back of its inner node
         self._traced: dict[tuple[Node, Any], Node] = {}  # image, half of a reader -> a copy as it was traced
         self._weights: dict[Node, Node] = {}
+        self._wide: dict[Node, Node] = {}  # statistic in the dtype of its fake tensor -> in the one it is computed in
 
     def change(self) -> None:
         """Rewrite the graph."""
+        (output,) = self._graph.find_nodes(op="output")
         for node in tuple(self._graph.nodes):
-            if node.op == "output":
-                with self._graph.inserting_before(node):
-                    self._read_as_traced(node)
-            elif node.op == "call_function" and node not in self._gone:
+            if node.op == "call_function" and node not in self._gone:
+                for one in node.all_input_nodes:
+                    if one in self._plain:
+                        node.replace_input_with(one, self._plain[one])
                 with self._graph.inserting_before(node):
                     if not self._visit(node):
                         self._read_as_traced(node)
+        self._return_as_traced(output)
         for node in reversed(tuple(self._graph.nodes)):
             if node in self._gone and not node.users:
                 self._graph.erase_node(node)
@@ -310,7 +318,9 @@ class _Images:
         assert isinstance(image, Node)
         if not node.args[7] or not _is_normalized(image.meta["val"]) or None in node.args[5:7]:
             return False
-        found = gradients_of(node, self._permuted(gradient, node), self._permuted(image, node), _meta(node))
+        mean, deviation = (self._wide.get(one, one) for one in node.args[5:7])  # type: ignore[arg-type, call-overload]
+        images = (self._permuted(one, node) for one in (gradient, image))
+        found = gradients_of(node, *images, mean, deviation, _meta(node))
         for item in tuple(node.users):
             result = found[item.args[1]]  # type: ignore[index]
             if item.args[1] == 0:
@@ -325,7 +335,8 @@ class _Images:
         """Have readers read another node, of the same dtype."""
         dtype = node.meta["val"].dtype
         if other.meta["val"].dtype != dtype:
-            other = self._add(node, aten._to_copy.default, other, dtype=dtype)
+            wide, other = other, self._add(node, aten._to_copy.default, other, dtype=dtype)
+            self._wide[other] = wide
         node.replace_all_uses_with(other)
         self._gone.add(node)
 
@@ -373,7 +384,8 @@ class _Images:
         if is_image:
             self._give(node, result)
         else:
-            self._replace(node, result)
+            self._plain[node] = result
+            self._gone.add(node)
         return True
 
     # -- going back --------------------------------------------------------------------------------------------------
@@ -383,19 +395,39 @@ class _Images:
             if node in self._gone or node in self._laid_out:
                 reader.replace_input_with(node, self._as_traced(node, reader))
 
+    def _return_as_traced(self, output: Node) -> None:
+        """Have results in the strides that they were traced with, each computed where its image is."""
+        traced = {node: node.meta["val"] for node in output.all_input_nodes}
+        for node in output.all_input_nodes:
+            if node in self._gone or node in self._laid_out:
+                with self._graph.inserting_before(node.next):
+                    result = self._as_traced(node, output)
+                output.replace_input_with(node, result)
+                traced[result] = self._laid_out.get(node, node.meta["val"])
+        self._values.update()
+        for node in output.all_input_nodes:
+            if isinstance(value := traced[node], torch.Tensor):
+                with self._graph.inserting_before(node.next):
+                    output.replace_input_with(node, self._ordered(node, value, node))
+
     def _as_traced(self, node: Node, reader: Node) -> Node:
-        """An image in the strides that it was traced with."""
-        key = node, reader.meta.get(HALF)
+        """An image in the strides that it was traced with; of a view, the same view of its base."""
+        like = node if reader.op == "output" else reader
+        key = node, like.meta.get(HALF)
         if key not in self._traced:
-            is_there = node in self._laid_out
-            image = node if is_there else self._permuted_back(node, reader)
-            self._traced[key] = self._ordered(image, self._laid_out[node] if is_there else node.meta["val"], reader)
+            is_there, source = node in self._laid_out, node.args[0] if node.args else None
+            if node in self._gone and node.target in _VIEWS and source in self._gone.union(self._laid_out):
+                base = self._as_traced(source, reader)
+                self._traced[key] = self._add(like, node.target, base, *node.args[1:])
+            else:
+                image = node if is_there else self._permuted_back(node, like)
+                self._traced[key] = self._ordered(image, self._laid_out[node] if is_there else node.meta["val"], like)
         return self._traced[key]
 
     def _ordered(self, image: Node, traced: torch.Tensor, reader: Node) -> Node:
         """An image in the order of a fake tensor's axes in memory."""
         order = physical_order(traced) or tuple(range(traced.dim()))
-        if _has_strides(image.meta["val"], order):
+        if _has_strides(image.meta["val"], order) or not _has_strides(traced, order):
             return image
         if order == tuple(range(traced.dim())):
             return self._contiguous(image, reader)

@@ -127,8 +127,8 @@ def _write(graph: Graph, nodes: Sequence[Node]) -> None:
     function, argument, _ = kind
     made = graph.call_function(function, ([node.args[0] for node in nodes], argument))
     made.meta = {"val": [node.meta["val"] for node in nodes], CHOSEN: FOREACH}
-    for index, node in enumerate(nodes):
-        item = graph.call_function(operator.getitem, (made, index))
+    items = [graph.call_function(operator.getitem, (made, index)) for index in range(len(nodes))]
+    for item, node in zip(items, nodes, strict=True):  # which may be where the graph inserts
         item.meta = dict(node.meta)
         node.replace_all_uses_with(item)
         graph.erase_node(node)

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.passes.fx.analysis.eager_strides import returned_strides
 from ort_dynamo.passes.fx.give_strides import GiveStrides, strided
+from ort_dynamo.passes.running import run_passes
 
 
 def test_strided_changes_dimensions_of_one_element_alone() -> None:
@@ -91,3 +92,21 @@ def test_gradients_of_convolutions_have_eagers_strides(
         return [one.stride() for one in (result, *gradients)]
 
     assert strides(run) == strides(layer)
+
+
+@pytest.mark.parametrize("function", [torch.relu, F.leaky_relu, F.gelu, F.silu, F.hardtanh], ids=lambda one: one.__name__)
+def test_a_gradient_of_one_image_in_channels_last_is_eagers(function: Callable[..., Any]) -> None:
+    """Its strides follow from the order in which the operator of the gradient reads its operands."""
+    x = torch.randn(1, 3, 5, 4).to(memory_format=torch.channels_last).requires_grad_()
+    (expected,) = torch.autograd.grad(function(x).mean(), x)
+    (gradient,) = torch.autograd.grad(compiled(lambda x: function(x).mean())(x), x)
+    torch.testing.assert_close(gradient, expected)
+    assert gradient.stride() == expected.stride()
+
+
+def test_a_rule_that_contradicts_memory_is_not_followed() -> None:
+    x = torch.rand(1, 3, 5, 4)
+    gm = make_fx(lambda x: [x + 1], tracing_mode="fake")(x)
+    run_passes([GiveStrides(slice(None), {0: (60, 1, 12, 3)})], gm, check=True)
+    assert gm(x)[0].stride() == (60, 20, 4, 1)
+    torch.testing.assert_close(gm(x)[0], x + 1)

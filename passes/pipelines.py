@@ -15,8 +15,8 @@ from onnx_ir.passes.common import (
 from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.options.groups import PassOptions, RecomputeOptions
-from ort_dynamo.passes.fx.cast_statistics import CastStatistics
 from ort_dynamo.passes.fx.call_foreach import CallForeach
+from ort_dynamo.passes.fx.cast_statistics import CastStatistics
 from ort_dynamo.passes.fx.compare_in_forward import CompareInForward
 from ort_dynamo.passes.fx.cut_into_sections import CutIntoSections
 from ort_dynamo.passes.fx.drop_kept_dims import DropKeptDims

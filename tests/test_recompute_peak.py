@@ -48,7 +48,7 @@ print(json.dumps([plan.record.peak, plan.record.nbytes, plan.record.nbytes_witho
 
 @cache
 def measured(name: str, size: str, options: str) -> list[int]:
-    """Predicted peak, bytes kept, bytes kept without recomputation, and the peak of the process's own memory in a step."""
+    """Predicted peak, bytes kept, these without recomputation, and the peak of a step in the process's own memory."""
     given = json.dumps([name, size, json.loads(options)])
     done = subprocess.run([sys.executable, "-c", _CHILD, given], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -42,8 +42,8 @@ def add_to_all(tensors: Sequence[torch.Tensor], number: int) -> list[torch.Tenso
     return list(torch._foreach_add(list(tensors), number))
 
 
-for _function in (cast_all, add_to_all):
-    _function.keeps_value = True  # type: ignore[attr-defined]  # the maker gives the fake value
+cast_all.keeps_value = True  # type: ignore[attr-defined]  # the maker gives the fake value
+add_to_all.keeps_value = True  # type: ignore[attr-defined]
 
 
 @dataclass

@@ -4,12 +4,12 @@ Sums over rows and arithmetic are what fused kernels compute. The mean and the v
 pass over the image, of numbers less a shift s that lies among them:
 
     mean = s + sum(x - s) / n
-    variance = sum((x - s)^2) / n - ((mean - s))^2
+    variance = sum((x - s)^2) / n - (mean - s)^2
 
 With s = 0 the difference of the last line would lose all digits where the mean is large beside the deviation. (Chan,
-Golub and LeVeque, "Algorithms for computing the sample variance", 1983, equation 1.5.) Here s is the mean of some places
-of the first image. As these are part of the channel, (mean - s)^2 is at most n / k variances, where k counts them, and
-about 1 / k in data without order.
+Golub and LeVeque, "Algorithms for computing the sample variance", 1983, equation 1.5.) Here s is the mean of k places
+of the first image. They are part of the channel, so (mean - s)^2 is at most n / k variances, and about 1 / k in data
+without order.
 """
 
 from __future__ import annotations

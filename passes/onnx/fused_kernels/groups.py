@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -252,10 +252,12 @@ class _Search:
         return frozenset()
 
     def _may_repeat(self, node: ir.Node) -> bool:
-        return node in self._position and self._of[node].points is not None and (node.op_type in _FREE or computes(node))
+        return (
+            node in self._position and self._of[node].points is not None and (node.op_type in _FREE or computes(node))
+        )
 
     def _cost(self, value: ir.Value) -> int:
-        """About the bytes that reading a value moves, and writing it if only kernels read it; a symbol is a thousand."""
+        """About the bytes of reading a value, and of writing it if kernels alone read it; a symbol is a thousand."""
         shape, node = self._sizes.find(value), value.producer()
         if shape is None or value.dtype is None:
             return 0

@@ -76,9 +76,7 @@ def _made(
     if node is None or len(node.outputs) != 1 or not may_repeat(node):
         return as_is
     is_reshape = node.op_type in MOVES
-    operands = [
-        one for one in node.inputs[: 1 if is_reshape else None] if one is not None and number_of(one) is None
-    ]
+    operands = [one for one in node.inputs[: 1 if is_reshape else None] if one is not None and number_of(one) is None]
     parts = [_made(one, nbytes, may_repeat, found, depth + 1) for one in operands]
     nodes = frozenset({node}).union(*(part.nodes for part in parts))
     again = _Making(nodes, {leaf: size for part in parts for leaf, size in part.read.items()})

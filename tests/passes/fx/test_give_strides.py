@@ -94,7 +94,9 @@ def test_gradients_of_convolutions_have_eagers_strides(
     assert strides(run) == strides(layer)
 
 
-@pytest.mark.parametrize("function", [torch.relu, F.leaky_relu, F.gelu, F.silu, F.hardtanh], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "function", [torch.relu, F.leaky_relu, F.gelu, F.silu, F.hardtanh], ids=lambda one: one.__name__
+)
 def test_a_gradient_of_one_image_in_channels_last_is_eagers(function: Callable[..., Any]) -> None:
     """Its strides follow from the order in which the operator of the gradient reads its operands."""
     x = torch.randn(1, 3, 5, 4).to(memory_format=torch.channels_last).requires_grad_()

@@ -166,6 +166,14 @@ def test_tokens_of_patches_cost_nothing() -> None:
     assert counted(gm)[CLONE] == 2  # the image and the weight
 
 
+def test_views_of_what_follows_stay_possible() -> None:
+    def function(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        y = torch.exp(convolution(x, w).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # in memory as the convolution is
+        return aten.view(y, [2, -1]) + aten.view(convolution(y, v), [2, -1])
+
+    laid_out(function, X, W, SMALL)
+
+
 def test_joined_and_sliced_channels_stay_last() -> None:
     def function(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
         y = convolution(x, w)

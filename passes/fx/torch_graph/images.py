@@ -1,0 +1,144 @@
+"""Images with their channels last: which operators compute them, and how views of them are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ort_dynamo.boundary import in_order, inverse
+from ort_dynamo.marks import CHANNELS_LAST, RECOMPUTE
+from ort_dynamo.passes.fx.analysis.views import ALIASES, RESHAPES
+from ort_dynamo.passes.fx.torch_graph.choice import ORIGIN
+from ort_dynamo.torch_internals.kernel_layouts import CONVOLUTIONS
+from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.precision import convolves_in_tf32
+
+__all__ = [
+    "CAST_ARGUMENTS",
+    "POINTWISE",
+    "POOLS",
+    "SUMS",
+    "VIEWS",
+    "channels_last",
+    "has_strides",
+    "is_back",
+    "is_laid_out",
+    "is_normalized",
+    "origin",
+    "viewed",
+]
+
+POOLS = frozenset(
+    {
+        aten.max_pool2d_with_indices.default,
+        aten.max_pool2d_with_indices_backward.default,
+        aten.avg_pool2d.default,
+        aten.avg_pool2d_backward.default,
+        aten._adaptive_avg_pool2d.default,
+        aten._adaptive_avg_pool2d_backward.default,
+        aten.upsample_nearest2d.vec,
+        aten.upsample_nearest2d.default,
+        aten.upsample_nearest2d_backward.default,
+        aten.upsample_bilinear2d.vec,
+        aten.upsample_bilinear2d.default,
+        aten.upsample_bilinear2d_backward.default,
+    }
+)
+"""Operators whose CUDA kernels compute channels_last images in channels_last."""
+
+POINTWISE = frozenset({aten.hardtanh_backward.default, aten.hardswish_backward.default, aten.elu_backward.default,
+                        aten.leaky_relu_backward.default})  # fmt: skip
+"""Pointwise operators without torch's tag."""
+
+VIEWS = frozenset({*ALIASES, *RESHAPES, aten.permute.default, aten.transpose.int, aten.slice.Tensor})
+
+SUMS = frozenset({aten.mean.dim, aten.sum.dim_IntList})
+
+
+CAST_ARGUMENTS = frozenset({"dtype", "layout", "device"})
+"""Arguments of a cast that leaves the order in memory as it is."""
+
+_KEPT = (*ORIGIN, RECOMPUTE, "ac_graph_id")
+"""What a call has of the node that it is added for, whether torch.utils.checkpoint recomputes it included."""
+
+
+def origin(node: Node) -> dict[str, Any]:
+    """Give the meta of a call that is added for a node, but for who runs it."""
+    return {key: node.meta[key] for key in _KEPT if key in node.meta}
+
+
+def channels_last(rank: int) -> tuple[int, ...]:
+    """The axes of an image with its channels last."""
+    return (0, *range(2, rank), 1) if rank > 1 else tuple(range(rank))
+
+
+def has_strides(fake: torch.Tensor, order: Sequence[int]) -> bool:
+    """Ask whether memory goes through the axes in `order`, without gaps."""
+    return in_order([fake.shape[axis] for axis in order], [fake.stride(axis) for axis in order])
+
+
+def _is_known(fake: torch.Tensor) -> bool:
+    return all(isinstance(size, int) for size in (*fake.shape, *fake.stride())) and fake.numel() > 0
+
+
+def is_laid_out(node: Node) -> bool:
+    """Ask whether a node is a convolution that the pass lays out."""
+    if node.target not in CONVOLUTIONS or CHANNELS_LAST in node.meta:
+        return False
+    operands = [one.meta["val"] for one in node.all_input_nodes]
+    if not all(isinstance(one, torch.Tensor) for one in operands):
+        return False
+    images = [one for one in operands if one.dim() == 4]
+    dtypes = {one.dtype for one in images}
+    if len(images) < 2 or not all(map(_is_known, operands)) or len(dtypes) != 1:
+        return False
+    (dtype,) = dtypes
+    return dtype in (torch.bfloat16, torch.float16) or (dtype == torch.float32 and convolves_in_tf32())
+
+
+def is_back(node: Node) -> bool:
+    """Ask whether a node permutes a contiguous tensor with the channels last to an image."""
+    if node.target is not aten.permute.default:
+        return False
+    source: Any = node.args[0]
+    fake = source.meta["val"]
+    axes = [axis % fake.dim() for axis in node.args[1]]  # type: ignore[union-attr]
+    is_image = fake.dim() > 2 and axes == inverse(channels_last(fake.dim()))
+    return is_image and _is_known(fake) and has_strides(fake, range(fake.dim()))
+
+
+def is_normalized(fake: torch.Tensor) -> bool:
+    """Ask whether a batch norm of an image becomes sums: it has several channels and places."""
+    rows = fake.numel() // fake.shape[1] if _is_known(fake) else 0
+    return rows > 1 and fake.shape[1] > 1 and fake.is_floating_point()
+
+
+def viewed(node: Node, inner: Node) -> tuple[Any, tuple[Any, ...], bool] | None:
+    """Write a view of an image as a call on its inner node.
+
+    Returns:
+        What it calls, the arguments, and whether the result is an image with its channels last rather than the view
+        itself. None if there is no such call.
+    """
+    source: Any = node.args[0]
+    rank, shape = source.meta["val"].dim(), node.meta["val"].shape
+    order = channels_last(rank)
+    if node.target in ALIASES:
+        return node.target, (inner,), True
+    if node.target in (aten.permute.default, aten.transpose.int):
+        axes = [axis % rank for axis in node.args[1]] if node.target is aten.permute.default else list(range(rank))  # type: ignore[union-attr]
+        if node.target is aten.transpose.int:
+            first, second = (int(axis) % rank for axis in node.args[1:])  # type: ignore[arg-type]
+            axes[first], axes[second] = axes[second], axes[first]
+        return (aten.alias.default, (inner,), False) if axes == list(order) else None
+    if node.target is aten.slice.Tensor and len(node.args) > 1:
+        return node.target, (inner, order.index(int(node.args[1]) % rank), *node.args[2:]), True  # type: ignore[arg-type]
+    if node.target in RESHAPES and all(isinstance(size, int) for size in shape):
+        whole = source.meta["val"].shape
+        is_contiguous = has_strides(inner.meta["val"], range(rank))
+        if len(shape) > 1 and tuple(shape[:2]) == tuple(whole[:2]) and is_contiguous:
+            return aten.view.default, (inner, [shape[0], *shape[2:], shape[1]]), True
+    return None

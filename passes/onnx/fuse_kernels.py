@@ -14,13 +14,13 @@ from ort_dynamo.passes.onnx.analysis.constants import shape_initializer
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.fused_kernels.bodies import body_of, is_in_parts
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of
-from ort_dynamo.passes.onnx.fused_kernels.groups import find_groups
+from ort_dynamo.passes.onnx.fused_kernels.groups import find_groups, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
 from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.target import OPSET
 
-__all__ = ["FuseKernels", "fused_kernels", "fused_ops"]
+__all__ = ["FuseKernels", "fused_kernels", "fused_ops", "unmade"]
 
 _KERNEL = "fused_kernel"
 """The key of a function's `meta` under which its kernel is kept."""
@@ -34,6 +34,19 @@ def fused_kernels(model: ir.Model) -> dict[str, Kernel]:
 def fused_ops(model: ir.Model) -> tuple[FusedOp, ...]:
     """The operators of these kernels, as sessions compile and launch them."""
     return tuple(fused_op(kernel, name) for name, kernel in fused_kernels(model).items())
+
+
+def unmade(model: ir.Model) -> str | None:
+    """Give the first operator of a model that needs a fused kernel and would not become one, or part of one.
+
+    The groups are those that FuseKernels makes, so a node that this lets pass has its kernel in any graph.
+    """
+    nodes = [node for node in model.graph.all_nodes() if needs_kernel(node)]
+    if not nodes:
+        return None
+    infer_missing_types(model, shapes=True)
+    made = {node for group in find_groups(model.graph, ValueSizes()) for node in group.nodes}
+    return next((node.op_type for node in nodes if node not in made), None)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import logging
 import re
 from collections import defaultdict
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -49,8 +50,8 @@ def kernels_missed(name: str, dtype: str, version: str) -> frozenset[tuple[str, 
     missed: set[tuple[str, str]] = set()
     refusal = compiler.refusal
 
-    def refuse(node: Node, target: Target) -> str | None:
-        reason = refusal(node, target=target)
+    def refuse(node: Node, target: Target, **given: Any) -> str | None:
+        reason = refusal(node, target=target, **given)
         if reason is not None and refusal(node, target=cpu) is None:
             said = re.search(r" has no (\w+) kernel for (.*)$", reason)
             missed.add((str(node.target), f"{said[1]}, {said[2]}" if said else reason))

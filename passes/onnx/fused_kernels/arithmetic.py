@@ -155,6 +155,7 @@ _FORMULAS: Mapping[str, tuple[frozenset[ir.DataType], Formula]] = {
     "FastGelu": (FLOATS, _fast_gelu),
     "QuickGelu": (FLOATS, _quick_gelu),
     "IsNaN": (FLOATS, _compared("isnan")),
+    **{f"Bitwise{op}": (_INTEGERS, _named(f"bit{op.lower()}")) for op in ("And", "Or", "Xor")},
     "Equal": (_NUMBERS | {ir.DataType.BOOL}, _compared("eq")),
     "Greater": (_NUMBERS, _compared("gt")),
     "GreaterOrEqual": (_NUMBERS, _compared("ge")),

@@ -35,7 +35,7 @@ COND = higher_order.cond
 """The one higher-order operator that is lowered; segment/classify.py keeps the others in eager."""
 
 Unmade = Callable[[ir.Model], str | None]
-"""Names an operator of a model that needs a fused kernel and does not become one."""
+"""Says why a node of a model that needs a fused kernel does not become one, if there is such a node."""
 
 _IR_VERSION = 10  # the newest that onnxruntime-training 1.19.2 reads
 
@@ -131,8 +131,8 @@ def _refusal(node: Node, target: Target, unmade: Unmade) -> str | None:
         walk.add_node(node)
         if target.has_defect("kernels_refuse_nothing") and (op_type := walk.refuses_nothing()) and _may_be_empty(node):
             return f"the target's {op_type} takes no tensor without elements"
-        if target.fuses_kernels and (op_type := unmade(walk.model(node))):
-            return f"no fused kernel computes its {op_type}"
+        if target.fuses_kernels:
+            return unmade(walk.model(node))
     except UnsupportedNodeError as error:
         return error.reason
     except MixedTypesError as error:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ort_dynamo.fused_op import OWN_KERNELS
 from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, Apply, Constant, Step
 
-__all__ = ["Steps", "computes", "lowered"]
+__all__ = ["Steps", "computes", "lowered", "needs_kernel"]
 
 FLOATS = frozenset({ir.DataType.BFLOAT16, ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16})
 _INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
@@ -175,6 +176,11 @@ Division of integers is left out: ONNX Runtime's truncates, and the devices' do 
 
 _ROUNDED = frozenset({"Cast", "Where"})
 """Operators that compute nothing, so that nothing is widened."""
+
+
+def needs_kernel(node: ir.Node) -> bool:
+    """Whether a node has to be a kernel, or a part of one, since the provider has none for it."""
+    return not node.domain and node.op_type in OWN_KERNELS
 
 
 def computes(node: ir.Node) -> bool:

@@ -9,9 +9,9 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from ort_dynamo.fused_op import OWN_KERNELS, Size
+from ort_dynamo.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.constants import constant_of
-from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes
+from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of, number_of
 from ort_dynamo.passes.onnx.fused_kernels.host_values import host_nodes
@@ -21,7 +21,7 @@ from ort_dynamo.passes.onnx.fused_kernels.row_operators import reduced_axes
 from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
 from ort_dynamo.passes.onnx.fused_kernels.triton_spaces import DTYPES
 
-__all__ = ["find_groups", "needs_kernel"]
+__all__ = ["find_groups"]
 
 MOST_INPUTS, MOST_OUTPUTS, MOST_NODES = 12, 6, 64
 """Limits of a kernel: more do not fit a thread's registers."""
@@ -359,11 +359,6 @@ def _pays(nodes: Sequence[ir.Node]) -> bool:
     """Whether a kernel is better than the nodes: there are several, or one that ONNX Runtime lacks or is slow at."""
     several = sum(node.op_type not in _FREE for node in nodes) > 1
     return several or any(needs_kernel(node) or summed_axes(node) is not None for node in nodes)
-
-
-def needs_kernel(node: ir.Node) -> bool:
-    """Whether a node has to be a kernel, or a part of one, since the provider has none for it."""
-    return not node.domain and node.op_type in OWN_KERNELS
 
 
 def _joined(first: _Cluster, second: _Cluster) -> tuple[Size, tuple[Size, ...]] | None:

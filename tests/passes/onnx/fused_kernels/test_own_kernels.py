@@ -143,7 +143,7 @@ def integer_graph(seed: int) -> onnx.ModelProto:
         dtype, kind = values[first], draw.randrange(6)
         second = draw.choice([name for name, other in values.items() if other == dtype])
         if kind < 3:
-            made(f"{draw.choice([*OWN_KERNELS, 'Add', 'Mul', 'Sub'])}({first}, {second})", dtype)
+            made(f"{draw.choice([*OWN_KERNELS, *OWN_KERNELS, 'Add', 'Mul', 'Sub'])}({first}, {second})", dtype)
         elif kind == 3 and dtype == "int64":
             nodes.append(f"t{len(nodes)} = Transpose<perm=[1,0]>({first})")
             nodes.append(f"u{len(nodes)} = Reshape(t{len(nodes) - 1}, shape)")

@@ -51,7 +51,7 @@ def test_right_kernels_work_and_are_tried_once(device: Device, caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         assert kernel_trial.kernels_work(OFF)
         assert kernel_trial.kernels_work(OFF)
-    assert len(opened) == len(set(opened)) == 8
+    assert len(opened) == len(set(opened)) == 9
     assert not caplog.records
 
 
@@ -64,6 +64,7 @@ def test_right_kernels_work_and_are_tried_once(device: Device, caplog: pytest.Lo
         ("reducemean_mul_reducesum", "both"),
         ("reducemax_sub_exp_reducesum", "picked"),
         ("bitwiseand", "bits"),
+        ("less_greaterorequal_or_where", "index"),
     ],
 )
 def test_a_wrong_kernel_is_named(device: Device, caplog: pytest.LogCaptureFixture, kernel: str, named: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_dynamo.fused_op import OWN_KERNELS
+from ort_dynamo.marks import STOPS
 from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, Apply, Constant, Step
 
 __all__ = ["Steps", "computes", "lowered", "needs_kernel"]
@@ -136,6 +137,13 @@ def _compared(function: str) -> Formula:
     return lambda steps, node, arguments: steps.compare(function, *arguments)
 
 
+def _where(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
+    condition, first, second = arguments
+    if STOPS in node.metadata_props:
+        return steps.add(Apply(steps.steps[second].dtype, "stop", (condition, second)))
+    return steps.where(condition, first, second)
+
+
 def _cast(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
     return steps.convert(arguments[0], ir.DataType(node.attributes.get_int("to")))
 
@@ -166,7 +174,7 @@ _FORMULAS: Mapping[str, tuple[frozenset[ir.DataType], Formula]] = {
     "Or": (frozenset({ir.DataType.BOOL}), _compared("or")),
     "Xor": (frozenset({ir.DataType.BOOL}), _compared("xor")),
     "Not": (frozenset({ir.DataType.BOOL}), _compared("not")),
-    "Where": (_NUMBERS | {ir.DataType.BOOL}, lambda steps, _, given: steps.where(*given)),
+    "Where": (_NUMBERS | {ir.DataType.BOOL}, _where),
     "Cast": (_NUMBERS | {ir.DataType.BOOL}, _cast),
 }
 """Operator -> the types of its first input (of Where: the second) with which it is computed, and how.

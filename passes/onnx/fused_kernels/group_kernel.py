@@ -142,6 +142,9 @@ class _Lowering:
         kernel = Kernel(self._loops, self._columns, inputs, steps, outputs, tuple(stores), self._part)
         if kernel.part and kernel.is_long:
             raise CannotFuseError("sums of columns of long rows")
+        loads = [step for step in steps if isinstance(step, Load)]
+        if kernel.stops and (kernel.columns or any(load.only or load.places for load in loads)):
+            raise CannotFuseError("a stop at numbers that may not be read")
         return kernel
 
     def _summed(self, node: ir.Node) -> ColumnSum:

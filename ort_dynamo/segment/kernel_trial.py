@@ -39,7 +39,7 @@ trial (float[1000, 7] a, float[64, 96] b, float[256, 80] c, float[96, 33] d, flo
   bits = BitwiseAnd(i, even)
   k1 = Less(k, none)  k2 = GreaterOrEqual(k, size)  k3 = Or(k1, k2)  index = Where(k3, far, k)
 }"""
-"""A kernel of each kind: pointwise, rows, sums over rows and both, rows that are read block by block, integers, and an assertion."""
+"""A kernel of each kind: pointwise, rows, sums over rows and both, rows read block by block, integers, an assertion."""
 
 _ERROR = 2e-2
 """The largest error, relative to a result's largest number: the first result is rounded to bfloat16.

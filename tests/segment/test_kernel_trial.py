@@ -81,8 +81,8 @@ def test_an_error_is_the_answer(
         raise RuntimeError("cuLaunchKernel gave error 1")
 
     device("none")
-    monkeypatch.setattr(session, "session_kernels", refused)
-    with caplog.at_level(logging.WARNING):
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(session, "session_kernels", refused)  # undone before the fixture's own
         assert not kernel_trial.kernels_work(OFF)
     assert "RuntimeError: cuLaunchKernel gave error 1" in caplog.text
 

@@ -28,7 +28,7 @@ from ort_dynamo.marks import FX_NODE, RETURNED_STRIDES, RETURNED_VIEWS, WRITTEN_
 from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import DumpOptions, Options
 from ort_dynamo.partition.cut import PartitionRecord
-from ort_dynamo.passes.onnx.fuse_kernels import fused_ops
+from ort_dynamo.passes.onnx.fuse_kernels import fused_ops, unmade
 from ort_dynamo.passes.outside import outside_functions
 from ort_dynamo.passes.pipelines import onnx_passes, order_passes, outer_passes, running_passes
 from ort_dynamo.passes.running import run_passes
@@ -90,7 +90,7 @@ def compile_graph(
     target = allowed_target(usable_target(device.type), options)
     recording = plan_recording(gm, role, options.session, target, device, forward_recorded=forward_recorded)
     graph = graph_of_ranks(gm, options.segment)
-    segmented = segment(gm, Trials(partial(refusal, target=target)), device, fused=target.fuses_kernels)
+    segmented = segment(gm, Trials(partial(refusal, target=target, unmade=unmade)), device, fused=target.fuses_kernels)
     report(role, segmented.native, segmented.by_design, segmented.chosen, segmented.eager, len(segmented.islands))
     check_fallback(segmented, options.segment, role)
     spec = build_spec(options, target, device, role)

@@ -27,6 +27,7 @@ __all__ = [
     "SCOPE",
     "SECTION",
     "STANDS_BESIDE",
+    "STOPS",
     "WIDE_STATISTICS",
     "WRITTEN_FOR",
     "ZERO_DIVISOR",
@@ -111,6 +112,9 @@ DIRECTION = "ort_dynamo.direction"
 
 FOR_KERNEL = "ort_dynamo.for_kernel"
 """On a Cast: it only is there because an operator has no kernel for the dtype of its inputs."""
+
+STOPS = "ort_dynamo.stops"
+"""On a Where: a fused kernel stops where its condition holds, as torch's kernel does at such an index."""
 
 READS_ROUNDED = "ort_dynamo.reads_rounded"
 """What this node reads must be rounded to torch's dtype, though it is computed in a wider one."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
+from ort_dynamo.fused_op import OWN_KERNELS
+
 if TYPE_CHECKING:
     from ort_dynamo.prices import Prices
 
@@ -75,6 +77,13 @@ class Target:
                 for kernel in self.kernels.get((domain, op_type), ())
             )
         return self._answers[asked]
+
+    def makes_kernel(self, op_type: str, domain: str, types: Mapping[str, ir.DataType]) -> bool:
+        """Whether each node of an operator becomes a fused kernel, alone if nothing joins it, and so needs no other.
+
+        Its inputs and outputs then need sizes that a fused kernel takes: `fuse_kernels.unmade` tells.
+        """
+        return self.fuses_kernels and not domain and types.get("T") in OWN_KERNELS.get(op_type, ())
 
     @cached_property
     def _answers(self) -> dict[tuple[Any, ...], bool]:

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.lowering.op_builder import GraphBuilder
 from ort_dynamo.lowering.recipes.int64_order import ordering
+from ort_dynamo.lowering.recipes.integer_pad import padding
 from ort_dynamo.marks import FOR_KERNEL, FX_NODE, READS_ROUNDED
 from ort_dynamo.target import OPSET, Target
 
@@ -130,6 +131,8 @@ class LoweringBuilder(GraphBuilder):
         inputs = self._as_values(schema, inputs)
         if (instead := ordering(self.target, op_type, domain, inputs)) is not None:
             return instead(self.op, inputs)
+        if (padded := padding(self.target, op_type, domain, inputs, attributes)) is not None:
+            return padded(self.op, inputs)
         bound = _bind(op_type, schema, inputs)
         substitute = self._substitutes(op_type, domain, bound)
         if not substitute:
@@ -169,14 +172,14 @@ class LoweringBuilder(GraphBuilder):
 
     def _substitutes(self, op_type: str, domain: str, bound: Mapping[str, ir.DataType]) -> dict[str, ir.DataType]:
         """Type variable -> dtype to compute in, for the variables whose own dtype no kernel takes."""
-        if op_type in _WITHOUT_KERNEL or self.target.takes(op_type, domain, bound):
+        if op_type in _WITHOUT_KERNEL or self._takes(op_type, domain, bound):
             return {}
         schema = self._get_schema(op_type, domain, OPSET)
         if schema is not None and _has_function(schema) and not self.target.has_op(op_type, domain):
             return {}  # ONNX Runtime inlines the operator's function body
         for variable, dtype in bound.items():
             for wider in _WIDER.get(dtype, ()):
-                if self.target.takes(op_type, domain, {**bound, variable: wider}):
+                if self._takes(op_type, domain, {**bound, variable: wider}):
                     return {variable: wider}
         widest = {v: _WIDER[d][-1] for v, d in bound.items() if _WIDER.get(d)}
         if widest and self.target.takes(op_type, domain, {**bound, **widest}):
@@ -185,6 +188,10 @@ class LoweringBuilder(GraphBuilder):
         raise UnsupportedNodeError(
             f"{self.target.provider} of {self.target.package} {self.target.version} has no {op_type} kernel for {types}"
         )
+
+    def _takes(self, op_type: str, domain: str, bound: Mapping[str, ir.DataType]) -> bool:
+        """Whether the provider, or a fused kernel, computes an operator of these types."""
+        return self.target.takes(op_type, domain, bound) or self.target.makes_kernel(op_type, domain, bound)
 
     def check_kernel(self, node: ir.Node) -> None:
         """Raise UnsupportedNodeError where the target cannot run a node that was made elsewhere as it stands."""

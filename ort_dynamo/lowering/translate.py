@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,9 @@ __all__ = ["COND", "Lowered", "lower", "refusal"]
 
 COND = higher_order.cond
 """The one higher-order operator that is lowered; segment/classify.py keeps the others in eager."""
+
+Unmade = Callable[[ir.Model], str | None]
+"""Says why a node of a model that needs a fused kernel does not become one, if there is such a node."""
 
 _IR_VERSION = 10  # the newest that onnxruntime-training 1.19.2 reads
 
@@ -99,21 +102,22 @@ def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> 
     return walk.graph
 
 
-def refusal(node: Node, target: Target) -> str | None:
+def refusal(node: Node, target: Target, unmade: Callable[[ir.Model], str | None] = lambda model: None) -> str | None:
     """Why `node` cannot go to `target`, or None: found by lowering the node alone into a scratch graph.
 
-    What the lowering asks about sizes is recorded in the node's meta, for the key of the graph that will hold it.
+    What the lowering asks about sizes is recorded in the node's meta, for the key of the graph that will hold it. If
+    the target fuses kernels, `unmade` is asked about the scratch graph.
 
     Raises:
         LoweringError: the node's lowering is defective.
     """
     with recording() as facts:
-        reason = _refusal(node, target)
+        reason = _refusal(node, target, unmade)
     node.meta[ANSWERS] = tuple(facts)
     return reason
 
 
-def _refusal(node: Node, target: Target) -> str | None:
+def _refusal(node: Node, target: Target, unmade: Unmade) -> str | None:
     if not is_from_outside(node.target) and (reason := node_left_to_torch(node)) is not None:
         return reason
     walk = _Walk(target)
@@ -127,6 +131,8 @@ def _refusal(node: Node, target: Target) -> str | None:
         walk.add_node(node)
         if target.has_defect("kernels_refuse_nothing") and (op_type := walk.refuses_nothing()) and _may_be_empty(node):
             return f"the target's {op_type} takes no tensor without elements"
+        if target.fuses_kernels:
+            return unmade(walk.model(node))
     except UnsupportedNodeError as error:
         return error.reason
     except MixedTypesError as error:
@@ -184,6 +190,11 @@ class _Walk:
         """Return an operator of this graph whose kernel on CUDA refuses an axis of size 0, or None."""
         used = {node.op_type for node in self.graph}
         return next((name for name in sorted(used) if name.startswith("Reduce") or name == "Trilu"), None)
+
+    def model(self, node: Node) -> ir.Model:
+        """Return this graph as a model that gives the results of `node`."""
+        self.graph.outputs.extend(dict.fromkeys(v for v in tree_leaves(self._values[node]) if isinstance(v, ir.Value)))
+        return ir.Model(self.graph, ir_version=_IR_VERSION)
 
     def add_input(self, node: Node, spec: ValueSpec) -> None:
         fake = node.meta["val"]

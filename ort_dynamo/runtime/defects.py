@@ -128,6 +128,14 @@ DEFECTS = (
         CUDA,
     ),
     Defect(
+        "arg_max_of_equals",
+        ALL,
+        "ArgMax and ArgMin of CUDA take no integers, and need not give the first of equal numbers: they are cuDNN's "
+        "reductions (reduction_ops.cc of the published source; not seen on a device).",
+        ("lowering/recipes/first_place.py", "lowering/ops/ordering.py", "lowering/ops/fractional_pool.py"),
+        CUDA,
+    ),
+    Defect(
         "layer_norm_of_one",
         ALL,
         "LayerNormalization refuses rows of one element (layer_norm.cc of the published source; not seen on a device).",

@@ -148,7 +148,9 @@ def _dtypes(op: FusedOp) -> list[int]:
 
 
 def _options(op: FusedOp) -> dict[str, Any]:
-    return {"num_warps": op.num_warps, "num_stages": 3, "enable_fp_fusion": True}
+    plain = {"num_warps": op.num_warps, "num_stages": 3, "enable_fp_fusion": True}
+    # Without "debug" Triton drops assertions, and with it adds its own, of overflows.
+    return {**plain, "debug": True, "sanitize_overflow": False} if "tl.device_assert(" in op.source else plain
 
 
 def _key(op: FusedOp, capability: tuple[int, int], version: str) -> str:

@@ -29,11 +29,11 @@ def _names(text: str) -> frozenset[str]:
 
 _LANGUAGE = _names("""
     abs arange argmax argmin assume atomic_add bfloat16 broadcast broadcast_to cast cdiv ceil clamp constexpr cos
-    cumprod cumsum debug_barrier div_rn dot erf exp exp2 expand_dims fdiv flip float16 float32 float64 floor fma full
-    gather histogram int1 int16 int32 int64 int8 interleave join load log log2 max max_constancy max_contiguous maximum
-    min minimum multiple_of num_programs permute program_id PropagateNan range ravel reshape rsqrt sigmoid sin softmax
-    split sqrt sqrt_rn static_assert static_range store sum trans uint16 uint32 uint64 uint8 umulhi view where xor_sum
-    zeros zeros_like
+    cumprod cumsum debug_barrier device_assert div_rn dot erf exp exp2 expand_dims fdiv flip float16 float32 float64
+    floor fma full gather histogram int1 int16 int32 int64 int8 interleave join load log log2 max max_constancy
+    max_contiguous maximum min minimum multiple_of num_programs permute program_id PropagateNan range ravel reshape
+    rsqrt sigmoid sin softmax split sqrt sqrt_rn static_assert static_range store sum trans uint16 uint32 uint64 uint8
+    umulhi view where xor_sum zeros zeros_like
 """)
 """Names of triton.language. Functions that take other functions, files, or code of another language are not there."""
 

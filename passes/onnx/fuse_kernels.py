@@ -12,6 +12,7 @@ from ort_dynamo.fused_op import DOMAIN, FusedOp
 from ort_dynamo.marks import PASS
 from ort_dynamo.passes.onnx.analysis.constants import shape_initializer
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
+from ort_dynamo.passes.onnx.fused_kernels.arithmetic import needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.bodies import body_of, is_in_parts
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of
 from ort_dynamo.passes.onnx.fused_kernels.groups import find_groups
@@ -20,7 +21,7 @@ from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.target import OPSET
 
-__all__ = ["FuseKernels", "fused_kernels", "fused_ops"]
+__all__ = ["FuseKernels", "fused_kernels", "fused_ops", "unmade"]
 
 _KERNEL = "fused_kernel"
 """The key of a function's `meta` under which its kernel is kept."""
@@ -34,6 +35,25 @@ def fused_kernels(model: ir.Model) -> dict[str, Kernel]:
 def fused_ops(model: ir.Model) -> tuple[FusedOp, ...]:
     """The operators of these kernels, as sessions compile and launch them."""
     return tuple(fused_op(kernel, name) for name, kernel in fused_kernels(model).items())
+
+
+def unmade(model: ir.Model) -> str | None:
+    """Say why a node of a model that needs a fused kernel would not become one, or part of one; None if all do.
+
+    The groups are those that FuseKernels makes, so a node that this lets pass has its kernel in any graph.
+    """
+    nodes = [node for node in model.graph.all_nodes() if needs_kernel(node)]
+    if not nodes:
+        return None
+    infer_missing_types(model, shapes=True)
+    made = {node for group in find_groups(model.graph, ValueSizes()) for node in group.nodes}
+    left = next((node for node in nodes if node not in made), None)
+    if left is None:
+        return None
+    shapes = [value.shape for value in (*left.inputs, *left.outputs) if value is not None and value.shape is not None]
+    if any(0 in shape.dims for shape in shapes):
+        return f"a fused {left.op_type} takes no tensor without elements"
+    return f"no fused kernel computes its {left.op_type}"
 
 
 @dataclass(frozen=True)

@@ -308,12 +308,62 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+# -- integers, by the nodes that stand in for kernels which CUDA lacks -------------------------------------------------
+
+BIG = float(1 << 52)
+INTEGERS: dict[str, tuple[str, Any, str]] = {
+    "Div of int64 truncates": (
+        "(int64[4] x) => (y) <int64 half = {4294967296}> { y = Div(x, half) }",
+        np.array([-1, -(1 << 33) - 1, (1 << 32) - 1, 3 << 32]),
+        "int64[4] 0 -2 0 3",
+    ),
+    "Mul of int64 wraps around": (
+        "(int64[2] x) => (y) <int64 most = {-9223372036854775808}> { p = Mul(x, most)  y = Equal(p, most) }",
+        np.array([1, 2]),
+        "bool[2] 1 0",
+    ),
+    "ReduceSum of float64 has 53 bits": (
+        "(double[3000] x) => (y) <int64[1] axes = {0}, double[1] big = {4503599627370496.0}>"
+        "{ s = ReduceSum(x, axes)  y = Sub(s, big) }",
+        np.array([BIG, *[1.0] * 2999]),
+        "float64[1] 2999",
+    ),
+    "ReduceMax of float64 has 53 bits": (
+        "(double[3] x) => (y) <int64[1] axes = {0}, double[1] big = {4503599627370496.0}>"
+        "{ s = ReduceMax(x, axes)  y = Sub(s, big) }",
+        np.array([BIG + 1, BIG + 2, BIG]),
+        "float64[1] 2",
+    ),
+    "Concat joins int64": (
+        "(int64[1, 2] x) => (y) <int64[1, 1] end = {-100}> { y = Concat <axis = 1> (x, end) }",
+        np.array([[5, -6]]),
+        "int64[1, 3] 5 -6 -100",
+    ),
+    "Cast of int64 to float64 and back": (
+        "(int64[2] x) => (y) { d = Cast <to = 11> (x)  i = Cast <to = 7> (d)  y = Equal(i, x) }",
+        np.array([-(1 << 53), (1 << 53) - 1]),
+        "bool[2] 1 1",
+    ),
+}
+"""Name -> a model, its input, and its result everywhere."""
+
+
+def _integers() -> dict[str, Fact]:
+    def find(text: str, given: Any, device: str) -> str:
+        return _found(text, {"x": given}, device)
+
+    return {
+        name: Fact(partial(find, text, given), dict.fromkeys(("cpu", "cuda"), right))
+        for name, (text, given, right) in INTEGERS.items()
+    }
+
+
 OTHERWISE_IN_TRAINING = ("ReduceMax of [", "SkipLayerNormFusion")
 """Beginnings of the names of facts that are others on the CPU of the training build: no lowering needs them there."""
 
 
 def _facts() -> dict[str, Fact]:
-    facts = {**_reductions(), **_empty_triangles(), **_numbers(), **_optimizers(), **_norms()}
+    facts = {**_reductions(), **_empty_triangles(), **_numbers(), **_integers(), **_optimizers(), **_norms()}
     if not installed_runtime().has_gradient_kernels:
         return facts
     return {

@@ -2,6 +2,7 @@
 
     PYTHONPATH=tests/opinfo python tests/cuda/operators_on_cuda.py 1.31.1                     every operator and dtype
     PYTHONPATH=tests/opinfo python tests/cuda/operators_on_cuda.py 1.31.1 float32 --part 1/4  a quarter of the operators
+    PYTHONPATH=tests/opinfo python tests/cuda/operators_on_cuda.py 1.31.1 int64 --fused       with fused kernels
 
 prints overload, kernel, and the operators and dtypes that show it. Nothing is computed on CUDA.
 """
@@ -9,10 +10,12 @@ prints overload, kernel, and the operators and dtypes that show it. Nothing is c
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import re
 from collections import defaultdict
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -40,17 +43,18 @@ NAMES = sorted(name for name in operators() if not name.startswith("jiterator"))
 
 
 @cache
-def kernels_missed(name: str, dtype: str, version: str) -> frozenset[tuple[str, str]]:
+def kernels_missed(name: str, dtype: str, version: str, *, fused: bool = False) -> frozenset[tuple[str, str]]:
     """Overload and kernel, of each node of an operator's samples that CUDA alone does not take.
 
     A node of a model that no kernel takes counts as the overload "a model": lowering should have seen it.
     """
-    target, cpu = TARGETS[version]
+    recorded, cpu = TARGETS[version]
+    target = dataclasses.replace(recorded, fuses_kernels=fused)
     missed: set[tuple[str, str]] = set()
     refusal = compiler.refusal
 
-    def refuse(node: Node, target: Target) -> str | None:
-        reason = refusal(node, target=target)
+    def refuse(node: Node, target: Target, **given: Any) -> str | None:
+        reason = refusal(node, target=target, **given)
         if reason is not None and refusal(node, target=cpu) is None:
             said = re.search(r" has no (\w+) kernel for (.*)$", reason)
             missed.add((str(node.target), f"{said[1]}, {said[2]}" if said else reason))
@@ -84,13 +88,14 @@ def main() -> None:
     parser.add_argument("version", choices=TARGETS)
     parser.add_argument("dtypes", nargs="*", default=list(DTYPES))
     parser.add_argument("--part", default="1/1", metavar="K/N")
+    parser.add_argument("--fused", action="store_true", help="let groups of nodes be fused kernels")
     arguments = parser.parse_args()
     part, parts = map(int, arguments.part.split("/"))
     logging.disable(logging.WARNING)  # each node that stays in eager
     seen: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in NAMES[part - 1 :: parts]:
         for dtype in arguments.dtypes:
-            for missed in kernels_missed(name, dtype, arguments.version):
+            for missed in kernels_missed(name, dtype, arguments.version, fused=arguments.fused):
                 seen[missed].append(f"{name} {dtype}")
     for (overload, kernel), where in sorted(seen.items()):
         print(f"{overload} | {kernel} | {'; '.join(where)}")

@@ -174,6 +174,20 @@ def test_an_operator_gives_eagers_results_by_fused_kernels(name: str, dtype: str
     check(name, dtype, which=1, fused=True)
 
 
+OF_INTEGERS = (
+    *("amax", "argmax", "argmin", "bitwise_and", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_xor"),
+    *("bitwise_right_shift", "constant_pad_nd", "gather", "index_select", "max.reduction_with_dim", "median", "mode"),
+    *("min.reduction_no_dim", "nn.functional.pad.reflect", "repeat_interleave", "scatter_reduce.mean", "sum", "trace"),
+)
+"""Operators whose own kernels CUDA lacks for integers, and which read at indices."""
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool"])
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_an_operator_of_integers_gives_eagers_results_by_fused_kernels(name: str, dtype: str) -> None:
+    check(name, dtype, which=1, fused=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("dtype", [*FLOATS, "int64", "bool"])

@@ -17,6 +17,7 @@ import torch
 from fused_on_cpu import fused_on_the_cpu
 from generated_graphs import GraphMaker, as_numpy, as_torch, inputs_of
 from test_fuse_kernels import GRADIENT, HEADER, JOINED, LOSS, assert_same, cross_entropy, fused, with_kernels
+from test_own_kernels import arrays, integer_graph
 
 from ort_dynamo.build import built_of
 from ort_dynamo.fused_op import DOMAIN
@@ -71,6 +72,18 @@ def runs_on_the_cpu(model: ir.Model) -> bool:
         node.op_type in moves or not any(value.dtype in HALVES for value in node.inputs if value is not None)
         for node in left
     )
+
+
+@pytest.mark.parametrize("moved", [where_it_is, one_element_on], ids=lambda moved: moved.__name__)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", range(8))
+def test_integers_are_exact(seed: int, device: str, moved: Any) -> None:
+    model = fused(integer_graph(seed))
+    inputs = arrays(model, seed)
+    given = [moved(as_torch(inputs[str(one.name)]).to(device)) for one in model.graph.inputs]
+    expected = with_kernels(model, inputs, body=True)
+    for one, result in zip(model.graph.outputs, opened(model, device)(*given), strict=True):
+        np.testing.assert_array_equal(as_numpy(result), expected[str(one.name)])
 
 
 @pytest.mark.parametrize("moved", [where_it_is, one_element_on], ids=lambda moved: moved.__name__)

@@ -107,6 +107,7 @@ def _serve() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     _patch_casts()
+    _keep_assertions()
     with tempfile.TemporaryDirectory() as folder:
         while True:
             try:
@@ -187,6 +188,12 @@ def _handle(data: np.ndarray[Any, Any], dtype: Any) -> Any:
     from triton.runtime.interpreter import TensorHandle
 
     return TensorHandle(data, dtype)
+
+
+def _keep_assertions() -> None:
+    from triton.runtime.interpreter import InterpreterOptions, interpreter_builder
+
+    interpreter_builder.options = InterpreterOptions(debug=True, sanitize_overflow=False)
 
 
 def _patch_casts() -> None:

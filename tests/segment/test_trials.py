@@ -109,9 +109,9 @@ def test_a_deep_model_tries_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
         tries: list[Node] = []
         refusal = compiler.refusal
 
-        def counting(node: Node, target: Any, tries: list[Node] = tries, refusal: Any = refusal) -> str | None:
+        def counting(node: Node, tries: list[Node] = tries, refusal: Any = refusal, **given: Any) -> str | None:
             tries.append(node)
-            return refusal(node, target)
+            return refusal(node, **given)
 
         with monkeypatch.context() as patched:
             patched.setattr(compiler, "refusal", counting)

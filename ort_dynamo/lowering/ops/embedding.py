@@ -26,7 +26,7 @@ def embedding(
     sparse: bool = False,
 ) -> ir.Value:
     """embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"""  # noqa: E501
-    return ctx.op.Gather(weight, from_start(ctx, indices), axis=0)
+    return ctx.op.Gather(weight, from_start(ctx, indices, ctx.sizes(weight)[0]), axis=0)
 
 
 @lowering(aten.embedding_dense_backward.default)

@@ -15,7 +15,9 @@ import torch
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.creation import filled
+from ort_dynamo.lowering.ops.reduction import extremum, is_extremum
 from ort_dynamo.lowering.recipes.branches import all_finite, either
+from ort_dynamo.lowering.recipes.first_place import first_place
 from ort_dynamo.lowering.recipes.positions import positions_along
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.recipes.zeros import zeros
@@ -65,9 +67,20 @@ def _pool(
         return [op.Where(some, op.ArgMax(nan, axis=3, select_last_index=1), op.ArgMax(values, axis=3))]
 
     # The first of equal values, and the last nan.
-    (best,) = either(ctx, all_finite(ctx, values), plain, with_nan)
+    if ctx.target.has_defect("arg_max_of_equals"):
+        best = _best(ctx, values, under)
+    else:
+        (best,) = either(ctx, all_finite(ctx, values), plain, with_nan)
     shape = ctx.out[0].shape
     return tuple(ctx.reshape(op.GatherElements(of, best, axis=3), shape) for of in (values, places))
+
+
+def _best(ctx: LoweringContext, values: ir.Value, under: int) -> ir.Value:
+    """The index of the greatest of the `under` values along the last of four axes: the first one, or the last nan."""
+    op, nan = ctx.op, ctx.op.IsNaN(values)
+    kept = extremum(ctx, "ReduceMax", values, [3], True)
+    first = first_place(ctx, is_extremum(ctx, values, kept), 3, under, 4)
+    return op.Where(op.IsNaN(kept), first_place(ctx, nan, 3, under, 4, last=True), first)
 
 
 def _each(numbers: Sequence[int], rank: int) -> list[int]:

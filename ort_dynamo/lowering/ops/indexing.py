@@ -227,9 +227,10 @@ def _masked_put(
 def index_select(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value) -> ir.Value:
     """index_select(Tensor self, int dim, Tensor index) -> Tensor"""
     if ctx.rank(self) == 0:
-        return ctx.reshape(ctx.op.Gather(ctx.reshape(self, [1]), from_start(ctx, index), axis=0), [])
-    where = from_start(ctx, index if ctx.rank(index) == 1 else ctx.reshape(index, [1]))
+        return ctx.reshape(ctx.op.Gather(ctx.reshape(self, [1]), from_start(ctx, index, 1), axis=0), [])
     place = axis(dim, ctx.rank(self))
+    flat = index if ctx.rank(index) == 1 else ctx.reshape(index, [1])
+    where = from_start(ctx, flat, ctx.sizes(self)[place])
     if place < ctx.rank(self) - 1 or any(map(size_is_zero, ctx.out.shape)):
         return ctx.op.Gather(self, where, axis=place)
     *before, count = ctx.out.shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -29,8 +30,11 @@ Formula = Callable[[LoweringContext, ir.Value, ir.Value, torch.dtype], ir.Value]
 def _left_shift(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> ir.Value:
     op = ctx.op
     bits = torch.iinfo(dtype).bits
-    shifted = op.BitShift(op.Cast(a, to=_UNSIGNED), op.Cast(op.Clip(b, 0, bits - 1), to=_UNSIGNED), direction="LEFT")
+    places = op.Clip(b, 0, bits - 1)
     valid = op.And(op.GreaterOrEqual(b, 0), op.Less(b, bits))
+    if not _has_shifts(ctx):
+        return op.Where(valid, op.Mul(a, _power_of_two(ctx, places)), 0)
+    shifted = op.BitShift(op.Cast(a, to=_UNSIGNED), op.Cast(places, to=_UNSIGNED), direction="LEFT")
     return op.Where(valid, op.Cast(shifted, to=ir.DataType.INT64), 0)
 
 
@@ -39,11 +43,33 @@ def _right_shift(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dt
     # As far as there are bits; so it is with a negative number of places, too.
     most = torch.iinfo(dtype).bits - 1
     places = op.Where(op.Or(op.Less(b, 0), op.Greater(b, most)), 8 if dtype == torch.uint8 else most, b)
+    if not _has_shifts(ctx):
+        return _shifted_by_division(ctx, a, places)
     # ONNX shifts unsigned numbers; a negative one is shifted as its complement.
     sign = op.Where(op.Less(a, 0), -1, 0)
     magnitude = op.Cast(op.BitwiseXor(a, sign), to=_UNSIGNED)
     shifted = op.BitShift(magnitude, op.Cast(places, to=_UNSIGNED), direction="RIGHT")
     return op.BitwiseXor(op.Cast(shifted, to=ir.DataType.INT64), sign)
+
+
+def _has_shifts(ctx: LoweringContext) -> bool:
+    return ctx.target.takes("BitShift", "", {"T": _UNSIGNED})
+
+
+def _power_of_two(ctx: LoweringContext, exponent: ir.Value) -> ir.Value:
+    """2^exponent as int64, of int64 exponents from 0 to 63: the last is the least number, as bits are."""
+    table = np.left_shift(np.int64(1), np.arange(64))
+    return ctx.op.Gather(ctx.builder.constant(table, ir.DataType.INT64), exponent, axis=0)
+
+
+def _shifted_by_division(ctx: LoweringContext, a: ir.Value, places: ir.Value) -> ir.Value:
+    """The int64 `a` shifted to the right by 0 to 63 places; a negative one is divided as its complement."""
+    op = ctx.op
+    negative = op.Less(a, 0)
+    magnitude = op.Where(negative, op.Sub(-1, a), a)
+    quotient = op.Div(magnitude, _power_of_two(ctx, op.Clip(places, 0, 62)))
+    quotient = op.Where(op.Greater(places, 62), 0, quotient)
+    return op.Where(negative, op.Sub(-1, quotient), quotient)
 
 
 # -- powers ------------------------------------------------------------------------------------------------------

@@ -16,16 +16,17 @@ from ort_dynamo.lowering.ops.ordering import sorted_along, sorted_with_nan
 from ort_dynamo.lowering.ops.views import axis, cut
 from ort_dynamo.lowering.recipes.branches import all_finite, either
 from ort_dynamo.lowering.recipes.checks import called, has_elements, none_missing
+from ort_dynamo.lowering.recipes.first_place import first_greatest, first_place
 from ort_dynamo.lowering.recipes.positions import positions_along
 from ort_dynamo.lowering.recipes.prefix_scan import prefix_scan
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering, register
 from ort_dynamo.torch_internals.operators import aten
 
-Statistic = Callable[[LoweringContext, ir.Value, int, Size], tuple[ir.Value, ir.Value]]
-"""statistic(ctx, x, axis, size): value and position along `axis` of `size`, not zero; the axis stays, of size 1.
+Statistic = Callable[[LoweringContext, ir.Value, int, Size, int], tuple[ir.Value, ir.Value]]
+"""statistic(ctx, x, axis, size, rank): value and position along `axis` of `size`, not zero; the axis stays, of size 1.
 
-`x` has an accumulation dtype.
+`x` has an accumulation dtype and `rank` axes.
 """
 
 
@@ -40,7 +41,7 @@ def _along(
     given = none_missing(ctx, self, [a], called(ctx))
     if is_empty(ctx.sizes(self)):
         return tuple(ctx.op.Expand(ctx.constant(0, fake.dtype), ctx.shape(fake.shape)) for fake in ctx.out)
-    value, position = statistic(ctx, ctx.cast(given, float_dtype(ctx.dtype(self))), a, ctx.sizes(self)[a])
+    value, position = statistic(ctx, ctx.cast(given, float_dtype(ctx.dtype(self))), a, ctx.sizes(self)[a], rank)
     value = ctx.cast(value, ctx.dtype(self))
     return (value, position) if keepdim else (ctx.op.Squeeze(value, [a]), ctx.op.Squeeze(position, [a]))
 
@@ -65,7 +66,7 @@ def _of_all(statistic: Statistic, ctx: LoweringContext, self: ir.Value) -> ir.Va
         filler = ctx.builder.constant(of_nothing, x.dtype)
         x = op.Concat(x, op.Expand(filler, op.Reshape(more, [1])), axis=0)
         count = torch.sym_max(count, 1)  # type: ignore[no-untyped-call]
-    value, _ = statistic(ctx, x, 0, count)
+    value, _ = statistic(ctx, x, 0, count, 1)
     return ctx.reshape(ctx.cast(value, ctx.out.dtype), [])
 
 
@@ -92,7 +93,7 @@ def _middle(op: OpBuilder, x: ir.Value, a: int, half: ir.Value) -> tuple[ir.Valu
     return op.Slice(values, [-1], [sys.maxsize], [a]), op.Slice(positions, [-1], [sys.maxsize], [a])
 
 
-def _median(ctx: LoweringContext, x: ir.Value, a: int, size: Size) -> tuple[ir.Value, ir.Value]:
+def _median(ctx: LoweringContext, x: ir.Value, a: int, size: Size, rank: int) -> tuple[ir.Value, ir.Value]:
     half = ctx.shape([(size + 1) // 2])
     assert x.dtype is not None
     if not x.dtype.is_floating_point():
@@ -103,13 +104,14 @@ def _median(ctx: LoweringContext, x: ir.Value, a: int, size: Size) -> tuple[ir.V
         flag = op.Cast(nan, to=ir.DataType.INT32)
         some = op.Cast(op.ReduceMax(flag, [a], keepdims=1), to=ir.DataType.BOOL)
         value, position = _middle(op, op.Where(nan, math.inf, x), a, half)
-        return op.Where(some, math.nan, value), op.Where(some, op.ArgMax(flag, axis=a), position)
+        first = first_place(ctx, nan, a, size, rank, flags=flag, op=op)
+        return op.Where(some, math.nan, value), op.Where(some, first, position)
 
     value, position = either(ctx, all_finite(ctx, x), lambda op: _middle(op, x, a, half), with_nan)
     return value, position
 
 
-def _nanmedian(ctx: LoweringContext, x: ir.Value, a: int, size: Size) -> tuple[ir.Value, ir.Value]:
+def _nanmedian(ctx: LoweringContext, x: ir.Value, a: int, size: Size, rank: int) -> tuple[ir.Value, ir.Value]:
     half, everything = ctx.shape([(size + 1) // 2]), ctx.shape([size])
     assert x.dtype is not None
     if not x.dtype.is_floating_point():
@@ -150,6 +152,6 @@ def mode(ctx: LoweringContext, self: ir.Value, dim: int = -1, keepdim: bool = Fa
     begins = op.Mul(op.Cast(changes, to=ir.DataType.INT64), cut(ctx, places, a, 1, sys.maxsize))
     begins = op.Concat(op.Mul(cut(ctx, positions, a, 0, 1), 0), begins, axis=a)
     run = prefix_scan(ctx, begins, a, ctx.sizes(self), lambda op, earlier, later: op.Max(earlier, later), 0)
-    last = op.ArgMax(op.Cast(op.Sub(places, run), to=ir.DataType.INT32), axis=a)
+    last = first_greatest(ctx, op.Cast(op.Sub(places, run), to=ir.DataType.INT32), a, size, rank)
     found = [op.GatherElements(of, last, axis=a) for of in (values, positions)]
     return tuple(found if keepdim else (op.Squeeze(one, [a]) for one in found))

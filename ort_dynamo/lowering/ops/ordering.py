@@ -12,9 +12,11 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.op_builder import OpBuilder
+from ort_dynamo.lowering.ops.reduction import extremum, is_extremum
 from ort_dynamo.lowering.ops.views import axis, cut
 from ort_dynamo.lowering.recipes.branches import all_finite, either
 from ort_dynamo.lowering.recipes.checks import called, none_missing
+from ort_dynamo.lowering.recipes.first_place import first_place
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering, register
 from ort_dynamo.torch_internals.operators import aten
@@ -109,6 +111,11 @@ def _extreme(
         x, a = op.Reshape(x, [-1]), 0
     else:
         a = axis(dim, ctx.rank(self))
+    if ctx.target.has_defect("arg_max_of_equals"):
+        flat = dim is None or ctx.rank(self) == 0
+        sizes = (ctx.fake(self).numel(),) if flat else ctx.sizes(self)
+        kept = extremum(ctx, f"Reduce{op_type.removeprefix('Arg')}", x, [a], True)
+        return ctx.reshape(first_place(ctx, is_extremum(ctx, x, kept), a, sizes[a], len(sizes)), ctx.out.shape)
     if not ctx.dtype(self).is_floating_point:
         return ctx.reshape(_place(ctx, op_type, x, a), ctx.out.shape)
 

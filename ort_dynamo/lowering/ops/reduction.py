@@ -17,6 +17,7 @@ from ort_dynamo.lowering.recipes.accurate_sum import average, integer_total, sum
 from ort_dynamo.lowering.recipes.all_are import all_are
 from ort_dynamo.lowering.recipes.branches import all_finite, either
 from ort_dynamo.lowering.recipes.checks import called, has_elements, none_missing
+from ort_dynamo.lowering.recipes.first_place import first_place
 from ort_dynamo.lowering.recipes.prefix_scan import prefix_scan
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
@@ -129,9 +130,28 @@ def _extreme_integer(
     if not ctx.target.has_defect("integers_reduced_in_float32"):
         return reduce(ctx, op_type, value, axes, keepdim)
     if value.dtype == ir.DataType.INT64:
-        raise ctx.refuse("its kernel takes the extreme of int64 in float32")
+        return _extreme_by_halves(ctx, op_type, value, axes, keepdim)
     wide = ctx.op.Cast(value, to=ir.DataType.DOUBLE)
     return ctx.op.Cast(reduce(ctx, op_type, wide, axes, keepdim), to=value.dtype)
+
+
+def _extreme_by_halves(
+    ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence[int], keepdim: bool
+) -> ir.Value:
+    """The extreme of int64 by float64, which holds each half of it: of the low halves where the high one is extreme.
+
+    The quotient is truncated, and the rest has the sign of the number. Pairs of them are still in order.
+    """
+    op, half = ctx.op, 1 << 32
+    quotient = op.Div(value, half)
+    rest = op.Cast(op.Sub(value, op.Mul(quotient, half)), to=ir.DataType.DOUBLE)
+    high = op.Cast(quotient, to=ir.DataType.DOUBLE)
+    top = reduce(ctx, op_type, high, axes, True)
+    outside = -2.0 * half if op_type == "ReduceMax" else 2.0 * half
+    best = reduce(ctx, op_type, op.Where(op.Equal(high, top), rest, outside), axes, True)
+    top, best = (op.Cast(one, to=ir.DataType.INT64) for one in (top, best))
+    found = op.Add(op.Mul(top, half), best)
+    return found if keepdim else op.Squeeze(found, ctx.ints(axes))
 
 
 def extremum(ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence[int], keepdim: bool) -> ir.Value:
@@ -192,6 +212,12 @@ def min_dim(ctx: LoweringContext, self: ir.Value, dim: int, keepdim: bool = Fals
     return _with_index("ReduceMin", ctx, self, dim, keepdim)
 
 
+def is_extremum(ctx: LoweringContext, value: ir.Value, kept: ir.Value) -> ir.Value:
+    """Whether each element is the extremum `kept` of its row. A nan is the extremum, and equal to nothing."""
+    found = ctx.op.Equal(value, kept)
+    return ctx.op.Or(found, ctx.op.IsNaN(value)) if is_float(value) else found
+
+
 def _with_index(
     op_type: str, ctx: LoweringContext, self: ir.Value, dim: int, keepdim: bool
 ) -> tuple[ir.Value | None, ...]:
@@ -203,12 +229,9 @@ def _with_index(
     values = ctx.cast(kept if keepdim else op.Squeeze(kept, axes), ctx.dtype(self))
     if 1 not in ctx.used:
         return values, None
-    # The first place that holds the extremum. A nan is the extremum, and equal to nothing.
-    found = op.Equal(value, kept)
-    if is_float(value):
-        found = op.Or(found, op.IsNaN(value))
-    place = op.ArgMax(ctx.cast(found, torch.uint8), axis=axes[0], keepdims=int(keepdim))
-    return values, place
+    found = is_extremum(ctx, value, kept)
+    (a,), rank = axes, ctx.rank(self)
+    return values, first_place(ctx, found, a, ctx.sizes(self)[a], rank, keepdims=keepdim)
 
 
 # -- truth -------------------------------------------------------------------------------------------------------

@@ -50,8 +50,9 @@ def gather(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, spar
         return filled(ctx, 0)
     place = axis(dim, ctx.rank(self))
     if (numbers := slice_numbers(ctx, ctx.sizes(self), place, index)) is not None:
-        return ctx.op.Gather(self, from_start(ctx, numbers), axis=place)
-    data, where = _at_least_1d(ctx, self), from_start(ctx, _at_least_1d(ctx, index))
+        return ctx.op.Gather(self, from_start(ctx, numbers, ctx.sizes(self)[place]), axis=place)
+    size = ctx.sizes(self)[place] if ctx.rank(self) else 1
+    data, where = _at_least_1d(ctx, self), from_start(ctx, _at_least_1d(ctx, index), size)
     result: ir.Value = ctx.op.GatherElements(data, where, axis=place)
     return result if ctx.rank(index) else ctx.reshape(result, [])
 

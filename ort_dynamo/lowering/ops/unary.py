@@ -109,7 +109,11 @@ def _relu(ctx: LoweringContext, x: ir.Value) -> ir.Value:
 
 
 def _bitwise_not(ctx: LoweringContext, x: ir.Value) -> ir.Value:
-    return ctx.op.Not(x) if x.dtype == ir.DataType.BOOL else ctx.op.BitwiseNot(x)
+    if x.dtype is None or x.dtype == ir.DataType.BOOL:
+        return ctx.op.Not(x)
+    if ctx.target.takes("BitwiseNot", "", {"T": x.dtype}):
+        return ctx.op.BitwiseNot(x)
+    return ctx.op.Sub(255 if x.dtype == ir.DataType.UINT8 else -1, x)
 
 
 def _float_test(formula: Formula, integers: bool) -> Formula:

@@ -203,11 +203,14 @@ def integer_total(
     while place < 64:
         part = rest
         if place + 2 * bits <= 64:  # not the last
-            part = op.BitwiseAnd(rest, (1 << bits) - 1)
-            rest = op.Div(op.Sub(rest, part), 1 << bits)
+            quotient = op.Div(rest, 1 << bits)
+            part, rest = op.Sub(rest, op.Mul(quotient, 1 << bits)), quotient
         else:
             bits = 64
-        scaled = op.Mul(op.ReduceSum(part, ctx.ints(axes), keepdims=int(keepdim)), 1 << place)
+        if ctx.target.has_defect("integers_reduced_in_float32"):
+            part = op.Cast(part, to=ir.DataType.DOUBLE)
+        added = op.Cast(op.ReduceSum(part, ctx.ints(axes), keepdims=int(keepdim)), to=ir.DataType.INT64)
+        scaled = op.Mul(added, 1 << place)
         result = scaled if result is None else op.Add(result, scaled)
         place += bits
     assert result is not None

@@ -10,6 +10,7 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.recipes.running_sum import running_sum
+from ort_dynamo.marks import STOPS
 from ort_dynamo.torch_internals.symbols import is_unbacked
 
 __all__ = ["entries_at", "from_start", "ordinals", "positions_along"]
@@ -28,7 +29,7 @@ def ordinals(ctx: LoweringContext, mask: ir.Value) -> ir.Value:
     return ctx.op.Sub(running_sum(ctx, ones), ones)
 
 
-def from_start(ctx: LoweringContext, index: ir.Value) -> ir.Value:
+def from_start(ctx: LoweringContext, index: ir.Value, size: Size | None = None) -> ir.Value:
     """Make negative positions out of bounds, where torch's operator rejects them and ONNX's counts from the end.
 
     Without the bit below its sign bit, a negative number lies below the negative of any size, the least of its dtype
@@ -36,19 +37,35 @@ def from_start(ctx: LoweringContext, index: ir.Value) -> ir.Value:
     a negative number is exchanged for the greatest of int32, as kernels there read the lower half of an int64, which
     would be -1 again. In a file they count from the end.
 
+    A fused kernel stops at an index that is negative, or not below `size`, as torch's kernel does.
+
     Args:
         ctx: the node's.
         index: int32 or int64, of any shape.
+        size: of the axis that it is of, where torch's kernel for CUDA stops at what is out of range.
     """
     if ctx.target.stands_alone:
         return index
     index = ctx.cast(index, torch.int64)
     if not ctx.target.takes("BitwiseAnd", "", {"T": ir.DataType.INT64}):
+        if ctx.target.fuses_kernels and isinstance(size, int):
+            return _stopped(ctx, index, size)
         return ctx.op.Where(ctx.op.Less(index, 0), _GREATEST_INT32, index)
     return ctx.op.BitwiseAnd(index, ~(1 << 62))
 
 
 _GREATEST_INT32 = (1 << 31) - 1
+
+
+def _stopped(ctx: LoweringContext, index: ir.Value, size: int) -> ir.Value:
+    """The int64 index, at which a fused kernel stops where it is out of range; a plain session makes it too large."""
+    op = ctx.op
+    wrong = op.Or(op.Less(index, 0), op.GreaterOrEqual(index, size))
+    found: ir.Value = op.Where(wrong, _GREATEST_INT32, index)
+    node = found.producer()
+    assert node is not None
+    node.metadata_props[STOPS] = "1"
+    return found
 
 
 def entries_at(

@@ -21,5 +21,11 @@ def zeros(ctx: LoweringContext, like: ir.Value, sizes: Sequence[Size]) -> ir.Val
     empty = op.Slice(op.Reshape(like, [-1]), [0], [0], [0])
     if not sizes:
         return op.ReduceSum(empty, keepdims=0)
-    rank = len(sizes)
-    return op.Pad(ctx.reshape(empty, [0] * rank), ctx.shape([0] * rank + list(sizes)))
+    rank, dtype = len(sizes), like.dtype or ir.DataType.FLOAT
+    is_taken = dtype not in _INTEGERS or ctx.target.takes("Pad", "", {"T": ir.DataType.INT64})
+    empty = empty if is_taken else op.Cast(empty, to=ir.DataType.FLOAT)
+    found: ir.Value = op.Pad(ctx.reshape(empty, [0] * rank), ctx.shape([0] * rank + list(sizes)))
+    return found if is_taken else op.Cast(found, to=dtype)
+
+
+_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT8)

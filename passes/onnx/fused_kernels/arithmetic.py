@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ort_dynamo.fused_op import OWN_KERNELS
+from ort_dynamo.marks import STOPS
 from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, Apply, Constant, Step
 
-__all__ = ["Steps", "computes", "lowered"]
+__all__ = ["Steps", "computes", "lowered", "needs_kernel"]
 
 FLOATS = frozenset({ir.DataType.BFLOAT16, ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.FLOAT16})
 _INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
@@ -135,6 +137,13 @@ def _compared(function: str) -> Formula:
     return lambda steps, node, arguments: steps.compare(function, *arguments)
 
 
+def _where(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
+    condition, first, second = arguments
+    if STOPS in node.metadata_props:
+        return steps.add(Apply(steps.steps[second].dtype, "stop", (condition, second)))
+    return steps.where(condition, first, second)
+
+
 def _cast(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
     return steps.convert(arguments[0], ir.DataType(node.attributes.get_int("to")))
 
@@ -155,6 +164,7 @@ _FORMULAS: Mapping[str, tuple[frozenset[ir.DataType], Formula]] = {
     "FastGelu": (FLOATS, _fast_gelu),
     "QuickGelu": (FLOATS, _quick_gelu),
     "IsNaN": (FLOATS, _compared("isnan")),
+    **{f"Bitwise{op}": (_INTEGERS, _named(f"bit{op.lower()}")) for op in ("And", "Or", "Xor")},
     "Equal": (_NUMBERS | {ir.DataType.BOOL}, _compared("eq")),
     "Greater": (_NUMBERS, _compared("gt")),
     "GreaterOrEqual": (_NUMBERS, _compared("ge")),
@@ -164,7 +174,7 @@ _FORMULAS: Mapping[str, tuple[frozenset[ir.DataType], Formula]] = {
     "Or": (frozenset({ir.DataType.BOOL}), _compared("or")),
     "Xor": (frozenset({ir.DataType.BOOL}), _compared("xor")),
     "Not": (frozenset({ir.DataType.BOOL}), _compared("not")),
-    "Where": (_NUMBERS | {ir.DataType.BOOL}, lambda steps, _, given: steps.where(*given)),
+    "Where": (_NUMBERS | {ir.DataType.BOOL}, _where),
     "Cast": (_NUMBERS | {ir.DataType.BOOL}, _cast),
 }
 """Operator -> the types of its first input (of Where: the second) with which it is computed, and how.
@@ -174,6 +184,11 @@ Division of integers is left out: ONNX Runtime's truncates, and the devices' do 
 
 _ROUNDED = frozenset({"Cast", "Where"})
 """Operators that compute nothing, so that nothing is widened."""
+
+
+def needs_kernel(node: ir.Node) -> bool:
+    """Whether a node has to be a kernel, or a part of one, since the provider has none for it."""
+    return not node.domain and node.op_type in OWN_KERNELS
 
 
 def computes(node: ir.Node) -> bool:

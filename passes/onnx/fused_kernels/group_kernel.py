@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_dynamo.fused_op import Size
-from ort_dynamo.passes.onnx.fused_kernels.arithmetic import Steps, lowered
+from ort_dynamo.passes.onnx.fused_kernels.arithmetic import Steps, lowered, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
 from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, ColumnSum, Counter, Kernel, Load, Store, product
 from ort_dynamo.passes.onnx.fused_kernels.layouts import (
@@ -142,6 +142,9 @@ class _Lowering:
         kernel = Kernel(self._loops, self._columns, inputs, steps, outputs, tuple(stores), self._part)
         if kernel.part and kernel.is_long:
             raise CannotFuseError("sums of columns of long rows")
+        loads = [step for step in steps if isinstance(step, Load)]
+        if kernel.stops and (kernel.columns or any(load.only or load.places for load in loads)):
+            raise CannotFuseError("a stop at numbers that may not be read")
         return kernel
 
     def _summed(self, node: ir.Node) -> ColumnSum:
@@ -211,9 +214,14 @@ class _Lowering:
                 places.append((number, stride, count))
             elif number and stride.factor:
                 offset = _total(offset, Size(number) * stride)
-        if not places and not self._is_in_runs(mine):
+        if not places and not self._is_in_runs(mine) and not self._has_no_other:
             raise CannotFuseError("neighbours that are far apart in memory")
         return self._steps.add(Load(_dtype(value), self._places[value], mine, offset, only, tuple(places)))
+
+    @property
+    def _has_no_other(self) -> bool:
+        """Whether the group is one node that only a kernel computes, however badly that reads."""
+        return len(self._group.nodes) == 1 and needs_kernel(self._group.nodes[0])
 
     def _is_in_runs(self, strides: Sequence[Size]) -> bool:
         """Whether the innermost loops repeat one element, or walk along neighbours."""

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ort_dynamo.fused_op import Size
 from ort_dynamo.passes.onnx.analysis.constants import constant_of
-from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes
+from ort_dynamo.passes.onnx.fused_kernels.arithmetic import computes, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of, number_of
 from ort_dynamo.passes.onnx.fused_kernels.host_values import host_nodes
@@ -58,7 +58,7 @@ class _Cluster:
 
 
 def find_groups(graph: ir.Graph, sizes: ValueSizes) -> list[Group]:
-    """The groups of at least two nodes that compute, each of which is one kernel.
+    """The groups of at least two nodes that compute, or of one that needs a kernel; each of them is one kernel.
 
     A node joins the groups of what it reads if they have the same points, or rows, and if no path leads out of the
     group and back. Then groups that read the same tensor join.
@@ -239,7 +239,8 @@ class _Search:
             nodes = self._without_edges(self._in_order(cluster.nodes))
             if cluster.points is not None and _pays(nodes):
                 group = self._group(nodes, cluster.columns)
-                chosen += [group] if self._is_kernel(group) else []
+                alone = (self._group([node], ()) for node in nodes if needs_kernel(node))
+                chosen += [group] if self._is_kernel(group) else filter(self._is_kernel, alone)
         chosen.sort(key=lambda group: self._position[group.nodes[-1]])
         return Shared(chosen, [self._repeated(group) for group in chosen], self._kept).groups(self._in_order)
 
@@ -306,8 +307,9 @@ class _Search:
 
 
 def _pays(nodes: Sequence[ir.Node]) -> bool:
-    """Whether a kernel is better than the nodes: there are several, or one that ONNX Runtime is slow at."""
-    return sum(node.op_type not in _FREE for node in nodes) > 1 or any(summed_axes(node) is not None for node in nodes)
+    """Whether a kernel is better than the nodes: there are several, or one that ONNX Runtime lacks or is slow at."""
+    several = sum(node.op_type not in _FREE for node in nodes) > 1
+    return several or any(needs_kernel(node) or summed_axes(node) is not None for node in nodes)
 
 
 def _joined(first: _Cluster, second: _Cluster) -> tuple[Size, tuple[Size, ...]] | None:

@@ -97,7 +97,8 @@ class Apply:
 
     Attributes:
         dtype: the type of the result. "convert" gives its one argument that type; comparisons give bools; all others
-            take arguments of this type, but for the condition of "where".
+            take arguments of this type, but for the condition of "where" and of "stop". The latter gives its second
+            argument, and ends the kernel with an error where the first is true.
         function: a name of `numpy_form.FUNCTIONS`.
         arguments: indices of earlier steps.
     """
@@ -186,6 +187,11 @@ class Kernel:
     def has_row_numbers(self) -> bool:
         """Whether rows are reduced, so that a program has to hold them as wholes."""
         return any(isinstance(step, Reduce) for step in self.steps)
+
+    @property
+    def stops(self) -> bool:
+        """Whether numbers can end it with an error."""
+        return any(isinstance(step, Apply) and step.function == "stop" for step in self.steps)
 
     @property
     def is_long(self) -> bool:

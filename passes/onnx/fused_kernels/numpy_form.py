@@ -35,10 +35,19 @@ def _each(function: Callable[[float], float]) -> Callable[[Array], Array]:
     return applied
 
 
+def _unless(wrong: Array, x: Array) -> Array:
+    if np.any(wrong):
+        raise IndexError("a fused kernel found an index that is out of range")
+    return x
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "abs": np.abs,
     "add": np.add,
     "and": np.logical_and,
+    "bitand": np.bitwise_and,
+    "bitor": np.bitwise_or,
+    "bitxor": np.bitwise_xor,
     "ceil": np.ceil,
     "cos": np.cos,
     "div": np.divide,
@@ -62,6 +71,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "round": np.rint,
     "sin": np.sin,
     "sqrt": np.sqrt,
+    "stop": _unless,
     "sub": np.subtract,
     "tanh": np.tanh,
     "where": np.where,

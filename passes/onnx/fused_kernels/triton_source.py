@@ -37,6 +37,9 @@ _FUNCTIONS: Mapping[str, str] = {
     "abs": "tl.abs({0})",
     "add": "{0} + {1}",
     "and": "{0} & {1}",
+    "bitand": "{0} & {1}",
+    "bitor": "{0} | {1}",
+    "bitxor": "{0} ^ {1}",
     "ceil": "libdevice.ceil({0})",
     "cos": "libdevice.cos({0})",
     "eq": "{0} == {1}",
@@ -58,6 +61,7 @@ _FUNCTIONS: Mapping[str, str] = {
     "or": "{0} | {1}",
     "round": "libdevice.rint({0})",
     "sin": "libdevice.sin({0})",
+    "stop": "{1}",
     "sub": "{0} - {1}",
     "tanh": "libdevice.tanh({0})",
     "where": "tl.where({0}, {1}, {2})",
@@ -106,6 +110,9 @@ def _literal(step: Constant) -> str:
 
 def _steps(kernel: Kernel, space: Flat | Rows) -> Iterator[str]:
     for number, step in enumerate(kernel.steps):
+        if isinstance(step, Apply) and step.function == "stop":
+            # Beyond the mask there are numbers that nobody has read.
+            yield f'{space.indent}tl.device_assert(v{step.arguments[0]} == 0, "an index is out of range", mask)'
         yield f"{space.indent}v{number} = {_written(step, space)}"
 
 

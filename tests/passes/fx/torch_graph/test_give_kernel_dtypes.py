@@ -18,7 +18,6 @@ from ort_dynamo.marks import CHOSEN
 from ort_dynamo.passes import pipelines
 from ort_dynamo.passes.fx.torch_graph.choice import choose
 from ort_dynamo.passes.fx.torch_graph.give_kernel_dtypes import GiveKernelDtypes
-from ort_dynamo.target import Target
 from ort_dynamo.testing import TOLERANCES, assert_like_eager, eager_reasons
 
 pytestmark = pytest.mark.default_placement
@@ -119,8 +118,8 @@ def test_a_session_reads_new_running_statistics_of_torchs(
 def test_torch_and_sessions_exchange_statistics_where_no_session_takes_one(
     name: str, choice: str, dtype: torch.dtype, parameters: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(node: Node, target: Target) -> str | None:
-        reason = refusal(node, target=target)
+    def refused(node: Node, **given: Any) -> str | None:
+        reason = refusal(node, **given)
         return "the test refuses it" if CHOICES[choice](node) else reason
 
     refusal = compiler.refusal

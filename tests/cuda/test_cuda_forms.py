@@ -68,6 +68,13 @@ def trained(
     return found | {f"parameter {name}": p.detach().clone() for name, p in module.named_parameters()}
 
 
+def of_more_images(batch: Any) -> Any:
+    """A batch with eight times the rows: a norm over two numbers leaves nothing of a half type's gradients."""
+    torch.manual_seed(0)
+    rows = tree_map(lambda x: torch.cat([x] * 8), batch)
+    return tree_map(lambda x: x + torch.randn_like(x) if x.is_floating_point() else x, rows)
+
+
 def doubled(batch: Any) -> Any:
     return tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, batch)
 
@@ -88,15 +95,16 @@ def assert_as_near(
 @pytest.mark.parametrize("place", PLACES)
 def test_a_model_trains_as_in_eager(place: str, name: str, dtype: str) -> None:
     workload = build(name, "tiny")
+    batch = of_more_images(workload.batch) if name == "resnet" and dtype != "float32" else workload.batch
     subject, ours = (copy.deepcopy(workload.module) for _ in range(2))
     of = getattr(torch, dtype)
     steps = 1 if name == "resnet" else 2  # which normalizes over two numbers: rounding decides its second step
-    eager = trained(subject, subject, workload.batch, of, steps)
+    eager = trained(subject, subject, batch, of, steps)
     exact = copy.deepcopy(workload.module).double()
-    right = trained(exact, exact, doubled(workload.batch), steps=steps)
+    right = trained(exact, exact, doubled(batch), steps=steps)
     with placed(place) as options, cuda_forms(fused=place == "fused kernels") as found:
         run = torch.compile(ours, backend="ort_train", options=options, fullgraph=True)
-        assert_as_near(trained(run, ours, workload.batch, of, steps), eager, right, of)
+        assert_as_near(trained(run, ours, batch, of, steps), eager, right, of)
     assert not found.lacking
     # With all in sessions, flash attention stays in eager: its gradient reads the state of the generator.
     assert all("flash_attention" in reason for reason in eager_reasons())

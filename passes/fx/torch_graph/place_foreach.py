@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
@@ -14,15 +13,12 @@ from ort_dynamo.marks import CHOSEN
 from ort_dynamo.passes.fx.analysis.fused_readers import is_read_in_kernel
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.passes.fx.torch_graph.choice import choose
+from ort_dynamo.passes.fx.torch_graph.foreach import FOREACH, is_count, is_plain_cast
 from ort_dynamo.passes.fx.torch_graph.work import CONVOLUTIONS, PRODUCTS
-from ort_dynamo.torch_internals.operators import aten
 
-__all__ = ["FOREACH", "PlaceForeach", "is_count", "is_plain_cast"]
-
-FOREACH = "torch computes many tensors in one kernel"
+__all__ = ["PlaceForeach"]
 
 _FEWEST = 4
-_CAST_ARGUMENTS = frozenset({"dtype", "layout", "device"})
 
 
 @dataclass(frozen=True)
@@ -46,31 +42,6 @@ class PlaceForeach(PassBase):
             found = list(filter(is_kind, nodes))
             modified |= len(found) >= _FEWEST and choose(found, FOREACH)
         return PassResult(graph_module, modified)
-
-
-def is_plain_cast(node: Node) -> bool:
-    """Ask whether a node changes the type of a floating tensor, neither its device nor its strides."""
-    if node.target is not aten._to_copy.default or not node.kwargs.keys() <= _CAST_ARGUMENTS:
-        return False
-    source: Any = node.args[0]
-    given, result = source.meta["val"], node.meta["val"]
-    if not (given.dtype.is_floating_point and result.dtype.is_floating_point and given.layout is torch.strided):
-        return False
-    is_same = (given.device, given.layout, given.stride()) == (result.device, result.layout, result.stride())
-    return is_same and _is_known(given)
-
-
-def is_count(node: Node) -> bool:
-    """Ask whether a node adds a number to an int64 input of one element."""
-    if node.target is not aten.add.Tensor or node.kwargs or not isinstance(node.args[1], int):
-        return False
-    source: Any = node.args[0]
-    fake = source.meta["val"]
-    return source.op == "placeholder" and fake.dim() == 0 and fake.dtype == torch.int64
-
-
-def _is_known(fake: torch.Tensor) -> bool:
-    return all(isinstance(size, int) for size in (*fake.shape, *fake.stride())) and fake.numel() > 0
 
 
 def _is_lone_cast(node: Node) -> bool:

@@ -14,7 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ort_dynamo.marks import CHOSEN
 from ort_dynamo.passes.fx import call_foreach
 from ort_dynamo.passes.fx.call_foreach import CallForeach, add_to_all, cast_all
-from ort_dynamo.passes.fx.torch_graph.place_foreach import FOREACH, PlaceForeach
+from ort_dynamo.passes.fx.torch_graph.foreach import FOREACH
+from ort_dynamo.passes.fx.torch_graph.place_foreach import PlaceForeach
 from ort_dynamo.torch_internals.operators import aten
 
 

@@ -42,10 +42,6 @@ def add_to_all(tensors: Sequence[torch.Tensor], number: int) -> list[torch.Tenso
     return list(torch._foreach_add(list(tensors), number))
 
 
-cast_all.keeps_value = True  # type: ignore[attr-defined]  # the maker gives the fake value
-add_to_all.keeps_value = True  # type: ignore[attr-defined]
-
-
 @dataclass
 class _Call:
     """Nodes that become one call.
@@ -126,7 +122,7 @@ def _write(graph: Graph, nodes: Sequence[Node]) -> None:
     assert kind is not None
     function, argument, _ = kind
     made = graph.call_function(function, ([node.args[0] for node in nodes], argument))
-    made.meta = {"val": [node.meta["val"] for node in nodes], CHOSEN: FOREACH}
+    made.meta = {CHOSEN: FOREACH}  # its results have values, it has none
     items = [graph.call_function(operator.getitem, (made, index)) for index in range(len(nodes))]
     for item, node in zip(items, nodes, strict=True):  # which may be where the graph inserts
         item.meta = dict(node.meta)

@@ -156,7 +156,9 @@ def _half(role: str, gm: GraphModule) -> Half:
 
 def _fx_bytes(node: Node) -> int:
     """Bytes of a torch operator's tensors; 0 of a view, of a function that moves no data, and where there is none."""
-    if getattr(node.target, "keeps_value", False) or is_remakable_view(node) or storages_of(node) <= set().union(*map(storages_of, node.all_input_nodes)):
+    if getattr(node.target, "keeps_value", False) or is_remakable_view(node):
+        return 0
+    if storages_of(node) <= set().union(*map(storages_of, node.all_input_nodes)):
         return 0
     tensors = fakes_in([one.meta.get("val") for one in (node, *node.all_input_nodes)])
     return sum(one.numel() * one.element_size() for one in tensors)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_dynamo.fused_op import DOMAIN, FusedOp
+from ort_dynamo.fused_op import DOMAIN, FusedOp, Size
 from ort_dynamo.marks import PASS
 from ort_dynamo.passes.onnx.analysis.constants import shape_initializer
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
@@ -16,12 +16,14 @@ from ort_dynamo.passes.onnx.fused_kernels.arithmetic import needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.bodies import body_of, is_in_parts
 from ort_dynamo.passes.onnx.fused_kernels.group_kernel import MOVES, Group, kernel_of
 from ort_dynamo.passes.onnx.fused_kernels.groups import find_groups
-from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
+from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel, product
 from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.target import OPSET
 
 __all__ = ["FuseKernels", "fused_kernels", "fused_ops", "unmade"]
+
+_RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 _KERNEL = "fused_kernel"
 """The key of a function's `meta` under which its kernel is kept."""
@@ -69,16 +71,29 @@ class FuseKernels(ir.passes.InPlacePass):
         infer_missing_types(model, shapes=True)
         sizes = ValueSizes()
         groups = find_groups(model.graph, sizes)
-        made = [self._made(model, group, kernel_of(group, sizes)) for group in groups]  # while all values are there
-        for group, node in zip(groups, made, strict=True):
-            model.graph.insert_after(group.nodes[-1], node)
-        for group, node in zip(groups, made, strict=True):
-            self._put_in(model, group, node)
-        _remove_unread(model.graph, {node for group in groups for node in group.nodes})
-        if groups:
+        kernels = [kernel_of(group, sizes) for group in groups]
+        late = _readers_of_parts(groups, kernels)
+        finishing: list[list[ir.Node]] = []
+        early = [pair for pair in zip(groups, kernels, strict=True) if pair[0] not in late]
+        self._put(model, early, finishing)
+        if finishing:
+            model.graph.sort()
+            sizes = ValueSizes()
+            groups = find_groups(model.graph, sizes, finishing)
+            self._put(model, [(group, kernel_of(group, sizes, in_parts=False)) for group in groups], finishing)
+        if early:
             model.graph.opset_imports[DOMAIN] = 1
             model.graph.sort()
-        return ir.passes.PassResult(model, bool(groups))
+        return ir.passes.PassResult(model, bool(early))
+
+    def _put(self, model: ir.Model, groups: Sequence[tuple[Group, Kernel]], finishing: list[list[ir.Node]]) -> None:
+        """Put kernels in the place of groups, and add the sums of parts that are then to be added up."""
+        made = [self._made(model, group, kernel) for group, kernel in groups]  # while all values are there
+        for (group, _), node in zip(groups, made, strict=True):
+            model.graph.insert_after(group.nodes[-1], node)
+        for (group, _), node in zip(groups, made, strict=True):
+            self._put_in(model, group, node, finishing)
+        _remove_unread(model.graph, {node for group, _ in groups for node in group.nodes})
 
     def _made(self, model: ir.Model, group: Group, kernel: Kernel) -> ir.Node:
         """The node of a group; its function is the model's, which equal groups share."""
@@ -96,46 +111,72 @@ class FuseKernels(ir.passes.InPlacePass):
                 new.name, new.shape = f"{old.name}_parts", ir.Shape([size.factor for size in store.shape])
         return node
 
-    def _put_in(self, model: ir.Model, group: Group, node: ir.Node) -> None:
+    def _put_in(self, model: ir.Model, group: Group, node: ir.Node, finishing: list[list[ir.Node]]) -> None:
         in_parts = [pair for pair in zip(group.outputs, node.outputs, strict=True) if pair[0].name != pair[1].name]
-        finished = self._finished(model, node, in_parts) if in_parts else {}
+        finished = _finished(model, node, in_parts, finishing) if in_parts else {}
         for old, new in zip(group.outputs, node.outputs, strict=True):
             new = finished.get(old, new)
             new.name, new.type, new.shape = old.name, old.type, old.shape
             ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
-    def _finished(
-        self, model: ir.Model, after: ir.Node, sums: Sequence[tuple[ir.Value, ir.Value]]
-    ) -> dict[ir.Value, ir.Value]:
-        """Add the node that adds up sums of parts; gives the value of each sum.
 
-        Args:
-            model: where.
-            after: makes the parts.
-            sums: what is to be replaced, and its parts, all of which have one shape.
-        """
-        graph, tape = model.graph, ir.tape.Tape()
-        axes = shape_initializer(graph, tape, [0])
-        for total, parts in sums:
-            assert parts.shape is not None
-            summed = tape.op("ReduceSum", [parts, axes], {"keepdims": 0}, version=OPSET)
-            summed.name, summed.type = f"{total.name}_flat", total.type
-            summed.shape = ir.Shape(parts.shape.numpy()[1:])
-        outputs = tuple(node.outputs[0] for node in tape.nodes)
-        group = Group(tuple(tape.nodes), tuple(parts for _, parts in sums), outputs, ValueSizes()(outputs[0]))
-        made = self._made(model, group, kernel_of(group, ValueSizes(), in_parts=False))
-        graph.insert_after(after, made)
-        found, more = {}, ir.tape.Tape()
-        for (total, _), result in zip(sums, made.outputs, strict=True):
-            assert total.shape is not None
-            shape = list(total.shape.numpy())
-            found[total] = (
-                result
-                if len(shape) == 1
-                else more.op("Reshape", [result, shape_initializer(graph, more, shape)], version=OPSET)
-            )
-        graph.insert_after(made, more.nodes)
-        return found
+def _readers_of_parts(groups: Sequence[Group], kernels: Sequence[Kernel]) -> set[Group]:
+    """The groups that compute of sums over rows alone, of which other groups give the sums of parts.
+
+    They can be part of what adds up the parts.
+    """
+    sums: dict[ir.Value, int] = {}
+    for group, kernel in zip(groups, kernels, strict=True):
+        for store, output in zip(kernel.stores, group.outputs, strict=True):
+            if is_in_parts(store, output):
+                sums[output] = product(kernel.column_loops).factor
+    found = set()
+    for group, kernel in zip(groups, kernels, strict=True):
+        read = [sums[source] for value in group.inputs if (source := _behind_reshapes(value)) in sums]
+        if read and not kernel.columns and all(kernel.count == Size(width) for width in read):
+            found.add(group)
+    return found
+
+
+def _behind_reshapes(value: ir.Value) -> ir.Value:
+    """The value whose memory another one shows."""
+    while (node := value.producer()) is not None and node.op_type in _RESHAPES and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
+
+
+def _finished(
+    model: ir.Model, after: ir.Node, sums: Sequence[tuple[ir.Value, ir.Value]], finishing: list[list[ir.Node]]
+) -> dict[ir.Value, ir.Value]:
+    """Add the nodes that add up sums of parts; gives the value of each sum.
+
+    Args:
+        model: where.
+        after: makes the parts.
+        sums: what is to be replaced, and its parts, all of which have one shape.
+        finishing: gets the nodes.
+    """
+    graph, tape = model.graph, ir.tape.Tape()
+    axes = shape_initializer(graph, tape, [0])
+    found, added = {}, []
+    for total, parts in sums:
+        assert parts.shape is not None
+        assert total.shape is not None
+        summed = tape.op("ReduceSum", [parts, axes], {"keepdims": 0}, version=OPSET)
+        summed.name, summed.type = f"{total.name}_flat", total.type
+        summed.shape = ir.Shape(parts.shape.numpy()[1:])
+        node = summed.producer()
+        assert node is not None
+        added.append(node)
+        shape = list(total.shape.numpy())
+        found[total] = (
+            summed
+            if len(shape) == 1
+            else tape.op("Reshape", [summed, shape_initializer(graph, tape, shape)], version=OPSET)
+        )
+    graph.insert_after(after, tape.nodes)
+    finishing.append(added)
+    return found
 
 
 def _remove_unread(graph: ir.Graph, nodes: set[ir.Node]) -> None:

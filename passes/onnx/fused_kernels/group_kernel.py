@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ort_dynamo.fused_op import Size
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import Steps, lowered, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
-from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, ColumnSum, Counter, Kernel, Load, Store, product
+from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, ColumnSum, Counter, Kernel, Load, Store, Total, product
 from ort_dynamo.passes.onnx.fused_kernels.layouts import (
     CannotFuseError,
     Layout,
@@ -22,6 +22,7 @@ from ort_dynamo.passes.onnx.fused_kernels.layouts import (
 from ort_dynamo.passes.onnx.fused_kernels.own_symbols import with_own_symbols
 from ort_dynamo.passes.onnx.fused_kernels.pieces import piece_of
 from ort_dynamo.passes.onnx.fused_kernels.row_operators import lowered_rows, reduced_axes
+from ort_dynamo.passes.onnx.fused_kernels.totals import check_totals
 
 __all__ = ["MOVES", "Group", "kernel_of", "number_of"]
 
@@ -145,10 +146,17 @@ class _Lowering:
         loads = [step for step in steps if isinstance(step, Load)]
         if kernel.stops and (kernel.columns or any(load.only or load.places for load in loads)):
             raise CannotFuseError("a stop at numbers that may not be read")
+        check_totals(kernel)
         return kernel
 
     def _summed(self, node: ir.Node) -> ColumnSum:
         """The sum over the rows of what a node reads."""
+        step, parts = self._summand(node)
+        columns = product(self._loops[-self._columns :])
+        return ColumnSum(step, self._shapes(node.outputs[0]) if parts == 1 else (Size(parts), columns))
+
+    def _summand(self, node: ir.Node) -> tuple[int, int]:
+        """The step that a node sums over rows, and in how many parts."""
         x = node.inputs[0]
         assert x is not None
         rows, columns = product(self._loops[: -self._columns]), product(self._loops[-self._columns :])
@@ -162,18 +170,40 @@ class _Lowering:
         self._part = (part_of(rows.factor, whole=whole) or 0) if self._in_parts else rows.factor
         if not self._part:
             raise CannotFuseError("rows that have no equal parts")
-        parts = rows.factor // self._part
-        shape = self._shapes(node.outputs[0]) if parts == 1 else (Size(parts), columns)
-        return ColumnSum(self._step(x, layout), shape)
+        return self._step(x, layout), rows.factor // self._part
+
+    def _total(self, node: ir.Node, layout: Layout, only: Only) -> int:
+        """The step of a sum over rows that other nodes of the group read."""
+        columns = list(range(len(self._loops) - self._columns, len(self._loops)))
+        if only or [loop for axis in layout for loop in axis] != columns:
+            raise CannotFuseError("a sum of columns in another order")
+        step, parts = self._summand(node)
+        if parts > 1:
+            raise CannotFuseError("a sum of columns that is read before all parts are added")
+        return self._steps.add(Total(_dtype(node.outputs[0]), step))
 
     def _stored(self, output: ir.Value) -> Layout:
         """The layout of an output: its elements in order, of all points or one of each row."""
         shape, every = self._shapes(output), range(len(self._loops))
         if product(shape) == product(self._loops):
             return regrouped(self._loops, every, shape)
-        if self._columns and product(shape) == product(self._loops[: -self._columns]):
-            return regrouped(self._loops, every[: -self._columns], shape)
+        if self._columns:
+            loops = every[-self._columns :] if self._is_of_sums(output) else every[: -self._columns]
+            if product(shape) == product([self._loops[loop] for loop in loops]):
+                return regrouped(self._loops, loops, shape)
         raise CannotFuseError("an output of another size")
+
+    def _is_of_sums(self, value: ir.Value) -> bool:
+        """Ask whether a value depends on a sum over rows that the group makes."""
+        left, seen = [value], set[ir.Node]()
+        while left:
+            node = left.pop().producer()
+            if node is not None and node in self._inside and node not in seen:
+                if summed_axes(node) is not None:
+                    return True
+                seen.add(node)
+                left += [one for one in node.inputs if one is not None]
+        return False
 
     def _step(self, value: ir.Value, layout: Layout, only: Only = ()) -> int:
         """The step that computes the element of a value at these loops."""
@@ -185,7 +215,7 @@ class _Lowering:
             elif node is None or node not in self._inside:
                 self._known[key] = self._load(value, layout, only)
             elif summed_axes(node) is not None:
-                raise CannotFuseError("a sum of columns that is read at once")
+                self._known[key] = self._total(node, layout, only)
             elif node.op_type == "Concat":
                 self._known[key] = self._joined(node, layout, only)
             elif node.op_type == "GatherElements":

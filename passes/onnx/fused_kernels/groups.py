@@ -57,7 +57,9 @@ class _Cluster:
     columns: tuple[Size, ...] = field(default=())
 
 
-def find_groups(graph: ir.Graph, sizes: ValueSizes) -> list[Group]:
+def find_groups(
+    graph: ir.Graph, sizes: ValueSizes, finishing: Sequence[Sequence[ir.Node]] | None = None
+) -> list[Group]:
     """The groups of at least two nodes that compute, or of one that needs a kernel; each of them is one kernel.
 
     A node joins the groups of what it reads if they have the same points, or rows, and if no path leads out of the
@@ -66,15 +68,19 @@ def find_groups(graph: ir.Graph, sizes: ValueSizes) -> list[Group]:
     Args:
         graph: whose values have types and shapes, as far as they are known.
         sizes: reads the shapes.
+        finishing: the sums of parts, those of one kernel together. If there are any, no other sums over rows join.
     """
-    found = _Search(graph, sizes)
+    found = _Search(graph, sizes, finishing)
+    found.join_finishing()
     found.join_producers()
     found.join_siblings()
     return found.groups()
 
 
 class _Search:
-    def __init__(self, graph: ir.Graph, sizes: ValueSizes) -> None:
+    def __init__(self, graph: ir.Graph, sizes: ValueSizes, finishing: Sequence[Sequence[ir.Node]] | None) -> None:
+        self._in_parts, self._together = finishing is None, finishing or ()
+        self._finishing = {node for nodes in self._together for node in nodes}
         self._sizes, self._nodes = sizes, list(graph)
         self._position = {node: position for position, node in enumerate(self._nodes)}
         self._kept = {value for value in graph.outputs if value is not None}
@@ -84,7 +90,8 @@ class _Search:
             cluster = self._of[node] = _Cluster([node], 1 << position)
             for producer in self._producers(node):
                 cluster.ancestors |= self._of[producer].bits | self._of[producer].ancestors
-            if node not in host and self._is_fusable(node):
+            is_read = any(output in self._kept or output.uses() for output in node.outputs)
+            if is_read and node not in host and self._is_fusable(node):
                 cluster.points, cluster.columns = self._space(node)
         for node in reversed(self._nodes):
             cluster = self._of[node]
@@ -124,7 +131,7 @@ class _Search:
             rows, columns = product(self._sizes(x)[:leading]), product(self._sizes(x)[leading:])
             if rows.symbols or columns.symbols or columns.factor < 2 or not rows.factor:
                 return False
-            if part_of(rows.factor, whole=False) is None:
+            if part_of(rows.factor, whole=False) is None if self._in_parts else node not in self._finishing:
                 return False
             values = [x, node.outputs[0]]
         elif node.op_type in ("GatherElements", "ScatterElements") and not node.domain:
@@ -163,6 +170,12 @@ class _Search:
 
     # -- joining -------------------------------------------------------------------------------------------------------
 
+    def join_finishing(self) -> None:
+        """Join the sums of the parts that one kernel gives."""
+        for first, *others in self._together:
+            for other in others:
+                self._try(self._of[first], self._of[other])
+
     def join_producers(self) -> None:
         """Join each node with the groups that make what it reads."""
         for node in self._nodes:
@@ -186,7 +199,7 @@ class _Search:
         """Make one group of two, if that is a kernel and leaves the graph without a circle."""
         if first is second or first.points is None or second.points is None:
             return
-        space = _joined(first, second) or self._with_piece(first, second)
+        space = _joined(first, second) or self._with_piece(first, second) or self._with_total(first, second)
         if space is None or self._has_way_around(first, second):
             return
         group = self._group(self._in_order([*first.nodes, *second.nodes]), space[1])
@@ -204,6 +217,17 @@ class _Search:
         }
         fits = any(piece.points * Size(count) == whole.points for count in counts)
         return (whole.points, whole.columns) if fits and not piece.columns else None
+
+    def _with_total(self, sums: _Cluster, reader: _Cluster) -> tuple[Size, tuple[Size, ...]] | None:
+        """The points and the columns of a group that sums over rows with one that computes of the sums."""
+        assert sums.points is not None
+        width = product(sums.columns)
+        if not sums.columns or reader.columns or reader.points != width:
+            return None
+        inside = set(sums.nodes)
+        read = {producer for node in reader.nodes for producer in self._producers(node) if producer in inside}
+        is_of_columns = all(self._sizes.count(node.outputs[0]) == width for node in read)
+        return (sums.points, sums.columns) if read and is_of_columns else None
 
     def _has_way_around(self, first: _Cluster, second: _Cluster) -> bool:
         """Whether a path between two clusters leads through a third."""
@@ -271,7 +295,7 @@ class _Search:
         if not _is_within_limits(group):
             return False
         try:
-            kernel_of(group, self._sizes)
+            kernel_of(group, self._sizes, in_parts=self._in_parts)
         except CannotFuseError:
             return False
         return True

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import onnx_ir as ir
 
@@ -32,7 +33,9 @@ __all__ = [
     "Step",
     "Store",
     "Term",
+    "Total",
     "product",
+    "read_by",
     "terms",
 ]
 
@@ -123,7 +126,22 @@ class Reduce:
     argument: int
 
 
-Step = Load | Counter | Constant | Apply | Reduce
+@dataclass(frozen=True)
+class Total:
+    """The sum of a float32 or float64 step over all rows, for each column, where one program adds up all rows.
+
+    Steps that depend on it are computed once, when all rows are added. They are numbers of the columns.
+
+    Attributes:
+        dtype: the type of the step and of the result.
+        argument: index of an earlier step, which depends on no total.
+    """
+
+    dtype: ir.DataType
+    argument: int
+
+
+Step = Load | Counter | Constant | Apply | Reduce | Total
 
 
 @dataclass(frozen=True)
@@ -193,6 +211,14 @@ class Kernel:
         """Whether numbers can end it with an error."""
         return any(isinstance(step, Apply) and step.function == "stop" for step in self.steps)
 
+    @cached_property
+    def late(self) -> tuple[bool, ...]:
+        """For each step whether it is a total or depends on one."""
+        found: list[bool] = []
+        for step in self.steps:
+            found.append(isinstance(step, Total) or any(found[number] for number in read_by(step)))
+        return tuple(found)
+
     @property
     def is_long(self) -> bool:
         """Whether its rows are reduced block by block."""
@@ -207,6 +233,18 @@ class Kernel:
     def column_loops(self) -> tuple[Size, ...]:
         """The loops over the columns of a row."""
         return self.loops[len(self.loops) - self.columns :]
+
+
+def read_by(step: Step) -> tuple[int, ...]:
+    """The indices of the steps that a step reads."""
+    match step:
+        case Apply():
+            return step.arguments
+        case Reduce() | Total():
+            return (step.argument,)
+        case Load():
+            return tuple(index for index, *_ in step.places)
+    return ()
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from ort_dynamo.passes.onnx.fused_kernels.kernel import (
     Load,
     Reduce,
     Step,
+    Total,
 )
 
 __all__ = ["FUNCTIONS", "computed"]
@@ -150,6 +151,9 @@ def _step(
             full = np.broadcast_to(values[step.argument], _row_shape(values[step.argument], columns, loops))
             reduced = full.sum(columns, keepdims=True) if step.function == "sum" else full.max(columns, keepdims=True)
             return np.asarray(reduced, wide)
+        case Total():
+            rows = tuple(axis for axis in range(len(loops)) if axis not in columns)
+            return np.asarray(np.broadcast_to(values[step.argument], loops).sum(rows, keepdims=True), wide)
         case Apply():
             given = [values[argument] for argument in step.arguments]
             result = given[0] if step.function == "convert" else FUNCTIONS[step.function](*given)

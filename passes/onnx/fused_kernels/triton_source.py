@@ -18,6 +18,8 @@ from ort_dynamo.passes.onnx.fused_kernels.kernel import (
     Reduce,
     Step,
     Store,
+    Total,
+    read_by,
 )
 from ort_dynamo.passes.onnx.fused_kernels.triton_spaces import DTYPES, Flat, LongRows, Rows, written_size
 
@@ -91,6 +93,7 @@ def fused_op(kernel: Kernel, name: str) -> FusedOp:
         lines = [*space.head(), *_walks(kernel, space)]
     else:
         lines = [*space.head(), *_steps(kernel, space), *_stores(kernel, space), *space.added(), *space.tail()]
+        lines += _late(kernel, space) if isinstance(space, Rows) else ()
     source = _HEAD.format(name=name, parameters=", ".join(parameters)) + "".join(f"    {line}\n" for line in lines)
     outputs = tuple(
         FusedOutput(dtype.value, store.shape) for dtype, store in zip(kernel.outputs, kernel.stores, strict=True)
@@ -110,6 +113,8 @@ def _literal(step: Constant) -> str:
 
 def _steps(kernel: Kernel, space: Flat | Rows) -> Iterator[str]:
     for number, step in enumerate(kernel.steps):
+        if kernel.late[number]:
+            continue
         if isinstance(step, Apply) and step.function == "stop":
             # Beyond the mask there are numbers that nobody has read.
             yield f'{space.indent}tl.device_assert(v{step.arguments[0]} == 0, "an index is out of range", mask)'
@@ -139,6 +144,8 @@ def _written(step: Step, space: Flat | Rows) -> str:
         case Reduce():
             assert isinstance(space, Rows)
             return _reduced(step, space)
+        case Total():
+            raise AssertionError("a total is written when all rows are added")
         case Apply():
             return _applied(step)
 
@@ -178,13 +185,32 @@ def _in_columns(text: str, neutral: str, space: Rows) -> str:
 
 def _stores(kernel: Kernel, space: Flat | Rows) -> Iterator[str]:
     for number, store in enumerate(kernel.stores):
-        if isinstance(store, Store):
+        if isinstance(store, Store) and not kernel.late[store.step]:
             yield f"{space.indent}{_stored(kernel, space, number, store)}"
 
 
 def _stored(kernel: Kernel, space: Flat | Rows, number: int, store: Store) -> str:
     offset, mask = space.place(store.strides)
     return f"tl.store(out{number} + {offset}, v{store.step}.to({DTYPES[kernel.outputs[number]]}), {mask})"
+
+
+def _late(kernel: Kernel, space: Rows) -> Iterator[str]:
+    """The lines that compute and store what depends on totals, when all rows are added."""
+    needed, left = set[int](), [number for number, is_late in enumerate(kernel.late) if is_late]
+    while left:
+        number = left.pop()
+        if number not in needed:
+            needed.add(number)
+            left += () if isinstance(kernel.steps[number], Total) else read_by(kernel.steps[number])
+    for number in sorted(needed):
+        step = kernel.steps[number]
+        total = f"tl.sum(total{number}, 0, keep_dims=True)"
+        yield f"v{number} = {total if isinstance(step, Total) else _written(step, space)}"
+    for number, store in enumerate(kernel.stores):
+        if isinstance(store, Store) and kernel.late[store.step]:
+            offset, mask = space.place_of_columns(store.strides)
+            value = f"v{store.step}.to({DTYPES[kernel.outputs[number]]})"
+            yield f"tl.store({', '.join(filter(None, (f'out{number} + {offset}', value, mask)))})"
 
 
 # -- rows that are walked along --------------------------------------------------------------------------------------
@@ -219,21 +245,11 @@ class _Walk:
         self.levels: list[int] = []
         self._is_wide: list[bool] = []
         for step in kernel.steps:
-            read = self._read(step)
+            read = read_by(step)
             self.levels.append(max((self.levels[n] for n in read), default=0) + isinstance(step, Reduce))
             own = isinstance(step, Load | Counter) and any(size.factor for size in step.strides[-kernel.columns :])
             only = isinstance(step, Load) and any(loop >= len(kernel.loops) - kernel.columns for loop, _ in step.only)
             self._is_wide.append(not isinstance(step, Reduce) and (own or only or any(self._is_wide[n] for n in read)))
-
-    def _read(self, step: Step) -> list[int]:
-        match step:
-            case Apply():
-                return [*step.arguments]
-            case Reduce():
-                return [step.argument]
-            case Load():
-                return [index for index, *_ in step.places]
-        return []
 
     def numbers(self, level: int, space: LongRows) -> Iterator[str]:
         """The steps of a row's numbers that can be computed after so many loops, and not before."""
@@ -248,7 +264,7 @@ class _Walk:
             number = left.pop()
             if self._is_wide[number] and number not in needed:
                 needed.add(number)
-                left += self._read(self._kernel.steps[number])
+                left += read_by(self._kernel.steps[number])
         yield from (f"v{number} = {_written(self._kernel.steps[number], space)}" for number in sorted(needed))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_dynamo.fused_op import Size
-from ort_dynamo.passes.onnx.fused_kernels.kernel import ColumnSum, Kernel, Load, Term, product, terms
+from ort_dynamo.passes.onnx.fused_kernels.kernel import ColumnSum, Kernel, Load, Term, Total, product, terms
 
 __all__ = ["DTYPES", "Flat", "LongRows", "Rows", "written_size"]
 
@@ -146,9 +146,8 @@ class Rows:
             yield f"rows = r < {written_size(product(self.kernel.row_loops))}"
         else:
             yield f"part = {program}"
-            for number, store in self.sums():
-                dtype = DTYPES[self.kernel.steps[store.step].dtype]
-                yield f"sum{number} = tl.zeros([{self.rows}, {self.block}], {dtype})"
+            for name, step in self.accumulators():
+                yield f"{name} = tl.zeros([{self.rows}, {self.block}], {DTYPES[self.kernel.steps[step].dtype]})"
             yield f"for first in range(0, {self.kernel.part}, {self.rows}):"
             yield f"    within = first + {rows}"
             yield f"    r = part * {self.kernel.part} + within"
@@ -167,12 +166,17 @@ class Rows:
             if isinstance(store, ColumnSum):
                 yield number, store
 
+    def accumulators(self) -> Iterator[tuple[str, int]]:
+        """The names of what is added up, and the step of each."""
+        yield from ((f"sum{number}", store.step) for number, store in self.sums())
+        yield from ((f"total{n}", step.argument) for n, step in enumerate(self.kernel.steps) if isinstance(step, Total))
+
     def added(self) -> Iterator[str]:
         """The lines that add a tile to the column sums."""
         mask = "rows" if self.is_whole else "mask"
-        for number, store in self.sums():
-            tile = f"tl.broadcast_to(v{store.step}, [{self.rows}, {self.block}])"
-            yield f"{self.indent}sum{number} += tl.where({mask}, {tile}, 0.0)"
+        for name, step in self.accumulators():
+            tile = f"tl.broadcast_to(v{step}, [{self.rows}, {self.block}])"
+            yield f"{self.indent}{name} += tl.where({mask}, {tile}, 0.0)"
 
     def tail(self) -> Iterator[str]:
         """The lines that store sums when all tiles of a part are done."""
@@ -181,6 +185,11 @@ class Rows:
             place = f"out{number} + part * {self.columns} + c"
             mask = "" if self.is_whole else ", columns"
             yield f"tl.store({place}, tl.sum(sum{number}, 0, keep_dims=True).to({dtype}){mask})"
+
+    def place_of_columns(self, strides: Sequence[Size]) -> tuple[str, str]:
+        """The offset and the mask of a store of one number of each column."""
+        _, by_column = self._offsets(strides)
+        return by_column or "c", "" if self.is_whole else "columns"
 
     def access(self, strides: Sequence[Size]) -> tuple[str, str]:
         """The offset and the mask of an access; no offset where it is 0."""

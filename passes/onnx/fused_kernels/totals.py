@@ -1,0 +1,50 @@
+"""Checks that a program can compute what depends on sums over rows when it has added all of them."""
+
+from __future__ import annotations
+
+from ort_dynamo.fused_op import Size
+from ort_dynamo.passes.onnx.fused_kernels.kernel import ColumnSum, Counter, Kernel, Load, Store, Total, product, read_by
+from ort_dynamo.passes.onnx.fused_kernels.layouts import CannotFuseError
+
+__all__ = ["check_totals"]
+
+
+def check_totals(kernel: Kernel) -> None:
+    """Refuse rows that are computed of totals, and numbers of columns that are not.
+
+    Raises:
+        CannotFuseError: the kernel has such a step or such an output.
+    """
+    rows = len(kernel.row_loops)
+    if not kernel.columns:
+        return
+    if any(_is_misplaced(kernel, store) for store in kernel.stores):
+        raise CannotFuseError("numbers of columns that no sum makes, or rows that one does")
+    if not any(kernel.late):
+        return
+    if kernel.has_row_numbers or product(kernel.row_loops) == Size():
+        raise CannotFuseError("sums over rows that are read beside sums along them, or of one row")
+    needed, left = set[int](), [number for number, is_late in enumerate(kernel.late) if is_late]
+    while left:
+        number = left.pop()
+        step = kernel.steps[number]
+        if isinstance(step, Total):
+            if kernel.late[step.argument]:
+                raise CannotFuseError("a sum of what is summed")
+            continue
+        if isinstance(step, Load | Counter) and any(size.factor for size in step.strides[:rows]):
+            raise CannotFuseError("rows that are read when all are added")
+        if isinstance(step, Load) and (step.only or step.places):
+            raise CannotFuseError("numbers that are read for some rows alone")
+        left += [one for one in read_by(step) if one not in needed]
+        needed.update(read_by(step))
+
+
+def _is_misplaced(kernel: Kernel, store: Store | ColumnSum) -> bool:
+    """Ask whether an output has a number for each row where it depends on totals, or none where it does not."""
+    is_late = kernel.late[store.step]
+    if isinstance(store, ColumnSum):
+        return is_late
+    both = zip(store.strides, kernel.row_loops, strict=False)
+    has_rows = any(stride.factor and count != Size() for stride, count in both)
+    return is_late == has_rows and (is_late or product(kernel.row_loops) != Size())

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from bench.workloads import Size, Workload
 
-__all__ = ["CONV_NETS", "build_conv_net", "whole_resnet50"]
+__all__ = ["CONV_NETS", "build_conv_net", "whole_convnext", "whole_resnet50", "whole_unet"]
 
 
 def _norm_conv(before: int, after: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -165,3 +165,15 @@ def whole_resnet50(rows: int = 64, side: int = 224) -> Workload:
     """ResNet-50 with its own depths and widths."""
     batch = torch.randint(_CLASSES, (rows,)), torch.randn(rows, 3, side, side)
     return Workload(_Loss(_resnet(64, (3, 4, 6, 3), True)), batch)
+
+
+def whole_convnext(rows: int = 64, side: int = 224) -> Workload:
+    """ConvNeXt-T, without its stochastic depth and the norms between its stages."""
+    batch = torch.randint(_CLASSES, (rows,)), torch.randn(rows, 3, side, side)
+    return Workload(_Loss(_convnext(96, (3, 3, 9, 3))), batch)
+
+
+def whole_unet(rows: int = 16, side: int = 256) -> Workload:
+    """The UNet of three levels with 64 channels on the first."""
+    batch = torch.randint(_CLASSES, (rows,)), torch.randn(rows, 3, side, side)
+    return Workload(_Loss(_UNet(64)), batch)

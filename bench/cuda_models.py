@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.conv_nets import CONV_NETS, build_conv_net, whole_resnet50
+from bench.conv_nets import CONV_NETS, build_conv_net, whole_convnext, whole_resnet50, whole_unet
 from bench.workloads import Workload
 
 __all__ = ["COUNTED", "LARGE", "SMALL", "Scale", "build_model"]
@@ -178,8 +178,8 @@ def _vit(scale: Scale) -> Workload:
     )
 
 
-def _resnet50(scale: Scale) -> Workload:
-    return build_conv_net("resnet50", "tiny") if scale == "tiny" else whole_resnet50()
+def _whole(name: str, whole: Callable[[], Workload], scale: Scale) -> Workload:
+    return build_conv_net(name, "tiny") if scale == "tiny" else whole()
 
 
 class _Perceptron(nn.Module):
@@ -213,11 +213,16 @@ SMALL: dict[str, Callable[[Scale], Workload]] = {
 LARGE: dict[str, Callable[[Scale], Workload]] = {
     "gpt, 24 layers": partial(_text, _GPT, True, 0.0),
     "bert, 24 layers": partial(_text, _BERT, False, 0.1),
-    "resnet50, 224²": _resnet50,
+    "resnet50, 224²": partial(_whole, "resnet50", whole_resnet50),
 }
 """What is measured."""
 
-COUNTED: dict[str, Callable[[Scale], Workload]] = {"llama, 24 layers": _llama, "vit, 24 layers": _vit}
+COUNTED: dict[str, Callable[[Scale], Workload]] = {
+    "llama, 24 layers": _llama,
+    "vit, 24 layers": _vit,
+    "convnext, 224²": partial(_whole, "convnext", whole_convnext),
+    "unet, 256²": partial(_whole, "unet", whole_unet),
+}
 """Models that `cuda_floor.py` counts beside these, without a device."""
 
 

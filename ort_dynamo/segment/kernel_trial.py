@@ -27,19 +27,20 @@ _log = logging.getLogger(__name__)
 _MODEL = """<ir_version: 10, opset_import: ["" : 20]>
 trial (float[1000, 7] a, float[64, 96] b, float[256, 80] c, float[96, 33] d, float[2, 20000] e, int64[2, 1] t,
        float[96] w, int64[50, 3] i, int64[300] k)
-  => (float[1000, 7] flat, float[64, 96] rows, float[80] sums, float[33] both, float[2, 1] picked, int64[50, 3] bits,
-      int64[300] index)
+  => (float[1000, 7] flat, float[64, 96] rows, float[80] sums, float[80] roots, float[33] both, float[2, 1] picked,
+      int64[50, 3] bits, int64[300] index)
   <int64[1] zero = {0}, int64[1] one = {1}, int64 even = {-2}, int64 none = {0}, int64 size = {300}, int64 far = {-1}> {
   a1 = Cast<to=16>(a)  a2 = Cast<to=1>(a1)  a3 = Tanh(a2)  a4 = Mul(a3, a2)  a5 = Cast<to=16>(a4)  flat = Cast<to=1>(a5)
   b1 = Add(b, b)  rows = LayerNormalization<axis=-1>(b1, w, w)
-  c1 = Mul(c, c)  sums = ReduceSum<keepdims=0>(c1, zero)
+  c1 = Mul(c, c)  sums = ReduceSum<keepdims=0>(c1, zero)  c2 = Add(sums, sums)  roots = Sqrt(c2)
   d1 = ReduceMean<keepdims=1>(d, one)  d2 = Mul(d, d1)  both = ReduceSum<keepdims=0>(d2, zero)
   m = ReduceMax<keepdims=1>(e, one)  e1 = Sub(e, m)  e2 = Exp(e1)  s = ReduceSum<keepdims=1>(e2, one)  l = Log(s)
   e3 = Sub(e1, l)  picked = GatherElements<axis=1>(e3, t)
   bits = BitwiseAnd(i, even)
   k1 = Less(k, none)  k2 = GreaterOrEqual(k, size)  k3 = Or(k1, k2)  index = Where(k3, far, k)
 }"""
-"""A kernel of each kind: pointwise, rows, sums over rows and both, rows read block by block, integers, an assertion."""
+"""A kernel of each kind: pointwise, rows, sums over rows, arithmetic of sums, rows and sums, rows read block by block,
+integers, an assertion."""
 
 _ERROR = 2e-2
 """The largest error, relative to a result's largest number: the first result is rounded to bfloat16.
@@ -89,7 +90,7 @@ def _tried(target: Target, device: torch.device, options: CacheOptions) -> str:
     store = kernel_files(disk_cache(options))
     found = open_graph(built, target, device, store)(*(one.to(device) for one in inputs))
     for name, ours, right in zip(
-        ("flat", "rows", "sums", "both", "picked", "bits", "index"), found, expected, strict=True
+        ("flat", "rows", "sums", "roots", "both", "picked", "bits", "index"), found, expected, strict=True
     ):
         error = (ours.cpu() - right).abs().max().item()
         allowed = _ERROR if right.is_floating_point() else 0

@@ -31,6 +31,7 @@ class ImageNodes:
         self._moved: dict[Node, Any] = {}  # other node whose strides follow -> its value as traced
         self._laid_out: dict[Node, torch.Tensor] = {}  # node that is in channels_last itself -> its value as traced
         self._plain: dict[Node, Node] = {}  # view of an image -> its inner node, which shows the same in memory's order
+        self._copied: dict[Node, Node] = {}  # image with an inner node that has gaps -> the same of a contiguous copy
         self._outer: dict[Node, Node] = {}  # image -> the permutation back of its inner node
         self._traced: dict[tuple[Node, Any], Node] = {}  # image, half of a reader -> a copy as it was traced
 
@@ -68,6 +69,11 @@ class ImageNodes:
                 return node
             permuted = self._add(reader, aten.permute.default, node, [*channels_last(4)])
             self._inner[node] = self._contiguous(permuted, reader)
+        elif node not in self._laid_out and not has_strides(self._inner[node].meta["val"], range(4)):
+            if node not in self._copied:  # expanded, or a slice
+                copied = self._contiguous(self._inner[node], reader)
+                self._copied[node] = self._add(reader, aten.permute.default, copied, inverse(channels_last(4)))
+            return self._copied[node]
         return node if node in self._laid_out else self._permuted_back(node)
 
     def _permuted_back(self, node: Node) -> Node:

@@ -27,6 +27,7 @@ __all__ = [
     "is_back",
     "is_laid_out",
     "is_normalized",
+    "is_of_channels",
     "origin",
     "viewed",
 ]
@@ -108,6 +109,16 @@ def is_back(node: Node) -> bool:
     axes = [axis % fake.dim() for axis in node.args[1]]  # type: ignore[union-attr]
     is_image = fake.dim() > 2 and axes == inverse(channels_last(fake.dim()))
     return is_image and _is_known(fake) and has_strides(fake, range(fake.dim()))
+
+
+def is_of_channels(node: Node) -> bool:
+    """Ask whether a node expands one number of each channel of an image to all of its places."""
+    if node.target is not aten.expand.default:
+        return False
+    source: Any = node.args[0]
+    given, result = source.meta["val"], node.meta["val"]
+    is_image = given.dim() == result.dim() == 4 and _is_known(given) and _is_known(result)
+    return is_image and tuple(given.shape[2:]) == (1, 1) and tuple(given.shape[:2]) == tuple(result.shape[:2])
 
 
 def is_normalized(fake: torch.Tensor) -> bool:

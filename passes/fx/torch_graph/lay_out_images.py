@@ -27,6 +27,7 @@ from ort_dynamo.passes.fx.torch_graph.images import (
     is_back,
     is_laid_out,
     is_normalized,
+    is_of_channels,
     origin,
     viewed,
 )
@@ -93,7 +94,7 @@ class _Images(ImageNodes):
             self._convolve(node)
             return True
         if not any(one in self._inner for one in node.all_input_nodes):
-            return is_back(node) and self._begin(node)
+            return (is_back(node) and self._begin(node)) or self._expand(node)
         for form in (self._normalize, self._pool, self._compute, self._sum, self._join, self._view):
             if form(node):
                 return True
@@ -289,6 +290,17 @@ class _Images(ImageNodes):
             return False
         inner = [self._permuted(one, node) for one in parts]
         self._give(node, self._add(node, node.target, inner, channels_last(rank).index(axis % rank)))
+        return True
+
+    def _expand(self, node: Node) -> bool:
+        """Expand numbers of channels to places, such as the gradient of a mean of places."""
+        if not is_of_channels(node):
+            return False
+        source: Any = node.args[0]
+        rank = source.meta["val"].dim()
+        permuted = self._permuted(source, node)
+        sizes = [node.meta["val"].shape[axis] for axis in channels_last(rank)]
+        self._give(node, self._add(node, aten.expand.default, permuted, sizes))
         return True
 
     def _view(self, node: Node) -> bool:

@@ -166,6 +166,23 @@ def test_tokens_of_patches_cost_nothing() -> None:
     assert counted(gm)[CLONE] == 2  # the image and the weight
 
 
+def test_the_gradient_of_a_mean_has_its_channels_last() -> None:
+    def function(x: Tensor, w: Tensor, v: Tensor, g: Tensor) -> Tensor:
+        mean = g.expand(2, 8, 8, 8) / 64
+        return convolution(mean * F.relu(convolution(x, w)), v)
+
+    gm = laid_out(function, X, W, SMALL, random(2, 8, 1, 1))
+    (divided,) = of(gm, aten.div.Tensor)
+    assert divided.meta["val"].shape == (2, 8, 8, 8)
+    assert divided.args[0].target is aten.expand.default  # type: ignore[union-attr]
+    assert counted(gm)[CLONE] == 3
+
+
+def test_an_expanded_image_is_convolved() -> None:
+    gm = laid_out(lambda g, w: convolution(g.expand(2, 8, 8, 8), w), random(2, 8, 1, 1), random(4, 8, 3, 3))
+    assert counted(gm)[CLONE] == 3
+
+
 def test_views_of_what_follows_stay_possible() -> None:
     def function(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
         y = torch.exp(convolution(x, w).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # in memory as the convolution is

@@ -108,10 +108,11 @@ class _Images(ImageNodes):
         args: list[Any] = list(node.args)
         for place in range(images):
             args[place] = self._image(args[place], node)
+        is_ordered = has_strides(args[images].meta["val"], channels_last(4))  # its gradient is to be so as well
         args[images] = self._weight(args[images], node)
         node.args = tuple(args)
         self._run_in_torch(node, CONVOLVES)
-        if not is_forward:
+        if not is_forward and not is_ordered:
             for item in [one for one in node.users if one.args[1] == 1]:
                 self._order_weight(item)
 

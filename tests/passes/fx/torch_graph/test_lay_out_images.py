@@ -242,8 +242,9 @@ def test_float32_is_left_alone_without_tf32() -> None:
         backend.fp32_precision = before
 
 
-def test_the_gradient_of_a_weight_is_contiguous() -> None:
-    gradient, x, w = random(2, 8, 8, 8), X, W
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_the_gradient_of_a_weight_is_laid_out_as_the_weight(layout: torch.memory_format) -> None:
+    gradient, x, w = random(2, 8, 8, 8), X, W.contiguous(memory_format=layout)
 
     def function(g: Tensor, x: Tensor, w: Tensor) -> Any:
         given = (g * 2, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
@@ -252,5 +253,5 @@ def test_the_gradient_of_a_weight_is_contiguous() -> None:
 
     gm = laid_out(function, gradient, x, w)
     ours = gm(gradient, x, w)
-    assert ours[1].is_contiguous()
-    assert ours[0].is_contiguous()
+    assert ours[1].is_contiguous(memory_format=layout)
+    assert ours[0].stride() == function(gradient, x, w)[0].stride()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -158,6 +158,11 @@ def test_a_net_of_a_half_type_trains_as_in_eager(place: str, dtype: str) -> None
 # -- operators ---------------------------------------------------------------------------------------------------------
 
 
+def of_cuda(names: Sequence[str]) -> list[str]:
+    """Without attention of the CPU, which CUDA's stands in for: that pads the log-sum-exp."""
+    return [name for name in names if not name.endswith("_for_cpu")]
+
+
 def check(name: str, dtype: str, *, which: int | None = None, fused: bool = False) -> None:
     op, of = operators()[name], DTYPES[dtype]
     samples = samples_of(op, of, 3)
@@ -171,13 +176,13 @@ def check(name: str, dtype: str, *, which: int | None = None, fused: bool = Fals
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("name", NAMES[::10])
+@pytest.mark.parametrize("name", of_cuda(NAMES[::10]))
 def test_an_operator_gives_eagers_results(name: str, dtype: str) -> None:
     check(name, dtype, which=1)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("name", NAMES[5::10])
+@pytest.mark.parametrize("name", of_cuda(NAMES[5::10]))
 def test_an_operator_gives_eagers_results_by_fused_kernels(name: str, dtype: str) -> None:
     check(name, dtype, which=1, fused=True)
 
@@ -199,7 +204,7 @@ def test_an_operator_of_integers_gives_eagers_results_by_fused_kernels(name: str
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("dtype", [*FLOATS, "int64", "bool"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", of_cuda(NAMES))
 def test_every_operator_gives_eagers_results(name: str, dtype: str, fused: bool) -> None:
     check(name, dtype, fused=fused)
 

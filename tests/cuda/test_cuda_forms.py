@@ -114,15 +114,16 @@ def test_a_model_trains_as_in_eager(place: str, name: str, dtype: str) -> None:
     assert bool(found.kernels) == (place == "fused kernels" and bool(found.operators))
 
 
-NET = {
-    "conv": nn.Conv2d(3, 6, 3),
-    "strided": nn.Conv2d(6, 8, 3, 2, 1, groups=2),
-    "transposed": nn.ConvTranspose2d(8, 4, 2, 2),
-    "batch": nn.BatchNorm2d(4),
-    "instance": nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
-    "group": nn.GroupNorm(2, 4),
-    "layer": nn.LayerNorm(8),
-}
+def layers() -> dict[str, nn.Module]:
+    return {
+        "conv": nn.Conv2d(3, 6, 3),
+        "strided": nn.Conv2d(6, 8, 3, 2, 1, groups=2),
+        "transposed": nn.ConvTranspose2d(8, 4, 2, 2),
+        "batch": nn.BatchNorm2d(4),
+        "instance": nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+        "group": nn.GroupNorm(2, 4),
+        "layer": nn.LayerNorm(8),
+    }
 
 
 class Net(nn.Module):
@@ -131,7 +132,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.ModuleDict({name: copy.deepcopy(layer) for name, layer in NET.items()})
+        self.layers = nn.ModuleDict(layers())
 
     def forward(self, x: Tensor) -> Tensor:
         for name, layer in self.layers.items():

@@ -87,7 +87,7 @@ class Compilation:
         """2. Mark the joint graph, and 3. cut it into forward and backward."""
         stage("cutting into forward and backward")
         forward, backward, record = partition(joint, inputs, self.options, self.target, self.threads, **given)
-        if self.target.shares_an_arena:
+        if self.target.facts.shares_an_arena:
             ARENA.expect(record.memory.peak)
         self.listeners.cut({"forward": forward, "backward": backward}, record)
         return forward, backward
@@ -152,9 +152,9 @@ def build_spec(options: Options, target: Target, device: torch.device, role: str
     """Give everything that decides how islands are built; torch's present settings fill in what options leave open."""
     return BuildSpec(
         passes=onnx_passes(options.passes, target),
-        session=options.session.resolved(on_cuda=target.computes_on_streams),
+        session=options.session.resolved(on_cuda=target.facts.computes_on_streams),
         dump=options.dump,
         target=target,
         device=device,
-        in_order=role != "inference" and target.shares_an_arena,  # its order decides how much is alive at once
+        in_order=role != "inference" and target.facts.shares_an_arena,  # its order decides how much is alive at once
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import onnx
@@ -15,6 +16,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 import torch
 
+from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.dynamo import counters
 from ort_dynamo.torch_internals.pytree import tree_leaves, tree_map
 
@@ -26,6 +28,7 @@ __all__ = [
     "assert_rewrites",
     "eager_reasons",
     "observe",
+    "patch_facts",
     "saved_for_backward",
 ]
 
@@ -199,6 +202,13 @@ def saved_for_backward(*own: torch.Tensor) -> Iterator[dict[int, int]]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield kept
+
+
+def patch_facts(patch: Any, **facts: Any) -> None:
+    """Have all targets state other facts than their profiles do, until pytest's MonkeyPatch `patch` is undone."""
+    before = vars(Target)["facts"]
+    read = before.func if isinstance(before, cached_property) else before.fget
+    patch.setattr(Target, "facts", property(lambda target: dataclasses.replace(read(target), **facts)))
 
 
 def eager_reasons() -> dict[str, int]:

@@ -125,18 +125,19 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
     biases = (PlaceBiases(chooses),) if target.fuses_kernels else ()
     if not chooses:
         return (*expand, *biases)
-    whole = target.leaves_convolution_gradients or target.leaves_normalizations or target.leaves_attention
+    facts = target.facts
+    whole = facts.leaves_convolution_gradients or facts.leaves_normalizations or facts.leaves_attention
     # What torch runs whole is known after the first two, so that the third finds no boundary there to pay for.
     return (
         *expand,
-        *([LayOutImages()] if target.lays_out_images else []),
+        *([LayOutImages()] if facts.lays_out_images else []),
         PlaceInTorch(target, threads),
         *([PlaceWholeKernels(target)] if whole else []),
         PlaceSlowerOperators(target, threads),
         *biases,
         *([PlaceForeach()] if target.fuses_kernels else []),
         GiveKernelDtypes(),  # all that is torch's by choice is known
-        *([LayOutChannelsLast()] if target.lays_out_channels_last else []),
+        *([LayOutChannelsLast()] if facts.lays_out_channels_last else []),
     )
 
 
@@ -207,7 +208,7 @@ def section_passes(
             layers share all nodes have the names of one of them.
     """
     most = options.backward_sections or (1 if saved else _SECTIONS)
-    return (CutIntoSections(freed, target.section_bytes, most),) if most > 1 else ()
+    return (CutIntoSections(freed, target.facts.section_bytes, most),) if most > 1 else ()
 
 
 def plan_passes(outputs: int) -> tuple[PassBase, ...]:
@@ -243,12 +244,12 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         allow_layer_norm_mod_precision=options.allow_layer_norm_mod_precision,
         target=target,
     )
-    products = (FuseRowSum(), TransposeOnce()) if target.prefers_dense_products else ()
+    products = (FuseRowSum(), TransposeOnce()) if target.facts.prefers_dense_products else ()
     fusions = (FuseCrossEntropyGradient(), *products) if options.fuse else ()
     return (
         *outside_onnx_passes(first=True),
         # While each operator has casts of its own, and before those between two operators go.
-        *([KeepHalf(target, options.excess_precision)] if target.computes_in_half else []),
+        *([KeepHalf(target, options.excess_precision)] if target.facts.computes_in_half else []),
         IdentityEliminationPass(),
         SeparateOutputs(),  # the next pass gives two outputs that are one value the same name when it merges it
         CommonSubexpressionEliminationPass(),

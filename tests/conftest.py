@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.importing import onnxruntime
-from ort_dynamo.target import Target
+from ort_dynamo.testing import patch_facts
 from ort_dynamo.torch_internals import answers
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -104,8 +104,7 @@ def lowered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.node.get_closest_marker("default_placement"):
         return
     if any(folder in request.path.parents for folder in (*OPERATORS, TESTS / "lowering", TESTS / "architectures")):
-        monkeypatch.setattr(Target, "convolves_slower_than_torch", False)
-        monkeypatch.setattr(Target, "has_slower_operators", False)
+        patch_facts(monkeypatch, convolves_slower_than_torch=False, has_slower_operators=False)
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from ort_dynamo import memory_plan
-from ort_dynamo.target import Target
-from ort_dynamo.testing import eager_reasons, saved_for_backward
+from ort_dynamo.testing import eager_reasons, patch_facts, saved_for_backward
 
 
 class Layer(nn.Module):
@@ -122,13 +121,13 @@ def test_arithmetic_that_is_done_again_changes_no_gradient(
     plain: tuple[dict[str, Tensor], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, before = plain
-    monkeypatch.setattr(Target, "repeated_bytes", 0)
+    patch_facts(monkeypatch, repeated_bytes=0)
     actual, kept = step(Transformer, TOKENS)
     assert_equal(actual, expected)
     assert kept < 0.9 * before
     everything, least = step(Transformer, TOKENS, memory_budget=0.0)
     assert_equal(everything, expected)
-    monkeypatch.setattr(Target, "repeated_bytes", None)
+    patch_facts(monkeypatch, repeated_bytes=None)
     assert step(Transformer, TOKENS, memory_budget=0.0)[1] == least
 
 

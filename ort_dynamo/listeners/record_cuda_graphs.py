@@ -41,7 +41,7 @@ class RecordCudaGraphs(Listener):
 
     def segmented(self, graph: GraphCompilation) -> None:
         """Decide whether the graph is recorded; its sessions are opened for that."""
-        if not (self._is_wanted and graph.target.computes_on_streams):
+        if not (self._is_wanted and graph.target.facts.computes_on_streams):
             return
         self._resting = resting_inputs(graph.gm, graph.role)
         if graph.role == "backward" and not self._forward_recorded:
@@ -57,7 +57,7 @@ class RecordCudaGraphs(Listener):
 
     def finished(self, graph: GraphCompilation, run: BoxedRun) -> BoxedRun:
         """Give a function that records the graph, and replays it."""
-        if not (self._is_wanted and graph.target.computes_on_streams):
+        if not (self._is_wanted and graph.target.facts.computes_on_streams):
             return run
         if not graph.not_recorded:
             written = mutated_inputs(graph.gm)

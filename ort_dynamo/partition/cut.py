@@ -94,7 +94,7 @@ def tag_recomputed(
         static: indices of its inputs that are parameters or buffers.
     """
     decide = _sizes_decide(joint, options)
-    least, fused = target.repeated_bytes if decide else None, target.fuses_kernels and decide
+    least, fused = target.facts.repeated_bytes if decide else None, target.fuses_kernels and decide
     passes = recompute_passes(options.recompute, tuple(static), least, fused=fused)
     return run_passes(passes, joint, check=options.dump.verify, folder=options.dump.save_onnx)
 

@@ -73,7 +73,7 @@ def open_graph(
 ) -> CompiledGraph:
     """Open a built graph in a session on `device`; takes and raises what `open_session` does."""
     settings = built.session
-    if not target.computes_on_streams:
+    if not target.facts.computes_on_streams:
         compiled = CompiledGraph(built, partial(open_session, built, target, device, store=store), device)
     else:
         stream = SessionStream(device, dict(settings.provider_options), apart=settings.cuda_graphs)

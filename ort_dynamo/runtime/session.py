@@ -107,7 +107,7 @@ def _open(
     store: KernelStore | None = None,
 ) -> Any:
     options = built.session
-    if target.computes_on_streams:
+    if target.facts.computes_on_streams:
         stream = stream or SessionStream(device, dict(options.provider_options))
     given = provider_options(device, options, stream.address if stream else "")
     providers: list[Any] = [(target.provider, given)]
@@ -176,7 +176,7 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
     settings.log_severity_level = 3  # errors only: warnings speak of ONNX Runtime's choices, not of the user's model
     settings.intra_op_num_threads = options.intra_op_num_threads
     settings.inter_op_num_threads = 1
-    if target.shares_an_arena:
+    if target.facts.shares_an_arena:
         ARENA.register()
         if ARENA.registered:
             settings.add_session_config_entry("session.use_env_allocators", "1")

@@ -21,6 +21,7 @@ from cuda_target import Compiled, autocast, compiled_for
 from bench.workloads import WORKLOADS, build
 from ort_dynamo.runtime.providers import recorded_cuda_targets
 from ort_dynamo.target import Target
+from ort_dynamo.testing import patch_facts
 
 FREE = ("Constant", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
@@ -42,8 +43,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 def facts(on: tuple[str, ...]) -> Iterator[None]:
     """Only these facts of a CUDA target hold."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in (*PLACES, *FORMS):
-            patch.setattr(Target, name, name in on)
+        patch_facts(patch, **{name: name in on for name in (*PLACES, *FORMS)})
         yield
 
 

@@ -36,6 +36,7 @@ from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.providers import find_target, recorded_cuda_targets
 from ort_dynamo.target import Target
+from ort_dynamo.testing import patch_facts
 
 __all__ = ["Forms", "NoKernelError", "cuda_forms", "cuda_target", "widened"]
 
@@ -102,8 +103,7 @@ def cuda_forms(*, fused: bool = False, **facts: Any) -> Iterator[Forms]:
         patch.setattr(choose_target, "kernels_work", lambda _: True)
         patch.setattr(cut, "mark", marked)
         patch.setattr(opened_islands, "open_graph", opened)
-        for name, value in facts.items():
-            patch.setattr(Target, name, value)
+        patch_facts(patch, **facts)
         yield found
     CACHE.clear()
 

@@ -24,8 +24,8 @@ from opinfo_samples import DTYPES, operators, quiet, samples_of
 from torch._dynamo.utils import counters
 from torch.fx import Node
 
-from ort_dynamo import compiler
 from ort_dynamo.runtime.providers import recorded_cpu_targets, recorded_cuda_targets
+from ort_dynamo.segment import probe_lowering
 from ort_dynamo.target import Target
 
 __all__ = ["NAMES", "TARGETS", "kernels_missed"]
@@ -51,7 +51,7 @@ def kernels_missed(name: str, dtype: str, version: str, *, fused: bool = False) 
     recorded, cpu = TARGETS[version]
     target = dataclasses.replace(recorded, fuses_kernels=fused)
     missed: set[tuple[str, str]] = set()
-    refusal = compiler.refusal
+    refusal = probe_lowering.refusal
 
     def refuse(node: Node, target: Target, **given: Any) -> str | None:
         reason = refusal(node, target=target, **given)
@@ -69,7 +69,7 @@ def kernels_missed(name: str, dtype: str, version: str, *, fused: bool = False) 
             compiled_for(target, placement="onnxruntime") as (backend, found),
             pytest.MonkeyPatch.context() as patch,
         ):
-            patch.setattr(compiler, "refusal", refuse)
+            patch.setattr(probe_lowering, "refusal", refuse)
             compiled = torch.compile(function, backend=backend, dynamic=False)
             try:
                 compiled(sample.input, *sample.args, **sample.kwargs)

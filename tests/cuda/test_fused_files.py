@@ -15,9 +15,9 @@ from cuda_forms import cuda_forms
 from fused_on_cpu import open_with_kernels
 from torch import nn
 
-from ort_dynamo import compiler
 from ort_dynamo.build import BuiltGraph
 from ort_dynamo.fused_op import DOMAIN
+from ort_dynamo.lowering import build_island
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.runtime.importing import onnxruntime
@@ -42,7 +42,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
         return optimize(built, find_target("cpu"), torch.device("cpu"))
 
     with pytest.MonkeyPatch.context() as patch, cuda_forms(fused=True) as found:
-        patch.setattr(compiler, "optimize", on_the_cpu)
+        patch.setattr(build_island, "optimize", on_the_cpu)
         run = torch.compile(net, backend="ort_train", options={"save_onnx": str(folder), "contrib_ops": False})
         run(torch.randn(4, 8)).square().sum().backward()
     return folder, found.kernels

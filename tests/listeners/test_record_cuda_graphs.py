@@ -22,7 +22,7 @@ from ort_dynamo.listeners import record_cuda_graphs
 from ort_dynamo.listeners.record_cuda_graphs import why_not_recorded
 from ort_dynamo.runtime import session, streams
 from ort_dynamo.runtime.torch_memory import TORCH_MEMORY
-from ort_dynamo.target import Target
+from ort_dynamo.testing import patch_facts
 from ort_dynamo.torch_internals import cuda_graphs
 
 CUDA = torch.device("cuda", 0)
@@ -54,7 +54,7 @@ def test_on_the_cpu_there_is_nothing_to_record() -> None:
 def like_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     """The CPU, taken for a device with streams, whose sessions may be recorded."""
     streams._stream_apart.cache_clear()
-    monkeypatch.setattr(Target, "computes_on_streams", True)
+    patch_facts(monkeypatch, computes_on_streams=True)
     monkeypatch.setattr(TORCH_MEMORY, "serves", lambda _: False)
     monkeypatch.setattr(record_cuda_graphs, "has_graph_trees", lambda: True)
     add = session.onnxruntime().SessionOptions.add_session_config_entry

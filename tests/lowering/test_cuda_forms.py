@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from ort_dynamo.target import Target
-from ort_dynamo.testing import assert_like_eager
+from ort_dynamo.testing import assert_like_eager, patch_facts
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +22,7 @@ def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         return name in ("integers_reduced_in_float32", "layer_norm_of_one") or has_defect(self, name)
 
     monkeypatch.setattr(Target, "has_defect", has)
-    monkeypatch.setattr(Target, "sums_in_order", False)
-    monkeypatch.setattr(Target, "prefers_dense_products", False)
+    patch_facts(monkeypatch, sums_in_order=False, prefers_dense_products=False)
 
 
 @pytest.mark.parametrize(

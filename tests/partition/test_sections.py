@@ -19,7 +19,7 @@ from ort_dynamo.partition import cut
 from ort_dynamo.report.record import RECORDS, GraphRecord
 from ort_dynamo.runtime import compiled_graph
 from ort_dynamo.saving.one_model import join_models
-from ort_dynamo.target import Target
+from ort_dynamo.testing import patch_facts
 
 
 class Layers(nn.Module):
@@ -37,7 +37,7 @@ class Layers(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _small_sections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Target, "section_bytes", 32 << 10)
+    patch_facts(monkeypatch, section_bytes=32 << 10)
 
 
 def trained(

@@ -13,9 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ort_dynamo import compiler
 from ort_dynamo.build import PassRecord
+from ort_dynamo.lowering import build_island
 from ort_dynamo.partition import cut
 from ort_dynamo.passes.running import run_passes
-from ort_dynamo.target import Target
+from ort_dynamo.testing import patch_facts
 
 
 class Net(nn.Module):
@@ -183,10 +184,10 @@ def test_each_pass_leaves_a_valid_graph_and_nothing_to_do(
             ran.append(first.name)
         return tuple(records)
 
-    monkeypatch.setattr(Target, "section_bytes", 256)
-    monkeypatch.setattr(Target, "repeated_bytes", 1)
+    patch_facts(monkeypatch, section_bytes=256, repeated_bytes=1)
     monkeypatch.setattr(cut, "run_passes", each_twice)
-    monkeypatch.setattr(compiler, "run_passes", each_twice)
+    for module in (compiler, build_island):
+        monkeypatch.setattr(module, "run_passes", each_twice)
     make, shape = GRAPHS[graph]
     module = make()
     x = torch.randn(shape, requires_grad=True)

@@ -34,6 +34,7 @@ from ort_dynamo.runtime.session_code import Stopped
 from ort_dynamo.runtime.streams import SessionStream
 from ort_dynamo.runtime.torch_memory import TORCH_MEMORY, TorchMemory
 from ort_dynamo.target import Target
+from ort_dynamo.testing import patch_facts
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
@@ -142,7 +143,7 @@ def test_the_programs_options_override_torchs(cuda: FakeCuda) -> None:
 
 
 def key_context(target: Target) -> str:
-    device = CUDA if target.computes_on_streams else CPU
+    device = CUDA if target.facts.computes_on_streams else CPU
     return repr(build_spec(Options(), target, device, "forward"))
 
 
@@ -303,7 +304,7 @@ def test_results_of_sizes_that_only_data_decides_are_copied_on_the_callers_strea
 @pytest.fixture
 def like_cuda(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """The CPU, taken for a device with streams."""
-    monkeypatch.setattr(Target, "computes_on_streams", True)
+    patch_facts(monkeypatch, computes_on_streams=True)
     monkeypatch.setattr(TORCH_MEMORY, "serves", lambda _: False)
     CACHE.clear()
     return cuda

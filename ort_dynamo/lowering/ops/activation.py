@@ -161,7 +161,7 @@ def log1p_exp(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     fifth of the time of the CPU's Softplus, which is for float32 alone, and half of that of a logarithm.
     """
     op = ctx.op
-    if x.dtype == _FLOAT and not ctx.target.walks_entries:
+    if x.dtype == _FLOAT and not ctx.target.facts.walks_entries:
         return op.Softplus(x)
     y = op.Exp(op.Neg(op.Abs(x)))
     if x.dtype == _FLOAT:
@@ -261,7 +261,7 @@ def elu(
         and _is_one(input_scale)
         and x.dtype == _FLOAT
     ):
-        if ctx.target.walks_entries and math.isfinite(alpha):
+        if ctx.target.facts.walks_entries and math.isfinite(alpha):
             # The formula of the CPU's Elu, which takes two to seven times as long; above zero its second part is zero.
             below = op.Mul(op.Sub(op.Exp(op.Min(x, 0.0)), 1.0), float(alpha))
             result = op.Add(op.Max(x, 0.0), below)
@@ -313,7 +313,7 @@ def elu_backward(
         return [op.Where(below, op.Mul(dy, low(op, x)), op.Mul(dy, scale_))]
 
     # A step of next to nothing is dropped likewise, which float64 would show.
-    if x.dtype != _FLOAT or not ctx.target.walks_entries or is_small(ctx.sizes(self_or_result)):
+    if x.dtype != _FLOAT or not ctx.target.facts.walks_entries or is_small(ctx.sizes(self_or_result)):
         return ctx.cast(in_choices(op)[0], ctx.out.dtype)
     (result,) = either(ctx, all_finite(ctx, x), in_products, in_choices)  # nan is not below zero
     return ctx.cast(result, ctx.out.dtype)

@@ -99,7 +99,7 @@ Of rectified noise its result is off by 1e-6 at 28 by 28, 2e-5 at 112 by 112, 2e
 def _has_training_kernel(ctx: LoweringContext, sizes: Sequence[Size]) -> bool:
     plane = math.prod(sizes[2:])
     short = isinstance(plane, int) and plane <= _ACCURATE_PLANE
-    return len(sizes) > 2 and short and ctx.target.normalizes_batches
+    return len(sizes) > 2 and short and ctx.target.facts.normalizes_batches
 
 
 def _by_one_kernel(

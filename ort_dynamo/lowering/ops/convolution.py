@@ -194,7 +194,7 @@ class _Gradient:
         remainders = form.remainders(sizes[2:], out[2:])
         # The swapped convolution multiplies matrices of prod(kernel) columns, the other form ones of in / groups.
         swaps = self._prefers_products and math.prod(form.kernel) > max(form.weight[1], 16)
-        if swaps or (self.ctx.target.weighs_by_convolution and math.prod(form.kernel) > 1):
+        if swaps or (self.ctx.target.facts.weighs_by_convolution and math.prod(form.kernel) > 1):
             return self._of_weight_by_conv(image, filters, sizes, remainders)
         return self._of_weight_by_offsets(image, filters, remainders)
 
@@ -202,7 +202,7 @@ class _Gradient:
 
     @property
     def _prefers_products(self) -> bool:
-        return self.ctx.target.prefers_dense_products
+        return self.ctx.target.facts.prefers_dense_products
 
     @property
     def _has_kernel(self) -> bool:

@@ -194,7 +194,7 @@ def _sampling(
 ) -> tuple[Sampling, list[list[Tap]]]:
     """Where is sampled, and the taps along each axis of the image, outermost first."""
     op, dtype = ctx.op, float_dtype(ctx.dtype(image))
-    if dtype != ctx.dtype(image) and ctx.target.samples_in_own_dtype:
+    if dtype != ctx.dtype(image) and ctx.target.facts.samples_in_own_dtype:
         # A place that is off by its rounding is another pixel. torch's CUDA kernels compute in float32, as here.
         raise ctx.refuse(f"sampling a grid of {ctx.dtype(image)}, in whose rounding torch finds the places on the CPU")
     this = Sampling(ctx.sizes(image), ctx.sizes(grid)[:-1], mode, padding, align_corners, dtype)

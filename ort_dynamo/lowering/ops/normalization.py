@@ -93,7 +93,7 @@ def _has_kernel(ctx: LoweringContext, length: Size) -> bool:
     """Whether LayerNormalization takes rows of `length` elements, and is accurate."""
     if ctx.target.has_defect("layer_norm_of_one") and not (isinstance(length, int) and length > 1):
         return False
-    return not is_long(length) or (isinstance(length, int) and not ctx.target.sums_in_order)
+    return not is_long(length) or (isinstance(length, int) and not ctx.target.facts.sums_in_order)
 
 
 @lowering(aten.native_layer_norm.default)

@@ -26,7 +26,7 @@ def _passed(ctx: LoweringContext, dy: ir.Value, blocked: ir.Value) -> ir.Value:
     """
     assert dy.dtype is not None
     dtype, zero = dy.dtype, ctx.builder.constant(0, dy.dtype)
-    if not ctx.target.walks_entries or not dtype.is_floating_point() or is_small(ctx.out.shape):
+    if not ctx.target.facts.walks_entries or not dtype.is_floating_point() or is_small(ctx.out.shape):
         return ctx.op.Where(blocked, zero, dy)
     passed = ctx.op.Cast(ctx.op.Not(blocked), to=dtype)
     (result,) = either(
@@ -72,7 +72,7 @@ def prelu(ctx: LoweringContext, self: ir.Value, weight: ir.Value) -> ir.Value:
     def without_choices(op: OpBuilder) -> list[ir.Value]:
         return list(either(ctx, finite, in_products, in_choices, op=op, place="steep "))
 
-    if not ctx.target.walks_entries or is_small(ctx.out.shape):
+    if not ctx.target.facts.walks_entries or is_small(ctx.out.shape):
         return ctx.cast(in_choices(ctx.op)[0], ctx.out.dtype)
     # PRelu takes 4.7 ns an element or, in onnxruntime-training, makes nan of infinity.
     finite = all_finite(ctx, slope)
@@ -105,7 +105,7 @@ def hardshrink(ctx: LoweringContext, self: ir.Value, lambd: Number = 0.5) -> ir.
     """hardshrink(Tensor self, Scalar lambd=0.5) -> Tensor"""
     (x,), dtype = promote(ctx, self)
     op, limit = ctx.op, ctx.scalar(lambd, dtype)
-    if not ctx.target.walks_entries or not (isinstance(lambd, (int, float)) and math.isfinite(lambd)):
+    if not ctx.target.facts.walks_entries or not (isinstance(lambd, (int, float)) and math.isfinite(lambd)):
         return ctx.cast(op.Where(op.LessOrEqual(op.Abs(x), limit), ctx.scalar(0, dtype), x), ctx.out.dtype)
     # What is infinite is beyond the limit, and nan stays nan in a product with zero, too.
     return ctx.cast(op.Mul(x, op.Cast(op.Greater(op.Abs(x), limit), to=x.dtype)), ctx.out.dtype)
@@ -180,7 +180,7 @@ def hardswish_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.Val
         beyond = op.HardSigmoid(x, alpha=_PER_ULP, beta=1 - 3 * _PER_ULP)  # 1 from 3 on
         return [op.Mul(op.Sub(op.Add(ramp, ramp), op.Mul(op.Add(inside, beyond), 0.5)), dy)]
 
-    if x.dtype != _FLOAT or not ctx.target.walks_entries or is_small(ctx.out.shape):
+    if x.dtype != _FLOAT or not ctx.target.facts.walks_entries or is_small(ctx.out.shape):
         return ctx.cast(in_choices(ctx.op)[0], ctx.out.dtype)
     finite = ctx.op.And(all_finite(ctx, x), all_finite(ctx, dy))
     (result,) = either(ctx, finite, in_products, in_choices)

@@ -119,7 +119,7 @@ def _one_unless_any(ctx: LoweringContext, zero: ir.Value, divisor: ir.Value) -> 
     """
     op, dtype = ctx.op, divisor.dtype
     assert dtype is not None
-    if not ctx.target.raises_at_data:
+    if not ctx.target.facts.raises_at_data:
         return ctx.builder.constant(1, dtype)
     count = op.ReduceSum(op.Cast(zero, to=ir.DataType.INT64), keepdims=0)
     return op.Gather(ctx.builder.constant([1], dtype), count, axis=0, _name=f"{ZERO_DIVISOR}.{ctx.node.name}")

@@ -170,7 +170,7 @@ def extremum(ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence
         found = op.ReduceMax(op.IsNaN(value), ctx.ints(axes), keepdims=int(keepdim))
         return [op.Where(found, math.nan, *without_nan(op))]
 
-    if not ctx.target.walks_entries:
+    if not ctx.target.facts.walks_entries:
         return with_nan(ctx.op)[0]
     # A sum of all is a tenth of the work, and finite where none is nan.
     (result,) = either(ctx, all_finite(ctx, value), without_nan, with_nan)

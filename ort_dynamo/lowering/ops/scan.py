@@ -47,7 +47,7 @@ _SMALL = 1 << 12
 
 def _walks_entries(ctx: LoweringContext, sizes: Sequence[Size], a: int) -> bool:
     """Whether CumSum would step from entry to entry, which takes the CPU's kernels 3 to 8 ns each."""
-    if not ctx.target.walks_entries or a != len(sizes) - 1 or any(map(size_is_zero, sizes)):
+    if not ctx.target.facts.walks_entries or a != len(sizes) - 1 or any(map(size_is_zero, sizes)):
         return False
     count = math.prod(sizes)
     if isinstance(count, int) and count <= _SMALL:
@@ -58,7 +58,7 @@ def _walks_entries(ctx: LoweringContext, sizes: Sequence[Size], a: int) -> bool:
 def _accumulator(ctx: LoweringContext) -> torch.dtype:
     """The dtype torch's kernels accumulate in: on the CPU, float64 for every floating-point dtype."""
     dtype = float_dtype(ctx.out.dtype)
-    wide = dtype.is_floating_point and ctx.target.scans_in_double
+    wide = dtype.is_floating_point and ctx.target.facts.scans_in_double
     return torch.float64 if wide else dtype
 
 

@@ -115,7 +115,7 @@ def _scatter(
     else:
         source = ctx.op.Expand(ctx.scalar(src, ctx.out.dtype), ctx.shape(sizes))
     data_sizes, place = _sizes_1d(ctx, self), axis(dim, ctx.rank(self))
-    rows = slice_numbers(ctx, data_sizes, place, index) if place == 0 and ctx.target.walks_entries else None
+    rows = slice_numbers(ctx, data_sizes, place, index) if place == 0 and ctx.target.facts.walks_entries else None
     if rows is not None:
         places = of_rows(ctx, data_sizes, rows)
     else:
@@ -212,7 +212,7 @@ def _neutral(reduce: str | None, dtype: torch.dtype) -> int | float:
 def _slices(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, sizes: Sequence[Size]) -> ScatterPlaces:
     """The slices of `self` along `dim` that a 1-D `index` names, for a source of shape `sizes`."""
     data_sizes, place = _sizes_1d(ctx, self), axis(dim, ctx.rank(self))
-    if place == 0 and ctx.rank(self) > 1 and ctx.target.walks_entries:
+    if place == 0 and ctx.rank(self) > 1 and ctx.target.facts.walks_entries:
         return of_rows(ctx, data_sizes, ctx.reshape(index, [-1]))
     column = ctx.op.Reshape(index, ctx.ints([-1] + [1] * (len(data_sizes) - place - 1)))
     return of_entries(ctx, data_sizes, place, ctx.op.Expand(column, ctx.shape(sizes)), sizes)

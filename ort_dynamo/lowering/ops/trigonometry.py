@@ -39,7 +39,7 @@ def _cos_formula(ctx: LoweringContext, x: ir.Value) -> ir.Value:
 def _unless_walked(op_type: str, formula: Formula) -> Formula:
     """The operator, but `formula` where kernels walk over the entries, at 7 to 24 ns each."""
     choice = _or_kernel(op_type, formula)
-    return lambda ctx, x: formula(ctx, x) if ctx.target.walks_entries else choice(ctx, x)
+    return lambda ctx, x: formula(ctx, x) if ctx.target.facts.walks_entries else choice(ctx, x)
 
 
 cos = _or_kernel("Cos", _cos_formula)

@@ -154,7 +154,7 @@ def expand_to(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], new:
         return value
     # An index that is repeated stays an Expand, which says what it was made of (recipes/scatter_places.py).
     floats = value.dtype is not None and value.dtype.is_floating_point()
-    if floats and lead == 0 and ctx.target.walks_entries and not is_small(new) and _repeats_entries(sizes, new):
+    if floats and lead == 0 and ctx.target.facts.walks_entries and not is_small(new) and _repeats_entries(sizes, new):
         # Repeated as a whole, and transposed.
         copies = ctx.op.Expand(
             ctx.op.Unsqueeze(ctx.op.Squeeze(value, [-1]), [0]), ctx.shape([target[-1], *target[:-1]])

@@ -60,7 +60,7 @@ def total(
     """
     op = ctx.op
     long = value.dtype == ir.DataType.FLOAT and not is_short(math.prod(sizes[a] for a in axes))
-    if not long or not ctx.target.sums_in_order:
+    if not long or not ctx.target.facts.sums_in_order:
         return op.ReduceSum(value, ctx.ints(axes), keepdims=int(keepdim))
     for a in axes:
         if lengths := _in_two(sizes[a]):
@@ -187,7 +187,7 @@ def integer_total(
     """
     op = ctx.op
     carried = not is_unbacked(*sizes)  # sizes made from data may be no input's
-    if ctx.target.prefers_dense_products and carried and not sums_integers_exactly(ctx):
+    if ctx.target.facts.prefers_dense_products and carried and not sums_integers_exactly(ctx):
         return _times_ones(ctx, value, sizes, axes, keepdim)
     dtype = value.dtype
     assert dtype is not None

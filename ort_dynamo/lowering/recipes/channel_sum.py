@@ -34,7 +34,7 @@ def channel_product_sum(ctx: LoweringContext, a: ir.Value, b: ir.Value, sizes: S
     """
     plane = math.prod(sizes[2:])
     length = _dot_length(plane)
-    dots = ctx.target.prefers_dense_products and a.dtype == ir.DataType.FLOAT and ctx.has_fused_matmul(a)
+    dots = ctx.target.facts.prefers_dense_products and a.dtype == ir.DataType.FLOAT and ctx.has_fused_matmul(a)
     if length is None or not dots:
         return channel_sum(ctx, ctx.op.Mul(a, b), sizes)
     shape = [*sizes[:2], plane // length, 1, length]

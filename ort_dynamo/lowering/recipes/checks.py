@@ -38,7 +38,7 @@ def stop_if(
         rank: of `value`.
         kind: REFUSED or EMPTY, which decide the error's class.
     """
-    if not ctx.target.raises_at_data or ctx.target.stands_alone:
+    if not ctx.target.facts.raises_at_data or ctx.target.stands_alone:
         return value
     return ctx.op.Reshape(value, _shape_unless(ctx, ctx.op, wrong, words, rank, kind))
 
@@ -57,7 +57,7 @@ def stop_if_any(
         checks: each gives a 0-d bool, with the op builder of the branch it stands in, and has eager's message.
         rank: of `value`.
     """
-    if not ctx.target.raises_at_data or ctx.target.stands_alone:
+    if not ctx.target.facts.raises_at_data or ctx.target.stands_alone:
         return value
 
     def run(op: OpBuilder) -> list[ir.Value]:

@@ -135,7 +135,7 @@ def apply_maps(
     if not axes:
         return value
     sparse = functools.partial(_sparse, ctx, value, leading, axes, maps)
-    if not ctx.target.prefers_dense_products or any(max(maps[axis].matrix.shape) > _DENSE for axis in axes):
+    if not ctx.target.facts.prefers_dense_products or any(max(maps[axis].matrix.shape) > _DENSE for axis in axes):
         return sparse(ctx.op)[0]
     dense = functools.partial(_dense, ctx, value, leading, axes, sizes, maps)
     return either(ctx, all_finite(ctx, value), dense, sparse)[0]

@@ -84,7 +84,7 @@ def entries_at(
         sizes: of `places`.
     """
     op = ctx.op
-    if not ctx.target.walks_entries or is_unbacked(*before, *sizes):
+    if not ctx.target.facts.walks_entries or is_unbacked(*before, *sizes):
         return op.Gather(value, places, axis=len(before))  # which needs no sizes: no input may carry them
     count = math.prod(sizes)
     flat = places if len(sizes) == 1 else op.Reshape(places, [-1])

@@ -54,7 +54,7 @@ class PlaceInTorch(PassBase):
         faster = [node for node in graph.nodes if self._convolves_faster(node)]
         if not faster or prices is None:
             return PassResult(graph_module, False)
-        contends = self.threads > 1 and self.target.shares_the_processor
+        contends = self.threads > 1 and self.target.facts.shares_the_processor
         modified = False
         sharing = prices.sharing_images if any(map(convolves_images, faster)) else prices.sharing
         if _gain(graph, faster, prices.contending if contends else sharing) > 0:
@@ -66,7 +66,7 @@ class PlaceInTorch(PassBase):
 
     def _convolves_faster(self, node: Node) -> bool:
         return (
-            self.target.convolves_slower_than_torch
+            self.target.facts.convolves_slower_than_torch
             and node.target in CONVOLUTIONS
             and convolution_weight(node).dtype in ONEDNN_DTYPES
             and not is_product(node)

@@ -49,7 +49,7 @@ class PlaceSlowerOperators(PassBase):
     def call(self, graph_module: GraphModule) -> PassResult:
         """Mark nodes of a joint or inference graph."""
         prices = self.target.prices.operators
-        if prices is None or not self.target.has_slower_operators:
+        if prices is None or not self.target.facts.has_slower_operators:
             return PassResult(graph_module, False)
         graph = graph_module.graph
         slower = {node for node in graph.nodes if node.target in prices.slower and FORMS[node.target].takes(node)}
@@ -80,7 +80,7 @@ class PlaceSlowerOperators(PassBase):
 
     def _cost(self, node: Node, prices: OperatorPrices, session_follows: bool) -> float:
         crossing = _elements(node) * prices.crossing / self.threads
-        contends = session_follows and self.threads > 1 and self.target.shares_the_processor
+        contends = session_follows and self.threads > 1 and self.target.facts.shares_the_processor
         return prices.cut + crossing + contends * prices.spinning
 
 

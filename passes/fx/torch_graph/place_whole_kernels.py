@@ -55,20 +55,20 @@ class PlaceWholeKernels(PassBase):
             if reason is not None:
                 modified |= choose([node], reason)
         is_laid_out = any(CHANNELS_LAST in node.meta for node in nodes)
-        if self.target.leaves_convolution_gradients and not is_laid_out and _convolves_most(nodes):
+        if self.target.facts.leaves_convolution_gradients and not is_laid_out and _convolves_most(nodes):
             modified |= choose((node for node in nodes if computes(node)), BETWEEN)
         return PassResult(graph_module, modified)
 
     def _reason(self, node: Node) -> str | None:
         target, prices = self.target, self.target.prices.kernels
-        if target.leaves_convolution_gradients:
+        if target.facts.leaves_convolution_gradients:
             if node.target is aten.convolution_backward.default:
                 return GRADIENT
             if node.target is aten.convolution.default and self._convolves_wider(node):
                 return CONVOLVES_WIDE
-        if target.leaves_normalizations and prices is not None and node.target in prices.normalizations:
+        if target.facts.leaves_normalizations and prices is not None and node.target in prices.normalizations:
             return NORMALIZES if saved(node, prices) > prices.cut else None
-        if target.leaves_attention and node.target in ATTENTION:
+        if target.facts.leaves_attention and node.target in ATTENTION:
             return ATTENDS
         return None
 

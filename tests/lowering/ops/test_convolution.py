@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from ort_dynamo.lowering.ops import convolution
 from ort_dynamo.runtime.capabilities import installed_runtime
-from ort_dynamo.target import Target
-from ort_dynamo.testing import assert_like_eager
+from ort_dynamo.testing import assert_like_eager, patch_facts
 
 CONVOLUTIONS = {
     "1d": (nn.Conv1d(4, 6, 3), (2, 4, 11)),
@@ -81,7 +80,7 @@ def test_convolution_and_its_gradients_equal_eager(case, form):
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_the_gradient_of_a_weight_as_one_convolution_equals_eager(case, monkeypatch):
     monkeypatch.setattr(convolution._Gradient, "_has_conv_grad", False)
-    monkeypatch.setattr(Target, "weighs_by_convolution", True)  # as on CUDA
+    patch_facts(monkeypatch, weighs_by_convolution=True)  # as on CUDA
     module, shape = CONVOLUTIONS[case]
     assert_like_eager(module, image(shape))
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo import compiler
 from ort_dynamo.marks import CHOSEN
 from ort_dynamo.passes import pipelines
 from ort_dynamo.passes.fx.torch_graph.choice import choose
 from ort_dynamo.passes.fx.torch_graph.give_kernel_dtypes import GiveKernelDtypes
+from ort_dynamo.segment import probe_lowering
 from ort_dynamo.testing import TOLERANCES, assert_like_eager, eager_reasons
 
 pytestmark = pytest.mark.default_placement
@@ -122,8 +122,8 @@ def test_torch_and_sessions_exchange_statistics_where_no_session_takes_one(
         reason = refusal(node, **given)
         return "the test refuses it" if CHOICES[choice](node) else reason
 
-    refusal = compiler.refusal
-    monkeypatch.setattr(compiler, "refusal", refused)
+    refusal = probe_lowering.refusal
+    monkeypatch.setattr(probe_lowering, "refusal", refused)
     options = {"placement": "onnxruntime", "verify": True}
     assert_exchanged(name, dtype, parameters, options=options, allow_eager=True)
     assert eager_reasons()

@@ -33,6 +33,7 @@ __all__ = [
     "OrtDynamoError",
     "PassBrokeGraphError",
     "PassFailedError",
+    "PassOrderError",
     "ProcessGroupError",
     "ProviderNotAvailableError",
     "RanksDisagreeError",
@@ -291,6 +292,12 @@ class PassFailedError(OrtDynamoError):
         "The graph, {when}, is in {place}. options={{'save_onnx': FOLDER, 'verify': True}} writes to a file the graph "
         "that a failing pass was given."
     )
+
+
+class PassOrderError(OrtDynamoError):
+    """A pass stands where a condition that it needs does not hold."""
+
+    message = "The pass {name} is at a wrong place: it needs that {condition}, and {cause}."
 
 
 class FakeValueError(OrtDynamoError):

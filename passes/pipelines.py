@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import onnx_ir as ir
 from onnx_ir.passes.common import (
@@ -72,6 +74,7 @@ from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
 from ort_dynamo.passes.onnx.take_shapes_early import TakeShapesEarly
 from ort_dynamo.passes.onnx.transpose_once import TransposeOnce
+from ort_dynamo.passes.ordering import AT_FIRST, Condition, check_order
 from ort_dynamo.passes.outside import outside_fx_passes, outside_onnx_passes
 from ort_dynamo.target import Target
 
@@ -93,10 +96,45 @@ __all__ = [
 ]
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T", bound=tuple[Any, ...])
+
+MARKED = AT_FIRST | {Condition.DRAWS_HOISTED}
+"""The conditions that hold of a joint graph after fx_passes."""
+
+CUT = MARKED | {Condition.STATISTICS_SPLIT, Condition.SEEDLESS_HIDDEN, Condition.VIEWS_MERGED}
+"""Those that hold of the graphs that the partitioner makes after cut_passes."""
+
+OWNED = AT_FIRST | {Condition.RESULTS_OWNED}
+"""Those that hold of an outer graph after outer_passes."""
+
+FINISHED = frozenset({Condition.OUTPUTS_SEPARATE, Condition.NO_DEAD_NODES})
+"""Those that a model needs before it is opened."""
+
+
+def _checked(
+    holding: Set[Condition] = AT_FIRST, until: Set[Condition] = frozenset()
+) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Check the order of the passes that a function gives: `holding` before the first, `until` after the last."""
+
+    def checked(pipeline: Callable[_P, _T]) -> Callable[_P, _T]:
+        @wraps(pipeline)
+        def built(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            passes = pipeline(*args, **kwargs)
+            left = until - check_order(passes, holding)
+            assert not left, f"{pipeline.__name__} does not give {left}"
+            return passes
+
+        return built
+
+    return checked
+
+
 _SECTIONS = 8
 """Into how many a backward is cut at most: what is alive exceeds what eager holds by an eighth of what is freed."""
 
 
+@_checked()
 def fx_passes(options: PassOptions, *, draws: bool = False, deterministic: bool = False) -> tuple[PassBase, ...]:
     """Give the passes on a joint graph before it is cut, or on an inference graph.
 
@@ -110,6 +148,7 @@ def fx_passes(options: PassOptions, *, draws: bool = False, deterministic: bool 
     return (*outside_fx_passes(first=True), *ours, *outside_fx_passes(options.extra_passes, first=False))
 
 
+@_checked(MARKED)
 def placement_passes(options: PassOptions, target: Target, threads: int) -> tuple[PassBase, ...]:
     """Give the passes on a joint or inference graph that depend on the target, such as what torch runs by choice.
 
@@ -141,6 +180,7 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
     )
 
 
+@_checked(MARKED)
 def saved_result_passes(outputs: int) -> tuple[PassBase, ...]:
     """Give the passes on a joint graph, of whose results `outputs` are the forward's, that change what it saves.
 
@@ -149,6 +189,7 @@ def saved_result_passes(outputs: int) -> tuple[PassBase, ...]:
     return (CompareInForward(outputs),)
 
 
+@_checked(MARKED)
 def recompute_passes(
     options: RecomputeOptions, static: tuple[int, ...] = (), least: int | None = None, *, fused: bool = False
 ) -> tuple[PassBase, ...]:
@@ -163,38 +204,38 @@ def recompute_passes(
         fused: whether arithmetic is computed in the kernel of what reads it.
     """
     return (
-        SaveReadsOfMutated(),  # first: what must not be computed again is not to be decided about
+        SaveReadsOfMutated(),
         *([RecomputeCasts(static)] if options.recompute_casts else []),
         RecomputeArithmetic(least),  # it costs nothing, so there is no option
         *([RecomputePointwise()] if fused else []),
-        # Before the policies: what its clusters are called depends on what else is kept, and the user has read their
-        # names in a table that shows the graph as it is without options.
         *([RecomputePlan(options.recompute_plan)] if options.recompute_plan else []),
         *([RecomputeAttentionDropout()] if options.attn_dropout_recompute else []),
         *([RecomputeGelu()] if options.gelu_recompute else []),
         *([RecomputeLayers(options.number_recompute_layers)] if options.transformer_layer_recompute else []),
         *([RecomputeFromInputs()] if options.recompute_from_inputs else []),
-        # Last: it spends what the others have left.
         *([RecomputeToBudget(options.budget())] if options.memory_budget is not None else []),
     )
 
 
+@_checked(MARKED)
 def cut_passes() -> tuple[PassBase, ...]:
     """Give the passes on a joint graph when all is tagged, right before the partitioner cuts it."""
-    # Views are merged only now: layers are found by the operators that they repeat, views among them.
     return (SplitStatistics(), HideSeedless(), MergeViews(), RemakeViews())
 
 
+@_checked(CUT)
 def forward_passes() -> tuple[PassBase, ...]:
     """Give the passes on the forward that the partitioner has made."""
     return (RestoreSeedless(), MergeStatistics())
 
 
+@_checked(CUT)
 def backward_passes() -> tuple[PassBase, ...]:
     """Give the passes on the backward that the partitioner has made, and on the joint graph that it leaves behind."""
     return (RestoreSeedless(),)
 
 
+@_checked()
 def section_passes(
     options: PassOptions, target: Target, freed: tuple[str, ...], *, saved: bool
 ) -> tuple[PassBase, ...]:
@@ -216,11 +257,13 @@ def plan_passes(outputs: int) -> tuple[PassBase, ...]:
     return (KeepNothing(outputs),)
 
 
+@_checked()
 def outer_passes(seen: slice) -> tuple[PassBase, ...]:
     """Give the passes on an outer graph around islands, of whose outputs the program sees those in `seen`."""
     return (OwnResults(seen), LocateAssertions(), CastStatistics())
 
 
+@_checked(OWNED)
 def running_passes(
     seen: slice, views: frozenset[int], *, returned: slice, strides: Mapping[int, tuple[int, ...]]
 ) -> tuple[PassBase, ...]:
@@ -235,6 +278,7 @@ def running_passes(
     return (GiveStrides(returned, strides), ReturnNoViews(seen, views), ReshapeViews(), CallForeach(), WriteInPlace())
 
 
+@_checked(until=FINISHED)
 def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlacePass, ...]:
     """Give the passes on each lowered model, in order."""
     casts = PropagateCasts(
@@ -269,6 +313,7 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
     )
 
 
+@_checked()
 def order_passes(model: ir.Model) -> tuple[ir.passes.InPlacePass, ...]:
     """Give the passes on what ONNX Runtime's optimizer has made of `model`, whose order is wanted."""
     return (RestoreOrder.of(model), ReadLate())

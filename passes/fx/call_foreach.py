@@ -13,6 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.marks import CHOSEN
 from ort_dynamo.passes.fx.torch_graph.foreach import FOREACH, is_count, is_plain_cast
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["CallForeach", "add_to_all", "cast_all"]
 
@@ -59,6 +60,7 @@ class _Call:
     last: int = 1 << 62
 
 
+@ordering(needs=[Condition.FUNCTIONAL])
 @dataclass(frozen=True)
 class CallForeach(PassBase):
     """What PlaceForeach has marked becomes calls of torch's `foreach` functions, each of at most 64 MiB of results.

@@ -13,6 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from ort_dynamo.boundary import physical_order
 from ort_dynamo.passes.fx.analysis.eager_strides import has_dimension_of_one
 from ort_dynamo.passes.fx.analysis.wrapped_outputs import wrap_outputs
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.iterator_strides import contiguous_strides
 
 __all__ = ["GiveStrides", "strided"]
@@ -38,6 +39,7 @@ def strided(tensor: torch.Tensor, strides: tuple[int, ...], usual: tuple[int, ..
 strided.keeps_value = True  # type: ignore[attr-defined]  # the maker gives the fake value
 
 
+@ordering(needs=[Condition.FUNCTIONAL], gives=[Condition.STRIDES_GIVEN])
 @dataclass(frozen=True)
 class GiveStrides(PassBase):
     """Pass outputs through `strided`, which moves no data. Such a stride is metadata, and a session has none.

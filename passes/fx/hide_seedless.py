@@ -10,10 +10,12 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.saved_tensors import draws
 from ort_dynamo.passes.fx.analysis.stand_ins import stand_in
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["HideSeedless"]
 
 
+@ordering(gives=[Condition.SEEDLESS_HIDDEN])
 @dataclass(frozen=True)
 class HideSeedless(PassBase):
     """A function without tags stands in for an operator that is tagged as random and draws nothing: no dropout.

@@ -16,6 +16,7 @@ from ort_dynamo.marks import DRAWN, HALF, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.fake_values import add_call
 from ort_dynamo.passes.fx.analysis.saved_tensors import draws, must_recompute, tag
 from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.dropout_mask import DROPOUT_MASK
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
 from ort_dynamo.torch_internals.operators import aten, prims
@@ -42,6 +43,7 @@ _CREATE_OVERLOADS = (aten.normal.float_float, prims.normal.default, prims.unifor
 _EMPTY = (aten.empty, aten.empty_strided, aten.empty_permuted, aten.empty_like, aten.new_empty, aten.new_empty_strided)
 
 
+@ordering(gives=[Condition.DRAWS_HOISTED])
 @dataclass(frozen=True)
 class HoistRandom(PassBase):
     """The pass makes each random draw independent of data, and marks it (meta[DRAWN]) to be run by torch and saved.

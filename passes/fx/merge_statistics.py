@@ -9,10 +9,12 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.marks import STANDS_BESIDE
 from ort_dynamo.passes.fx.analysis.batch_statistics import WITHOUT_RUNNING
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["MergeStatistics"]
 
 
+@ordering(needs=[Condition.STATISTICS_SPLIT], ends=[Condition.STATISTICS_SPLIT])
 @dataclass(frozen=True)
 class MergeStatistics(PassBase):
     """The original operator takes the place of the one that SplitStatistics has put beside it, where both are there."""

@@ -13,12 +13,14 @@ from ort_dynamo.passes.fx.analysis.mutation import mutated_storages
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_tensor, tagged_alike
 from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.passes.fx.analysis.views import RESHAPES, VIEWS
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.promotion import is_contiguous
 from ort_dynamo.torch_internals.symbols import given_expression
 
 __all__ = ["MergeViews"]
 
 
+@ordering(gives=[Condition.VIEWS_MERGED], ends=[Condition.VIEWS_AS_TRACED])
 @dataclass(frozen=True)
 class MergeViews(PassBase):
     """A view becomes what shows the same elements already: an equal view, or the tensor that it leads back to.

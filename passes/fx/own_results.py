@@ -12,6 +12,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.boundary import promised_strides
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["OwnResults", "owned"]
 
@@ -27,6 +28,7 @@ def owned(tensor: torch.Tensor) -> torch.Tensor:
 owned.keeps_value = True  # type: ignore[attr-defined]  # its size at run time decides; the maker gives a fake value
 
 
+@ordering(needs=[Condition.FUNCTIONAL], gives=[Condition.RESULTS_OWNED])
 @dataclass(frozen=True)
 class OwnResults(PassBase):
     """The outer graph copies those islands' results that the program sees, at run time, by `owned`.

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ort_dynamo.passes.fx.analysis.repeating import repeatable
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, bytes_of, calls, is_tensor, tag
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["RecomputeArithmetic"]
@@ -20,6 +21,7 @@ _NORMALIZATIONS = (aten.native_layer_norm, aten._fused_rms_norm)
 """Their statistics stay saved; their gradients read what they normalize, so that lives anyway."""
 
 
+@ordering(needs=[Condition.READS_OF_MUTATED_SAVED])
 @dataclass(frozen=True)
 class RecomputeArithmetic(PassBase):
     """The pass tags saved results of arithmetic whose arguments are saved too, or are inputs that the backward reads.

@@ -10,6 +10,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, calls, can_recompute, tag
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["RecomputeAttentionDropout"]
@@ -18,6 +19,9 @@ _SOFTMAX = (aten._softmax, aten._safe_softmax)
 _PRODUCTS = (aten.bmm, aten.baddbmm, aten.matmul)
 
 
+@ordering(
+    needs=[Condition.DRAWS_HOISTED, Condition.READS_OF_MUTATED_SAVED, Condition.BUDGET_LEFT], ends=[Condition.AS_TRACED]
+)
 @dataclass(frozen=True)
 class RecomputeAttentionDropout(PassBase):
     """The pass tags dropout between an attention's softmax and its product with the values, to be recomputed.

@@ -19,10 +19,12 @@ from ort_dynamo.passes.fx.analysis.saved_tensors import (
     tag,
 )
 from ort_dynamo.passes.fx.analysis.storage import storage_of
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["RecomputeCasts"]
 
 
+@ordering(needs=[Condition.READS_OF_MUTATED_SAVED])
 @dataclass(frozen=True)
 class RecomputeCasts(PassBase):
     """The pass tags casts of floating-point tensors whose result the backward reads, to be recomputed.

@@ -10,11 +10,15 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ort_dynamo.passes.fx.analysis.repeating import repeatable
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, tag
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.operators import is_pointwise
 
 __all__ = ["RecomputeFromInputs"]
 
 
+@ordering(
+    needs=[Condition.DRAWS_HOISTED, Condition.READS_OF_MUTATED_SAVED, Condition.BUDGET_LEFT], ends=[Condition.AS_TRACED]
+)
 @dataclass(frozen=True)
 class RecomputeFromInputs(PassBase):
     """The pass tags saved results of pointwise operators whose arguments are saved too, or are inputs of the graph.

@@ -10,6 +10,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, calls, can_recompute, tag
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["RecomputeGelu"]
@@ -21,6 +22,9 @@ _SQUASH = (aten.tanh, aten.erf)
 _POINTWISE = (aten.mul, aten.add, aten.pow, aten.div, *_SQUASH)
 
 
+@ordering(
+    needs=[Condition.DRAWS_HOISTED, Condition.READS_OF_MUTATED_SAVED, Condition.BUDGET_LEFT], ends=[Condition.AS_TRACED]
+)
 @dataclass(frozen=True)
 class RecomputeGelu(PassBase):
     """The pass tags GELU outputs that a matrix product reads, so that its input is saved and not both.

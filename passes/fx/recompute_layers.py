@@ -14,10 +14,15 @@ from ort_dynamo.marks import RECOMPUTE
 from ort_dynamo.passes.fx.analysis.layers import Layer, find_layers
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, can_recompute, is_tensor, tag
 from ort_dynamo.passes.fx.analysis.storage import storage_of
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["RecomputeLayers"]
 
 
+@ordering(
+    needs=[Condition.DRAWS_HOISTED, Condition.READS_OF_MUTATED_SAVED, Condition.BUDGET_LEFT, Condition.VIEWS_AS_TRACED],
+    ends=[Condition.AS_TRACED],
+)
 @dataclass(frozen=True)
 class RecomputeLayers(PassBase):
     """The pass tags the inside of the first layers, to be recomputed.

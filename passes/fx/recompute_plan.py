@@ -15,12 +15,16 @@ from ort_dynamo.marks import DECIDED_BY, RECOMPUTE
 from ort_dynamo.options.plan_grammar import Plan, PlanType
 from ort_dynamo.passes.fx.analysis.plans import Candidate, decide, find_candidates
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, tag
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["RecomputePlan"]
 
 _LISTED = 8
 
 
+@ordering(
+    needs=[Condition.DRAWS_HOISTED, Condition.READS_OF_MUTATED_SAVED, Condition.AS_TRACED, Condition.VIEWS_AS_TRACED]
+)
 @dataclass(frozen=True)
 class RecomputePlan(PassBase):
     """The pass tags the occurrences of clusters that plans name, to be recomputed.

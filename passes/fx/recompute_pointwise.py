@@ -21,6 +21,7 @@ from ort_dynamo.passes.fx.analysis.saved_tensors import (
 )
 from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.passes.fx.analysis.views import is_view
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["RecomputePointwise"]
 
@@ -28,6 +29,7 @@ _MOST_NODES = 16
 """Operators that are done again for one tensor, about."""
 
 
+@ordering(needs=[Condition.READS_OF_MUTATED_SAVED])
 @dataclass(frozen=True)
 class RecomputePointwise(PassBase):
     """The pass tags saved results of pointwise operators that can be made again of tensors with fewer bytes.

@@ -19,10 +19,15 @@ from ort_dynamo.passes.fx.analysis.saved_tensors import (
     time_of,
 )
 from ort_dynamo.passes.fx.analysis.storage import storage_of
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["RecomputeToBudget"]
 
 
+@ordering(
+    needs=[Condition.DRAWS_HOISTED, Condition.READS_OF_MUTATED_SAVED, Condition.BUDGET_LEFT],
+    ends=[Condition.AS_TRACED, Condition.BUDGET_LEFT],
+)
 @dataclass(frozen=True)
 class RecomputeToBudget(PassBase):
     """The pass tags nodes to be recomputed until the forward saves no more than the budget.

@@ -12,10 +12,12 @@ from ort_dynamo.passes.fx.analysis.mutation import mutated_storages
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, is_number, must_recompute
 from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.passes.fx.analysis.views import REARRANGEMENTS
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["RemakeViews"]
 
 
+@ordering(needs=[Condition.VIEWS_MERGED])
 @dataclass(frozen=True)
 class RemakeViews(PassBase):
     """Where the backward reads a view that the forward has made, it makes that view again and reads its own.

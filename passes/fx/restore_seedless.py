@@ -8,10 +8,12 @@ from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.stand_ins import stands_for
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["RestoreSeedless"]
 
 
+@ordering(needs=[Condition.SEEDLESS_HIDDEN], ends=[Condition.SEEDLESS_HIDDEN])
 @dataclass(frozen=True)
 class RestoreSeedless(PassBase):
     """The pass puts the operators back for which HideSeedless has put functions without tags."""

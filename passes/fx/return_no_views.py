@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.wrapped_outputs import wrap_outputs
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["ReturnNoViews", "unviewed"]
 
@@ -21,6 +22,7 @@ def unviewed(tensor: torch.Tensor) -> torch.Tensor:
 unviewed.keeps_value = True  # type: ignore[attr-defined]  # the maker gives the fake value
 
 
+@ordering(needs=[Condition.FUNCTIONAL, Condition.STRIDES_GIVEN])
 @dataclass(frozen=True)
 class ReturnNoViews(PassBase):
     """Pass results that the program sees, and eager computes anew, through `unviewed`.

@@ -13,11 +13,13 @@ from ort_dynamo.passes.fx.analysis.mutation import mutated_storages
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, tag
 from ort_dynamo.passes.fx.analysis.storage import storages_of
 from ort_dynamo.passes.fx.analysis.views import is_view
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["SaveReadsOfMutated"]
 
 
+@ordering(needs=[Condition.AS_TRACED], gives=[Condition.READS_OF_MUTATED_SAVED])
 @dataclass(frozen=True)
 class SaveReadsOfMutated(PassBase):
     """The pass tags MUST_SAVE what reads an input that is written to when the forward has run: a buffer, mostly.

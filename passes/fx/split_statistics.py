@@ -11,11 +11,13 @@ from ort_dynamo.marks import RECOMPUTE, STANDS_BESIDE
 from ort_dynamo.passes.fx.analysis.batch_statistics import SHARED, WITH_RUNNING, WITHOUT_RUNNING
 from ort_dynamo.passes.fx.analysis.fake_values import add_call
 from ort_dynamo.passes.fx.analysis.saved_tensors import must_recompute
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.operators import is_absent
 
 __all__ = ["SplitStatistics"]
 
 
+@ordering(gives=[Condition.STATISTICS_SPLIT])
 @dataclass(frozen=True)
 class SplitStatistics(PassBase):
     """The pass gives a recomputed BatchNorm's readers to an operator without running statistics beside it.

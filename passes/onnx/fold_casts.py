@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
 from ort_dynamo.marks import PASS
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["FoldCasts"]
 
@@ -26,6 +27,7 @@ _LOSSLESS: dict[D, frozenset[D]] = {
 """dtype -> dtypes that hold each of its values exactly (bfloat16 has 8 significant bits, float16 11, float32 24)."""
 
 
+@ordering(ends=[Condition.CASTS_OF_EACH])
 @dataclass(frozen=True)
 class FoldCasts(ir.passes.InPlacePass):
     """Cast(a -> b) then Cast(b -> c) becomes Cast(a -> c) where b holds every value of a; where c is a, both go.

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_dynamo.passes.onnx.analysis.constants import constant_of
+from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.target import OPSET
 
 __all__ = ["FuseCrossEntropyGradient"]
@@ -26,6 +28,7 @@ class _Match:
     axis: int
 
 
+@ordering(ends=[Condition.BEFORE_FUSIONS, Condition.NO_DEAD_NODES])
 @dataclass(frozen=True)
 class FuseCrossEntropyGradient(ir.passes.InPlacePass):
     """g - exp(y) * sum(g) becomes ScatterElements(exp(y) * -u, i, u, reduction="add") for g of u at i and 0 elsewhere.
@@ -49,7 +52,9 @@ class FuseCrossEntropyGradient(ir.passes.InPlacePass):
         modified = False
         for node in list(model.graph):
             match = _match(node)
-            if match is not None:
+            if isinstance(match, str):
+                refuse(self, node, match)
+            elif match is not None:
                 self._rewrite(node, match)
                 modified = True
         return ir.passes.PassResult(model, modified)
@@ -68,26 +73,29 @@ class FuseCrossEntropyGradient(ir.passes.InPlacePass):
         replace_node(node, tape, result, self)
 
 
-def _match(node: ir.Node) -> _Match | None:
+def _match(node: ir.Node) -> _Match | str | None:
+    """Find the parts of a match; the reason where it is a near one, None where it is none."""
     if node.op_type != "Sub" or node.domain or node.outputs[0].dtype not in _DTYPES:
         return None
     scatter, product = (
         _made_by(value, name) for value, name in zip(node.inputs, ("ScatterElements", "Mul"), strict=True)
     )
-    if scatter is None or product is None or scatter.attributes.get_string("reduction", "none") != "none":
+    if scatter is None or product is None:
         return None
+    if scatter.attributes.get_string("reduction", "none") != "none":
+        return "the scatter adds to what is there"
     g = scatter.outputs[0]
     zeros, indices, updates = scatter.inputs
     if g.shape is None or indices is None or indices.shape is None or updates is None or not _is_zero(zeros):
-        return None
+        return "the scatter writes to something else than zeros, or has no known shape"
     axis = scatter.attributes.get_int("axis", 0) % len(g.shape)
     one_a_row = [1 if index == axis else size for index, size in enumerate(g.shape)]
     if [*indices.shape] != one_a_row:
-        return None
+        return f"there is not one index a row: they are {[*indices.shape]}"
     for exponential, summed in (product.inputs, product.inputs[::-1]):
         if exponential is not None and _is_exponential(exponential, g) and _is_sum(summed, g, axis):
             return _Match(exponential, indices, updates, axis)
-    return None
+    return "the scattered values are not multiplied by an exponential of their shape, and summed"
 
 
 def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:

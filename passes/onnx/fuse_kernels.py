@@ -19,6 +19,7 @@ from ort_dynamo.passes.onnx.fused_kernels.groups import find_groups
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel, product
 from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.target import OPSET
 
 __all__ = ["FuseKernels", "fused_kernels", "fused_ops", "unmade"]
@@ -58,6 +59,7 @@ def unmade(model: ir.Model) -> str | None:
     return f"no fused kernel computes its {left.op_type}"
 
 
+@ordering(needs=[Condition.CASTS_MOVED, Condition.NO_DEAD_NODES])
 @dataclass(frozen=True)
 class FuseKernels(ir.passes.InPlacePass):
     """Pointwise operators, reductions of rows and what only moves between them become nodes of the domain of ours.

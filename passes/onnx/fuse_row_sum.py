@@ -9,12 +9,15 @@ import numpy as np
 import onnx_ir as ir
 
 from ort_dynamo.passes.onnx.analysis.constants import constant_of, initializer, shape_initializer
+from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.target import OPSET
 
 __all__ = ["FuseRowSum"]
 
 
+@ordering(ends=[Condition.BEFORE_FUSIONS, Condition.NO_DEAD_NODES])
 @dataclass(frozen=True)
 class FuseRowSum(ir.passes.InPlacePass):
     """ReduceSum over the leading axes of a float32 tensor becomes MatMul(ones, x), with reshapes where they are needed.
@@ -46,16 +49,23 @@ class FuseRowSum(ir.passes.InPlacePass):
         if node.op_type != "ReduceSum" or node.domain or len(node.inputs) != 2:
             return 0
         x, axes_value = node.inputs
+        axes = constant_of(axes_value)
         if x is None or x.dtype != ir.DataType.FLOAT or x.shape is None or not x.shape.is_static():
+            refuse(self, node, "its input is no float32 tensor of static sizes")
             return 0
-        if (axes := constant_of(axes_value)) is None:
+        if axes is None:
+            refuse(self, node, "its axes are not constant")
             return 0
         rank = len(x.shape)
         leading = sorted(axis % rank for axis in axes) if rank else []
         if not leading or leading != list(range(len(leading))) or len(leading) == rank:
+            refuse(self, node, f"axes {list(axes)} of {rank} are not the leading ones, or are all of them")
             return 0
         rows = math.prod(x.shape.numpy()[: len(leading)])
-        return rows if rows >= self.min_rows else 0
+        if rows < self.min_rows:
+            refuse(self, node, f"{rows} rows are fewer than {self.min_rows}")
+            return 0
+        return rows
 
     def _rewrite(self, graph: ir.Graph, node: ir.Node, rows: int) -> None:
         x, old = node.inputs[0], node.outputs[0]

@@ -12,6 +12,7 @@ from onnx_ir.traversal import RecursiveGraphIterator
 from ort_dynamo.marks import FOR_KERNEL, PASS
 from ort_dynamo.passes.onnx.analysis.replacing import replace_outputs
 from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.target import Target
 
 __all__ = ["KeepHalf"]
@@ -23,6 +24,7 @@ _ROUNDED_ONCE = frozenset({"Abs", "Add", "Max", "Min", "Mul", "Neg", "Relu", "Su
 more bits than float32 holds, and the rounding of a sum to float32 first changes nothing (Figueroa, 1995)."""
 
 
+@ordering(needs=[Condition.CASTS_OF_EACH])
 @dataclass(frozen=True)
 class KeepHalf(ir.passes.InPlacePass):
     """Cast(half -> float32), one operator, Cast(float32 -> half) becomes the operator in half width.

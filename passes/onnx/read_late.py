@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_dynamo.passes.onnx.analysis.makers import makers_of
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["ReadLate"]
 
@@ -15,6 +16,7 @@ _REARRANGE = frozenset(["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Tr
 """Operators whose result has the elements of their first input."""
 
 
+@ordering(needs=[Condition.IN_ORDER])
 @dataclass(frozen=True)
 class ReadLate(ir.passes.InPlacePass):
     """Moves a node that reads nothing but inputs and constants to just before the first node that reads its result.

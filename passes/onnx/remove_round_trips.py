@@ -10,6 +10,7 @@ from onnx_ir.traversal import RecursiveGraphIterator
 from ort_dynamo.marks import FOR_KERNEL, FX_NODE, PASS, READS_ROUNDED
 from ort_dynamo.passes.onnx.analysis.replacing import replace_outputs
 from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["RemoveRoundTrips"]
 
@@ -26,6 +27,7 @@ _DECIDES = frozenset(
 """Jump where their input changes by a rounding, so they get what torch's dtype holds."""
 
 
+@ordering(needs=[Condition.EQUALS_MERGED], gives=[Condition.ROUND_TRIPS_GONE])
 @dataclass(frozen=True)
 class RemoveRoundTrips(ir.passes.InPlacePass):
     """Cast(narrow -> wide) of Cast(wide -> narrow) goes where one of them only is there for lack of a kernel.

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ort_dynamo.passes.onnx.analysis.makers import makers_of
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["RestoreOrder"]
 
 
+@ordering(gives=[Condition.IN_ORDER])
 @dataclass(frozen=True)
 class RestoreOrder(ir.passes.InPlacePass):
     """Sorts the main graph topologically, and otherwise by the index at which each value was made before.

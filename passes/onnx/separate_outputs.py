@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_dynamo.marks import PASS
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.target import OPSET
 
 __all__ = ["SeparateOutputs"]
 
 
+@ordering(gives=[Condition.OUTPUTS_SEPARATE])
 @dataclass(frozen=True)
 class SeparateOutputs(ir.passes.InPlacePass):
     """An output that is another output, an input or an initializer becomes an Identity of it.

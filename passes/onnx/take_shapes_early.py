@@ -8,10 +8,12 @@ import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
 from ort_dynamo.marks import PASS
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["TakeShapesEarly"]
 
 
+@ordering(needs=[Condition.CASTS_MOVED], ends=[Condition.NO_DEAD_NODES])
 @dataclass(frozen=True)
 class TakeShapesEarly(ir.passes.InPlacePass):
     """Shape(Cast(x)) becomes Shape(x); a cast that nothing else reads is then unread.

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ort_dynamo.passes.onnx.analysis.constants import shape_initializer
+from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.target import OPSET
 
 __all__ = ["TransposeOnce"]
 
 
+@ordering(ends=[Condition.BEFORE_FUSIONS, Condition.NO_DEAD_NODES])
 @dataclass(frozen=True)
 class TransposeOnce(ir.passes.InPlacePass):
     """FusedMatMul(a, b, transA=1) of float32 matrices becomes a product of a transposed copy.
@@ -39,14 +42,19 @@ class TransposeOnce(ir.passes.InPlacePass):
         """Rewrite every match in the main graph."""
         modified = False
         for node in list(model.graph):
+            if not _transposes_first(node):
+                continue
             sizes = _sizes(node)
             if sizes is None:
+                refuse(self, node, "its operands are no float32 matrices of static sizes")
                 continue
             k, m, n = sizes
-            if min(k, n) < self.min_size:
-                continue
             swapped = m * k > self.max_copy
-            if not swapped or (m >= self.min_ratio * n and n * k <= self.max_copy):
+            if min(k, n) < self.min_size:
+                refuse(self, node, f"a product of {m} x {k} and {k} x {n} is too small")
+            elif swapped and (m < self.min_ratio * n or n * k > self.max_copy):
+                refuse(self, node, f"the copy of a matrix of {m} x {k} is too large")
+            else:
                 self._rewrite(model.graph, node, swapped, sizes)
                 modified = True
         return ir.passes.PassResult(model, modified)
@@ -73,13 +81,18 @@ class TransposeOnce(ir.passes.InPlacePass):
         replace_node(node, tape, result, self)
 
 
-def _sizes(node: ir.Node) -> tuple[int, int, int] | None:
-    """(k, m, n) of a product of aᵀ and b, two matrices of float32 with static sizes; None where the node is none."""
+def _transposes_first(node: ir.Node) -> bool:
+    """Check for a FusedMatMul that transposes its first operand and nothing else."""
     if node.op_type != "FusedMatMul" or node.domain != "com.microsoft":
-        return None
+        return False
     flags = [node.attributes.get_int(name, 0) for name in ("transA", "transB", "transBatchA", "transBatchB")]
+    return flags == [1, 0, 0, 0]
+
+
+def _sizes(node: ir.Node) -> tuple[int, int, int] | None:
+    """Read (k, m, n) off a product of aᵀ and b, two matrices of float32 with static sizes; None of other operands."""
     a, b = node.inputs
-    if flags != [1, 0, 0, 0] or a is None or b is None or a.dtype != ir.DataType.FLOAT:
+    if a is None or b is None or a.dtype != ir.DataType.FLOAT:
         return None
     if a.shape is None or b.shape is None or len(a.shape) != 2 or len(b.shape) != 2:
         return None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from ort_dynamo.cache import opened
+from ort_dynamo.cache import opened as islands
 from ort_dynamo.cache.opened import CACHE
 from ort_dynamo.errors import ExecutionError
 from ort_dynamo.runtime import compiled_graph
@@ -100,7 +100,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[CompiledGraph]:
         return found[-1]
 
     CACHE.clear()
-    monkeypatch.setattr(opened, "open_graph", open_graph)
+    monkeypatch.setattr(islands, "open_graph", open_graph)
     return found
 
 

@@ -14,11 +14,13 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from ort_dynamo.marks import CHOSEN, READS_WIDE_STATISTICS, WIDE_STATISTICS
 from ort_dynamo.passes.fx.analysis.fake_values import FakeValues
 from ort_dynamo.passes.fx.analysis.statistics import STATISTICS, gradients_reading, normalizes
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.kernel_dtypes import running_dtypes, statistics_dtype
 
 __all__ = ["GiveKernelDtypes"]
 
 
+@ordering(needs=[Condition.PLACED])
 @dataclass(frozen=True)
 class GiveKernelDtypes(PassBase):
     """Mark the dtypes of torch's kernel on normalizations that torch runs, or whose gradients torch runs.

@@ -25,6 +25,7 @@ from ort_dynamo.passes.fx.torch_graph.work import (
     convolves_images,
     weighs_more_than_images,
 )
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.kernel_layouts import IMAGE_OPERATORS, ONEDNN_DTYPES, follows_layout
 from ort_dynamo.torch_internals.operators import OpOverload, aten, is_pointwise
 from ort_dynamo.torch_internals.symbols import known_true
@@ -42,6 +43,7 @@ A permutation of a tensor in channels_last is contiguous, so a layer normalizati
 _CONTIGUOUS_IMAGES, _CHANNELS_LAST = (0, 1, 2, 3), (0, 2, 3, 1)
 
 
+@ordering(needs=[Condition.PLACED])
 @dataclass(frozen=True)
 class LayOutChannelsLast(PassBase):
     """Lay out in channels_last what two-dimensional convolutions in torch read, and all that follows from it.

@@ -15,12 +15,14 @@ from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.passes.fx.torch_graph.choice import choose
 from ort_dynamo.passes.fx.torch_graph.foreach import FOREACH, is_count, is_plain_cast
 from ort_dynamo.passes.fx.torch_graph.work import CONVOLUTIONS, PRODUCTS
+from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["PlaceForeach"]
 
 _FEWEST = 4
 
 
+@ordering(needs=[Condition.PLACED])
 @dataclass(frozen=True)
 class PlaceForeach(PassBase):
     """Mark casts and counts that no fused kernel would be part of, for torch's `foreach` functions.

@@ -17,6 +17,7 @@ from ort_dynamo.passes.fx.torch_graph.work import (
     is_product,
     multiplications,
 )
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.prices import WholeGraphPrices
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.kernel_layouts import ONEDNN_DTYPES
@@ -27,6 +28,7 @@ CONVOLVES = "torch's convolutions are faster than ONNX Runtime's on this device"
 SURROUNDS = "torch's convolutions are faster if nothing between them changes the layout or wants their threads' cores"
 
 
+@ordering(gives=[Condition.WHOLE_KERNELS_PLACED])
 @dataclass(frozen=True)
 class PlaceInTorch(PassBase):
     """Marks the nodes that a session could run and torch runs faster, each with the reason.

@@ -13,6 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from ort_dynamo.marks import CHOSEN, DRAWN
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.passes.fx.torch_graph.slower_operators import FORMS
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.prices import OperatorPrices
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.operators import aten
@@ -25,6 +26,7 @@ _LIKE = (aten.zeros_like.default, aten.ones_like.default, aten.full_like.default
 """Operators that read nothing of their input but its shape."""
 
 
+@ordering(needs=[Condition.WHOLE_KERNELS_PLACED], gives=[Condition.PLACED])
 @dataclass(frozen=True)
 class PlaceSlowerOperators(PassBase):
     """Marks nodes of the table of slower operators whose gain in torch exceeds the cost of the cut, with the ratio.

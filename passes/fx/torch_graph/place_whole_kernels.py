@@ -14,6 +14,7 @@ from ort_dynamo.marks import CHANNELS_LAST
 from ort_dynamo.passes.fx.torch_graph.choice import choose, computes
 from ort_dynamo.passes.fx.torch_graph.whole_kernels import ATTENTION, saved
 from ort_dynamo.passes.fx.torch_graph.work import CONVOLUTIONS, convolution_weight, multiplications
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.operators import aten
 
@@ -26,6 +27,7 @@ ATTENDS = "torch's fused attention does not make the scores as a whole"
 BETWEEN = "between torch's convolutions and normalizations a session would have a node or two"
 
 
+@ordering(needs=[Condition.WHOLE_KERNELS_PLACED], ends=[Condition.PLACED])
 @dataclass(frozen=True)
 class PlaceWholeKernels(PassBase):
     """Marks the nodes that are one kernel of torch's and many of a session's, each with the reason.

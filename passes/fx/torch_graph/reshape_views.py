@@ -10,11 +10,13 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.aliases import aliased_inputs
 from ort_dynamo.passes.fx.analysis.views import RESHAPES
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.operators import OpOverload, aten
 
 __all__ = ["ReshapeViews"]
 
 
+@ordering(needs=[Condition.FUNCTIONAL])
 @dataclass(frozen=True)
 class ReshapeViews(PassBase):
     """Replace `view` by `reshape` in an outer graph, but where it reads what an island gives.

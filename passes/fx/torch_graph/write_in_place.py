@@ -13,6 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.aliases import AliasSets
 from ort_dynamo.passes.fx.torch_graph.work import CONVOLUTIONS
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.operators import (
     OpOverload,
     aten,
@@ -65,6 +66,7 @@ _FRESH = frozenset(
 """Operators beside the pointwise ones whose tensors are always in memory that they allocate themselves."""
 
 
+@ordering(needs=[Condition.FUNCTIONAL, Condition.RESULTS_OWNED, Condition.STRIDES_GIVEN], ends=[Condition.FUNCTIONAL])
 @dataclass(frozen=True)
 class WriteInPlace(PassBase):
     """Run pointwise operators of an outer graph in place, over an input of the same layout that is dead.

@@ -24,6 +24,7 @@ from ort_dynamo.passes.onnx.cast_propagation.narrowing_rules import (
     operands,
 )
 from ort_dynamo.passes.onnx.cast_propagation.regions import find_regions, is_cast
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.target import Target
 
 __all__ = ["CastResult", "CastSummary", "PropagateCasts"]
@@ -76,6 +77,7 @@ class CastResult(ir.passes.PassResult):
     summary: CastSummary
 
 
+@ordering(needs=[Condition.ROUND_TRIPS_GONE, Condition.BEFORE_FUSIONS], gives=[Condition.CASTS_MOVED])
 @dataclass(frozen=True)
 class PropagateCasts(ir.passes.InPlacePass):
     """Casts between float32 and float16 or bfloat16 are merged, cancelled and moved over allowed operators.

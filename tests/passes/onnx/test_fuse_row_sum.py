@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -104,3 +106,18 @@ def test_the_numbers_are_the_sum() -> None:
     session = onnxruntime().InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
     x = np.random.default_rng(0).standard_normal((64, 3), np.float32)
     np.testing.assert_allclose(session.run(None, {"x": x})[0], x.sum(0, keepdims=True), rtol=1e-5, atol=1e-5)
+
+
+def test_a_near_match_says_why_it_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 20]>
+        g (float[4, 3] x, float[64, 3] z) => (float[1, 3] few, float[64, 1] last)
+        <int64[1] zero = {0}, int64[1] one = {1}> {
+        few = ReduceSum(x, zero)
+        last = ReduceSum(z, one)
+    }""")
+    with caplog.at_level(logging.DEBUG, logger="ort_dynamo.passes.onnx.analysis.refusals"):
+        assert not FuseRowSum()(model).modified
+    assert [record.getMessage() for record in caplog.records] == [
+        "FuseRowSum leaves few (ReduceSum): 4 rows are fewer than 16",
+        "FuseRowSum leaves last (ReduceSum): axes [1] of 2 are not the leading ones, or are all of them",
+    ]

@@ -1,0 +1,16 @@
+"""Says why a fusion leaves a node alone that looks like a match; TORCH_LOGS=+ort_dynamo shows it."""
+
+from __future__ import annotations
+
+import logging
+
+import onnx_ir as ir
+
+__all__ = ["refuse"]
+
+_log = logging.getLogger(__name__)
+
+
+def refuse(pass_: ir.passes.PassBase, node: ir.Node, reason: str) -> None:
+    """Log at debug level that `pass_` leaves `node` as it is, and why."""
+    _log.debug("%s leaves %s (%s): %s", type(pass_).__name__, node.outputs[0].name, node.op_type, reason)

@@ -1,4 +1,4 @@
-"""docs/options.md says what ort_dynamo/options/groups.py says."""
+"""docs/options.md says what ort_dynamo/options/ says."""
 
 from __future__ import annotations
 
@@ -9,44 +9,65 @@ from pathlib import Path
 import pytest
 
 from ort_dynamo.options.groups import MODES, Options
+from ort_dynamo.options.public import _CASTS, DEBUG, DEPRECATED, OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
-COLUMNS = ("type", "default", "meaning", "group", "read by")
+DEFAULTS = {"cast_strategy": "propagate_cast_ops_strategy", "threads": "intra_op_num_threads", "cache": "disk_cache"}
+"""Option -> the field whose default it has, where that has another name."""
 
 
-def fields() -> dict[str, tuple[str, dataclasses.Field[object]]]:
-    """Option name -> its group's name and its field."""
-    found = {}
-    for group in dataclasses.fields(Options):
-        for field in dataclasses.fields(getattr(Options(), group.name)):
-            found[field.name] = (group.name, field)
-    return found
+def defaults() -> dict[str, object]:
+    """Field of a group -> its default."""
+    groups = [getattr(Options(), group.name) for group in dataclasses.fields(Options)]
+    return {field.name: field.default for group in groups for field in dataclasses.fields(group)}
 
 
-def rows(heading: str) -> dict[str, list[str]]:
-    """First cell, without backticks -> the other cells, of the table whose first column is called `heading`."""
+def rows(title: str, heading: str) -> dict[str, list[str]]:
+    """First cell, without backticks -> the other cells, of the table in a section whose first column is `heading`."""
     text = (ROOT / "docs/options.md").read_text()
-    (table,) = re.findall(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    (section,) = re.findall(rf"^#+ {title}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+    (table,) = re.findall(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", section, re.MULTILINE)
     cells = ([cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines())
     return {first.strip("` "): [cell.rstrip(" |") for cell in rest] for first, *rest in cells}
 
 
-def test_every_option_is_in_the_table_and_nothing_else() -> None:
-    assert list(rows("option")) == list(fields())
+@pytest.mark.parametrize(
+    ("title", "heading", "names"),
+    [
+        ("Options", "option", OPTIONS),
+        ("Cast strategy", "key", _CASTS),
+        ("Debug", "key", DEBUG),
+        ("Names of earlier releases", "name", DEPRECATED),
+        ("Modes", "mode", MODES),
+    ],
+)
+def test_a_table_has_every_name_and_nothing_else(title: str, heading: str, names: object) -> None:
+    assert list(rows(title, heading)) == list(names)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("name", fields())
-def test_a_row_says_default_group_and_reader(name: str) -> None:
-    row = dict(zip(COLUMNS, rows("option")[name], strict=True))
-    group, field = fields()[name]
-    assert row["default"] == f"`{field.default!r}`"
-    assert row["group"] == f"`{group}`"
-    reader = ROOT / row["read by"].strip("`")
-    assert re.search(rf"options(\.\w+)?\.{name}\b", reader.read_text()), f"{reader} does not read it"
+def test_a_row_says_the_default() -> None:
+    of = defaults()
+    for name, (_, default, _) in rows("Options", "option").items():
+        assert default == ("`{}`" if name == "debug" else f"`{of[DEFAULTS.get(name, name)]!r}`"), name
+    for key, (_, default, _) in rows("Cast strategy", "key").items():
+        assert default == f"`{of[_CASTS[key]]!r}`", key
+    for key, (_, default, _) in rows("Debug", "key").items():
+        assert default == f"`{of[key]!r}`", key
+
+
+def test_every_field_has_an_option() -> None:
+    set_by_options = {*OPTIONS, *_CASTS.values(), *DEBUG, *DEPRECATED}
+    assert defaults().keys() <= set_by_options
+
+
+def test_a_name_of_an_earlier_release_says_its_new_one() -> None:
+    assert {name: cells[0] for name, cells in rows("Names of earlier releases", "name").items()} == {
+        name: f"`{new}`" for name, new in DEPRECATED.items()
+    }
 
 
 def test_every_mode_is_in_the_table_with_its_options() -> None:
-    said = {name: cells[0] for name, cells in rows("mode").items()}
+    said = {name: cells[0] for name, cells in rows("Modes", "mode").items()}
     expected = {
         name: ", ".join(f"`{option}={value!r}`".replace("'", '"') for option, value in options.items()) or "none"
         for name, options in MODES.items()

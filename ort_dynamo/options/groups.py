@@ -20,6 +20,7 @@ from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptio
 from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy, checked_allow, checked_level, checked_strategy
 from ort_dynamo.options.checks import checked_path, is_bool, is_count, one_of
 from ort_dynamo.options.plan_grammar import Plan, read_plans
+from ort_dynamo.options.public import public_name, read_options
 from ort_dynamo.options.spelling import nearest
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "SegmentOptions",
     "SessionOptions",
     "SessionSettings",
+    "make_options",
     "parse_options",
 ]
 
@@ -306,19 +308,18 @@ class Options:
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
-    "debug": {"verify": True, "verify_values": True, "graph_optimization": "disable"},
+    "debug": {"debug": {"verify": True, "verify_values": True}, "graph_optimization": "disable"},
     "reduce-overhead": {"cuda_graphs": True},
 }
 """mode name -> the options it stands for."""
 
 
 def parse_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:
-    """The options that `mode` and then `options` ask for.
+    """Give the options that `mode` and then `options` ask for.
 
     Args:
         mode: one of MODES, or None for "default".
-        options: flat option name -> value, e.g. {"fallback": "error"}; the cast options may also be given together,
-            as propagate_cast_ops_config with the keys strategy, level and allow, or their long names.
+        options: option name -> value (docs/options.md), e.g. {"fallback": "error"}.
 
     Raises:
         UnknownModeError, UnknownOptionError: with the nearest known name.
@@ -328,42 +329,33 @@ def parse_options(mode: str | None, options: Mapping[str, Any] | None) -> Option
         raise UnknownModeError(name=mode, nearest=nearest(mode, MODES), known=", ".join(MODES))
     if options is not None and not isinstance(options, Mapping):
         raise InvalidOptionError(name="options", value=options, expected="a dict")
-    flat = {**MODES[mode or "default"], **_flattened(options or {})}
+    given = read_options(options or {})
+    try:
+        return make_options({**read_options(MODES[mode or "default"]), **given})
+    except InvalidOptionError as error:
+        field = str(error.facts["name"])
+        if field in (options or {}):
+            raise
+        raise InvalidOptionError(**{**error.facts, "name": public_name(field)}) from error
+
+
+def make_options(fields: Mapping[str, Any]) -> Options:
+    """Give the options with some fields of groups, as ORTModule and ORTTrainer name most of them.
+
+    Raises:
+        UnknownOptionError: no group has such a field.
+        InvalidOptionError: a value that the field cannot take.
+    """
     groups = {f.name: f.default_factory for f in dataclasses.fields(Options)}
     owner = {f.name: group for group, cls in groups.items() for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for name in flat:
+    for name in fields:
         if name not in owner:
             raise UnknownOptionError(name=name, nearest=nearest(str(name), owner), known=", ".join(sorted(owner)))
     chosen = {
-        group: cls(**{name: value for name, value in flat.items() if owner[name] == group})  # type: ignore[operator]
+        group: cls(**{name: value for name, value in fields.items() if owner[name] == group})  # type: ignore[operator]
         for group, cls in groups.items()
     }
     return Options(**chosen)
-
-
-_CAST_CONFIG = "propagate_cast_ops_config"
-_CAST_KEYS = {
-    **{short: f"propagate_cast_ops_{short}" for short in ("strategy", "level", "allow")},
-    **{f"propagate_cast_ops_{short}": f"propagate_cast_ops_{short}" for short in ("strategy", "level", "allow")},
-    "allow_layer_norm_mod_precision": "allow_layer_norm_mod_precision",
-}
-"""A key of propagate_cast_ops_config -> the option it is."""
-
-
-def _flattened(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with propagate_cast_ops_config spelled out."""
-    flat = {name: value for name, value in options.items() if name != _CAST_CONFIG}
-    config = options.get(_CAST_CONFIG, {})
-    if not isinstance(config, Mapping):
-        raise InvalidOptionError(name=_CAST_CONFIG, value=config, expected="a dict")
-    for key, value in config.items():
-        if key not in _CAST_KEYS:
-            name, known = f"{_CAST_CONFIG}.{key}", ", ".join(_CAST_KEYS)
-            raise UnknownOptionError(name=name, nearest=nearest(str(key), _CAST_KEYS), known=known)
-        if flat.setdefault(_CAST_KEYS[key], value) != value:
-            expected = f"{value!r}, as in {_CAST_CONFIG}, or to be given once"
-            raise InvalidOptionError(name=_CAST_KEYS[key], value=flat[_CAST_KEYS[key]], expected=expected)
-    return flat
 
 
 _LEVELS: Mapping[int, GraphOptimization] = {0: "disable", 1: "basic", 2: "extended", 3: "all", 99: "all"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,18 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from ort_dynamo import PropagateCastOpsStrategy
 from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
-from ort_dynamo.options.groups import MODES, DumpOptions, Options, PassOptions, SessionOptions, parse_options
+from ort_dynamo.options.groups import (
+    MODES,
+    CacheOptions,
+    DumpOptions,
+    Options,
+    PassOptions,
+    RecomputeOptions,
+    SessionOptions,
+    parse_options,
+)
 from ort_dynamo.options.plan_grammar import Plan, PlanType
+from ort_dynamo.options.public import DEBUG, DEPRECATED
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.importing import binding
 
@@ -25,7 +36,7 @@ def test_nothing_gives_the_defaults() -> None:
 
 
 def test_options_reach_their_group_and_win_over_the_mode() -> None:
-    parsed = parse_options("debug", {"fallback": "error", "verify": False})
+    parsed = parse_options("debug", {"fallback": "error", "debug": {"verify": False}})
     assert parsed.segment.fallback == "error"
     assert not parsed.dump.verify
     assert parsed.session.graph_optimization == "disable"
@@ -37,9 +48,9 @@ def test_every_mode_parses(mode: str) -> None:
 
 
 def test_groups_are_frozen_and_hashable() -> None:
-    options = parse_options(None, {"provider_options": {"b": 1, "a": "2"}})
+    options = parse_options(None, {"session_options": {"provider_options": {"b": 1, "a": "2"}}})
     assert options.session.provider_options == (("a", "2"), ("b", "1"))
-    assert hash(options) == hash(parse_options(None, {"provider_options": {"a": 2, "b": "1"}}))
+    assert hash(options) == hash(parse_options(None, {"session_options": {"provider_options": {"a": 2, "b": "1"}}}))
     with pytest.raises(dataclasses.FrozenInstanceError):
         options.session.graph_optimization = "basic"  # type: ignore[misc]
 
@@ -52,20 +63,28 @@ def test_a_path_object_is_a_path(tmp_path: Path) -> None:
     ("options", "error", "text"),
     [
         ({"fallbak": "eager"}, UnknownOptionError, r"did you mean 'fallback'\?"),
-        ({"zzz": 1}, UnknownOptionError, r"no option 'zzz'\. Known options: allow_layer_norm_mod_precision, "),
+        ({"zzz": 1}, UnknownOptionError, r"no option 'zzz'\. Known options: memory_budget, placement, "),
         ({3: 1}, UnknownOptionError, "no option 3"),
         ({"fallback": None}, InvalidOptionError, "'fallback' cannot be None"),
-        ({"fuse": 1}, InvalidOptionError, "expected True or False"),
-        ({"verify": "yes"}, InvalidOptionError, "expected True or False"),
+        ({"debug": {"fuse": 1}}, InvalidOptionError, r"option \"debug\['fuse'\]\" cannot be 1: expected True or False"),
+        ({"debug": {"verify": "yes"}}, InvalidOptionError, "expected True or False"),
+        ({"debug": {"verfy": True}}, UnknownOptionError, r"no option 'debug\.verfy' \(did you mean 'verify'\?\)"),
+        ({"debug": True}, InvalidOptionError, "'debug' cannot be True: expected a dict"),
         ({"save_onnx": 3}, InvalidOptionError, "None or a path"),
-        ({"intra_op_num_threads": True}, InvalidOptionError, "an int >= 1"),
-        ({"intra_op_num_threads": 1.5}, InvalidOptionError, "an int >= 1"),
+        ({"threads": True}, InvalidOptionError, "'threads' cannot be True: expected None or an int >= 1"),
+        ({"threads": 1.5}, InvalidOptionError, "an int >= 1"),
         ({"graph_optimization": "most"}, InvalidOptionError, "'disable', 'basic', 'extended', 'all'"),
-        ({"provider_options": "a=b"}, InvalidOptionError, "a dict"),
+        (
+            {"session_options": {"provider_options": "a=b"}},
+            InvalidOptionError,
+            r"session_options\['provider_options'\].*a dict",
+        ),
         ({"session_options": {"graph_optimization_level": 7}}, InvalidOptionError, "level of 0, 1, 2, 3, 99"),
         ({"session_options": 1}, InvalidOptionError, "an onnxruntime.SessionOptions or a dict"),
-        ({"contrib_ops": 1}, InvalidOptionError, "expected True or False"),
-        ({"recompute_from_inputs": None}, InvalidOptionError, "expected True or False"),
+        ({"debug": {"contrib_ops": 1}}, InvalidOptionError, "expected True or False"),
+        ({"cache": 3}, InvalidOptionError, "None, True, False or the path of a folder"),
+        ({"recompute_plan": "layer"}, InvalidOptionError, r"'layer': expected '<cluster>:<type>:<count>'"),
+        ({"recompute_plan": "layers:x"}, InvalidOptionError, r"'layers:x': expected"),
         ([("fallback", "eager")], InvalidOptionError, "expected a dict"),
         ({"recompute_plan": "Gelu:1:-1"}, InvalidOptionError, r"'Gelu:1:-1': expected '<cluster>:<type>:<count>'"),
         ({"recompute_plan": "Gelu+:3:-1"}, InvalidOptionError, r"a type of 0, 1 or 2"),
@@ -79,21 +98,14 @@ def test_a_path_object_is_a_path(tmp_path: Path) -> None:
             InvalidOptionError,
             "'missing.json': expected a JSON.*No such file",
         ),
-        ({"propagate_cast_ops_strategy": "flood"}, InvalidOptionError, "INSERT_AND_REDUCE, FLOOD_FILL"),
-        ({"propagate_cast_ops_strategy": "flod_fill"}, InvalidOptionError, "did you mean 'FLOOD_FILL'"),
-        ({"propagate_cast_ops_strategy": 3}, InvalidOptionError, "cannot be 3"),
-        ({"propagate_cast_ops_level": 3}, InvalidOptionError, "-1, 0, 1 or 2"),
-        ({"propagate_cast_ops_level": True}, InvalidOptionError, "-1, 0, 1 or 2"),
-        ({"propagate_cast_ops_allow": "Add"}, InvalidOptionError, "a list of ONNX operator types"),
-        ({"allow_layer_norm_mod_precision": 1}, InvalidOptionError, "expected True or False"),
-        ({"propagate_cast_ops_config": [1]}, InvalidOptionError, "expected a dict"),
-        ({"propagate_cast_ops_config": {"lvel": 1}}, UnknownOptionError, r"config\.lvel.*did you mean 'level'"),
-        ({"propagate_cast_ops_config": {"level": 3}}, InvalidOptionError, "-1, 0, 1 or 2"),
-        (
-            {"propagate_cast_ops_level": 2, "propagate_cast_ops_config": {"level": 1}},
-            InvalidOptionError,
-            "'propagate_cast_ops_level' cannot be 2: expected 1, as in propagate_cast_ops_config",
-        ),
+        ({"cast_strategy": "flood"}, InvalidOptionError, "INSERT_AND_REDUCE, FLOOD_FILL"),
+        ({"cast_strategy": {"strategy": "flod_fill"}}, InvalidOptionError, "did you mean 'FLOOD_FILL'"),
+        ({"cast_strategy": 3}, InvalidOptionError, r"cast_strategy\['strategy'\].*cannot be 3"),
+        ({"cast_strategy": {"level": 3}}, InvalidOptionError, "-1, 0, 1 or 2"),
+        ({"cast_strategy": {"level": True}}, InvalidOptionError, "-1, 0, 1 or 2"),
+        ({"cast_strategy": {"allow": "Add"}}, InvalidOptionError, "a list of ONNX operator types"),
+        ({"cast_strategy": {"layer_norms": 1}}, InvalidOptionError, "expected True or False"),
+        ({"cast_strategy": {"lvel": 1}}, UnknownOptionError, r"strategy\.lvel.*did you mean 'level'"),
     ],
 )
 def test_bad_options_say_what_is_wrong(options: Any, error: type[Exception], text: str) -> None:
@@ -104,27 +116,104 @@ def test_bad_options_say_what_is_wrong(options: Any, error: type[Exception], tex
 @pytest.mark.parametrize(
     "options",
     [
-        {"propagate_cast_ops_strategy": PropagateCastOpsStrategy.INSERT_AND_REDUCE, "propagate_cast_ops_level": 2},
-        {"propagate_cast_ops_strategy": "insert_and_reduce", "propagate_cast_ops_level": 2},
-        {"propagate_cast_ops_config": {"strategy": 1, "level": 2}},
-        {"propagate_cast_ops_config": {"propagate_cast_ops_strategy": 1, "propagate_cast_ops_level": 2}},
-        {"propagate_cast_ops_config": {"strategy": 1}, "propagate_cast_ops_level": 2},
+        {"cast_strategy": {"strategy": PropagateCastOpsStrategy.INSERT_AND_REDUCE, "level": 2}},
+        {"cast_strategy": {"strategy": "insert_and_reduce", "level": 2}},
+        {"cast_strategy": {"strategy": 1, "level": 2}},
     ],
 )
-def test_cast_options_have_several_spellings(options: dict[str, Any]) -> None:
+def test_a_cast_strategy_has_several_spellings(options: dict[str, Any]) -> None:
     expected = PassOptions(
         propagate_cast_ops_strategy=PropagateCastOpsStrategy.INSERT_AND_REDUCE, propagate_cast_ops_level=2
     )
     assert parse_options(None, options).passes == expected
-    allowed = parse_options(None, {"propagate_cast_ops_config": {"allow": ["Mul", "Add", "Mul"]}})
+    allowed = parse_options(None, {"cast_strategy": {"allow": ["Mul", "Add", "Mul"]}})
     assert allowed.passes.propagate_cast_ops_allow == ("Add", "Mul")
+    alone = parse_options(None, {"cast_strategy": "none"})
+    assert alone.passes.propagate_cast_ops_strategy is PropagateCastOpsStrategy.NONE
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        ("layers", RecomputeOptions(transformer_layer_recompute=True)),
+        ("layers:4", RecomputeOptions(transformer_layer_recompute=True, number_recompute_layers=4)),
+        ("gelu, attention_dropout", RecomputeOptions(gelu_recompute=True, attn_dropout_recompute=True)),
+        (["from_inputs"], RecomputeOptions(recompute_from_inputs=True)),
+        ("gelu,Tanh+:1:2", RecomputeOptions(gelu_recompute=True, recompute_plan=(Plan("Tanh+", count=2),))),
+        (["gelu", Plan("Tanh+")], RecomputeOptions(gelu_recompute=True, recompute_plan=(Plan("Tanh+"),))),
+        (None, RecomputeOptions()),
+        ("", RecomputeOptions()),
+        ([], RecomputeOptions()),
+    ],
+)
+def test_a_recompute_plan_names_policies_and_clusters(plan: Any, expected: RecomputeOptions) -> None:
+    assert parse_options(None, {"recompute_plan": plan}).recompute == expected
+
+
+def test_a_cache_is_off_on_or_a_folder(tmp_path: Path) -> None:
+    found = [parse_options(None, {"cache": value}).cache for value in (None, False, True, tmp_path)]
+    assert found == [
+        CacheOptions(),
+        CacheOptions(disk_cache=False),
+        CacheOptions(disk_cache=True),
+        CacheOptions(disk_cache=True, cache_dir=str(tmp_path)),
+    ]
+
+
+OLD: dict[str, tuple[Any, dict[str, Any]]] = {
+    **{name: (True, {"debug": {name: True}}) for name in DEBUG},
+    "propagate_cast_ops_strategy": ("none", {"cast_strategy": "none"}),
+    "propagate_cast_ops_level": (2, {"cast_strategy": {"level": 2}}),
+    "propagate_cast_ops_allow": (["Mul"], {"cast_strategy": {"allow": ["Mul"]}}),
+    "allow_layer_norm_mod_precision": (True, {"cast_strategy": {"layer_norms": True}}),
+    "propagate_cast_ops_config": (
+        {"strategy": 1, "propagate_cast_ops_level": 2},
+        {"cast_strategy": {"strategy": 1, "level": 2}},
+    ),
+    "attn_dropout_recompute": (True, {"recompute_plan": "attention_dropout"}),
+    "gelu_recompute": (True, {"recompute_plan": "gelu"}),
+    "transformer_layer_recompute": (True, {"recompute_plan": "layers"}),
+    "recompute_from_inputs": (True, {"recompute_plan": "from_inputs"}),
+    "intra_op_num_threads": (3, {"threads": 3}),
+    "provider_options": ({"a": "b"}, {"session_options": {"provider_options": {"a": "b"}}}),
+    "disk_cache": (False, {"cache": False}),
+}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_a_name_of_an_earlier_release_works_and_names_the_new_one(name: str) -> None:
+    value, new = OLD[name]
+    with pytest.warns(DeprecationWarning, match=f"the ort_train option '{name}' is now {re.escape(DEPRECATED[name])}"):
+        old = parse_options(None, {name: value})
+    assert old == parse_options(None, new) != Options() or name in ("fuse", "contrib_ops", "compare_ranks")
+
+
+def test_names_of_earlier_releases_without_one_option_in_their_place(tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="is now cache=FOLDER"):
+        assert parse_options(None, {"cache_dir": tmp_path}).cache == CacheOptions(cache_dir=str(tmp_path))
+    with pytest.warns(DeprecationWarning, match='is now recompute_plan="layers:N"'):
+        parsed = parse_options(None, {"recompute_plan": "layers", "number_recompute_layers": 4})
+    assert parsed == parse_options(None, {"recompute_plan": "layers:4"})
+
+
+def test_a_field_is_set_once() -> None:
+    with (
+        pytest.warns(DeprecationWarning),
+        pytest.raises(InvalidOptionError, match="'threads' cannot be 3: expected 2, as another option has it"),
+    ):
+        parse_options(None, {"threads": 2, "intra_op_num_threads": 3})
+
+
+def test_an_error_says_the_name_that_was_given() -> None:
+    with pytest.warns(DeprecationWarning), pytest.raises(InvalidOptionError, match="'intra_op_num_threads' cannot be"):
+        parse_options(None, {"intra_op_num_threads": 0})
 
 
 def test_onnx_runtimes_own_enumeration_is_a_strategy() -> None:
     if not installed_runtime().has_gradient_kernels:
         pytest.skip("only onnxruntime-training has it")
     theirs = binding().PropagateCastOpsStrategy.INSERT_AND_REDUCE
-    parsed = parse_options(None, {"propagate_cast_ops_strategy": theirs})
+    parsed = parse_options(None, {"cast_strategy": theirs})
     assert parsed.passes.propagate_cast_ops_strategy is PropagateCastOpsStrategy.INSERT_AND_REDUCE
 
 

@@ -270,7 +270,7 @@ class RanksDisagreeError(OrtDynamoError):
         "rank {rank} ({host}) and rank {other} ({other_host}) compile the same {role} graph differently:\n"
         "{differences}\n"
         "Give all ranks the same options, packages and environment variables. If they are to differ, compile with "
-        "options={{'compare_ranks': False}}."
+        "options={{'debug': {{'compare_ranks': False}}}}."
     )
 
 
@@ -279,8 +279,8 @@ class PassBrokeGraphError(OrtDynamoError):
 
     message = (
         "{name} left an invalid {kind} graph: {error}\n"
-        "This is a defect of ort_dynamo. Please report it with this message; options={{'verify': False}} compiles "
-        "without the checks."
+        "This is a defect of ort_dynamo. Please report it with this message; "
+        "options={{'debug': {{'verify': False}}}} compiles without the checks."
     )
 
 
@@ -289,8 +289,8 @@ class PassFailedError(OrtDynamoError):
 
     message = (
         "The pass {name} failed: {error}\n"
-        "The graph, {when}, is in {place}. options={{'save_onnx': FOLDER, 'verify': True}} writes to a file the graph "
-        "that a failing pass was given."
+        "The graph, {when}, is in {place}. options={{'save_onnx': FOLDER, 'debug': {{'verify': True}}}} writes to a "
+        "file the graph that a failing pass was given."
     )
 
 
@@ -306,7 +306,7 @@ class FakeValueError(OrtDynamoError):
     message = (
         "{node} gave {real}, and its fake value is {promised}.\n  {where}\n"
         "The fake implementation of this operator is wrong, or a pass has changed the graph wrongly. Compile with "
-        "options={{'verify': True}} to check the graph after each pass."
+        "options={{'debug': {{'verify': True}}}} to check the graph after each pass."
     )
 
 

@@ -178,7 +178,7 @@ def provider_options(device: torch.device, settings: SessionSettings, stream: st
     if device.type != "cuda":
         if unknown := sorted(given.keys() - _CUDA_OPTIONS):
             expected = f"no {unknown[0]!r}, which {_PROVIDERS['cpu']} does not know: it has no options"
-            raise InvalidOptionError(name="provider_options", value=given, expected=expected)
+            raise InvalidOptionError(name="session_options['provider_options']", value=given, expected=expected)
         return {}
     return {
         # The first device is the provider's default. Releases from 1.26 print a warning for each device_id, which

@@ -156,7 +156,7 @@ def _explained(error: Exception, built: BuiltGraph, target: Target, device: torc
         return CannotBeRecordedError(f"{target.provider} leaves a node of {built.name} to the CPU")
     if options.provider_options and _UNKNOWN_OPTION.search(said):
         value, expected = dict(options.provider_options), f"what {target.provider} takes, which says: {error}"
-        return InvalidOptionError(name="provider_options", value=value, expected=expected)
+        return InvalidOptionError(name="session_options['provider_options']", value=value, expected=expected)
     if _NOT_LOADED.search(said):
         return not_loaded(target, device, error)
     return SessionError(

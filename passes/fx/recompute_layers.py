@@ -53,7 +53,7 @@ class RecomputeLayers(PassBase):
         count = self.count or len(layers) - 1
         if count > len(layers) - 1:
             warnings.warn(
-                f"number_recompute_layers is {count}; of the {len(layers)} layers found, the first {len(layers) - 1} "
+                f"layers:{count} is asked for; of the {len(layers)} layers found, the first {len(layers) - 1} "
                 "are recomputed",
                 stacklevel=2,
             )

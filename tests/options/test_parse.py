@@ -198,14 +198,17 @@ def test_names_of_earlier_releases_without_one_option_in_their_place(tmp_path: P
 
 def test_a_field_is_set_once() -> None:
     with (
-        pytest.warns(DeprecationWarning),
+        pytest.warns(DeprecationWarning, match="is now threads"),
         pytest.raises(InvalidOptionError, match="'threads' cannot be 3: expected 2, as another option has it"),
     ):
         parse_options(None, {"threads": 2, "intra_op_num_threads": 3})
 
 
 def test_an_error_says_the_name_that_was_given() -> None:
-    with pytest.warns(DeprecationWarning), pytest.raises(InvalidOptionError, match="'intra_op_num_threads' cannot be"):
+    with (
+        pytest.warns(DeprecationWarning, match="is now threads"),
+        pytest.raises(InvalidOptionError, match="'intra_op_num_threads' cannot be"),
+    ):
         parse_options(None, {"intra_op_num_threads": 0})
 
 

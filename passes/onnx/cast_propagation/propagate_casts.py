@@ -204,7 +204,7 @@ def _check_known(allow: Iterable[str], target: Target) -> None:
     for name in allow:
         if name not in known:
             expected = "operator types of ONNX or ONNX Runtime" + nearest(name, sorted(known))
-            raise InvalidOptionError(name="propagate_cast_ops_allow", value=name, expected=expected)
+            raise InvalidOptionError(name="cast_strategy['allow']", value=name, expected=expected)
 
 
 def _may_have_casts(model: ir.Model) -> bool:

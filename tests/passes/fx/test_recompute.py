@@ -151,7 +151,7 @@ def test_as_many_layers_as_asked_for_are_recomputed_from_the_first(joint_graph: 
 
 def test_too_great_a_count_is_lowered_with_a_warning(joint_graph: Capture) -> None:
     gm = joint_graph(Stack(Block(), Block()), torch.randn(5, 4))
-    with pytest.warns(UserWarning, match="number_recompute_layers is 7; of the 2 layers found, the first 1"):
+    with pytest.warns(UserWarning, match="layers:7 is asked for; of the 2 layers found, the first 1"):
         RecomputeLayers(count=7)(gm)
 
 

@@ -14,8 +14,8 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from ort_dynamo.embedding import write_model
 from ort_dynamo.errors import SeveralProcessesError
-from ort_dynamo.saving.files import write_model
 from ort_dynamo.training.checkpoint import load_state, save_state
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.optim.config import _OptimizerConfig

@@ -5,28 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.capture.trace import trace
-from ort_dynamo.errors import GradientGraphError, OpsetError
-from ort_dynamo.lowering.translate import lower, refusal
-from ort_dynamo.marks import DRAWN, READABLE
+from ort_dynamo.embedding import OPSET, Program, at_opset, capture_gradients, export_graph, read_program, write_model
+from ort_dynamo.errors import GradientGraphError, OpsetError, TrainingGraphError
 from ort_dynamo.options.groups import PassOptions
-from ort_dynamo.passes.pipelines import fx_passes, onnx_passes
-from ort_dynamo.passes.running import run_passes
-from ort_dynamo.runtime.providers import recorded_cpu_targets
-from ort_dynamo.saving.files import write_model
-from ort_dynamo.saving.program import Program, name_nodes, read_program
-from ort_dynamo.saving.whole_graph import at_opset
-from ort_dynamo.source_line import user_line
-from ort_dynamo.target import OPSET, Target
-from ort_dynamo.torch_internals.dynamo import may_be_dynamic, raised_by_backend
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.training.torch_internals import may_be_dynamic, raised_by_backend, spell_outputs
+from ort_dynamo.training.trainer.step_files import compute_size
 
 __all__ = ["export_gradient_graph"]
 
@@ -75,11 +65,12 @@ def export_gradient_graph(
         torch.compiler.reset()
     if capture.joint is None or capture.program is None:
         raise GradientGraphError(reason="no parameter requires a gradient")
-    made = _Model(capture.joint, capture.program, model).build()
     try:
-        made = at_opset(made, opset_version)
+        made = at_opset(_Model(capture.joint, capture.program, model).build(), opset_version)
     except OpsetError as error:
         raise GradientGraphError(reason=str(error)) from error
+    except TrainingGraphError as error:
+        raise GradientGraphError(reason=error.facts["reason"]) from error
     write_model(made, Path(gradient_graph_path))
 
 
@@ -114,21 +105,7 @@ class _Capture:
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         self.program = read_program(gm, example_inputs)
-        return trace(
-            gm,
-            example_inputs,
-            forward=self._without_gradients,
-            backward=self._without_gradients,
-            inference=self._without_gradients,
-            partition=self._partition,
-        )
-
-    def _partition(self, joint: GraphModule, inputs: Sequence[Any], **_: Any) -> NoReturn:
-        self.joint = joint
-        raise _Captured
-
-    @staticmethod
-    def _without_gradients(gm: GraphModule, _: slice) -> NoReturn:
+        self.joint = capture_gradients(gm, example_inputs)
         raise _Captured
 
 
@@ -145,27 +122,19 @@ class _Model:
         self._joint = joint
         self._program = program
         self._module = model
-        self._target = _target()
 
     def build(self) -> ir.Model:
         """Lower the graph, and make inputs and outputs those that the file has."""
-        joint = self._joint
-        run_passes(fx_passes(PassOptions()), joint)
-        name_nodes(joint, self._program)
         names = self._keep_outputs()
-        _take_ones_for_tangents(joint)
-        placeholders = [str(node.meta.get(READABLE, node.name)) for node in joint.graph.find_nodes(op="placeholder")]
-        self._check()
-        lowered = lower(joint, self._target)
-        run_passes(onnx_passes(PassOptions(), self._target), lowered.model)
-        return self._named(lowered.model, placeholders, names)
+        made = export_graph(self._joint, self._program, PassOptions(), names, stands_alone=False)
+        return self._named(made, names)
 
     def _keep_outputs(self) -> list[str]:
         """Leave the outputs that the file has, and give their names."""
         (output,) = self._joint.graph.find_nodes(op="output")
         kept: dict[str, Node] = {}
-        for node in _flat(output.args[0]):
-            name = str(node.meta.get(READABLE)) if isinstance(node, Node) else ""
+        for node, spelled in zip(output.args[0], spell_outputs(output, self._program.inputs), strict=True):
+            name = spelled or ""
             called = {"output_0": "output", "output_1": "loss"}.get(name)
             parameter = name.removesuffix(".grad")
             if called is None and name != parameter and self._requires_gradient(parameter):
@@ -181,37 +150,21 @@ class _Model:
     def _requires_gradient(self, name: str) -> bool:
         return dict(self._module.named_parameters()).get(name, torch.empty(0)).requires_grad
 
-    def _check(self) -> None:
-        """Raise GradientGraphError if a node has no form in a session."""
-        reasons = []
-        for node in self._joint.graph.nodes:
-            if node.op != "call_function":
-                continue
-            reason = "it draws random numbers" if node.meta.get(DRAWN) else refusal(node, self._target)
-            if reason is not None:
-                reasons.append(f"\n  {node.target}: {reason}\n    {user_line(node)}")
-        if reasons:
-            raise GradientGraphError(reason="these operators have no place in it:" + "".join(reasons))
-
-    def _named(self, model: ir.Model, placeholders: Sequence[str], outputs: Sequence[str]) -> ir.Model:
+    def _named(self, model: ir.Model, outputs: Sequence[str]) -> ir.Model:
         graph = model.graph
-        by_name = dict(zip(placeholders, tuple(graph.inputs), strict=True))
+        by_name = {str(value.name): value for value in graph.inputs}
         graph.inputs.clear()
         buffers = dict(self._module.named_buffers())
-        for value, name in zip(tuple(graph.outputs), outputs, strict=True):
-            value.name = name
         for name in ("input", "labels", *dict(self._module.named_parameters())):
-            value = by_name.pop(name) if name in by_name else self._unread(name)
-            value.name = name
-            graph.inputs.append(value)
+            graph.inputs.append(by_name.pop(name) if name in by_name else self._unread(name))
         for name, value in by_name.items():
             if not value.uses():
                 continue
             if name in buffers:
-                value.name, value.const_value = name, ir.tensor(buffers[name].detach().numpy(), name=name)
+                value.const_value = ir.tensor(buffers[name].detach().numpy(), name=name)
                 graph.register_initializer(value)
-            else:
-                self._size_of(graph, name, value)
+            elif not compute_size(graph, value, {str(one.name): one for one in graph.inputs}):
+                raise GradientGraphError(reason=f"nothing gives {name}")
         self._add_unread_gradients(graph, outputs)
         _name_batch(graph)
         return model
@@ -237,43 +190,6 @@ class _Model:
                 node.outputs[0].type, node.outputs[0].shape = value.type, value.shape
                 graph.append(node)
                 graph.outputs.append(node.outputs[0])
-
-    @staticmethod
-    def _size_of(graph: ir.Graph, name: str, value: ir.Value) -> None:
-        """Compute a size, which AOTAutograd hands over as a number, from the input that has it."""
-        owner, _, axis = name.rpartition(".size.")
-        source = next((one for one in graph.inputs if one.name == owner), None)
-        if source is None:
-            raise GradientGraphError(reason=f"nothing gives {name}")
-        shape = ir.node("Shape", [source], {"start": int(axis), "end": int(axis) + 1}, name=f"{name}/vector")
-        size = ir.node("Squeeze", shape.outputs, name=name)
-        size.outputs[0].type, size.outputs[0].shape = value.type, ir.Shape([])
-        ir.convenience.replace_all_uses_with(value, size.outputs[0])
-        graph.insert_before(graph[0], [shape, size])
-
-
-def _target() -> Target:
-    """Stock ONNX Runtime on the CPU, whatever is installed: gradient kernels are in the training build only."""
-    return next(target for target in recorded_cpu_targets() if not target.gradient_kernels)
-
-
-def _flat(value: Any) -> list[Any]:
-    return [part for one in value for part in _flat(one)] if isinstance(value, (tuple, list)) else [value]
-
-
-def _take_ones_for_tangents(joint: GraphModule) -> None:
-    """The gradient of the loss is one: a constant in the place of the input that stands for it."""
-    for node in joint.graph.find_nodes(op="placeholder"):
-        if node.name.startswith("tangents") and node.users:
-            fake = node.meta["val"]
-            with joint.graph.inserting_before(next(iter(node.users))):
-                ones = joint.graph.call_function(
-                    aten.full.default, (list(fake.shape), 1), {"dtype": fake.dtype, "device": fake.device}
-                )
-            ones.meta["val"] = fake
-            node.replace_all_uses_with(ones)
-            joint.graph.erase_node(node)
-    joint.recompile()
 
 
 def _name_batch(graph: ir.Graph) -> None:

@@ -15,11 +15,18 @@ from typing import Any, NoReturn, TypeVar
 import onnx_ir as ir
 import torch
 
+from ort_dynamo import LoweringContext
 from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.lowering.context import LoweringContext
-from ort_dynamo.lowering.registry import named_lowering
-from ort_dynamo.torch_internals.dispatcher import AUTOGRAD_KEYS, forget_dispatch, python_kernels, without_python_kernels
-from ort_dynamo.torch_internals.operators import OpOverload, is_absent, namespace
+from ort_dynamo.embedding import named_lowering
+from ort_dynamo.training.torch_internals import (
+    AUTOGRAD_KEYS,
+    OpOverload,
+    forget_dispatch,
+    is_absent,
+    namespace,
+    python_kernels,
+    without_python_kernels,
+)
 
 __all__ = ["custom_gradients", "register_gradient", "registered_gradients"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ort_dynamo.torch_internals.pytree import is_container
 from ort_dynamo.training.ortmodule.fallback import ORTModuleDeviceException, ORTModuleIOError, wrap_exception
+from ort_dynamo.training.torch_internals import is_container
 
 __all__ = ["check_devices", "check_inputs", "check_outputs", "module_device"]
 

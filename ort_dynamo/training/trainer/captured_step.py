@@ -11,19 +11,18 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.capture.trace import trace, without_gradients
+from ort_dynamo.embedding import Program, capture_whole, read_program
 from ort_dynamo.errors import OrtDynamoError, TrainingGraphError
-from ort_dynamo.saving.program import Program, read_program
-from ort_dynamo.torch_internals.dynamo import (
+from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
+from ort_dynamo.training.torch_internals import (
     breaks_graph,
     compile_region,
     may_be_dynamic,
     most_graphs,
+    optimization_hint,
     raised_by_backend,
+    spell_outputs,
 )
-from ort_dynamo.torch_internals.program import spell_outputs
-from ort_dynamo.torch_internals.symbols import optimization_hint
-from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
 from ort_dynamo.training.trainer.update_rules import LambRule
 from ort_dynamo.training.trainer.whole_step import StepKind, WholeStepModule
@@ -165,16 +164,8 @@ class _Capture:
         self._results = self._result_names(groups)
         self._examples = dict(zip(names, example_inputs, strict=True))
         places = [names.index(weight.name) for weight in weights]
-        trace(
-            gm,
-            without_gradients(example_inputs),
-            forward=_unexpected,
-            backward=_unexpected,
-            inference=self._keep,
-            partition=_unexpected,
-            around=partial(self._around, groups=groups, places=places),
-            more_inputs=[one for _, one in extra],
-        )
+        around = partial(self._around, groups=groups, places=places)
+        self._graph = capture_whole(gm, example_inputs, around, [one for _, one in extra])
         (output,) = gm.graph.find_nodes(op="output")
         self._given = [_stand_in(node) for node in output.args[0]]
         return lambda *_: tuple(self._given)
@@ -225,10 +216,6 @@ class _Capture:
         counts = [f"{count_name(group, index)}.updated" for index, group in enumerate(groups)]
         return made + counts * kind.stands_alone
 
-    def _keep(self, gm: GraphModule, _: slice) -> Callable[..., Any]:
-        self._graph = gm
-        return gm.forward
-
     def captured(self, outputs: Sequence[Any], given: Sequence[Tensor]) -> CapturedStep:
         """What was captured, where the call gave `outputs` for the model's inputs `given`."""
         graph = self._graph
@@ -260,10 +247,6 @@ class _Capture:
             for name, one in self._examples.items()
             if isinstance(one, Tensor) and name not in of_model
         }
-
-
-def _unexpected(*_: Any, **__: Any) -> Any:
-    raise AssertionError("a whole step has no gradients outside it")
 
 
 def _stand_in(node: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ort_dynamo.errors import TrainingGraphError
-from ort_dynamo.torch_internals.pytree import tree_map
+from ort_dynamo.training.torch_internals import tree_map
 
 __all__ = ["PREFIX", "CombinedModel", "flat_outputs"]
 

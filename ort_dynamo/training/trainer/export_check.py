@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from torch import Tensor
 
-from ort_dynamo.runtime.model_file import run_model
+from ort_dynamo.embedding import run_model
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.trainer.files import StepFiles
 from ort_dynamo.training.trainer.running import RunningModel

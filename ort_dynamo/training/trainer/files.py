@@ -10,15 +10,12 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 from torch import Tensor
 
+from ort_dynamo.embedding import OPSET, at_opset, write_model, write_optimized
 from ort_dynamo.errors import OpsetError
 from ort_dynamo.options.groups import PassOptions
-from ort_dynamo.runtime.model_file import optimized_model
-from ort_dynamo.saving.files import write_bytes, write_model
-from ort_dynamo.saving.whole_graph import at_opset
-from ort_dynamo.target import OPSET
-from ort_dynamo.torch_internals.dynamo import has_recurrent_layers
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
+from ort_dynamo.training.torch_internals import has_recurrent_layers
 from ort_dynamo.training.trainer.captured_step import capture
 from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
 from ort_dynamo.training.trainer.masks import mask_questions_answered
@@ -103,8 +100,7 @@ class StepFiles:
         self._write(paths.model_with_gradient_graph_path, lambda: self.with_gradients(inputs))
         self._write(paths.model_with_training_graph_path, lambda: self.step(inputs, lr))
         if optimized := paths.model_with_training_graph_after_optimization_path:
-            model = optimized_model(ir.to_proto(self.step(inputs, lr)).SerializeToString())
-            write_bytes(model, Path(optimized))
+            write_optimized(self.step(inputs, lr), Path(optimized))
 
     @staticmethod
     def _write(path: str, model: Callable[[], ir.Model]) -> None:

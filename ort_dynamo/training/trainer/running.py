@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from ort_dynamo.backend import compile_recorded
+from ort_dynamo.embedding import CompileRecord, compile_recorded, in_a_line
 from ort_dynamo.errors import TrainingGraphError
 from ort_dynamo.options.groups import Options
-from ort_dynamo.report.record import CompileRecord
-from ort_dynamo.report.summary import in_a_line
-from ort_dynamo.torch_internals.dynamo import (
+from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
+from ort_dynamo.training.torch_internals import (
     compile_region,
     forget_compiled,
     has_recurrent_layers,
@@ -29,7 +28,6 @@ from ort_dynamo.torch_internals.dynamo import (
     raised_by_backend,
     user_place,
 )
-from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
 from ort_dynamo.training.trainer.input_dtypes import naming_inputs
 from ort_dynamo.training.trainer.split_step import SplitStep

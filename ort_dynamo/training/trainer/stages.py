@@ -13,9 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, SplitPoint, pipeline
 
 from ort_dynamo.errors import SeveralProcessesError
-from ort_dynamo.torch_internals.pipelining import expect_only_what_stages_send
-from ort_dynamo.torch_internals.pytree import tree_map
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
+from ort_dynamo.training.torch_internals import expect_only_what_stages_send, tree_map
 from ort_dynamo.training.trainer.combined import CombinedModel, flat_outputs
 
 __all__ = ["Stages", "cuts_of", "mesh_of_stages"]

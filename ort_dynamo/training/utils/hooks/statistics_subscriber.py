@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from ort_dynamo.marks import OBSERVERS
+from ort_dynamo.embedding import OBSERVERS
 from ort_dynamo.training.utils.hooks.subscriber import RuntimeStates, SubscriberBase
 
 __all__ = ["StatisticsSubscriber", "observe"]

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ort_dynamo.errors import SeveralProcessesError
+from ort_dynamo.onnx_module import OnnxModule
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
-from ort_dynamo.training.onnx_module import OnnxModule
 from ort_dynamo.training.optim.config import _OptimizerConfig
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require

@@ -9,9 +9,8 @@ import onnx
 import torch
 from torch import nn
 
+from ort_dynamo.onnx_module import OnnxModule, to_model_proto
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
-from ort_dynamo.training.onnx_module import OnnxModule, to_model_proto
-from ort_dynamo.training.onnx_module.state_keys import place_of
 from ort_dynamo.training.requirements import require
 from ort_dynamo.training.trainer.combined import CombinedModel
 
@@ -81,8 +80,7 @@ class OnnxCombined(CombinedModel):
         found = module(*(inputs[index] for index in self._takes[training]))
         if training:
             for key, index in self._updates:
-                holder, leaf = place_of(self.model, key)
-                getattr(holder, leaf).copy_(found[index].detach())
+                self.model.get_buffer(key).copy_(found[index].detach())
         return [found[index] for index in self._gives[training]]
 
 
@@ -92,7 +90,8 @@ def _share(model: OnnxModule, evaluated: OnnxModule) -> None:
     own = {model.onnx_names[key]: tensor for key, tensor in own.items() if key in model.onnx_names}
     for key, name in evaluated.onnx_names.items():
         if name in own:
-            holder, leaf = place_of(evaluated, key)
+            path, _, leaf = key.rpartition(".")
+            holder = evaluated.get_submodule(path)
             kept: dict[str, Any] = holder._parameters if leaf in holder._parameters else holder._buffers
             if isinstance(own[name], nn.Parameter) == (kept is holder._parameters):
                 kept[leaf] = own[name]

@@ -1,6 +1,6 @@
 """The surface for front ends that build on the backend, such as ORTModule and ORTTrainer (docs/embedding.md).
 
-Beside it, a front end imports errors, options, dtypes and the names of the package itself, and nothing else.
+Beside it, a front end imports the errors and the names of the package itself, and nothing else.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import onnx_ir as ir
 
 from ort_dynamo.backend import compile_recorded, compile_step, ort_train
 from ort_dynamo.capture.whole_graphs import capture_gradients, capture_whole
+from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.registry import named_lowering
 from ort_dynamo.marks import OBSERVERS
+from ort_dynamo.options.groups import Options, PassOptions, parse_options
+from ort_dynamo.options.spelling import nearest
 from ort_dynamo.report.places import Places
 from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.report.summary import FunctionNote, given_up, in_a_line
@@ -36,6 +39,8 @@ __all__ = [
     "CompileRecord",
     "FunctionNote",
     "Gaps",
+    "Options",
+    "PassOptions",
     "Program",
     "RunWatch",
     "at_opset",
@@ -51,7 +56,10 @@ __all__ = [
     "installed_runtime",
     "join_models",
     "named_lowering",
+    "nearest",
+    "onnx_dtype",
     "onnxruntime",
+    "parse_options",
     "read_program",
     "run_model",
     "write_model",

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import cerberus
 
+from ort_dynamo import PropagateCastOpsStrategy
 from ort_dynamo.embedding import onnxruntime
-from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
 from ort_dynamo.training.amp.loss_scaler import LossScaler
 from ort_dynamo.training.document_errors import DocumentErrors, unsorted_keys
 from ort_dynamo.training.optim.lr_scheduler import _LRScheduler

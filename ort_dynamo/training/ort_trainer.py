@@ -20,9 +20,15 @@ from ort_dynamo.training.legacy_loss_scaler import LossScaler
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require
 from ort_dynamo.training.train_step_info import TrainStepInfo
-from ort_dynamo.training.trainer.environment import local_rank_of_environment
-from ort_dynamo.training.trainer.step_values import Scaler, StepRate, StepScale
-from ort_dynamo.training.trainer.weight_attributes import Attributes, attributes_of, optimizer_config
+from ort_dynamo.training.trainer.legacy_settings import (
+    Attributes,
+    Scaler,
+    StepRate,
+    StepScale,
+    attributes_of,
+    optimizer_config,
+)
+from ort_dynamo.training.trainer.settings import local_rank_of_environment
 
 __all__ = ["IODescription", "LossScaler", "ModelDescription", "ORTTrainer", "load_checkpoint", "save_checkpoint"]
 

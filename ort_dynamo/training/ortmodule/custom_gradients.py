@@ -16,8 +16,7 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo import LoweringContext
-from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.embedding import named_lowering
+from ort_dynamo.embedding import named_lowering, onnx_dtype
 from ort_dynamo.training.torch_internals import (
     AUTOGRAD_KEYS,
     OpOverload,

@@ -16,10 +16,9 @@ from functools import reduce
 from operator import or_
 from typing import Any, TypeVar
 
-from ort_dynamo.embedding import OPSET
+from ort_dynamo import PropagateCastOpsStrategy
+from ort_dynamo.embedding import OPSET, nearest
 from ort_dynamo.errors import InvalidVariableError
-from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
-from ort_dynamo.options.spelling import nearest
 from ort_dynamo.training.ortmodule.fallback import DEFAULT_POLICY, _FallbackPolicy
 from ort_dynamo.training.ortmodule.logger import LogLevel
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from ort_dynamo.embedding import CompileRecord, RunWatch, compile_recorded, find_gaps, forget_compiles
+from ort_dynamo.embedding import CompileRecord, RunWatch, compile_recorded, find_gaps, forget_compiles, parse_options
 from ort_dynamo.errors import (
     InvalidOptionError,
     NotCompiledError,
@@ -25,7 +25,6 @@ from ort_dynamo.errors import (
     RuntimeNotInstalledError,
     SeveralRuntimesError,
 )
-from ort_dynamo.options.groups import parse_options
 from ort_dynamo.training.ortmodule.custom_gradients import custom_gradients, registered_gradients
 from ort_dynamo.training.ortmodule.data_types import check_devices, check_inputs, check_outputs, module_device
 from ort_dynamo.training.ortmodule.debug_options import DebugOptions

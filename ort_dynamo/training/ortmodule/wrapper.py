@@ -13,9 +13,8 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor, nn
 
-from ort_dynamo.embedding import installed_runtime
+from ort_dynamo.embedding import installed_runtime, parse_options
 from ort_dynamo.errors import RuntimeNotInstalledError, SeveralRuntimesError
-from ort_dynamo.options.groups import parse_options
 from ort_dynamo.training.ortmodule.data_types import module_device
 from ort_dynamo.training.ortmodule.debug_options import DebugOptions
 from ort_dynamo.training.ortmodule.environment import Settings, read_settings

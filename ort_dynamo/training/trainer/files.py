@@ -1,4 +1,4 @@
-"""The ONNX files of a trainer: its forward, its forward with gradients, and its whole step."""
+"""Makes the ONNX files of a trainer: its forward, its forward with gradients, its whole step; checks the forward."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 from torch import Tensor
 
-from ort_dynamo.embedding import OPSET, at_opset, write_model, write_optimized
+from ort_dynamo.embedding import OPSET, PassOptions, at_opset, run_model, write_model, write_optimized
 from ort_dynamo.errors import OpsetError
-from ort_dynamo.options.groups import PassOptions
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.torch_internals import has_recurrent_layers
 from ort_dynamo.training.trainer.captured_step import capture
 from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
-from ort_dynamo.training.trainer.masks import mask_questions_answered
+from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.step_files import step_model
+from ort_dynamo.training.trainer.traceable_model import mask_questions_answered, unchanged
 from ort_dynamo.training.trainer.training_state import TrainingState
-from ort_dynamo.training.trainer.unchanged import unchanged
 from ort_dynamo.training.trainer.whole_step import StepKind
 
-__all__ = ["StepFiles"]
+__all__ = ["StepFiles", "check_export"]
 
 _log = logging.getLogger("orttraining")
 
@@ -149,3 +149,33 @@ class StepFiles:
                 if value not in kept:
                     value.shape = value.type = None
         return model
+
+
+_MESSAGE = (
+    "Mismatch between outputs of PyTorch model and exported ONNX model, at {name}. "
+    "Note that different backends may exhibit small computational differences. "
+    "If this is within acceptable margin, or if there is random generator in the model causing inevitable mismatch, "
+    "you can proceed training by setting the flag debug.check_model_export to False."
+)
+
+
+def check_export(
+    running: RunningModel, files: StepFiles, description: _ORTTrainerModelDesc, inputs: Sequence[Tensor]
+) -> None:
+    """Compare a model's own outputs, without dropout, with those of its ONNX file.
+
+    Raises:
+        AssertionError: they differ by more than 1e-6 + 1e-2 of the file's.
+    """
+    expected = running.evaluate_in_torch(inputs)
+    model = ir.to_proto(files.forward(inputs)).SerializeToString()
+    given = {one.name: tensor.cpu().numpy() for one, tensor in zip(description.inputs, inputs, strict=True)}
+    for own, found, described in zip(expected, run_model(model, given), description.outputs, strict=True):
+        is_float = own.is_floating_point()
+        np.testing.assert_allclose(
+            (own.float() if is_float else own).cpu().numpy(),
+            found.astype(np.float32) if is_float else found,
+            rtol=1e-2,
+            atol=1e-6,
+            err_msg=_MESSAGE.format(name=described.name),
+        )

@@ -10,8 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ort_dynamo.training.trainer.layer_parts import local_of, part_of, split_axis
-from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
+from ort_dynamo.training.trainer.training_state import (
+    TrainedWeight,
+    TrainingState,
+    UpdateGroup,
+    local_of,
+    part_of,
+    split_axis,
+)
 from ort_dynamo.training.trainer.update_rules import LambRule
 
 __all__ = [

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.embedding import export_graph
+from ort_dynamo.embedding import PassOptions, export_graph, onnx_dtype
 from ort_dynamo.errors import TrainingGraphError
-from ort_dynamo.options.groups import PassOptions
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.trainer.captured_step import CapturedStep
 

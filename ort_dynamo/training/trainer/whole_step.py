@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter
 from torch.fx.traceback import preserve_node_meta
 
-from ort_dynamo.embedding import CompileRecord, compile_step, read_program
+from ort_dynamo.embedding import CompileRecord, Options, compile_step, read_program
 from ort_dynamo.errors import TrainingGraphError
-from ort_dynamo.options.groups import Options
 from ort_dynamo.training.torch_internals import compile_region, most_graphs
 from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
 from ort_dynamo.training.trainer.update_rules import gradient_divisor, gradient_norm

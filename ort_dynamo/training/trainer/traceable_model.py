@@ -1,7 +1,8 @@
-"""Answers what torch's transformers ask of a mask's numbers, so that a model with a mask can be one graph."""
+"""Lets a model with masks be traced as one graph, and undoes what tracing changes on its modules."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["answer_mask_questions", "mask_questions_answered"]
+__all__ = ["answer_mask_questions", "mask_questions_answered", "unchanged"]
 
 
 @dataclass(frozen=True)
@@ -66,3 +67,34 @@ def mask_questions_answered(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Have all modules of a model hold what they held, once this closes; tensors written in place stay written.
+
+    A capture runs the model's Python with stand-ins for results. A model that keeps a result, such as a mask for the
+    next call, would go on with memory that nobody has filled.
+    """
+    held: dict[int, tuple[Any, Any]] = {}
+    for module in model.modules():
+        _note(vars(module), held)
+    try:
+        yield
+    finally:
+        for container, contents in held.values():
+            container.clear()
+            if isinstance(container, (dict, set)):
+                container.update(contents)
+            else:
+                container.extend(contents)
+
+
+def _note(value: Any, held: dict[int, tuple[Any, Any]]) -> None:
+    """Copy what a container holds, and the containers in it."""
+    if id(value) in held or not isinstance(value, (dict, list, set, deque, tuple)):
+        return
+    if not isinstance(value, tuple):
+        held[id(value)] = value, value.copy()
+    for one in value.values() if isinstance(value, dict) else value:
+        _note(one, held)

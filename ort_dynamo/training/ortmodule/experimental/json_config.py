@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
-from ort_dynamo.options.spelling import nearest
+from ort_dynamo import PropagateCastOpsStrategy
+from ort_dynamo.embedding import nearest
 from ort_dynamo.training.ortmodule.debug_options import DebugOptions
 from ort_dynamo.training.ortmodule.environment import _SkipCheck, json_path, parse_flags
 from ort_dynamo.training.ortmodule.fallback import _FallbackPolicy

@@ -12,9 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.embedding import OPSET, Program, at_opset, capture_gradients, export_graph, read_program, write_model
+from ort_dynamo.embedding import (
+    OPSET,
+    PassOptions,
+    Program,
+    at_opset,
+    capture_gradients,
+    export_graph,
+    read_program,
+    write_model,
+)
 from ort_dynamo.errors import GradientGraphError, OpsetError, TrainingGraphError
-from ort_dynamo.options.groups import PassOptions
 from ort_dynamo.training.torch_internals import may_be_dynamic, raised_by_backend, spell_outputs
 from ort_dynamo.training.trainer.step_files import compute_size
 

@@ -1,13 +1,17 @@
-"""Layers that several processes share: torch's tensor parallelism, by a plan that a model has or its structure shows.
+"""Trains a model in several processes, by data, by layers that they share, and by stages.
 
-As Megatron does: the first linear layer of a pair is divided by its outputs, the second by its inputs, so that one
-all-reduce follows each pair (Shoeybi et al., "Megatron-LM", 2019, section 3).
+Data parallelism is torch's DistributedDataParallel around the compiled forward and backward. Layers are shared by
+torch's tensor parallelism, by a plan that a model has or its structure shows. As Megatron does: the first linear layer
+of a pair is divided by its outputs, the second by its inputs, so that one all-reduce follows each pair (Shoeybi et al.,
+"Megatron-LM", 2019, section 3).
 """
 
 from __future__ import annotations
 
 import fnmatch
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -16,14 +20,96 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 from ort_dynamo.errors import SeveralProcessesError
-from ort_dynamo.training.trainer.layer_parts import local_of
-from ort_dynamo.training.trainer.replicas import agree_on
+from ort_dynamo.training.trainer.adasum import adasum_hook
+from ort_dynamo.training.trainer.combined import CombinedModel
+from ort_dynamo.training.trainer.running import RunningModel
+from ort_dynamo.training.trainer.stages import Stages
 from ort_dynamo.training.trainer.together import ForwardBackward, Found, Together
-from ort_dynamo.training.trainer.training_state import TrainedWeight
+from ort_dynamo.training.trainer.training_state import TrainedWeight, local_of, square_sum_over
 
-__all__ = ["LayerReplicas", "divide_layers", "plan_of"]
+__all__ = ["LayerReplicas", "PipelinedModel", "Replicas", "StageReplicas", "agree_on", "divide_layers", "plan_of"]
+
+
+class Replicas(Together):
+    """Has a model's gradients reduced over all processes, each of which has the whole model.
+
+    Made, it has given all of them rank 0's weights and buffers. Before each forward buffers are rank 0's again.
+
+    Args:
+        combined: model and loss.
+        postpones: whether gradients are reduced in steps that update alone; otherwise each step's are.
+        adasum: whether they are reduced by Adasum; otherwise they are averaged.
+    """
+
+    def __init__(self, combined: nn.Module, *, postpones: bool, adasum: bool) -> None:
+        self.postpones = postpones
+        self._called = _Called(combined)
+        # The forward is compiled, so looking for parameters that a loss does not depend on walks over few nodes.
+        self._ddp = DistributedDataParallel(self._called, find_unused_parameters=True)
+        if adasum:
+            self._ddp.register_comm_hook(None, adasum_hook)
+
+    def gradients(self, asked: ForwardBackward) -> Found:
+        """Run forward and backward, in which DistributedDataParallel adds to each parameter's `grad` and reduces it."""
+        for weight in asked.weights:
+            before = weight.gathered if asked.adds else None
+            weight.parameter.grad = None if before is None else before.to(weight.parameter.dtype, copy=True)
+        with torch.enable_grad():
+            loss, outputs = self._run(asked)
+        torch.autograd.backward(loss, torch.full_like(loss, asked.scale))
+        reduced = [weight.parameter.grad for weight in asked.weights]
+        for weight in asked.weights:
+            weight.parameter.grad = None
+        return (loss.detach(), *outputs[1:]), reduced
+
+    def _run(self, asked: ForwardBackward) -> tuple[Tensor, Any]:
+        """Run a forward that gives the loss first; gives the loss to call `backward` of, and all that it gave."""
+        self._called.call = asked.called
+        with nullcontext() if asked.reduces else self._ddp.no_sync(), warnings.catch_warnings():
+            # torch says once that all were reached: which a later step may not do.
+            warnings.filterwarnings("ignore", message="(?s).*find_unused_parameters=True was specified")
+            try:
+                loss = self._ddp(*asked.inputs)
+                outputs = self._called.outputs
+            finally:
+                self._called.outputs = None
+        return loss, outputs
+
+    def agree(self, all_finite: bool, device: torch.device) -> bool:
+        """Whether gradients were finite in all processes."""
+        return agree_on(all_finite, device)
+
+
+def agree_on(holds: bool, device: torch.device) -> bool:
+    """Whether something holds in all processes."""
+    found = torch.tensor(int(holds), device=device)
+    distributed.all_reduce(found, distributed.ReduceOp.MIN)
+    return bool(found)
+
+
+class _Called(nn.Module):
+    """Calls a function that runs a module; only the loss goes through DistributedDataParallel, which copies results."""
+
+    def __init__(self, combined: nn.Module) -> None:
+        super().__init__()
+        self.combined = combined
+        self.call: Callable[..., Any] = combined
+        self.outputs: Any = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "call":
+            object.__setattr__(self, name, value)  # no second place for the model
+        else:
+            super().__setattr__(name, value)
+
+    def forward(self, *inputs: Any) -> Tensor:
+        self.outputs = self.call(*inputs)
+        loss: Tensor = self.outputs[0]
+        return loss
+
 
 _FIRST_THEN_SECOND = (
     (("q_proj", "k_proj", "v_proj"), "o_proj"),
@@ -207,3 +293,73 @@ class LayerReplicas(Together):
     def agree(self, all_finite: bool, device: torch.device) -> bool:
         """Whether gradients were finite in all processes."""
         return agree_on(all_finite, device)
+
+
+class PipelinedModel(RunningModel):
+    """A model of which this process runs a stage, and trains that stage's weights.
+
+    Args:
+        stages: run the model.
+        others: as RunningModel takes them.
+    """
+
+    def __init__(self, stages: Stages, *others: Any, **named: Any) -> None:
+        self.stages = stages
+        super().__init__(*others, **named)
+        stages.compiles = self._region
+
+    @property
+    def own_names(self) -> set[str]:
+        """The entries of the model's state_dict that are this stage's."""
+        return self.stages.own
+
+    def evaluate(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Run the model in evaluation mode; gives the outputs of model_desc in all processes of the pipeline."""
+        return self._run_stage(inputs, predicts=False)
+
+    def predict(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Run the model in evaluation mode without the label; gives the outputs of model_desc but the loss."""
+        return self._run_stage(inputs, predicts=True)
+
+    def _run_stage(self, inputs: Sequence[Tensor], *, predicts: bool) -> list[Tensor]:
+        self._set_mode(training=False)
+        with self._settings(), torch.no_grad():
+            outputs = self.stages.evaluate(inputs, predicts=predicts)
+        return outputs[: len(self._description.outputs) - predicts]
+
+
+class StageReplicas(LayerReplicas):
+    """Reduces gradients over the processes that have the same stage, whose forward and backward torch's schedule runs.
+
+    Args:
+        combined: model and loss.
+        mesh: all processes by "data" and "pipeline".
+        stages: run the model.
+        outputs: how many outputs model_desc has.
+        postpones: whether gradients are reduced in steps that update alone.
+    """
+
+    has_stages = True
+
+    def __init__(
+        self, combined: CombinedModel, mesh: DeviceMesh, stages: Stages, outputs: int, *, postpones: bool
+    ) -> None:
+        super().__init__(combined, mesh, postpones=postpones)
+        self._stages = stages
+        self._outputs = outputs
+
+    def _computed(self, asked: ForwardBackward) -> Found:
+        parameters = list(self._combined.parameters())
+        for parameter in parameters:
+            parameter.grad = None
+        try:
+            loss, outputs = self._stages.train(asked.inputs)
+            found = [weight.parameter.grad for weight in asked.weights]
+        finally:
+            for parameter in parameters:
+                parameter.grad = None
+        return (loss, outputs[: self._outputs]), found
+
+    def norm(self, own: Tensor) -> Tensor:
+        """The norm of the gradients of all stages."""
+        return square_sum_over(own.double(), self._stages.group).sqrt()

@@ -28,8 +28,7 @@ from ort_dynamo.runtime.model_file import optimized_model, run_model
 from ort_dynamo.saving.files import write_bytes, write_model
 from ort_dynamo.saving.one_model import join_models
 from ort_dynamo.saving.program import Program, read_program
-from ort_dynamo.saving.whole_graph import at_opset
-from ort_dynamo.saving.whole_graph import whole_model as export_graph
+from ort_dynamo.saving.whole_graph import at_opset, export_graph
 from ort_dynamo.target import OPSET
 from ort_dynamo.torch_internals.frames import frames
 

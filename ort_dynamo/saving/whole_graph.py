@@ -25,14 +25,14 @@ from ort_dynamo.saving.readable import makers, readable
 from ort_dynamo.source_line import innermost_module, user_line
 from ort_dynamo.target import OPSET, Target
 
-__all__ = ["Scopes", "at_opset", "whole_model"]
+__all__ = ["Scopes", "at_opset", "export_graph"]
 
 
 Scopes = Callable[[Mapping[Node, str]], Mapping[Node, str]]
 """(node of a graph -> path of the module that it is in, empty outside of all) -> where the file says that it is."""
 
 
-def whole_model(
+def export_graph(
     gm: GraphModule,
     program: Program,
     options: PassOptions,

@@ -14,10 +14,6 @@ from ort_dynamo.onnx_module.registry import MICROSOFT, onnx_operator
 __all__: list[str] = []
 
 
-def _by_channel(x: Tensor, value: Tensor) -> Tensor:
-    return torch.reshape(value, (1, -1, *[1] * (x.dim() - 2)))
-
-
 def _update(kept: Tensor, seen: Tensor, momentum: float, in_place: bool) -> Tensor:
     """ONNX's running statistic: kept·momentum + seen·(1 − momentum)."""
     found = (kept * momentum + seen * (1 - momentum)).to(kept.dtype)

@@ -58,7 +58,7 @@ class CapturedStep:
     inputs: tuple[Tensor, ...]
 
 
-def state_names(group: UpdateGroup, index: int, weight: TrainedWeight, kind: StepKind) -> list[tuple[str, Tensor]]:
+def state_names(weight: TrainedWeight, kind: StepKind) -> list[tuple[str, Tensor]]:
     """What a weight has in a step beside its parameter, in the order of WholeStepModule's inputs."""
     found: list[tuple[str, Tensor]] = []
     if weight.is_narrow:
@@ -192,12 +192,7 @@ class _Capture:
             (LOSS_SCALE, torch.ones((), dtype=torch.float64)),
         ]
         counts = [(count_name(group, index), group.count) for index, group in enumerate(groups)]
-        own = [
-            pair
-            for index, group in enumerate(groups)
-            for weight in group.weights
-            for pair in state_names(group, index, weight, self._kind)
-        ]
+        own = [pair for group in groups for weight in group.weights for pair in state_names(weight, self._kind)]
         return [*scalars, *counts, *own]
 
     def _result_names(self, groups: Sequence[UpdateGroup]) -> list[str]:

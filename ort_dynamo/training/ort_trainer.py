@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ort_dynamo.training import orttrainer
 from ort_dynamo.training.checkpointing.experimental import load_from_folder, save_into_folder
 from ort_dynamo.training.checkpointing.flat_states import flatten, unflatten
+from ort_dynamo.training.environment import local_rank_of_environment
 from ort_dynamo.training.legacy_descriptions import IODescription, ModelDescription
 from ort_dynamo.training.legacy_loss_scaler import LossScaler
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
@@ -28,7 +29,6 @@ from ort_dynamo.training.trainer.legacy_settings import (
     attributes_of,
     optimizer_config,
 )
-from ort_dynamo.training.trainer.settings import local_rank_of_environment
 
 __all__ = ["IODescription", "LossScaler", "ModelDescription", "ORTTrainer", "load_checkpoint", "save_checkpoint"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -12,20 +11,18 @@ from torch import distributed
 
 from ort_dynamo.embedding import Options, parse_options
 from ort_dynamo.errors import DeviceNotAvailableError, ProcessGroupError, SeveralProcessesError
+from ort_dynamo.training.environment import TORCHRUN, local_rank_of_environment, torchrun_says
 from ort_dynamo.training.optim.config import AdamConfig, LambConfig, _OptimizerConfig
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.trainer.update_rules import AdamRule, LambRule, Rule, SGDRule
 
 __all__ = [
-    "TORCHRUN",
     "backend_options",
     "check_device",
     "fits_one_session",
     "join_processes",
-    "local_rank_of_environment",
     "refuse_what_is_not_there",
     "rules_of",
-    "torchrun_says",
     "training_device",
 ]
 
@@ -269,19 +266,3 @@ def _initialise(size: int, rank: int) -> None:
 def _compare(name: str, asked: int, found: int, what: str) -> None:
     if asked != found:
         raise ProcessGroupError(reason=f"distributed.{name} is {asked}, and {what} is {found}")
-
-
-TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torch.distributed.init_process_group needs of them."""
-
-
-def local_rank_of_environment(otherwise: int) -> int:
-    """The number of this process on its machine."""
-    return int(os.environ.get("LOCAL_RANK", otherwise))
-
-
-def torchrun_says() -> tuple[int, int] | None:
-    """(RANK, WORLD_SIZE); None where not all of TORCHRUN is set."""
-    if not all(name in os.environ for name in TORCHRUN):
-        return None
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

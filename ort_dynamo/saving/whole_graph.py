@@ -70,12 +70,12 @@ def export_graph(
     lowered = lower(gm, target)
     run_passes(onnx_passes(options, target), lowered.model)
     model = readable(ir.to_proto(lowered.model).SerializeToString(), gm, makers(lowered.model))
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    _name_ends(model.graph, [str(node.meta[READABLE]) for node in placeholders], outputs)
     _unpermute(model.graph, [tuple(inverse(spec.order)) for spec in lowered.outputs])
     for value, spec in zip(tuple(model.graph.inputs), lowered.inputs, strict=True):
         if spec.order:
             _permute_input(model.graph, value, spec.order)
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    _name_ends(model.graph, [str(node.meta[READABLE]) for node in placeholders], outputs)
     RemoveUnusedNodesPass()(model)
     RemoveUnusedOpsetsPass()(model)
     return model

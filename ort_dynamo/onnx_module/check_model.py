@@ -1,4 +1,4 @@
-"""What a file has to be before anything is made of it: small enough to look at, and valid."""
+"""Checks a file before anything is made of it: it has to be small enough to look at, and valid."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def domain_of(name: str) -> str:
 
 
 def function_key(node: NodeProto) -> FunctionKey:
-    """What a node calls."""
+    """The key of the function that a node calls."""
     return domain_of(node.domain), node.op_type, node.overload
 
 

@@ -77,12 +77,12 @@ def as_tensor(value: Value, device: torch.device | None = None) -> Tensor:
 
 
 def device_of(tensor: Tensor) -> torch.device:
-    """Where a tensor is."""
+    """The device of a tensor."""
     return tensor.device
 
 
 def operands(*values: Value) -> list[Any]:
-    """What a pointwise function of torch takes for values of one element type: tensors, and numbers for scalar Hosts.
+    """Arguments of a pointwise function of torch for values of one element type: tensors, and numbers for scalar Hosts.
 
     At least one of the values is a tensor.
     """

@@ -159,7 +159,7 @@ class OnnxModule(nn.Module):
 
 
 def _kind_of(name: str, one: Stored) -> str:
-    """What an initializer is: "weight"; "buffer", which the state dict has too; or "constant"."""
+    """The kind of an initializer: "weight"; "buffer", which the state dict has too; or "constant"."""
     if not one.dtype.is_floating_point:
         return "constant"
     special = one.uses & {"statistic", "setting"}

@@ -153,12 +153,12 @@ class Program:
         return self.captured[node]
 
     def outside(self) -> list[fx.Node]:
-        """What the program around has to give for what was captured, in order."""
+        """The values that the program around has to give for the captured ones, in order."""
         assert self.outer is not None
         return [self.outer.local(node) for node in self.captured]
 
     def held(self, path: str) -> fx.Node:
-        """What the module holds under a dotted path."""
+        """The attribute of the module under a dotted path."""
         if path in self._held:
             return self._held[path]
         *parents, leaf = path.split(".")

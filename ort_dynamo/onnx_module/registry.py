@@ -32,7 +32,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class InputKind(enum.Enum):
-    """What a function takes at an input: a tensor; a tensor or Host; the same as a setting; a statistic; a list."""
+    """The kinds of a function's inputs: a tensor; a tensor or Host; the same as a setting; a statistic; a list."""
 
     TENSOR = enum.auto()
     VALUE = enum.auto()

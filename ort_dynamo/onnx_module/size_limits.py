@@ -1,4 +1,4 @@
-"""What a file may ask for by a few bytes: the sizes of new tensors that are written in it."""
+"""Limits the memory that a few bytes of a file may ask for: the sizes of new tensors that are written in it."""
 
 from __future__ import annotations
 

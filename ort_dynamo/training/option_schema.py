@@ -1,4 +1,4 @@
-"""What ORTTrainerOptions may hold: every option with its type, its bounds and its default."""
+"""The schema of ORTTrainerOptions: every option with its type, its bounds and its default."""
 
 from __future__ import annotations
 

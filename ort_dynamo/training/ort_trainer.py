@@ -270,7 +270,7 @@ class ORTTrainer:
 
     @property
     def session(self) -> Any:
-        """What gives weights and optimizer state as arrays, by `get_state()`; None before the first step."""
+        """An object whose `get_state()` gives weights and optimizer state as arrays; None before the first step."""
         return self._trainer._training_session
 
     @property

@@ -199,7 +199,7 @@ class ORTTrainer:
 
     @property
     def _training_session(self) -> TrainedWeights | None:
-        """What programs asked the first trainer's session for; None before the first step."""
+        """Answers for programs that asked the first trainer's session; None before the first step."""
         return None if self._running is None else TrainedWeights(self._running.state)
 
     @property
@@ -212,7 +212,7 @@ class ORTTrainer:
     # -- what runs -----------------------------------------------------------------------------------------------------
 
     def _run(self, inputs: Sequence[Tensor]) -> RunningModel:
-        """What runs; made at the first step."""
+        """The model that runs, made at the first step."""
         if self._running is None:
             self._running = self._made(inputs)
             if self._waiting is not None:

@@ -93,7 +93,7 @@ def compile_region(
 
 
 def has_recurrent_layers(module: nn.Module) -> bool:
-    """Whether a module has layers that `compile_region` traces only if it is told to."""
+    """Tell if a module has layers that `compile_region` traces only on demand."""
     return any(isinstance(child, nn.RNNBase) for child in module.modules())
 
 
@@ -111,7 +111,7 @@ _cannot_trace: tuple[type[BaseException], ...] = tuple(
 
 
 def breaks_graph(error: BaseException) -> bool:
-    """Whether Dynamo raised this because it cannot trace a function as one graph; without its classes, never."""
+    """Tell if Dynamo raised this because it cannot trace a function as one graph; without its classes, never."""
     return isinstance(error, _cannot_trace)
 
 
@@ -129,7 +129,7 @@ _PACKAGES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents
 
 
 def most_graphs(wanted: int) -> int:
-    """How many graphs of one function Dynamo keeps if it is asked for `wanted`: torch up to 2.12 cannot be asked."""
+    """The number of graphs of a function that Dynamo keeps if asked for `wanted`: torch up to 2.12 cannot be asked."""
     return wanted if _takes_limit else int(getattr(_config, "recompile_limit", 8))
 
 

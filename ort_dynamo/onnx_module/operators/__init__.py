@@ -1,4 +1,4 @@
-"""What the operators of ONNX compute, by families; importing this registers them."""
+"""The operators of ONNX as functions on tensors, by families; importing this registers them."""
 
 from __future__ import annotations
 

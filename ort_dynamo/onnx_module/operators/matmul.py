@@ -13,7 +13,7 @@ __all__: list[str] = []
 
 @onnx_operator("MatMul")
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """As numpy.matmul."""
+    """The product that numpy.matmul gives."""
     return torch.matmul(a, b)
 
 

@@ -232,7 +232,7 @@ def where(condition: Value, x: Value, y: Value) -> Value:
 
 @onnx_operator("IsInf")
 def is_infinite(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
-    """Whether an element is an infinity of a sign that is asked for."""
+    """Tell of each element if it is an infinity of a sign that is asked for."""
     if detect_negative and detect_positive:
         return torch.isinf(x)
     if detect_negative or detect_positive:

@@ -27,7 +27,7 @@ def _flat(before: Sequence[int], after: Sequence[int]) -> list[int]:
 
 
 def _windows(size: int, width: int, stride: int, dilation: int, before: int, after: int, ceil: bool) -> int:
-    """How many windows an axis has; none begins in the padding at its end."""
+    """The number of windows of an axis; none begins in the padding at its end."""
     room = size + before + after - ((width - 1) * dilation + 1)
     count = (-(-room // stride) if ceil else room // stride) + 1
     return count - 1 if ceil and (count - 1) * stride >= size + before else count

@@ -129,13 +129,13 @@ def _place(x: Tensor, axis: int, keepdims: int, last: int, largest: bool) -> Ten
 
 @onnx_operator("ArgMax")
 def argmax(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    """Where the largest is along an axis: the first or the last place."""
+    """The index of the largest along an axis: the first or the last one."""
     return _place(x, axis, keepdims, select_last_index, largest=True)
 
 
 @onnx_operator("ArgMin")
 def argmin(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    """Where the smallest is along an axis: the first or the last place."""
+    """The index of the smallest along an axis: the first or the last one."""
     return _place(x, axis, keepdims, select_last_index, largest=False)
 
 

@@ -19,7 +19,7 @@ _Nearest: TypeAlias = Literal["round_prefer_floor", "round_prefer_ceil", "floor"
 
 
 def _coordinates(mode: str, length: int, out: int, scale: Any, device: torch.device) -> Tensor:
-    """Where each new place lies among the old ones; float32, as ONNX Runtime computes it."""
+    """The position of each new element among the old ones; float32, as ONNX Runtime computes it."""
     place = torch.arange(out, dtype=torch.float32, device=device)
     if mode == "half_pixel":
         return (place + 0.5) / scale - 0.5
@@ -44,7 +44,7 @@ def _nearest(place: Tensor, mode: str) -> Tensor:
 
 
 def _cubic_weights(rest: Tensor, a: float) -> list[Tensor]:
-    """Of the four neighbours, by Keys' kernel; `rest` is the distance to the second one."""
+    """Weights of the four neighbours, by Keys' kernel; `rest` is the distance to the second one."""
     near = [(a + 2) * t**3 - (a + 3) * t**2 + 1 for t in (rest, 1 - rest)]
     far = [a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a for t in (rest + 1, 2 - rest)]
     return [far[0], near[0], near[1], far[1]]

@@ -57,7 +57,7 @@ def _fake(
 
 
 class _Thread(threading.local):
-    """What this thread does.
+    """The state of one thread.
 
     Attributes:
         traces: whether it traces a graph of an ORTModule.
@@ -110,7 +110,7 @@ def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[_F]
 
 
 def registered_gradients() -> int:
-    """How many were registered, an operator's second one included."""
+    """Count the registrations, an operator's second one included."""
     return len(_registrations)
 
 

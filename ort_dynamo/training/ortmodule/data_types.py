@@ -1,4 +1,4 @@
-"""Which types of inputs and results ORTModule takes."""
+"""Checks the types and devices of ORTModule's inputs and results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _check(value: Any, what: str) -> None:
 
 
 def _is_cache(value: Any) -> bool:
-    """Whether it is what transformers' decoders return for the next token: of no type that anybody registers."""
+    """Tell if it is a cache of transformers' decoders, whose type nobody registers as a container."""
     module = sys.modules.get("transformers.cache_utils")
     return module is not None and isinstance(value, module.Cache)
 

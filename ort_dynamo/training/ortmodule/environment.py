@@ -35,7 +35,7 @@ __all__ = [
 
 
 class _SkipCheck(IntFlag):
-    """What ORTModule left out in later steps; Dynamo's guards take its place. The name is ORTModule's."""
+    """The checks that ORTModule left out in later steps; Dynamo's guards take their place. The name is ORTModule's."""
 
     SKIP_CHECK_DISABLED = 1
     SKIP_CHECK_DEVICE = 2
@@ -45,7 +45,7 @@ class _SkipCheck(IntFlag):
 
 @dataclass(frozen=True)
 class Settings:
-    """What an ORTModule is compiled and run by.
+    """The settings by which an ORTModule is compiled and run.
 
     Attributes:
         onnx_opset_version: of the files that DebugOptions.save_onnx asks for; what runs has its own.
@@ -164,7 +164,7 @@ _Flag = TypeVar("_Flag", bound=IntFlag)
 
 
 def read_settings(default: Settings, logger: logging.Logger) -> Settings:
-    """What the environment makes of `default`; a variable without effect is answered once in the log.
+    """Change `default` as the environment asks; a variable without effect is answered once in the log.
 
     Raises:
         InvalidVariableError: a value that its variable cannot take.

@@ -57,7 +57,7 @@ _MOST_GRAPHS = most_graphs(64)
 
 
 class _Thread(threading.local):
-    """What runs in this thread.
+    """The state of one thread.
 
     Attributes:
         running: whose call it is; the backend says it what was compiled.
@@ -305,7 +305,7 @@ def _region(
 
 
 class _Drawn:
-    """What a call changes beside its results, as it was: random generators and buffers."""
+    """Random generators and buffers as they were before a call, which changes them beside its results."""
 
     def __init__(self, module: nn.Module) -> None:
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]

@@ -64,7 +64,7 @@ class SavedModels:
 
     @property
     def folder(self) -> str:
-        """Where the backend saves the parts."""
+        """The folder in which the backend saves the parts."""
         return self._parts
 
     def write(self, record: CompileRecord) -> None:

@@ -42,7 +42,7 @@ __all__ = ["Parts", "step_files"]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trainer was given beside its model.
+    """The arguments of a trainer beside its model.
 
     Attributes:
         description: names of inputs, outputs and sizes.
@@ -85,7 +85,7 @@ class Parts:
         return torch.float16 if self.options.mixed_precision.enabled else None
 
     def _postprocessed(self, combined: CombinedModel, inputs: Sequence[Tensor]) -> OnnxCombined:
-        """What extra_postprocess makes of the ONNX models of a torch model: one to train, one to evaluate."""
+        """Apply extra_postprocess to the ONNX models of a torch model: one to train, one to evaluate."""
         given = len(inputs) == len(self.description.inputs)
         require(given, "the first step needs all inputs, for the ONNX model that extra_postprocess is given")
         if not combined.model.training:

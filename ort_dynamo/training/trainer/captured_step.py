@@ -59,7 +59,7 @@ class CapturedStep:
 
 
 def state_names(weight: TrainedWeight, kind: StepKind) -> list[tuple[str, Tensor]]:
-    """What a weight has in a step beside its parameter, in the order of WholeStepModule's inputs."""
+    """List the tensors of a weight in a step beside its parameter, in the order of WholeStepModule's inputs."""
     found: list[tuple[str, Tensor]] = []
     if weight.is_narrow:
         found.append((f"{weight.name}.full_precision", weight.master))
@@ -71,7 +71,7 @@ def state_names(weight: TrainedWeight, kind: StepKind) -> list[tuple[str, Tensor
 
 
 def count_name(group: UpdateGroup, index: int) -> str:
-    """What a group's count of updates is called: as in a state_dict, numbered after the first."""
+    """Name a group's count of updates: as in a state_dict, numbered after the first."""
     name = "step" if isinstance(group.rule, LambRule) else "Update_Count"
     return f"{name}_{index}" if index else name
 
@@ -171,7 +171,7 @@ class _Capture:
         return lambda *_: tuple(self._given)
 
     def _name(self, name: str) -> str:
-        """What an input of Dynamo's graph is called: a parameter as in the model, the model's input as described."""
+        """Name an input of Dynamo's graph: a parameter as in the model, the model's input as described."""
         ahead, _, rest = name.partition(".")
         place, _, ending = rest.partition(".")
         if ahead != _INPUTS or not place.isdecimal():
@@ -212,7 +212,7 @@ class _Capture:
         return made + counts * kind.stands_alone
 
     def captured(self, outputs: Sequence[Any], given: Sequence[Tensor]) -> CapturedStep:
-        """What was captured, where the call gave `outputs` for the model's inputs `given`."""
+        """Describe the capture of a call that gave `outputs` for the model's inputs `given`."""
         graph = self._graph
         if graph is None:
             raise TrainingGraphError(reason="it computes nothing")

@@ -82,7 +82,7 @@ class CombinedModel(nn.Module):
         return [self._given(one) for one in islice(flat_outputs(found), self._outputs - 1)]
 
     def called(self, inputs: Sequence[Any]) -> Any:
-        """What the model returns of its own inputs."""
+        """Call the model with its own inputs."""
         if self._keywords is None:
             return self.model(*inputs)
         return self.model(**dict(zip(self._keywords, inputs, strict=True)))
@@ -99,7 +99,7 @@ class CombinedModel(nn.Module):
 
 
 def _takes(model: nn.Module, names: Sequence[str]) -> bool:
-    """Whether a module's forward has parameters of all these names."""
+    """Tell if a module's forward has parameters of all these names."""
     parameters = inspect.signature(model.forward).parameters.values()
     by_name = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
     return by_name.issuperset(names)
@@ -123,7 +123,7 @@ def flat_outputs(found: Any) -> Iterator[Tensor]:
 
 
 def _widened(found: Any) -> Any:
-    """What a model returns, its narrow tensors as float32: losses are computed in that."""
+    """Widen the narrow tensors that a model returns to float32: losses are computed in that."""
     return tree_map(_wide, found)
 
 
@@ -189,7 +189,7 @@ class OnnxCombined(CombinedModel):
         return to_model_proto(self._evaluated[0] if self._evaluated else self.model)  # type: ignore[arg-type]
 
     def called(self, inputs: Sequence[Any]) -> Any:
-        """What the model returns of its own inputs."""
+        """Call the model with its own inputs."""
         training = self.training
         module = self.model if training or not self._evaluated else self._evaluated[0]
         found = module(*(inputs[index] for index in self._takes[training]))
@@ -213,7 +213,7 @@ def _share(model: OnnxModule, evaluated: OnnxModule) -> None:
 
 
 def postprocessed(model: onnx.ModelProto, postprocess: Callable[[onnx.ModelProto], Any] | None) -> onnx.ModelProto:
-    """What `extra_postprocess` makes of a model; raises AssertionError where that is no model."""
+    """Apply `extra_postprocess` to a model; raises AssertionError if the result is no model."""
     if postprocess is None:
         return model
     found = postprocess(model)

@@ -17,7 +17,7 @@ __all__ = ["Attributes", "Scaler", "StepRate", "StepScale", "attributes_of", "op
 
 
 class Scaler(Protocol):
-    """What the first ORTTrainer needs of a loss scaler."""
+    """A loss scaler, as far as the first ORTTrainer needs it."""
 
     loss_scale_: float
 

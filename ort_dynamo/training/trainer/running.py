@@ -101,12 +101,12 @@ class RunningModel:
 
     @property
     def in_one_session(self) -> bool:
-        """Whether whole steps are one graph."""
+        """Tells if whole steps are one graph."""
         return self._one_session
 
     @property
     def shares_layers(self) -> bool:
-        """Whether other processes have parts of this model's layers."""
+        """Tells if other processes have parts of this model's layers."""
         return self._together.shares_layers
 
     @property
@@ -116,12 +116,12 @@ class RunningModel:
 
     @property
     def keeps_gradients_apart(self) -> bool:
-        """Whether sums of gradients are this process's alone until an update."""
+        """Tells if sums of gradients are this process's alone until an update."""
         return self._together.postpones
 
     @property
     def kind(self) -> StepKind:
-        """What a step does that updates the weights."""
+        """The kind of a step that updates the weights."""
         return self._kinds[True]
 
     def evaluate_in_torch(self, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -101,7 +101,7 @@ def fits_one_session(options: ORTTrainerOptions, optimizer: str, elements: int, 
 
 
 def _recomputes(options: ORTTrainerOptions) -> bool:
-    """Whether the backward is asked to compute anything again, which only a backward of its own does."""
+    """Tell if the backward is to recompute anything, which only a backward of its own does."""
     transformer = options.graph_transformer
     flags = (
         transformer.attn_dropout_recompute,
@@ -113,7 +113,7 @@ def _recomputes(options: ORTTrainerOptions) -> bool:
 
 
 def _provider_options(options: ORTTrainerOptions, device: torch.device) -> dict[str, str]:
-    """What provider_options says of the device's provider, and the memory limit where it has one."""
+    """The provider options of the device's provider, and its memory limit if it has one."""
     given = dict(options._validated_opts["provider_options"])
     found: Mapping[str, Any] = given.get(_PROVIDERS.get(device.type, ""), {})
     limit = {"gpu_mem_limit": options.device.mem_limit} if device.type == "cuda" and options.device.mem_limit else {}
@@ -203,7 +203,7 @@ def _refuse_with_horizontal(options: ORTTrainerOptions) -> None:
 
 
 def _of_whole_models(options: ORTTrainerOptions) -> dict[str, bool]:
-    """What goes with a model that each process has whole, and whether it is asked for."""
+    """List the options that need a model that each process has whole, each with whether it is asked for."""
     asked = options.distributed
     return {
         "deepspeed_zero_optimization.stage 1": bool(asked.deepspeed_zero_optimization.stage),

@@ -46,7 +46,7 @@ _Section = dict[str, Any]
 
 
 class TrainedWeights:
-    """What the first ORTTrainer's session was asked for.
+    """Answers the questions that programs asked the first ORTTrainer's session.
 
     Args:
         state: what is trained.
@@ -284,7 +284,7 @@ def _mapping(section: Any, place: str) -> Mapping[str, Any]:
 
 
 def _full(state: TrainingState, name: str, own: Tensor) -> Tensor:
-    """What is updated of an entry of the model's state_dict, or the entry where it is not trained."""
+    """The master of an entry of the model's state_dict, or the entry if it is not trained."""
     master = state.master_of(name)
     return local_of(own.detach()) if master is None else master
 

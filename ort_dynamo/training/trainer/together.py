@@ -77,7 +77,7 @@ class Together:
         return own
 
     def agree(self, all_finite: bool, device: torch.device) -> bool:
-        """Whether gradients were finite in all processes."""
+        """Tell if gradients were finite in all processes."""
         return all_finite
 
 
@@ -101,7 +101,7 @@ class ZeroUpdate:
 
 
 class _OwnUpdate(Optimizer):
-    """What ZeroRedundancyOptimizer steps, of the parameters that are its process's own."""
+    """The optimizer that ZeroRedundancyOptimizer steps, for the parameters of its own process."""
 
     def __init__(self, params: Iterable[Any]) -> None:
         super().__init__(params, {})

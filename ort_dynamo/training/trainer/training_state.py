@@ -55,12 +55,12 @@ class TrainedWeight:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What gradients are summed and the update is computed in."""
+        """The dtype in which gradients are summed and the update is computed."""
         return torch.float32 if self.is_narrow else self.parameter.dtype
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the parameter is a rounded copy of the master."""
+        """Tells if the parameter is a rounded copy of the master."""
         return self.parameter.dtype in _NARROW
 
 
@@ -113,7 +113,7 @@ class TrainingState:
 
     @property
     def elements(self) -> int:
-        """How many numbers are trained."""
+        """The number of elements that are trained."""
         return sum(weight.master.numel() for weight in self.weights)
 
     def name_of(self, name: str) -> str:
@@ -121,7 +121,7 @@ class TrainingState:
         return self._tied.get(name, name)
 
     def master_of(self, name: str) -> Tensor | None:
-        """What is updated of the parameter of any of the model's names; None if it is not trained."""
+        """Find the master of the parameter of any of the model's names; None if it is not trained."""
         weight = self.by_name.get(self.name_of(name))
         return None if weight is None else weight.master
 

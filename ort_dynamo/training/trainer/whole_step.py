@@ -28,7 +28,7 @@ MOST_GRAPHS = most_graphs(64)
 
 @dataclass(frozen=True)
 class StepKind:
-    """What a step does beside forward and gradients.
+    """The tasks of a step beside forward and gradients.
 
     Attributes:
         updates: whether weights are updated; otherwise gradients are only gathered.

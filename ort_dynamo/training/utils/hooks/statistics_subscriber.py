@@ -90,7 +90,7 @@ _subscribers: WeakValueDictionary[int, StatisticsSubscriber] = WeakValueDictiona
 
 @dataclass
 class _Statistics:
-    """Of the elements seen so far; the square sum is of deviations from the mean (Chan et al., 1979)."""
+    """Statistics of the elements seen so far; the square sum is of deviations from the mean (Chan et al., 1979)."""
 
     count: int = 0
     mean: float = 0.0

@@ -72,7 +72,7 @@ class SubscriberManager:
         return found
 
     def get_run_context(self) -> RuntimeStates:
-        """What subscribers get to know of the run."""
+        """The facts of the run that subscribers get."""
         return self._states
 
     def _register(self, root: nn.Module) -> Iterator[RemovableHandle]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ort_dynamo.lowering.registry import register_lowering
     from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
     from ort_dynamo.passes.outside import register_pass
-    from ort_dynamo.planning import MemoryPlan, memory_plan
+    from ort_dynamo.report.memory_plan import MemoryPlan, memory_plan
     from ort_dynamo.report.require import require_compiled
     from ort_dynamo.report.summary import Summary, summary
     from ort_dynamo.training import amp, optim
@@ -57,7 +57,7 @@ _HOME = {
     "IODescription": "ort_dynamo.training.legacy_descriptions",
     "LogLevel": "ort_dynamo.training.ortmodule",
     "LoweringContext": "ort_dynamo.lowering.context",
-    "MemoryPlan": "ort_dynamo.planning",
+    "MemoryPlan": "ort_dynamo.report.memory_plan",
     "ModelDescription": "ort_dynamo.training.legacy_descriptions",
     "ORTModule": "ort_dynamo.training.ortmodule",
     "ORTTrainer": "ort_dynamo.training.orttrainer",
@@ -67,7 +67,7 @@ _HOME = {
     "TrainStepInfo": "ort_dynamo.training.train_step_info",
     "amp": "ort_dynamo.training",
     "export_training_graph": "ort_dynamo.training.training_graph",
-    "memory_plan": "ort_dynamo.planning",
+    "memory_plan": "ort_dynamo.report.memory_plan",
     "optim": "ort_dynamo.training",
     "register_lowering": "ort_dynamo.lowering.registry",
     "register_pass": "ort_dynamo.passes.outside",

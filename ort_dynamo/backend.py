@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
-import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from ort_dynamo.cache.opened import CACHE
 from ort_dynamo.capture.trace import trace, without_gradients
-from ort_dynamo.compiler import compile_graph
-from ort_dynamo.marks import RETURNED_STRIDES, RETURNED_VIEWS
-from ort_dynamo.opened import CACHE
+from ort_dynamo.choose_target import session_device
+from ort_dynamo.compiler import Compilation
+from ort_dynamo.events import Listener, Listeners
+from ort_dynamo.listeners.compare_ranks import CompareRanks
+from ort_dynamo.listeners.record_cuda_graphs import RecordCudaGraphs
+from ort_dynamo.listeners.save_files import SaveFiles
+from ort_dynamo.listeners.trace_cache import TraceCache, kept_key, loading
 from ort_dynamo.options.groups import Options, parse_options
-from ort_dynamo.partition.cut import PartitionRecord, mark, partitioner
-from ort_dynamo.passes.fx.analysis.aliases import returned_views
-from ort_dynamo.passes.fx.analysis.eager_strides import returned_strides
 from ort_dynamo.progress import showing
-from ort_dynamo.report.counts import report, report_not_recorded, say_again
-from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord
+from ort_dynamo.report.counts import say_again
+from ort_dynamo.report.record import RECORDS, CompileRecord
+from ort_dynamo.report.recorder import Records
 from ort_dynamo.report.summary import print_at_exit
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.importing import restore_torch
-from ort_dynamo.saving.compile import SavedCompile
 from ort_dynamo.torch_internals.cuda_graphs import forget_recordings
-from ort_dynamo.torch_internals.frames import current_compile_id
 from ort_dynamo.torch_internals.versions import say_if_untested
 from ort_dynamo.torch_internals.wrappers import zeros_in_memory
-from ort_dynamo.trace_cache import finding, kept_key
 
 __all__ = ["compile_recorded", "compile_step", "ort_train"]
 
@@ -72,41 +69,22 @@ def compile_recorded(
     """Do what `ort_train` does, and give also what the compile learned; raises what it raises."""
     say_if_untested()
     installed_runtime()
-    begin, keep = time.perf_counter(), RECORDS.begin()
-    saved = None if options.dump.save_onnx is None else SavedCompile(options.dump.save_onnx, gm, example_inputs)
-    partitions: list[PartitionRecord] = []
-    graphs: list[GraphRecord] = []
-    partition = partitioner(options, partitions.append)
-    kept_as = kept_key(gm, options)
-    compiling = partial(_compile, options=options, graphs=graphs, keeps=kept_as is not None)
-
-    read: list[tuple[GraphRecord, PartitionRecord | None]] = []
-    with showing(), finding(options, lambda *learned: read.append(learned), graphs):
-        compiled = trace(
-            gm,
-            example_inputs,
-            forward=partial(compiling, role="forward", partitions=partitions),
-            backward=partial(compiling, role="backward"),
-            inference=partial(
-                _compile_inference, options=options, graphs=graphs, saved=saved, keeps=kept_as is not None
-            ),
-            partition=partition if saved is None else saved.naming(partition),
-            kept_as=kept_as,
-        )
-    if not graphs:  # what was read of a forward whose backward is gone does not count
-        for graph, cut in read:
-            graphs.append(graph)
-            partitions += [] if cut is None else [cut]
-            report(graph.role, graph.native, graph.by_design, graph.chosen, graph.eager, len(graph.islands))
-    record = CompileRecord(
-        partition=partitions[0] if partitions else None,
-        graphs=tuple(graphs),
-        seconds=time.perf_counter() - begin,
-        compile_id=current_compile_id(),
-        saved=saved.write([graph.described for graph in graphs if graph.described is not None]) if saved else None,
-    )
-    keep(record)
+    records, kept_as = Records(), kept_key(gm, options)
+    saved = None if options.dump.save_onnx is None else SaveFiles(options.dump, gm, example_inputs)
+    listeners = _listeners(options, records, *([saved] if saved else []))
+    if kept_as is not None:
+        listeners.append(TraceCache(options, records))
+    device = session_device(gm, example_inputs)
+    compilation = Compilation(options, device, Listeners(*listeners), records.graphs)
+    with showing(), loading(options, records):
+        compiled = compilation.run(gm, example_inputs, kept_as)
+    record = records.close(saved.close() if saved else None)
     return zeros_in_memory(compiled, example_inputs), record
+
+
+def _listeners(options: Options, records: Records, *others: Listener) -> list[Listener]:
+    """Give those of each compile, in the order in which they hear of it; the first says what fails later ones."""
+    return [records, *others, CompareRanks(options.segment), RecordCudaGraphs(options.session)]
 
 
 def compile_step(
@@ -130,22 +108,21 @@ def compile_step(
     """
     say_if_untested()
     installed_runtime()
-    begin, keep = time.perf_counter(), RECORDS.begin()
-    graphs: list[GraphRecord] = []
+    records, device = Records(), session_device(gm, example_inputs)
+    listeners = Listeners(*_listeners(options, records))
+    compilation = Compilation(options, device, listeners, records.graphs, role="training")
     with showing():
         compiled = trace(
             gm,
             without_gradients(example_inputs),
             forward=_no_gradients,
             backward=_no_gradients,
-            inference=partial(_compile_inference, options=options, graphs=graphs, saved=None, role="training"),
+            inference=compilation.inference,
             partition=_no_gradients,
             around=around,
             more_inputs=more_inputs,
         )
-    record = CompileRecord(None, tuple(graphs), time.perf_counter() - begin, current_compile_id())
-    keep(record)
-    return compiled, record
+    return compiled, records.close()
 
 
 def _no_gradients(*_: Any, **__: Any) -> NoReturn:
@@ -161,52 +138,3 @@ def _reset() -> None:
 
 
 ort_train.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() calls it
-
-
-def _compile(
-    gm: GraphModule,
-    seen: slice,
-    role: str,
-    options: Options,
-    graphs: list[GraphRecord],
-    keeps: bool,
-    partitions: Sequence[PartitionRecord] = (),
-) -> Callable[[list[Any]], Any]:
-    cut = partitions[-1] if partitions else None
-    recorded = not any(graph.not_recorded for graph in graphs)
-    run = compile_graph(
-        gm,
-        role,
-        options,
-        seen,
-        graphs.append,
-        graphs=graphs,
-        keeps=keeps,
-        partition=cut,
-        forward_recorded=recorded,
-    )
-    report_not_recorded(role, graphs[-1].not_recorded)
-    return run
-
-
-def _compile_inference(
-    gm: GraphModule,
-    seen: slice,
-    options: Options,
-    graphs: list[GraphRecord],
-    saved: SavedCompile | None,
-    role: str = "inference",
-    keeps: bool = False,
-) -> Callable[[list[Any]], Any]:
-    gm.meta[RETURNED_VIEWS] = returned_views(gm.graph)
-    gm.meta[RETURNED_STRIDES] = returned_strides(gm.graph)
-    passes = mark(gm, options)
-    if saved is not None:
-        saved.name(gm)
-
-    def record(graph: GraphRecord) -> None:
-        graphs.append(dataclasses.replace(graph, passes=passes + graph.passes))
-
-    run = compile_graph(gm, role, options, seen, record, graphs=graphs, keeps=keeps)
-    report_not_recorded(role, graphs[-1].not_recorded)
-    return run

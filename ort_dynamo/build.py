@@ -1,29 +1,30 @@
-"""What an island is built by, and what is built of it: shared by the compiler, the cache and the runtime."""
+"""The inputs and results of building an island, shared by the compiler, the cache and the runtime."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import onnx_ir as ir
 import torch
+from torch.fx import GraphModule
 
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.fused_op import FusedOp
 from ort_dynamo.options.groups import DumpOptions, SessionSettings
-from ort_dynamo.pass_record import PassRecord
 from ort_dynamo.target import Target
 
-__all__ = ["BuildRecord", "BuildSpec", "BuiltGraph", "built_of", "spell_pass"]
+__all__ = ["BuildRecord", "BuildSpec", "BuildStage", "BuiltGraph", "PassRecord", "built_of", "spell_pass"]
 
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """All that decides what is built of an island beside the island itself; its repr is the context of the graph key.
+    """Everything that decides how an island is built; its repr is the context of the graph key.
 
-    `compile_island` receives this and nothing else of the kind, so what it reads is in the key.
+    `build_island` receives this and nothing else of the kind, so everything that it reads is in the key.
 
     Attributes:
         passes: the ONNX passes, in order, each identified by its class and parameters.
@@ -59,6 +60,23 @@ def spell_pass(pass_: object) -> str:
 
 
 @dataclass(frozen=True)
+class PassRecord:
+    """One run of one pass.
+
+    Attributes:
+        name: the pass, with its parameters: its repr, or the class's name where that is not ours.
+        seconds: how long it took, checks not counted.
+        modified: whether it changed the graph.
+        summary: what the pass says of what it did (CastSummary of PropagateCasts); None for most.
+    """
+
+    name: str
+    seconds: float
+    modified: bool
+    summary: object | None = None
+
+
+@dataclass(frozen=True)
 class BuildRecord:
     """What building an island learned.
 
@@ -71,6 +89,25 @@ class BuildRecord:
     nodes: int
     passes: tuple[PassRecord, ...]
     seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class BuildStage:
+    """An island at one stage of its build.
+
+    Attributes:
+        name: how errors and files call the island.
+        island: its FX graph.
+        stage: "lowered", before any pass; "rewritten", after our passes; "optimized", after ONNX Runtime's optimizers.
+        model: the model, while it is no bytes.
+        serialised: gives its bytes. They are made at each call, where nothing else needs them.
+    """
+
+    name: str
+    island: GraphModule
+    stage: Literal["lowered", "rewritten", "optimized"]
+    model: ir.Model | None
+    serialised: Callable[[], bytes]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ort_dynamo.compiler import compile_graph
-from ort_dynamo.opened import CACHE
+from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.compiler import Compilation
+from ort_dynamo.events import Listener
 from ort_dynamo.options.groups import Options
 from ort_dynamo.testing import assert_close, assert_like_eager, eager_reasons
 
@@ -311,7 +312,8 @@ def test_a_graph_that_trains_has_a_session_of_its_own_as_its_order_counts() -> N
     before = CACHE.misses
     for role, sessions in (("inference", 1), ("forward", 2), ("backward", 2), ("inference", 2)):
         x = torch.ones(2)
-        function = compile_graph(make_fx(lambda x: (x + 1,), tracing_mode="fake")(x), role, Options())
+        gm = make_fx(lambda x: (x + 1,), tracing_mode="fake")(x)
+        function = Compilation(Options(), x.device, Listener()).graph(gm, role, slice(None))
         assert_close(function([x])[0], x + 1, role)
         assert CACHE.misses - before == sessions
 

@@ -15,9 +15,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.build import BuildSpec
 from ort_dynamo.cache.graph_key import graph_key
-from ort_dynamo.compiler import build_spec, compile_island
+from ort_dynamo.compiler import build_spec
+from ort_dynamo.lowering.build_island import build_island
 from ort_dynamo.options.groups import DumpOptions, Options, SessionSettings
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
+from ort_dynamo.runtime.compiled_graph import open_graph
 from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.target import Target
 from ort_dynamo.testing import assert_close
@@ -115,7 +117,7 @@ def reads_outside_the_key(role: str) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         for cls in KEYED:
             watch(cls, patch)
-        compile_island(gm, built_by, "test")
+        build_island(gm, built_by, "test")
     found = []
     for cls in KEYED:
         names = {field.name: field for field in dataclasses.fields(cls)}
@@ -146,7 +148,7 @@ def test_a_session_takes_what_it_reads() -> None:
     arguments = torch.ones(2, 3), x, mean, rstd, torch.rand(3), torch.rand(3)
     gm = make_fx(gradients, tracing_mode="fake")(*arguments)
     gm.graph.output_node().meta.pop("val", None)
-    compiled = compile_island(gm, spec(), "test")
+    compiled = open_graph(build_island(gm, spec(), "test"), spec().target, CPU)
     assert [one.is_read for one in compiled.built.inputs] == [True] * 5 + [False]
     assert len(onnx.ModelProto.FromString(compiled.built.model).graph.input) == 5
     for ours, expected in zip(compiled.run(*arguments), gradients(*arguments), strict=True):

@@ -19,11 +19,10 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from ort_dynamo.boundary import ValueSpec
-from ort_dynamo.build import BuildRecord, BuiltGraph
+from ort_dynamo.build import BuildRecord, BuiltGraph, PassRecord
 from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.fused_op import DOMAIN, FusedOp, fused_ops_from_json, fused_ops_to_json
 from ort_dynamo.options.groups import SessionSettings
-from ort_dynamo.pass_record import PassRecord
 
 __all__ = ["Entry", "EntryError", "pack", "read_entry", "read_header"]
 

@@ -19,7 +19,13 @@ from functools import partial
 from pathlib import Path
 
 from ort_dynamo.cache.making import making
-from ort_dynamo.ownership import UNFINISHED, FolderRefusedError, belongs_to_another, is_own_folder, write_own_file
+from ort_dynamo.runtime.own_files import (
+    UNFINISHED,
+    FolderRefusedError,
+    belongs_to_another,
+    is_own_folder,
+    write_own_file,
+)
 
 __all__ = ["SUFFIX", "CacheFolder", "FolderRefusedError", "StoredEntry"]
 

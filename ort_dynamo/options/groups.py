@@ -40,7 +40,7 @@ GraphOptimization = Literal["disable", "basic", "extended", "all"]
 
 @dataclass(frozen=True)
 class SegmentOptions:
-    """Read by segment/segment.py, and the last by segment/compare_ranks.py.
+    """Read by segment/segment.py, and the last by listeners/compare_ranks.py.
 
     Attributes:
         fallback: "eager" runs a node that ONNX Runtime cannot take in eager, alone; "error" raises instead.
@@ -255,7 +255,7 @@ class CacheOptions:
             variable ORT_DYNAMO_CACHE, which is on unless it is 0.
         cache_dir: the folder; None goes by ORT_DYNAMO_CACHE_DIR, else by what the platform has for caches of a user.
         trace_cache: whether torch keeps AOTAutograd's results, too, in its own folder, and unpickles them; None goes
-            by ORT_DYNAMO_TRACE_CACHE, else by what it gains (trace_cache.py).
+            by ORT_DYNAMO_TRACE_CACHE, else by what it gains (listeners/trace_cache.py).
     """
 
     disk_cache: bool | None = None

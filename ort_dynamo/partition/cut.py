@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,10 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase
 
+from ort_dynamo.build import PassRecord
 from ort_dynamo.lowering.symbols import symbols_of
 from ort_dynamo.marks import RETURNED_STRIDES, RETURNED_VIEWS
 from ort_dynamo.options.groups import Options
-from ort_dynamo.pass_record import PassRecord
 from ort_dynamo.passes.fx.analysis.aliases import returned_views
 from ort_dynamo.passes.fx.analysis.eager_strides import returned_strides
 from ort_dynamo.passes.fx.analysis.fake_values import separate_memory
@@ -30,16 +30,11 @@ from ort_dynamo.passes.pipelines import (
     section_passes,
 )
 from ort_dynamo.passes.running import run_passes
-from ort_dynamo.progress import stage
-from ort_dynamo.runtime.arena import ARENA
-from ort_dynamo.runtime.providers import usable_target
-from ort_dynamo.segment.classify import session_device
-from ort_dynamo.segment.segment import allowed_target
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.aot import default_partition
 from ort_dynamo.torch_internals.process_group import group_store
 
-__all__ = ["Halves", "PartitionRecord", "cut", "mark", "partitioner", "tag_recomputed"]
+__all__ = ["Halves", "PartitionRecord", "cut", "mark", "mark_inference", "partition", "tag_recomputed"]
 
 _log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows it
 
@@ -72,34 +67,33 @@ class PartitionRecord:
     memory: MemoryRecord
 
 
-def mark(gm: GraphModule, options: Options) -> tuple[PassRecord, ...]:
+def mark(gm: GraphModule, options: Options, target: Target, threads: int) -> tuple[PassRecord, ...]:
     """Run the FX passes on a joint or inference graph, in place, and those that say what torch runs by choice.
 
-    Raises:
-        ProviderNotAvailableError: no execution provider serves the graph's device, or it cannot load.
+    Args:
+        gm: a graph that AOTAutograd has traced.
+        options: all options.
+        target: what its sessions are compiled for.
+        threads: the number of threads by which placement weighs torch against a session.
     """
     check = options.dump.verify
-    settings = options.session.resolved()
-    passes = fx_passes(options.passes, deterministic=settings.deterministic)
+    passes = fx_passes(options.passes, deterministic=options.session.resolved().deterministic)
     marked = run_passes(passes, gm, check=check)
-    placed = placement_passes(options.passes, _target(gm, options), settings.intra_op_num_threads)
-    return marked + run_passes(placed, gm, check=check)
+    return marked + run_passes(placement_passes(options.passes, target, threads), gm, check=check)
 
 
-def _target(gm: GraphModule, options: Options) -> Target:
-    """What the sessions of a graph are compiled for."""
-    return allowed_target(usable_target(session_device(gm).type), options)
-
-
-def tag_recomputed(joint: GraphModule, options: Options, static: Sequence[int] = ()) -> tuple[PassRecord, ...]:
+def tag_recomputed(
+    joint: GraphModule, options: Options, target: Target, static: Sequence[int] = ()
+) -> tuple[PassRecord, ...]:
     """Tag, in place, what the backward computes again.
 
     Args:
         joint: a marked joint graph.
         options: what to compute again, and whether the graph is checked after each pass.
+        target: what its sessions are compiled for.
         static: indices of its inputs that are parameters or buffers.
     """
-    target, decide = _target(joint, options), _sizes_decide(joint, options)
+    decide = _sizes_decide(joint, options)
     least, fused = target.repeated_bytes if decide else None, target.fuses_kernels and decide
     passes = recompute_passes(options.recompute, tuple(static), least, fused=fused)
     return run_passes(passes, joint, check=options.dump.verify, folder=options.dump.save_onnx)
@@ -116,7 +110,7 @@ def _sizes_decide(gm: GraphModule, options: Options) -> bool:
     return not any(symbols_of(node.meta.get("val")).free for node in gm.graph.find_nodes(op="placeholder"))
 
 
-def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, **kwargs: Any) -> Halves:
+def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, target: Target, **kwargs: Any) -> Halves:
     """Decide what the backward computes again, and cut a marked joint graph into forward and backward.
 
     The default partition saves what the backward reads. The min-cut partition would recompute pointwise chains on
@@ -126,13 +120,14 @@ def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, **
         joint: the joint graph; it gets tags.
         inputs: its inputs.
         options: what to compute again, and whether the backward is cut further.
+        target: what the sessions are compiled for.
         kwargs: what AOTAutograd hands to its partition function.
     """
     static = kwargs.get("static_lifetime_input_indices") or ()
     check = options.dump.verify
     before = (
         *run_passes(saved_result_passes(kwargs["num_fwd_outputs"]), joint, check=check),
-        *tag_recomputed(joint, options, static),
+        *tag_recomputed(joint, options, target, static),
         *run_passes(cut_passes(), joint, check=check),
     )
     forward, backward = default_partition(joint, inputs, **kwargs)
@@ -143,46 +138,52 @@ def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, **
         *run_passes(backward_passes(), backward, check=check),
         *run_passes(backward_passes(), joint, check=check),
     )
-    sections = _section_passes(forward, backward, options, kwargs["num_fwd_outputs"])
+    sections = _section_passes(forward, backward, options, target, kwargs["num_fwd_outputs"])
     return Halves(forward, backward, (*before, *after, *run_passes(sections, backward, check=check)))
 
 
 def _section_passes(
-    forward: GraphModule, backward: GraphModule, options: Options, outputs: int
+    forward: GraphModule, backward: GraphModule, options: Options, target: Target, outputs: int
 ) -> tuple[PassBase, ...]:
     """The passes that cut a backward into sections."""
     if not _sizes_decide(backward, options):
         return ()
     freed = freed_by_backward(forward, backward, outputs)
-    return section_passes(options.passes, _target(backward, options), freed, saved=options.dump.save_onnx is not None)
+    return section_passes(options.passes, target, freed, saved=options.dump.save_onnx is not None)
 
 
-def partitioner(
-    options: Options, record: Callable[[PartitionRecord], None]
-) -> Callable[..., tuple[GraphModule, GraphModule]]:
-    """Make the partition function for AOTAutograd.
+def partition(
+    joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, target: Target, threads: int, **kwargs: Any
+) -> tuple[GraphModule, GraphModule, PartitionRecord]:
+    """Mark a joint graph, and cut it into forward and backward.
 
     Args:
+        joint: the joint graph of AOTAutograd.
+        inputs: its inputs.
         options: all options.
-        record: called with what became of each joint graph.
+        target: what the sessions are compiled for.
+        threads: the number of threads by which placement weighs torch against a session.
+        kwargs: what AOTAutograd hands to its partition function.
+
+    Returns:
+        The forward graph, the backward graph, and a record of the passes and of what is saved.
     """
+    views, outputs = returned_views(joint.graph), kwargs["num_fwd_outputs"]
+    strides = returned_strides(joint.graph)
+    marked = mark(joint, options, target, threads)
+    halves = cut(joint, inputs, options, target, **kwargs)
+    forward, backward = halves.forward, halves.backward
+    forward.meta[RETURNED_VIEWS] = views.intersection(range(outputs))
+    forward.meta[RETURNED_STRIDES] = {index: one for index, one in strides.items() if index < outputs}
+    backward.meta[RETURNED_STRIDES] = {index - outputs: one for index, one in strides.items() if index >= outputs}
+    memory = memory_record(joint, forward, backward, outputs)
+    if _log.isEnabledFor(logging.INFO):
+        _log.info("%s", memory.summary())
+    return forward, backward, PartitionRecord(marked + halves.passes, memory)
 
-    def partition(joint: GraphModule, inputs: Sequence[torch.Tensor], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        stage("cutting into forward and backward")
-        views, outputs = returned_views(joint.graph), kwargs["num_fwd_outputs"]
-        strides = returned_strides(joint.graph)
-        marked = mark(joint, options)
-        halves = cut(joint, inputs, options, **kwargs)
-        forward, backward = halves.forward, halves.backward
-        forward.meta[RETURNED_VIEWS] = views.intersection(range(outputs))
-        forward.meta[RETURNED_STRIDES] = {index: one for index, one in strides.items() if index < outputs}
-        backward.meta[RETURNED_STRIDES] = {index - outputs: one for index, one in strides.items() if index >= outputs}
-        memory = memory_record(joint, forward, backward, outputs)
-        if _log.isEnabledFor(logging.INFO):
-            _log.info("%s", memory.summary())
-        record(PartitionRecord(marked + halves.passes, memory))
-        if not ARENA.registered and session_device(joint).type == "cpu":
-            ARENA.expect(memory.peak)
-        return forward, backward
 
-    return partition
+def mark_inference(gm: GraphModule, options: Options, target: Target, threads: int) -> tuple[PassRecord, ...]:
+    """Do for a graph without gradients what `partition` does before the cut; takes what `mark` takes."""
+    gm.meta[RETURNED_VIEWS] = returned_views(gm.graph)
+    gm.meta[RETURNED_STRIDES] = returned_strides(gm.graph)
+    return mark(gm, options, target, threads)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-from ort_dynamo.build import BuildRecord
+from ort_dynamo.build import BuildRecord, PassRecord
+from ort_dynamo.cache.opened import Source
 from ort_dynamo.partition.cut import PartitionRecord
-from ort_dynamo.pass_record import PassRecord
 from ort_dynamo.segment.segment import EagerNode
 
-__all__ = ["RECORDS", "CompileRecord", "CompileRecords", "GraphRecord", "IslandRecord", "Source"]
-
-Source = Literal["memory", "disk", "built"]
+__all__ = ["RECORDS", "CompileRecord", "CompileRecords", "GraphRecord", "IslandRecord"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,6 @@ class GraphRecord:
         islands: the islands, in the order in which they run.
         passes: FX passes on this graph alone, in order.
         seconds: the time of its compile, islands included.
-        described: what the file that joins saved models says of it; None where none are saved.
         not_recorded: why it is not recorded in a CUDA graph, though that was asked for; "" otherwise.
     """
 
@@ -71,7 +67,6 @@ class GraphRecord:
     islands: tuple[IslandRecord, ...]
     passes: tuple[PassRecord, ...]
     seconds: float
-    described: Mapping[str, Any] | None = None
     not_recorded: str = ""
 
 

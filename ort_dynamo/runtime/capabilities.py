@@ -18,12 +18,12 @@ import onnx_ir as ir
 import torch
 
 from ort_dynamo.errors import RuntimeNotInstalledError, SeveralRuntimesError
-from ort_dynamo.release import release, say_if_newer
 from ort_dynamo.runtime.binding import kernel_definitions
 from ort_dynamo.runtime.cuda_build import replacing
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.target import OPSET, TRAINING_PACKAGE, KernelTable, Target
 from ort_dynamo.torch_internals.processor import instruction_set
+from ort_dynamo.torch_internals.release import release, say_if_newer
 
 __all__ = [
     "TESTED_RUNTIMES",

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ort_dynamo.release import release
 from ort_dynamo.target import TRAINING_PACKAGE
+from ort_dynamo.torch_internals.release import release
 
 __all__ = ["DEFECTS", "Builds", "Defect", "defects_of"]
 

@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ort_dynamo.ownership import FolderRefusedError, is_own_file, is_own_folder, write_own_file
 from ort_dynamo.runtime.fused_kernel import Unavailable
+from ort_dynamo.runtime.own_files import FolderRefusedError, is_own_file, is_own_folder, write_own_file
 
 __all__ = ["built_library", "compilers"]
 

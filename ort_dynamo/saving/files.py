@@ -9,24 +9,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 
-from ort_dynamo.options.groups import DumpOptions
-
-__all__ = ["check_model", "write_bytes", "write_json", "write_model"]
+__all__ = ["write_bytes", "write_json", "write_model"]
 
 _MOST = 2**31 - 1
 """Bytes of the largest protobuf."""
 
 _ROOM = 2**24
 """Bytes left for what is no tensor, where tensors have to leave the file."""
-
-
-def check_model(model: bytes, options: DumpOptions) -> None:
-    """Check a serialised model, if `options.verify` asks for it; raises onnx.checker.ValidationError."""
-    if options.verify:
-        onnx.checker.check_model(model)
 
 
 def write_model(model: ir.Model, path: Path, most: int = _MOST) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-import onnx_ir as ir
 from torch.fx import GraphModule
 
+from ort_dynamo.build import BuildStage
 from ort_dynamo.marks import WRITTEN_FOR
-from ort_dynamo.options.groups import DumpOptions
 from ort_dynamo.saving.files import write_model
 from ort_dynamo.saving.readable import makers, readable
 
@@ -22,41 +21,26 @@ def paths(name: str) -> dict[str, str]:
 
 
 class IslandFiles:
-    """Writes an island's models, with readable names, if `options.save_onnx` asks for it.
+    """Writes an island's models, with readable names.
 
     Args:
-        options: where to.
+        folder: where to.
         name: the island's, of which the files' names are made.
         island: the FX graph, with READABLE and SCOPE in its nodes' meta and WRITTEN_FOR in its own.
     """
 
-    def __init__(self, options: DumpOptions, name: str, island: GraphModule) -> None:
-        self.asked = options.save_onnx is not None
-        self._folder = Path(options.save_onnx or "")
+    def __init__(self, folder: Path, name: str, island: GraphModule) -> None:
+        self._folder = folder
         self._paths = paths(name)
         self._island = island
         self._makers: dict[str, str] = {}
 
-    def lowered(self, model: ir.Model) -> None:
-        """Write the model before any pass; raises OSError."""
-        if self.asked:
-            self._write("lowered", ir.to_proto(model).SerializeToString(), model)
-
-    def rewritten(self, model: ir.Model, serialised: bytes) -> None:
-        """Write the model that passes have left; raises OSError."""
-        if self.asked:
-            self._write("rewritten", serialised, model)
-
-    def optimized(self, serialised: bytes) -> None:
-        """Write the model that ONNX Runtime's optimizers have left of the one before; raises OSError."""
-        if self.asked:
-            self._write("optimized", serialised)
-
-    def _write(self, stage: str, serialised: bytes, model: ir.Model | None = None) -> None:
-        self._makers |= makers(model) if model else {}
-        named = readable(serialised, self._island, self._makers)
+    def write(self, stage: BuildStage) -> None:
+        """Write the model of one stage; raises OSError."""
+        self._makers |= makers(stage.model) if stage.model else {}
+        named = readable(stage.serialised(), self._island, self._makers)
         named.metadata_props[WRITTEN_FOR] = str(self._island.meta.get(WRITTEN_FOR, ""))
-        write_model(named, self._folder / self._paths[stage])
+        write_model(named, self._folder / self._paths[stage.stage])
 
 
 class NamesInFile:

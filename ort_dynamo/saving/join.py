@@ -16,7 +16,6 @@ from torch.fx import Node
 
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.marks import READABLE, WRITTEN_FOR
-from ort_dynamo.options.groups import DumpOptions
 from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
 from ort_dynamo.runtime.boxed import Island
 from ort_dynamo.saving.files import write_bytes
@@ -31,18 +30,16 @@ _INLINE = 64
 """Elements of the largest constant that is written as numbers; others are files of their bytes."""
 
 
-def describe_graph(segmented: Segmented, role: str, options: DumpOptions, seen: slice) -> dict[str, Any] | None:
+def describe_graph(segmented: Segmented, role: str, folder: Path, seen: slice) -> dict[str, Any]:
     """Describe a compiled graph by plain values: its inputs, its steps in order, its outputs.
 
     Args:
         segmented: the graph, with READABLE in its nodes' meta, WRITTEN_FOR in that of its islands, which are compiled.
         role: "forward", "backward" or "inference".
-        options: where its models were saved; None comes of it where they were not.
+        folder: where its models were saved.
         seen: which outputs the program sees; those before are written back to inputs, those after are saved tensors.
     """
-    if options.save_onnx is None:
-        return None
-    return _Description(segmented, Path(options.save_onnx)).describe(role, seen)
+    return _Description(segmented, folder).describe(role, seen)
 
 
 class _Description:

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from ort_dynamo.lowering.symbols import symbols_of
 from ort_dynamo.lowering.translate import COND
@@ -24,7 +24,7 @@ from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.symbols import given_expression
 
-__all__ = ["Place", "Placement", "classify", "session_device"]
+__all__ = ["Place", "Placement", "classify"]
 
 
 class Place(Enum):
@@ -89,16 +89,6 @@ def classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.d
             reason = None if place else _other_kind(node) or _other_device(node, device) or refuse(node)
             placements[node] = Placement(place or (Place.LOWERED if reason is None else Place.EAGER), reason)
     return placements
-
-
-def session_device(gm: GraphModule) -> torch.device:
-    """The device of a graph's sessions: the CUDA device most of its tensors are on if there is one, else the CPU."""
-    counts: dict[torch.device, int] = {}
-    for node in gm.graph.nodes:
-        for fake in tree_leaves(node.meta.get("val")):
-            if isinstance(fake, torch.Tensor) and fake.device.type == "cuda":
-                counts[fake.device] = counts.get(fake.device, 0) + 1
-    return max(counts, key=counts.__getitem__) if counts else torch.device("cpu")
 
 
 _SIZE_READS = frozenset(

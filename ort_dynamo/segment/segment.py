@@ -6,7 +6,6 @@ round (levels.py), how communication overlaps with computation (overlap.py), and
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,17 +15,15 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ort_dynamo.errors import FallbackRefusedError
-from ort_dynamo.options.groups import Options, SegmentOptions
+from ort_dynamo.options.groups import SegmentOptions
 from ort_dynamo.segment.classify import Place, Placement, classify
 from ort_dynamo.segment.islands import build_islands
-from ort_dynamo.segment.kernel_trial import kernels_work
 from ort_dynamo.segment.late import late
 from ort_dynamo.segment.levels import levels
 from ort_dynamo.segment.overlap import overlap
 from ort_dynamo.source_line import user_line
-from ort_dynamo.target import Target
 
-__all__ = ["EagerNode", "Segmented", "allowed_target", "check_fallback", "segment"]
+__all__ = ["EagerNode", "Segmented", "check_fallback", "segment"]
 
 
 @dataclass(frozen=True)
@@ -107,17 +104,6 @@ def _in_eager(placements: Mapping[Node, Placement]) -> tuple[EagerNode, ...]:
 
 def _computing(island: GraphModule) -> Iterator[Node]:
     return (n for n in island.graph.nodes if n.op == "call_function" and n.target is not operator.getitem)
-
-
-def allowed_target(target: Target, options: Options) -> Target:
-    """Give the target as the options, and the device, let it be used."""
-    fuses = target.fuses_kernels and options.passes.fuse and kernels_work(options.cache)
-    return _allowed(target, options.segment, fuses)
-
-
-def _allowed(target: Target, options: SegmentOptions, fuses: bool) -> Target:
-    allowed = dataclasses.replace(target, contrib_ops=options.contrib_ops, fuses_kernels=fuses)
-    return target if allowed == target else allowed  # which knows answers already
 
 
 def check_fallback(segmented: Segmented, options: SegmentOptions, role: str) -> None:

@@ -7,7 +7,7 @@ import logging
 
 import torch
 
-from ort_dynamo.release import say_if_newer
+from ort_dynamo.torch_internals.release import say_if_newer
 
 __all__ = ["TESTED", "say_if_untested"]
 

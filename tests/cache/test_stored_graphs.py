@@ -20,12 +20,12 @@ import pytest
 import torch
 from torch import nn
 
-from ort_dynamo import compiler, trace_cache
-from ort_dynamo.cache import disk
+from ort_dynamo.cache import disk, opened
 from ort_dynamo.cache.disk import COUNTS
 from ort_dynamo.cache.entry import read_entry, read_header
 from ort_dynamo.cache.folder import SUFFIX
 from ort_dynamo.errors import InvalidOptionError, InvalidVariableError
+from ort_dynamo.listeners import trace_cache
 from ort_dynamo.options.cache_place import DEFAULT_BYTES, cache_place
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.report.record import RECORDS
@@ -218,9 +218,9 @@ def test_another_version_of_the_sources_reads_nothing(place: Path, monkeypatch: 
 @pytest.mark.parametrize("fact", [0, 1])
 def test_another_build_or_processor_reads_nothing(place: Path, monkeypatch: pytest.MonkeyPatch, fact: int) -> None:
     step()
-    facts = list(compiler.runtime_facts())
+    facts = list(opened.runtime_facts())
     facts[fact] += " another"
-    for module in (compiler, trace_cache):
+    for module in (opened, trace_cache):
         monkeypatch.setattr(module, "runtime_facts", lambda: tuple(facts))
     step()
     assert sources() == ["built", "built"]

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import ort_dynamo
-from ort_dynamo import trace_cache
 from ort_dynamo.cache import disk
 from ort_dynamo.cache.folder import SUFFIX
 from ort_dynamo.errors import NotInOnnxRuntimeError
+from ort_dynamo.listeners import trace_cache
 from ort_dynamo.passes.outside import register_pass
 from ort_dynamo.report.record import RECORDS
 from ort_dynamo.torch_internals.aot_cache import AOT_CACHE

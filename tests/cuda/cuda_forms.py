@@ -26,15 +26,15 @@ from cuda_target import bound_dtypes, kernels_lacking, value_types
 from fused_on_cpu import fused_on_the_cpu
 from torch.fx import GraphModule
 
-from ort_dynamo import backend, compiler
+from ort_dynamo import choose_target
 from ort_dynamo.build import BuiltGraph
-from ort_dynamo.opened import CACHE
+from ort_dynamo.cache import opened as opened_islands
+from ort_dynamo.cache.opened import CACHE
 from ort_dynamo.partition import cut
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.providers import find_target, recorded_cuda_targets
-from ort_dynamo.segment import segment
 from ort_dynamo.target import Target
 
 __all__ = ["Forms", "NoKernelError", "cuda_forms", "cuda_target", "widened"]
@@ -92,18 +92,16 @@ def cuda_forms(*, fused: bool = False, **facts: Any) -> Iterator[Forms]:
         settings = dataclasses.replace(built.session, graph_optimization="disable")
         return open_graph(dataclasses.replace(built, model=model.SerializeToString(), session=settings), cpu, device)
 
-    def marked(gm: GraphModule, options: Any) -> Any:
+    def marked(gm: GraphModule, *args: Any) -> Any:
         attend_as_on_cuda(gm)
-        return mark(gm, options)
+        return mark(gm, *args)
 
     CACHE.clear()
     with pytest.MonkeyPatch.context() as patch, attention_on_the_cpu(), fused_on_the_cpu() as found.kernels:
-        for module in (compiler, cut):
-            patch.setattr(module, "usable_target", lambda _: cuda_target(fused=fused))
-        patch.setattr(segment, "kernels_work", lambda _: True)
-        for module in (backend, cut):
-            patch.setattr(module, "mark", marked)
-        patch.setattr(compiler, "open_graph", opened)
+        patch.setattr(choose_target, "usable_target", lambda _: cuda_target(fused=fused))
+        patch.setattr(choose_target, "kernels_work", lambda _: True)
+        patch.setattr(cut, "mark", marked)
+        patch.setattr(opened_islands, "open_graph", opened)
         for name, value in facts.items():
             patch.setattr(Target, name, value)
         yield found

@@ -22,14 +22,14 @@ from attention_on_cuda import attend_as_on_cuda
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_map
 
-from ort_dynamo import backend, compiler
+from ort_dynamo import backend, choose_target
 from ort_dynamo.build import BuiltGraph
+from ort_dynamo.cache import opened
+from ort_dynamo.cache.opened import CACHE
 from ort_dynamo.fused_op import DOMAIN
-from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.partition import cut
 from ort_dynamo.report.record import CompileRecord
-from ort_dynamo.segment import segment
 from ort_dynamo.target import OPSET, Target
 from ort_dynamo.torch_internals.fakes import FakeTensor
 
@@ -66,10 +66,10 @@ def compiled_for(target: Target, **given: Any) -> Iterator[tuple[Callable[..., A
         found.models.append(onnx.ModelProto.FromString(built.model))
         return SimpleNamespace(built=built, run=None)
 
-    def marked(gm: GraphModule, options: Any) -> Any:
+    def marked(gm: GraphModule, *args: Any) -> Any:
         attend_as_on_cuda(gm)
         move(gm)
-        return mark(gm, options)
+        return mark(gm, *args)
 
     def in_eager(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         found.records.append(backend.compile_recorded(gm, inputs, options)[1])
@@ -78,12 +78,11 @@ def compiled_for(target: Target, **given: Any) -> Iterator[tuple[Callable[..., A
     CACHE.clear()  # what is in it would not be opened
     options, mark = parse_options(None, given), cut.mark
     with pytest.MonkeyPatch.context() as patch:
-        for module in (compiler, cut):
-            patch.setattr(module, "usable_target", lambda _: target)
-        patch.setattr(compiler, "open_graph", open_graph)
-        patch.setattr(segment, "kernels_work", lambda _: True)
-        for module in (backend, cut):
-            patch.setattr(module, "mark", marked)
+        patch.setattr(choose_target, "usable_target", lambda _: target)
+        patch.setattr(choose_target, "kernels_work", lambda _: True)
+        patch.setattr(backend, "session_device", lambda *_: _CUDA)
+        patch.setattr(cut, "mark", marked)
+        patch.setattr(opened, "open_graph", open_graph)
         yield in_eager, found
 
 

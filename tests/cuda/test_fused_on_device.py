@@ -23,9 +23,9 @@ from ort_dynamo.build import built_of
 from ort_dynamo.fused_op import DOMAIN
 from ort_dynamo.options.groups import CacheOptions, SessionOptions
 from ort_dynamo.passes.onnx.fuse_kernels import fused_ops
+from ort_dynamo.probe_kernels import kernels_work
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.providers import find_target
-from ort_dynamo.segment.kernel_trial import kernels_work
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 

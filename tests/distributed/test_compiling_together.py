@@ -14,8 +14,9 @@ import torch
 from gpt import batches, compiled, loss_of, make
 from ranks import RankFailedError, Ranks, describe
 from torch import distributed, nn
+from torch._dynamo.utils import counters
 
-import ort_dynamo.compiler
+import ort_dynamo.cache.opened
 from ort_dynamo.cache.disk import COUNTS
 from ort_dynamo.errors import RanksDisagreeError
 from ort_dynamo.report.record import RECORDS
@@ -46,7 +47,7 @@ def test_one_of_four_ranks_builds_and_three_read(tmp_path: Path) -> None:
 
 def killed_while_it_builds(began: str) -> list[str]:
     """The rank that builds first is killed in the middle of it."""
-    build = ort_dynamo.compiler.build_island
+    build = ort_dynamo.cache.opened.build_island
 
     def build_and_wait(*args: Any) -> Any:
         if os.path.exists(began):
@@ -55,7 +56,7 @@ def killed_while_it_builds(began: str) -> list[str]:
         time.sleep(600)
         raise AssertionError("it was not killed")
 
-    ort_dynamo.compiler.build_island = build_and_wait
+    ort_dynamo.cache.opened.build_island = build_and_wait
     return one_step()
 
 
@@ -113,6 +114,27 @@ def test_ranks_that_place_the_same_graph_differently_are_told_so(ranks: Ranks) -
 
 def test_ranks_may_differ_where_the_program_says_so(ranks: Ranks) -> None:
     assert ranks.run(different_options, 2, False) == ["", ""]
+
+
+def different_threads(compare: bool) -> str | dict[str, int]:
+    """Rank 0 has one thread, by which torch convolves and a session multiplies; the four of rank 1 would contend."""
+    rank = distributed.get_rank()
+    torch.manual_seed(0)
+    hidden = nn.Linear(16 * 30 * 30, 512), nn.GELU(), nn.Linear(512, 3)
+    model, x = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), *hidden), torch.randn(8, 1, 32, 32)
+    options = {"intra_op_num_threads": 1 + 3 * rank, "compare_ranks": compare}
+    for turn in range(2):
+        if turn == rank:
+            torch.compile(model, backend="ort_train", options=options)(x).sum().backward()
+        distributed.barrier()
+    return {name: counters["ort_train"][name] for name in ("native_nodes", "chosen_nodes")}
+
+
+def test_ranks_of_different_numbers_of_threads_place_the_same_graph_alike(ranks: Ranks) -> None:
+    first, second = ranks.run(different_threads, 2, True)
+    assert first == second
+    first, second = ranks.run(different_threads, 2, False)
+    assert first != second
 
 
 def other_graphs() -> list[str]:

@@ -13,10 +13,10 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import ort_dynamo
 from ort_dynamo import LoweringContext, register_lowering
+from ort_dynamo.cache.opened import CACHE
 from ort_dynamo.capture.decompositions.table import decompositions
 from ort_dynamo.errors import DuplicateLoweringError
 from ort_dynamo.lowering import registry
-from ort_dynamo.opened import CACHE
 from ort_dynamo.testing import assert_close, assert_like_eager, eager_reasons
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

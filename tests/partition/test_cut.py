@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from torch.fx import GraphModule
 
 from ort_dynamo import memory_plan
 from ort_dynamo.capture.trace import trace
+from ort_dynamo.choose_target import graph_target, placement_threads
 from ort_dynamo.errors import PassBrokeGraphError
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.partition import cut
-from ort_dynamo.partition.cut import PartitionRecord, partitioner
+from ort_dynamo.partition.cut import PartitionRecord, partition
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 
 
@@ -25,8 +27,15 @@ def run(gm: GraphModule, _: slice) -> GraphModule:
 
 def partitioned(model: nn.Module, *args: Tensor, **options: object) -> list[PartitionRecord]:
     records: list[PartitionRecord] = []
-    partition = partitioner(parse_options(None, options), records.append)
-    backend = partial(trace, forward=run, backward=run, inference=run, partition=partition)
+
+    def cut_in_two(*args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+        parsed = parse_options(None, options)
+        target = graph_target(torch.device("cpu"), parsed)
+        forward, backward, record = partition(*args, parsed, target, placement_threads(parsed), **kwargs)
+        records.append(record)
+        return forward, backward
+
+    backend = partial(trace, forward=run, backward=run, inference=run, partition=cut_in_two)
     torch.compile(model, backend=backend, fullgraph=True)(*args)
     return records
 

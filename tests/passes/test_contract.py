@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ort_dynamo import compiler
+from ort_dynamo.build import PassRecord
 from ort_dynamo.partition import cut
-from ort_dynamo.pass_record import PassRecord
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.target import Target
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ort_dynamo.cache.opened import CACHE
 from ort_dynamo.errors import ExecutionError
-from ort_dynamo.opened import CACHE
 from ort_dynamo.runtime import binding as module
 from ort_dynamo.runtime.binding import crossing
 from ort_dynamo.runtime.capabilities import installed_runtime

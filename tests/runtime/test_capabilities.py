@@ -106,7 +106,7 @@ def test_a_provider_without_its_libraries_is_refused_where_it_is_to_load() -> No
 
 @pytest.mark.usefixtures("no_cublas")
 def test_a_compile_on_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ort_dynamo.partition.cut.session_device", lambda gm: torch.device("cuda"))
+    monkeypatch.setattr("ort_dynamo.backend.session_device", lambda *_: torch.device("cuda"))
     layer = torch.nn.Linear(3, 2)
     compiled = torch.compile(layer, backend="ort_train")
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"it cannot load.*libcublas\.so\.13 is not"):

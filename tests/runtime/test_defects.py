@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import ort_dynamo
-from ort_dynamo.release import release
 from ort_dynamo.runtime.defects import DEFECTS, Builds, Defect, defects_of
+from ort_dynamo.torch_internals.release import release
 
 ROOT = Path(ort_dynamo.__file__).parent
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from ort_dynamo import compiler
+from ort_dynamo.cache.opened import CACHE
 from ort_dynamo.errors import ExecutionError
-from ort_dynamo.opened import CACHE
 from ort_dynamo.runtime import compiled_graph
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 

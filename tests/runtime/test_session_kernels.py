@@ -14,8 +14,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.build import BuiltGraph
-from ort_dynamo.compiler import build_island, build_spec
+from ort_dynamo.compiler import build_spec
 from ort_dynamo.fused_op import FusedOp
+from ort_dynamo.lowering.build_island import build_island
 from ort_dynamo.options.groups import Options
 from ort_dynamo.runtime import session_kernels
 from ort_dynamo.runtime.compiled_graph import open_graph

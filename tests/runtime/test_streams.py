@@ -21,9 +21,9 @@ from torch._dynamo.utils import counters
 
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildRecord, BuiltGraph
+from ort_dynamo.cache.opened import CACHE
 from ort_dynamo.compiler import build_spec
 from ort_dynamo.errors import SessionError
-from ort_dynamo.opened import CACHE
 from ort_dynamo.options.groups import Options, SessionOptions
 from ort_dynamo.runtime import binding, importing, processes, providers, session, severity, streams, torch_memory
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph

@@ -12,7 +12,6 @@ import torch
 
 from ort_dynamo.capture.decompositions import table
 from ort_dynamo.lowering import registry
-from ort_dynamo.release import release
 from ort_dynamo.torch_internals import operators
 from ort_dynamo.torch_internals.operators import (
     AbsentOperatorError,
@@ -24,6 +23,7 @@ from ort_dynamo.torch_internals.operators import (
     namespace,
     present,
 )
+from ort_dynamo.torch_internals.release import release
 
 _KNOWN_ABSENT: dict[tuple[int, int], set[str]] = {
     (2, 11): {"aten._foreach_clone", "aten._upsample_lanczos2d_aa", "aten._upsample_lanczos2d_aa_backward"},

@@ -16,11 +16,11 @@ import torch
 
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.lowering import torchlib
-from ort_dynamo.release import release, say_if_newer
 from ort_dynamo.target import OPSET
 from ort_dynamo.torch_internals import decompositions, dispatcher, dlpack, exporter, lookup, promotion, versions
 from ort_dynamo.torch_internals.exporter import ExporterMissingError
 from ort_dynamo.torch_internals.operators import aten, custom_name
+from ort_dynamo.torch_internals.release import release, say_if_newer
 
 _ATTRIBUTES = {
     *("_schema", "_can_decompose", "_qualname", "py_kernels", "_dispatch_cache", "_cdata", "_dynamo_source"),

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ort_dynamo.compiler import compile_graph
+from ort_dynamo.compiler import Compilation
+from ort_dynamo.events import Listener
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.testing import assert_close, assert_like_eager
 
@@ -163,7 +164,8 @@ def run(function, *args):
             )
     (output,) = gm.graph.find_nodes(op="output")
     output.args = (tuple(output.args[0]),)
-    return compile_graph(gm, "inference", parse_options(None, {"fallback": "error"}))(list(args))
+    options = parse_options(None, {"fallback": "error"})
+    return Compilation(options, torch.device("cpu"), Listener()).graph(gm, "inference", slice(None))(list(args))
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from ort_dynamo.cache.opened import CACHE
 from ort_dynamo.lowering.op_builder import OpBuilder
-from ort_dynamo.opened import CACHE
 from ort_dynamo.target import Target
 
 LARGEST = torch.finfo(torch.float32).max

@@ -21,6 +21,7 @@ from ort_dynamo.capture.trace import trace
 from ort_dynamo.options.groups import Options, RecomputeOptions
 from ort_dynamo.partition.cut import cut, mark
 from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, memory_record
+from ort_dynamo.runtime.providers import find_target
 
 
 class LiveBytes(TorchDispatchMode):
@@ -64,8 +65,9 @@ def observe(function: Callable[..., Tensor], *args: Tensor, **options: Any) -> t
     own: set[int] = set()
 
     def partition(joint: GraphModule, inputs: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        mark(joint, Options())
-        halves = cut(joint, inputs, Options(recompute=RecomputeOptions(**options)), **kwargs)
+        target = find_target("cpu")
+        mark(joint, Options(), target, 1)
+        halves = cut(joint, inputs, Options(recompute=RecomputeOptions(**options)), target, **kwargs)
         records.append(memory_record(joint, halves.forward, halves.backward, kwargs["num_fwd_outputs"]))
         return halves.forward, halves.backward
 

@@ -11,15 +11,16 @@ import pytest
 import torch
 from fused_on_cpu import fused_on_the_cpu
 
+from ort_dynamo import choose_target, probe_kernels
+from ort_dynamo.choose_target import graph_target
 from ort_dynamo.options.groups import CacheOptions, parse_options
-from ort_dynamo.runtime import session
-from ort_dynamo.runtime.providers import find_target, recorded_cuda_targets
-from ort_dynamo.segment import kernel_trial
-from ort_dynamo.segment import segment as segment_module
-from ort_dynamo.segment.segment import allowed_target
+from ort_dynamo.runtime import providers, session
+from ort_dynamo.runtime.providers import recorded_cuda_targets
 
 OFF = CacheOptions(disk_cache=False)
 Device = Callable[[str], list[str]]
+
+CUDA = torch.device("cuda")
 
 
 @pytest.fixture
@@ -35,22 +36,22 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         wrong[0] = kernel
         return opened
 
-    on_cpu, cpu = torch.device("cpu"), find_target("cpu")
-    monkeypatch.setattr(kernel_trial, "find_target", lambda _: cpu)
-    tried = kernel_trial._tried
-    monkeypatch.setattr(kernel_trial, "_tried", lambda target, _, options: tried(target, on_cpu, options))
+    on_cpu, cpu = torch.device("cpu"), providers.find_target("cpu")
+    monkeypatch.setattr(probe_kernels, "find_target", lambda _: cpu)
+    tried = probe_kernels._tried
+    monkeypatch.setattr(probe_kernels, "_tried", lambda target, _, options: tried(target, on_cpu, options))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    kernel_trial._work.cache_clear()
+    probe_kernels._work.cache_clear()
     with fused_on_the_cpu(factor):
         yield pretend
-    kernel_trial._work.cache_clear()
+    probe_kernels._work.cache_clear()
 
 
 def test_right_kernels_work_and_are_tried_once(device: Device, caplog: pytest.LogCaptureFixture) -> None:
     opened = device("none is wrong")
     with caplog.at_level(logging.WARNING):
-        assert kernel_trial.kernels_work(OFF)
-        assert kernel_trial.kernels_work(OFF)
+        assert probe_kernels.kernels_work(OFF)
+        assert probe_kernels.kernels_work(OFF)
     assert len(opened) == len(set(opened)) == 9
     assert not caplog.records
 
@@ -70,7 +71,7 @@ def test_right_kernels_work_and_are_tried_once(device: Device, caplog: pytest.Lo
 def test_a_wrong_kernel_is_named(device: Device, caplog: pytest.LogCaptureFixture, kernel: str, named: str) -> None:
     device(kernel)
     with caplog.at_level(logging.WARNING):
-        assert not kernel_trial.kernels_work(OFF)
+        assert not probe_kernels.kernels_work(OFF)
     assert f"the kernel {named!r} of the trial is off" in caplog.text
 
 
@@ -83,15 +84,17 @@ def test_an_error_is_the_answer(
     device("none")
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(session, "session_kernels", refused)  # undone before the fixture's own
-        assert not kernel_trial.kernels_work(OFF)
+        assert not probe_kernels.kernels_work(OFF)
     assert "RuntimeError: cuLaunchKernel gave error 1" in caplog.text
 
 
 @pytest.mark.parametrize("works", [False, True])
 def test_a_target_fuses_if_kernels_work(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
     target = dataclasses.replace(recorded_cuda_targets()[-1], fuses_kernels=True)
-    monkeypatch.setattr(segment_module, "kernels_work", lambda _: works)
-    assert allowed_target(target, parse_options(None, {})).fuses_kernels == works
-    assert not allowed_target(target, parse_options(None, {"fuse": False})).fuses_kernels
-    monkeypatch.delattr(segment_module, "kernels_work")  # nothing is tried for a target that does not fuse
-    assert not allowed_target(recorded_cuda_targets()[-1], parse_options(None, {})).fuses_kernels
+    monkeypatch.setattr(choose_target, "usable_target", lambda _: target)
+    monkeypatch.setattr(choose_target, "kernels_work", lambda _: works)
+    assert graph_target(CUDA, parse_options(None, {})).fuses_kernels == works
+    assert not graph_target(CUDA, parse_options(None, {"fuse": False})).fuses_kernels
+    monkeypatch.delattr(choose_target, "kernels_work")  # nothing is probed for a target that does not fuse
+    monkeypatch.setattr(choose_target, "usable_target", lambda _: recorded_cuda_targets()[-1])
+    assert not graph_target(CUDA, parse_options(None, {})).fuses_kernels

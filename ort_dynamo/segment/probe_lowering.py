@@ -1,22 +1,26 @@
-"""Answers whether nodes can be lowered; of those that are alike, one is lowered on trial."""
+"""Probes whether nodes can be lowered; of equal nodes, one is lowered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 from torch.fx import Node
 
 from ort_dynamo.cache.graph_key import spell_node
+from ort_dynamo.lowering.translate import refusal
+from ort_dynamo.passes.onnx.fuse_kernels import unmade
+from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.answers import ANSWERS
 
-__all__ = ["Trials"]
+__all__ = ["LoweringProbe"]
 
 
-class Trials:
-    """Remembers refusals by what the graph's key holds of a node.
+class LoweringProbe:
+    """Remembers refusals by the part of the graph key that a node has.
 
-    Nodes with symbolic sizes are each tried: what their trials ask about sizes is of their own symbols.
+    Nodes with symbolic sizes are each probed: their lowerings ask about symbols of their own.
 
     Args:
         refuse: why a node cannot be lowered, or None. It records what it asked about sizes in the node's meta.
@@ -26,8 +30,13 @@ class Trials:
         self._refuse = refuse
         self._found: dict[str, tuple[str | None, Any]] = {}
 
+    @classmethod
+    def of(cls, target: Target) -> Self:
+        """Make the probe of a target: it lowers a node alone, into a graph that is thrown away."""
+        return cls(partial(refusal, target=target, unmade=unmade))
+
     def __call__(self, node: Node) -> str | None:
-        """Why `node` cannot be lowered, or None; raises as `refuse`."""
+        """Give the reason why `node` cannot be lowered, or None; raises as `refuse`."""
         spelled = spell_node(node)
         if spelled is None:
             return self._refuse(node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ort_dynamo.capture.trace import trace
+from ort_dynamo.choose_target import graph_target, placement_threads, session_device
 from ort_dynamo.options.groups import Options, RecomputeOptions, parse_options
 from ort_dynamo.partition.cut import cut, mark, tag_recomputed
 from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, memory_record
@@ -19,6 +21,7 @@ from ort_dynamo.passes.fx.analysis.plans import PlanRow, plan_rows
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
 from ort_dynamo.passes.pipelines import plan_passes
 from ort_dynamo.passes.running import run_passes
+from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.frames import uncompiled
 from ort_dynamo.torch_internals.pytree import tree_leaves
 
@@ -114,15 +117,17 @@ def memory_plan(
 
 
 def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:
-    """A backend that runs graphs in eager and appends what it sees of them."""
+    """Give a backend that runs graphs in eager and appends what it sees of them."""
 
-    def partition(joint: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
-        mark(joint, options)
+    def partition(
+        joint: GraphModule, inputs: Sequence[Any], *, target: Target, **kwargs: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        mark(joint, options, target, placement_threads(options))
         casts = RecomputeOptions(recompute_casts=options.recompute.recompute_casts)
         static = kwargs.get("static_lifetime_input_indices") or ()
-        tag_recomputed(joint, replace(options, recompute=casts), static)
+        tag_recomputed(joint, replace(options, recompute=casts), target, static)
         rows = plan_rows(JointGraph(joint))
-        halves = cut(joint, inputs, options, **kwargs)
+        halves = cut(joint, inputs, options, target, **kwargs)
         forward, backward, outputs = halves.forward, halves.backward, kwargs["num_fwd_outputs"]
         found.append(GraphPlan(rows, memory_record(joint, forward, backward, outputs)))
         run_passes(
@@ -131,7 +136,8 @@ def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:
         return forward, backward
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return trace(gm, example_inputs, forward=_as_is, backward=_as_is, inference=_as_is, partition=partition)
+        cuts = partial(partition, target=graph_target(session_device(gm, example_inputs), options))
+        return trace(gm, example_inputs, forward=_as_is, backward=_as_is, inference=_as_is, partition=cuts)
 
     return backend
 

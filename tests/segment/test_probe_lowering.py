@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ort_dynamo.segment.trials import Trials
+from ort_dynamo.segment.probe_lowering import LoweringProbe
 from ort_dynamo.torch_internals.answers import ANSWERS, Fact
 
 aten = torch.ops.aten
@@ -50,9 +50,9 @@ def graph_of(*calls: tuple[Any, ...], dynamic: bool = False, shapes: Any = ((2, 
 
 def tried(nodes: list[Node]) -> list[Node]:
     tries = Tries()
-    trials = Trials(tries)
+    probe = LoweringProbe(tries)
     for node in nodes:
-        reason = trials(node)
+        reason = probe(node)
         assert reason == ("refused" if node.target is aten.sin.default else None)
         assert node.meta[ANSWERS] == FACTS
     return tries.nodes
@@ -102,19 +102,19 @@ def test_symbolic_sizes_are_tried_each_time() -> None:
 
 
 def test_a_deep_model_tries_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ort_dynamo import compiler
+    from ort_dynamo.segment import probe_lowering
 
     counts = []
     for depth in (1, 6):
         tries: list[Node] = []
-        refusal = compiler.refusal
+        refusal = probe_lowering.refusal
 
         def counting(node: Node, tries: list[Node] = tries, refusal: Any = refusal, **given: Any) -> str | None:
             tries.append(node)
             return refusal(node, **given)
 
         with monkeypatch.context() as patched:
-            patched.setattr(compiler, "refusal", counting)
+            patched.setattr(probe_lowering, "refusal", counting)
             torch._dynamo.reset()
             layers = torch.nn.Sequential(
                 *(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()) for _ in range(depth))

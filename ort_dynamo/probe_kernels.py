@@ -1,4 +1,4 @@
-"""Tries fused kernels on the device before a program depends on them."""
+"""Probes fused kernels on the device before a program depends on them."""
 
 from __future__ import annotations
 

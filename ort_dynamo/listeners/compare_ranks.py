@@ -16,92 +16,75 @@ import hashlib
 import json
 import logging
 import platform
-from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch.fx import GraphModule
-
-from ort_dynamo.build import BuildSpec
 from ort_dynamo.cache.graph_key import graph_key
 from ort_dynamo.errors import RanksDisagreeError
+from ort_dynamo.events import GraphCompilation, Listener
 from ort_dynamo.options.groups import DumpOptions, SegmentOptions, SessionOptions
-from ort_dynamo.segment.segment import Segmented
 from ort_dynamo.torch_internals.process_group import GroupStore, group_store
 
-__all__ = ["compare_ranks", "graph_of_ranks"]
+__all__ = ["CompareRanks"]
 
 _log = logging.getLogger(__name__)
 _decided: WeakKeyDictionary[Any, dict[str, list[str]]] = WeakKeyDictionary()
 """Store -> graph -> this process's distinct decisions, in order."""
 
 
-def graph_of_ranks(gm: GraphModule, options: SegmentOptions) -> str | None:
-    """What the same graph is found by on other ranks; None where nothing is compared.
+class CompareRanks(Listener):
+    """Compares this rank's decisions about a graph with those of the first rank that compiled the same one.
 
     Args:
-        gm: the graph, before it is decided where its nodes run.
-        options: whether ranks are compared.
-    """
-    if not options.compare_ranks or group_store() is None:
-        return None
-    key = graph_key(gm)
-    return None if key is None else key.digest
-
-
-def compare_ranks(
-    graph: str | None,
-    role: str,
-    segmented: Segmented,
-    spec: BuildSpec,
-    functions: Mapping[str, Callable[..., Any]],
-) -> None:
-    """Compare this rank's decision with that of the first rank that compiled the same graph.
-
-    Args:
-        graph: from `graph_of_ranks`.
-        role: "forward", "backward", "inference" or "training".
-        segmented: where its nodes run.
-        spec: what its islands are built by.
-        functions: functions of the program's that decide it, too.
+        options: whether it does.
 
     Raises:
         RanksDisagreeError: they differ.
     """
-    group = group_store()
-    if graph is None or group is None:
-        return
-    graph = f"{role}/{graph}"
-    decision = _decision(segmented, spec, functions)
-    decided = _decided.setdefault(group.store, {}).setdefault(graph, [])
-    if (text := json.dumps(decision)) in decided:
-        return
-    decided.append(text)
-    try:
-        first = group.first(f"{graph}/{len(decided)}", json.dumps([group.rank, platform.node(), decision]))
-    except RuntimeError as error:
-        _log.warning("The %s graph is not compared with that of other ranks: %s", role, error)
-        return
-    rank, host, theirs = json.loads(first)
-    if theirs != decision:
-        raise RanksDisagreeError(
-            role=role,
-            rank=group.rank,
-            host=platform.node(),
-            other=rank,
-            other_host=host,
-            differences=_differences(group, decision, rank, theirs),
-        )
+
+    def __init__(self, options: SegmentOptions) -> None:
+        self._compares = options.compare_ranks
+        self._graph: str | None = None
+
+    def begun(self, graph: GraphCompilation) -> None:
+        """Spell the graph as other ranks find it, before it is decided where its nodes run."""
+        key = graph_key(graph.gm) if self._compares and group_store() is not None else None
+        self._graph = None if key is None else f"{graph.role}/{key.digest}"
+
+    def segmented(self, graph: GraphCompilation) -> None:
+        """Compare."""
+        group = group_store()
+        if self._graph is None or group is None:
+            return
+        decision = _decision(graph)
+        decided = _decided.setdefault(group.store, {}).setdefault(self._graph, [])
+        if (text := json.dumps(decision)) in decided:
+            return
+        decided.append(text)
+        try:
+            first = group.first(f"{self._graph}/{len(decided)}", json.dumps([group.rank, platform.node(), decision]))
+        except RuntimeError as error:
+            _log.warning("The %s graph is not compared with that of other ranks: %s", graph.role, error)
+            return
+        rank, host, theirs = json.loads(first)
+        if theirs != decision:
+            raise RanksDisagreeError(
+                role=graph.role,
+                rank=group.rank,
+                host=platform.node(),
+                other=rank,
+                other_host=host,
+                differences=_differences(group, decision, rank, theirs),
+            )
 
 
-def _decision(
-    segmented: Segmented, spec: BuildSpec, functions: Mapping[str, Callable[..., Any]]
-) -> dict[str, dict[str, Any]]:
-    """What must be the same on all ranks, as JSON has it."""
+def _decision(graph: GraphCompilation) -> dict[str, dict[str, Any]]:
+    """Spell in JSON everything that must be the same on all ranks."""
+    spec, segmented = graph.spec, graph.segmented
     same = dataclasses.replace(spec, session=SessionOptions(intra_op_num_threads=1).resolved(), dump=DumpOptions())
     # The context alone, and each island with it.
     built_by = hashlib.sha256(repr(same).encode()).hexdigest()[:16]
-    islands = [str(graph_key(island, same, functions=functions)) for island in segmented.islands.values()]
+    islands = [str(graph_key(island, same, functions=graph.functions)) for island in segmented.islands.values()]
     return {
         "target": {
             name: str(getattr(spec.target, name))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ort_dynamo.ownership import FolderRefusedError, belongs_to_another, is_own_file, is_own_folder
+from ort_dynamo.runtime.own_files import FolderRefusedError, belongs_to_another, is_own_file, is_own_folder
 
 
 def made_file(path: Path) -> Path:

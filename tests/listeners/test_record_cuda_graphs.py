@@ -17,11 +17,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import ort_dynamo
 from ort_dynamo.backend import ort_train
-from ort_dynamo.opened import CACHE
+from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.listeners import record_cuda_graphs
+from ort_dynamo.listeners.record_cuda_graphs import why_not_recorded
 from ort_dynamo.runtime import session, streams
 from ort_dynamo.runtime.torch_memory import TORCH_MEMORY
-from ort_dynamo.segment import recording
-from ort_dynamo.segment.recording import why_not_recorded
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals import cuda_graphs
 
@@ -56,7 +56,7 @@ def like_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     streams._stream_apart.cache_clear()
     monkeypatch.setattr(Target, "computes_on_streams", True)
     monkeypatch.setattr(TORCH_MEMORY, "serves", lambda _: False)
-    monkeypatch.setattr(recording, "has_graph_trees", lambda: True)
+    monkeypatch.setattr(record_cuda_graphs, "has_graph_trees", lambda: True)
     add = session.onnxruntime().SessionOptions.add_session_config_entry
 
     def allowed(settings: Any, name: str, value: str) -> None:

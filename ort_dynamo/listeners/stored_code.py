@@ -21,11 +21,12 @@ from ort_dynamo.cache.disk import DiskCache, disk_cache, disk_key
 from ort_dynamo.cache.entry import Entry
 from ort_dynamo.cache.graph_key import GraphKey
 from ort_dynamo.cache.kernel_files import kernel_files
-from ort_dynamo.opened import CACHE
+from ort_dynamo.cache.opened import CACHE, Source
+from ort_dynamo.events import BoxedRun
 from ort_dynamo.options.groups import CacheOptions, SessionSettings
 from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.report.counts import report
-from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord, Source
+from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord
 from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.boxed import Island, boxed
 from ort_dynamo.runtime.capabilities import runtime_facts
@@ -89,7 +90,7 @@ class StoredCode(OutputCode):
         record: what the compile learned.
         partition: of a forward, what the cut of its joint graph did.
         cache: where the islands are looked for if no compile of this project says so.
-        graphs: the records of all graphs of this compile, for a RunWatch; a file does not hold them.
+        run: runs the graph; a file does not hold it.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class StoredCode(OutputCode):
         record: GraphRecord,
         partition: PartitionRecord | None,
         cache: CacheOptions,
-        graphs: Sequence[GraphRecord],
+        run: BoxedRun,
     ) -> None:
         around = None if None in islands.values() or not whole.is_storable else spelled(outer)
         self._outer = around if around and around.is_storable and not around.subgraphs else None
@@ -110,7 +111,7 @@ class StoredCode(OutputCode):
         self._partition = partition
         self._cache = cache
         self._entries: dict[str, Entry] | None = {}
-        self._run: Callable[[list[Any]], Any] | None = boxed(outer, graphs, in_torch=InTorch(whole))
+        self._run: BoxedRun | None = run
         self._boxed_call = True  # of this object, from which torch's wrappers copy it
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
@@ -153,7 +154,7 @@ class StoredCode(OutputCode):
         loading = self._loading()
         if self._outer is None or self._entries is None:
             raise CacheMissError
-        if self._partition is not None and not ARENA.registered:
+        if self._partition is not None:
             ARENA.expect(self._partition.memory.peak)
         found = {
             name: _opened(place, self._entries[name], loading.disk)

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.build import spell_pass
+from ort_dynamo.build import BuildSpec, spell_pass
 from ort_dynamo.cache.disk import context_key, disk_cache, keeps_traces
 from ort_dynamo.cache.function_key import NotKeyableError, spell_function
+from ort_dynamo.cache.opened import OpenedIsland
+from ort_dynamo.choose_target import placement_threads
+from ort_dynamo.events import BoxedRun, GraphCompilation, Listener
+from ort_dynamo.listeners.stored_code import LOADING, IslandPlace, Loading, StoredCode
 from ort_dynamo.lowering.registry import has_outside_lowerings
 from ort_dynamo.options.groups import CacheOptions, DumpOptions, Options
-from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.passes.outside import outside_functions, outside_fx_passes, outside_onnx_passes
-from ort_dynamo.report.record import GraphRecord
+from ort_dynamo.report.recorder import Records
 from ort_dynamo.runtime.capabilities import runtime_facts
-from ort_dynamo.stored_code import LOADING, Loading
 from ort_dynamo.torch_internals.aot_cache import AOT_CACHE, precompiles
 
-__all__ = ["WORTH_IT", "finding", "kept_key"]
+__all__ = ["WORTH_IT", "TraceCache", "kept_key", "loading"]
 
 
 def kept_key(gm: GraphModule, options: Options) -> str | None:
-    """What AOTAutograd's cache is to tell results of `gm` apart by, beside what it knows; None where it keeps none.
+    """Give the part of the key of AOTAutograd's cache that is ours; None where that keeps nothing of `gm`.
 
     Nothing is kept of graphs with symbolic floats: what was assumed of one (that it is 0.25, where an operator takes it
     as a constant) is a guard that AOTAutograd does not keep, and so it would take the result for any other number. Nor
@@ -49,7 +51,8 @@ def kept_key(gm: GraphModule, options: Options) -> str | None:
     passes = [*outside_onnx_passes(first=True), *outside_onnx_passes(extra, first=False)]
     decided = dataclasses.replace(options, cache=CacheOptions())
     settings = options.session.resolved(on_cuda=True)  # wherever the graph is going to run
-    context = (decided, settings, torch.get_default_dtype(), *map(spell_pass, passes), *spelled)
+    threads = placement_threads(options)
+    context = (decided, settings, threads, torch.get_default_dtype(), *map(spell_pass, passes), *spelled)
     return context_key(map(str, context), runtime_facts())
 
 
@@ -71,19 +74,36 @@ def _is_wanted(gm: GraphModule, options: Options) -> bool:
     return (_seen >= WORTH_IT or precompiles()) if asked is None else asked
 
 
-@contextmanager
-def finding(
-    options: Options, record: Callable[[GraphRecord, PartitionRecord | None], None], graphs: Sequence[GraphRecord]
-) -> Iterator[None]:
-    """Have what AOTAutograd has kept find its islands while this is open.
+class TraceCache(Listener):
+    """Gives AOTAutograd what it keeps of a graph, and has what it has kept find its islands.
 
     Args:
         options: all options.
-        record: called with what was learned of a graph, and, of a forward, what its joint graph's cut did.
-        graphs: the records of all graphs of this compile; a RunWatch sees them when one of the graphs runs.
+        records: what is learned of the compile.
     """
+
+    def __init__(self, options: Options, records: Records) -> None:
+        self._options = options
+        self._records = records
+
+    def finished(self, graph: GraphCompilation, run: BoxedRun) -> BoxedRun:
+        """Give code that torch can store."""
+        places = {name: self._place(one, graph.spec) for name, one in graph.islands.items()}
+        record, partition = self._records.graphs[-1], self._records.partition if graph.role == "forward" else None
+        return StoredCode(graph.segmented.gm, graph.whole, places, record, partition, self._options.cache, run)
+
+    @staticmethod
+    def _place(island: OpenedIsland, spec: BuildSpec) -> IslandPlace | None:
+        if island.key is None or island.stored_at is None:
+            return None
+        return IslandPlace(island.key, island.stored_at, spec.session, spec.in_order, spec.device, island.places)
+
+
+@contextmanager
+def loading(options: Options, records: Records) -> Iterator[None]:
+    """Have results that AOTAutograd has kept find their islands while this is open, and record them."""
     stored = disk_cache(options.cache)
-    token = LOADING.set(None if stored is None else Loading(stored, record, graphs))
+    token = LOADING.set(None if stored is None else Loading(stored, records.read, records.graphs))
     try:
         yield
     finally:

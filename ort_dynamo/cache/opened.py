@@ -1,0 +1,124 @@
+"""Opens an island: the session of an equal one in this process, or a stored one, or one that is built."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Literal
+
+from torch.fx import GraphModule
+
+from ort_dynamo.build import BuildSpec, BuildStage, BuiltGraph
+from ort_dynamo.cache.disk import DiskCache, Miss, disk_key
+from ort_dynamo.cache.graph_key import GraphKey, graph_key
+from ort_dynamo.cache.kernel_files import kernel_files
+from ort_dynamo.cache.memory import MemoryCache
+from ort_dynamo.lowering.build_island import build_island
+from ort_dynamo.progress import stage
+from ort_dynamo.runtime.capabilities import runtime_facts
+from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
+from ort_dynamo.source_line import describe
+
+__all__ = ["CACHE", "OpenedIsland", "Source", "open_island"]
+
+CACHE: MemoryCache[CompiledGraph] = MemoryCache(size=attrgetter("built.nbytes"), keep=attrgetter("built.keyable"))
+"""The compiled graphs of this process, by graph key."""
+
+Source = Literal["memory", "disk", "built"]
+
+
+@dataclass(frozen=True)
+class OpenedIsland:
+    """An island with its session, and where that comes from.
+
+    Attributes:
+        name: how errors and saved files call it.
+        compiled: runs it.
+        places: name of an ONNX node that data can stop -> where it comes from, here: equal islands share a session.
+        key: its graph key; None where it has none.
+        stored_at: its key on disk; None where no folder has it.
+        source: "memory": one with the same graph key was opened before in this process; "disk": it was stored; "built".
+        miss: why it was built and not read; "" where it was not built.
+        seconds: the time to build and open it, or to find it.
+    """
+
+    name: str
+    compiled: CompiledGraph
+    places: Mapping[str, str]
+    key: GraphKey | None
+    stored_at: str | None
+    source: Source
+    miss: str
+    seconds: float
+
+
+def open_island(
+    island: GraphModule,
+    spec: BuildSpec,
+    role: str,
+    *,
+    functions: Mapping[str, Callable[..., Any]],
+    cache: DiskCache | None,
+    reads: bool = True,
+    built: Callable[[BuildStage], None] = lambda stage: None,
+) -> OpenedIsland:
+    """Open an island from memory, else from disk, else build it.
+
+    Args:
+        island: its graph.
+        spec: everything else that decides the result.
+        role: of the graph that it is a part of, for its name.
+        functions: functions of the program's that decide the result, by the role each plays.
+        cache: the stored islands and kernels; None where nothing is stored.
+        reads: whether a stored island may be used. One that is saved or verified is built each time.
+        built: called at each stage of a build.
+
+    Raises:
+        As `build_island` and `open_graph` do.
+    """
+    begin, stored = time.perf_counter(), cache if reads else None
+    key = graph_key(island, spec, functions=functions)
+    place = None if key is None or stored is None else disk_key(key, runtime_facts())
+    name = f"{role}-{key or 'unkeyed'}"
+    source: Source = "memory"
+    miss = ""
+
+    def opened(graph: BuiltGraph) -> CompiledGraph:
+        return open_graph(graph, target=spec.target, device=spec.device, store=kernel_files(cache))
+
+    def make() -> CompiledGraph:
+        nonlocal source, miss
+        found: CompiledGraph | Miss = Miss("unkeyed" if key is None else "off")
+        with nullcontext() if stored is None or place is None else stored.making(place):
+            if stored is not None and place is not None:
+                found = stored.load(place, name, spec, opened)
+            if not isinstance(found, Miss):
+                source = "disk"
+                return found
+            source, miss = "built", found.reason
+            graph = build_island(island, spec, name, built)
+            stage("opening in ONNX Runtime")
+            compiled = opened(graph)
+            if stored is not None and place is not None:
+                stored.store(place, graph)
+            return compiled
+
+    compiled = CACHE.get_or_make(key, make)
+    return OpenedIsland(
+        name=name,
+        compiled=compiled,
+        places=_places(island, compiled.built),
+        key=key,
+        stored_at=place if stored is not None and place is not None and stored.holds(place) else None,
+        source=source,
+        miss=miss,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def _places(island: GraphModule, built: BuiltGraph) -> dict[str, str]:
+    nodes = list(island.graph.nodes)
+    return {name: describe(nodes[index]) for name, index in built.origins.items() if index < len(nodes)}

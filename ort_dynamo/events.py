@@ -1,0 +1,144 @@
+"""The events of a compile, for all that is no part of it: records, saved files, ranks, recordings, torch's cache.
+
+To add one, subclass `Listener`, and name it in `backend.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ort_dynamo.build import BuildSpec, BuildStage, PassRecord
+from ort_dynamo.cache.opened import OpenedIsland
+from ort_dynamo.partition.cut import PartitionRecord
+from ort_dynamo.segment.segment import Segmented
+from ort_dynamo.spelled_graph import SpelledGraph
+from ort_dynamo.target import Target
+
+__all__ = ["BoxedRun", "GraphCompilation", "Listener", "Listeners", "open_islands"]
+
+BoxedRun = Callable[[list[Any]], Any]
+"""Runs a graph on one list of inputs, which it empties."""
+
+
+@dataclass
+class GraphCompilation:
+    """One forward, backward or inference graph on its way to sessions; each stage fills in its part.
+
+    Attributes:
+        gm: the functional ATen graph.
+        role: "forward", "backward", "inference" or "training" (a whole step).
+        seen: which outputs the program sees.
+        device: the device of its sessions.
+        target: what they are compiled for.
+        segmented: its islands, and the outer graph around them.
+        spec: everything that decides how islands are built. A listener may change it until they are opened.
+        functions: functions of the program's that decide it, too.
+        islands: by their names in the outer graph.
+        whole: the graph as plain values, from before it was cut into islands; set when it is finished.
+        passes: those that ran on this graph alone.
+        not_recorded: why it is not recorded in a CUDA graph, though that was asked for; "" otherwise.
+    """
+
+    gm: GraphModule
+    role: str
+    seen: slice
+    device: torch.device
+    target: Target
+    segmented: Segmented = field(init=False)
+    spec: BuildSpec = field(init=False)
+    functions: Mapping[str, Callable[..., Any]] = field(init=False)
+    islands: dict[str, OpenedIsland] = field(init=False)
+    whole: SpelledGraph = field(init=False)
+    passes: tuple[PassRecord, ...] = ()
+    not_recorded: str = ""
+
+
+class Listener:
+    """Hears of one compile; a subclass defines the events that it needs."""
+
+    def cut(self, graphs: Mapping[str, GraphModule], partition: PartitionRecord | None) -> None:
+        """Hear that a joint graph has been cut, or that an inference graph has been marked.
+
+        Args:
+            graphs: role -> graph.
+            partition: the record of the cut; None of an inference graph.
+        """
+
+    def begun(self, graph: GraphCompilation) -> None:
+        """Hear that the compile of a graph begins."""
+
+    def segmented(self, graph: GraphCompilation) -> None:
+        """Hear that a graph has its islands, and how these are to be built."""
+
+    def built(self, stage: BuildStage) -> None:
+        """Hear of a stage of an island's build; of one that is found in a cache there is none."""
+
+    def failed(self, graph: GraphCompilation, error: Exception) -> bool:
+        """Hear that the islands of a graph could not be opened; say whether to try again, with another `graph.spec`."""
+        return False
+
+    def opened(self, graph: GraphCompilation) -> None:
+        """Hear that all islands of a graph are open, and that its outer graph is whole."""
+
+    def finished(self, graph: GraphCompilation, run: BoxedRun) -> BoxedRun:
+        """Hear that a graph can run; give what is to run in its place, such as `run`."""
+        return run
+
+
+class Listeners(Listener):
+    """Several listeners, each of which hears of each event, in order."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._all: Sequence[Listener] = listeners
+
+    def cut(self, graphs: Mapping[str, GraphModule], partition: PartitionRecord | None) -> None:  # noqa: D102
+        for one in self._all:
+            one.cut(graphs, partition)
+
+    def begun(self, graph: GraphCompilation) -> None:  # noqa: D102
+        for one in self._all:
+            one.begun(graph)
+
+    def segmented(self, graph: GraphCompilation) -> None:  # noqa: D102
+        for one in self._all:
+            one.segmented(graph)
+
+    def built(self, stage: BuildStage) -> None:  # noqa: D102
+        for one in self._all:
+            one.built(stage)
+
+    def failed(self, graph: GraphCompilation, error: Exception) -> bool:  # noqa: D102
+        again = [one.failed(graph, error) for one in self._all]  # each of them hears of it
+        return any(again)
+
+    def opened(self, graph: GraphCompilation) -> None:  # noqa: D102
+        for one in self._all:
+            one.opened(graph)
+
+    def finished(self, graph: GraphCompilation, run: BoxedRun) -> BoxedRun:  # noqa: D102
+        for one in self._all:
+            run = one.finished(graph, run)
+        return run
+
+
+def open_islands(
+    graph: GraphCompilation,
+    open_island: Callable[[GraphModule, GraphCompilation], OpenedIsland],
+    listener: Listener,
+) -> dict[str, OpenedIsland]:
+    """Open all islands of a graph, and once more each time that the listener has changed how.
+
+    Raises:
+        As `open_island` does, where the listener has no other way.
+    """
+    while True:
+        try:
+            return {name: open_island(island, graph) for name, island in graph.segmented.islands.items()}
+        except Exception as error:
+            if not listener.failed(graph, error):
+                raise

@@ -1,0 +1,89 @@
+"""Saves one compile: names the nodes of its graphs before they are cut, and writes the file that joins their models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ort_dynamo.build import BuildStage
+from ort_dynamo.events import GraphCompilation, Listener
+from ort_dynamo.marks import WRITTEN_FOR
+from ort_dynamo.options.groups import DumpOptions
+from ort_dynamo.partition.cut import PartitionRecord
+from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.saving.files import write_json
+from ort_dynamo.saving.island import IslandFiles
+from ort_dynamo.saving.join import describe_graph
+from ort_dynamo.saving.program import name_nodes, read_program
+
+__all__ = ["SaveFiles"]
+
+
+class SaveFiles(Listener):
+    """Saves a compile; made while Dynamo traces, which knows what the program calls things.
+
+    Args:
+        options: where to; not None.
+        gm: Dynamo's graph.
+        inputs: its inputs.
+    """
+
+    def __init__(self, options: DumpOptions, gm: GraphModule, inputs: Sequence[Any]) -> None:
+        assert options.save_onnx is not None
+        self._folder = Path(options.save_onnx)
+        self._program = read_program(gm, inputs)
+        self._files: dict[str, IslandFiles] = {}
+        self._graphs: list[Mapping[str, Any]] = []
+
+    def cut(self, graphs: Mapping[str, GraphModule], partition: PartitionRecord | None) -> None:
+        """Name the nodes of graphs; a tensor that a forward saves has one name in both halves."""
+        first, *others = graphs.values()
+        saved = name_nodes(first, self._program)
+        for gm in others:
+            name_nodes(gm, self._program, saved=saved)
+
+    def segmented(self, graph: GraphCompilation) -> None:
+        """Have each island say what its model is written for."""
+        for name, island in graph.segmented.islands.items():
+            island.meta[WRITTEN_FOR] = f"{graph.gm.meta.get(WRITTEN_FOR, '')} {graph.role} {name}".strip()
+
+    def built(self, stage: BuildStage) -> None:
+        """Write the model of one stage."""
+        if stage.name not in self._files:
+            self._files[stage.name] = IslandFiles(self._folder, stage.name, stage.island)
+        self._files[stage.name].write(stage)
+
+    def opened(self, graph: GraphCompilation) -> None:
+        """Describe the outer graph, while nothing has rewritten it to run."""
+        self._graphs.append(describe_graph(graph.segmented, graph.role, self._folder, graph.seen))
+
+    def close(self) -> Path:
+        """Write how the models of the graphs join, as JSON, and give the file; raises OSError.
+
+        The file's name ends in a hash of what it says of the graphs: a compile for other shapes is another file, and
+        the same program gives the same files.
+        """
+        runtime = installed_runtime()
+        content = {
+            "program": self._program.name,
+            "compile": self._program.compile_id,
+            "versions": {
+                "ort_dynamo": version("ort-dynamo"),
+                "torch": str(torch.__version__),
+                runtime.package: runtime.version,
+            },
+            "aliases": {name: list(others) for name, others in self._program.aliases.items()},
+            "graphs": self._graphs,
+        }
+        digest = hashlib.sha256(json.dumps(content["graphs"], sort_keys=True).encode()).hexdigest()[:12]
+        called = "".join(letter if letter.isalnum() or letter in "._" else "_" for letter in self._program.name)
+        path = self._folder / f"{called}-{digest}.json"
+        write_json(content, path)
+        return path

@@ -1,0 +1,140 @@
+"""Builds an island: lowers it, rewrites the model, and has ONNX Runtime optimize it where its order has to be kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from functools import partial
+
+import onnx
+import onnx_ir as ir
+from torch.fx import GraphModule
+
+from ort_dynamo.boundary import ValueSpec
+from ort_dynamo.build import BuildRecord, BuildSpec, BuildStage, BuiltGraph
+from ort_dynamo.lowering.translate import Lowered, lower
+from ort_dynamo.marks import FX_NODE
+from ort_dynamo.passes.onnx.fuse_kernels import fused_ops
+from ort_dynamo.passes.pipelines import order_passes
+from ort_dynamo.passes.running import run_passes
+from ort_dynamo.progress import stage
+from ort_dynamo.runtime.session import optimize
+
+__all__ = ["build_island"]
+
+
+def build_island(
+    gm: GraphModule, spec: BuildSpec, name: str, built: Callable[[BuildStage], None] = lambda stage: None
+) -> BuiltGraph:
+    """Lower one island, every node of which the target takes, and rewrite the model; the result can be stored.
+
+    Args:
+        gm: the island's graph.
+        spec: everything else that decides the result.
+        name: how errors and files call the island.
+        built: called at each stage.
+
+    Raises:
+        LoweringError: a lowering failed.
+        PassFailedError, PassBrokeGraphError: a pass did.
+        SessionError: ONNX Runtime refused the model.
+    """
+    watch, options = _Watch(), spec.dump
+    lowered = lower(gm, spec.target)
+    inputs = _drop_unread(lowered)
+    watch.stage("lower")
+    built(BuildStage(name, gm, "lowered", lowered.model, partial(_serialised, lowered.model)))
+    stage("rewriting")
+    passes = run_passes(spec.passes, lowered.model, check=options.verify, folder=options.save_onnx)
+    model = _serialised(lowered.model)
+    watch.stage("rewrite")
+    if options.verify:
+        onnx.checker.check_model(model)
+    built(BuildStage(name, gm, "rewritten", lowered.model, lambda: model))
+    nodes = list(lowered.model.graph)
+    dtypes = frozenset(value.dtype for node in nodes for value in node.outputs if value.dtype is not None)
+    graph = BuiltGraph(
+        name=name,
+        model=model,
+        inputs=inputs,
+        outputs=lowered.outputs,
+        session=spec.session,
+        dtypes=dtypes,
+        in_order=spec.in_order,
+        keyable=lowered.keyable,
+        origins=_origins(gm, lowered.model),
+        record=BuildRecord(len(nodes), passes, watch.seconds),
+        kernels=fused_ops(lowered.model),
+        reference=model if options.verify_sessions else b"",
+    )
+    if spec.session.graph_optimization == "disable":
+        return graph
+    if spec.in_order:
+        graph = _optimized_in_order(graph, lowered.model, spec)
+    optimized = graph
+    built(BuildStage(name, gm, "optimized", None, lambda: _optimized(optimized, spec)))
+    return graph
+
+
+def _serialised(model: ir.Model) -> bytes:
+    return ir.to_proto(model).SerializeToString()
+
+
+def _optimized(graph: BuiltGraph, spec: BuildSpec) -> bytes:
+    return graph.model if spec.in_order else optimize(graph, spec.target, spec.device)
+
+
+def _drop_unread(lowered: Lowered) -> tuple[ValueSpec, ...]:
+    """Drop the inputs that no node of a model reads, such as the bias of a layer norm from the gradient of this."""
+    graph = lowered.model.graph
+    read = [bool(value.uses()) or value.is_graph_output() for value in graph.inputs]
+    kept = [value for value, is_read in zip(graph.inputs, read, strict=True) if is_read]
+    graph.inputs.clear()
+    graph.inputs.extend(kept)
+    both = zip(lowered.inputs, read, strict=True)
+    return tuple(spec if is_read else dataclasses.replace(spec, is_read=False) for spec, is_read in both)
+
+
+def _origins(gm: GraphModule, model: ir.Model) -> dict[str, int]:
+    """Name of an ONNX node that data can stop -> index of the FX node that it was lowered from."""
+    indices = {node.name: index for index, node in enumerate(gm.graph.nodes)}
+    stopped = (node for node in model.graph.all_nodes() if node.name and node.op_type.startswith(_STOPPED_BY_DATA))
+    makers = {str(node.name): node.metadata_props.get(FX_NODE, "").partition(":")[0] for node in stopped}
+    return {name: indices[maker] for name, maker in makers.items() if maker in indices}
+
+
+_STOPPED_BY_DATA = ("Gather", "Scatter")
+"""How the names of operators begin whose kernels look at indices. A zero divisor stops a Gather, too."""
+
+
+def _optimized_in_order(built: BuiltGraph, lowered: ir.Model, spec: BuildSpec) -> BuiltGraph:
+    """Optimize `built` by ONNX Runtime, and put its nodes back in the order that they had."""
+    watch = _Watch()
+    stage("optimizing in ONNX Runtime")
+    optimized = ir.from_proto(onnx.ModelProto.FromString(optimize(built, spec.target, spec.device)))
+    passes = run_passes(order_passes(lowered), optimized, check=spec.dump.verify, folder=spec.dump.save_onnx)
+    model = _serialised(optimized)
+    watch.stage("optimize")
+    return dataclasses.replace(
+        built,
+        model=model,
+        session=dataclasses.replace(spec.session, graph_optimization="disable"),
+        record=dataclasses.replace(
+            built.record,
+            passes=built.record.passes + passes,
+            seconds={**built.record.seconds, **watch.seconds},
+        ),
+    )
+
+
+class _Watch:
+    """Seconds by stage, each from the end of the one before."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def stage(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name], self._last = now - self._last, now

@@ -14,57 +14,64 @@ from torch.fx import GraphModule, Node
 from ort_dynamo.boundary import inverse
 from ort_dynamo.errors import OpsetError, TrainingGraphError
 from ort_dynamo.lowering.translate import lower, refusal
+from ort_dynamo.marks import DRAWN, READABLE, SCOPE
 from ort_dynamo.options.groups import PassOptions
+from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
 from ort_dynamo.passes.pipelines import fx_passes, onnx_passes, opset_passes
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.runtime.providers import recorded_cpu_targets
 from ort_dynamo.saving.program import Program, name_nodes
 from ort_dynamo.saving.readable import makers, readable
-from ort_dynamo.source_line import user_line
+from ort_dynamo.source_line import innermost_module, user_line
 from ort_dynamo.target import OPSET, Target
 
-__all__ = ["ancestors", "at_opset", "file_target", "size_from_shape", "whole_model"]
+__all__ = ["Scopes", "at_opset", "export_graph"]
 
 
-def file_target(*, contrib_ops: bool) -> Target:
-    """Stock ONNX Runtime on the CPU, whatever is installed: gradient kernels are in the training build only.
-
-    Args:
-        contrib_ops: whether the model may have ONNX Runtime's own operators; without, any runtime can load it.
-    """
-    stock = next(target for target in recorded_cpu_targets() if not target.gradient_kernels)
-    return dataclasses.replace(stock, contrib_ops=contrib_ops, stands_alone=True)
+Scopes = Callable[[Mapping[Node, str]], Mapping[Node, str]]
+"""(node of a graph -> path of the module that it is in, empty outside of all) -> where the file says that it is."""
 
 
-def whole_model(
+def export_graph(
     gm: GraphModule,
     program: Program,
-    target: Target,
     options: PassOptions,
-    name: Callable[[GraphModule], None] = lambda gm: None,
+    outputs: Sequence[str],
+    *,
+    stands_alone: bool = True,
+    contrib_ops: bool = True,
+    scopes: Scopes | None = None,
 ) -> ir.Model:
-    """Lower a functional ATen graph as one model.
+    """Lower a functional ATen graph as one model for stock ONNX Runtime on the CPU, whatever is installed.
 
-    Its inputs and outputs are the graph's, in order. Assertions are left out: nothing in ONNX stops a run.
+    Its inputs and outputs are the graph's, in order. Inputs have the names that the program gives them.
 
     Args:
-        gm: an inference graph of AOTAutograd, which is changed.
+        gm: an inference graph or a joint graph of AOTAutograd, which is changed.
         program: what the program calls its inputs.
-        target: what to lower for; its models stand alone.
         options: by which passes run.
-        name: gives nodes other names (meta READABLE and SCOPE) when they have those of the program.
+        outputs: the names of the outputs.
+        stands_alone: whether the model does all that torch does beside it: it draws its random numbers, and leaves out
+            assertions, as nothing in ONNX stops a run. Without, random operators are refused.
+        contrib_ops: whether it may have ONNX Runtime's own operators; without, any runtime can load it.
+        scopes: says where nodes are, by which they and their values are then called.
 
     Raises:
         TrainingGraphError: a node has no form in ONNX.
     """
-    run_passes(fx_passes(options, draws=True), gm)
-    _drop_assertions(gm)
+    target = _target(stands_alone=stands_alone, contrib_ops=contrib_ops)
+    run_passes(fx_passes(options, draws=stands_alone), gm)
+    if stands_alone:
+        _drop_assertions(gm)
     name_nodes(gm, program)
-    name(gm)
+    if scopes is not None:
+        _put(gm, scopes)
     _check(gm, target)
     lowered = lower(gm, target)
     run_passes(onnx_passes(options, target), lowered.model)
     model = readable(ir.to_proto(lowered.model).SerializeToString(), gm, makers(lowered.model))
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    _name_ends(model.graph, [str(node.meta[READABLE]) for node in placeholders], outputs)
     _unpermute(model.graph, [tuple(inverse(spec.order)) for spec in lowered.outputs])
     for value, spec in zip(tuple(model.graph.inputs), lowered.inputs, strict=True):
         if spec.order:
@@ -72,6 +79,20 @@ def whole_model(
     RemoveUnusedNodesPass()(model)
     RemoveUnusedOpsetsPass()(model)
     return model
+
+
+def _target(*, stands_alone: bool, contrib_ops: bool) -> Target:
+    """Stock ONNX Runtime on the CPU: gradient kernels are in the training build only."""
+    stock = next(target for target in recorded_cpu_targets() if not target.gradient_kernels)
+    return dataclasses.replace(stock, contrib_ops=contrib_ops, stands_alone=stands_alone)
+
+
+def _put(gm: GraphModule, scopes: Scopes) -> None:
+    unique = UniqueNames()
+    for node, scope in scopes({node: (innermost_module(node) or ("",))[0] for node in gm.graph.nodes}).items():
+        node.meta[SCOPE] = scope
+        if node.op == "call_function":
+            node.meta[READABLE] = unique.fresh(f"{scope}/{node.name}")
 
 
 def _drop_assertions(gm: GraphModule) -> None:
@@ -86,11 +107,27 @@ def _check(gm: GraphModule, target: Target) -> None:
     reasons = []
     for node in gm.graph.nodes:
         is_size = isinstance(node.meta.get("val"), (int, torch.SymInt))
-        reason = refusal(node, target) if node.op == "call_function" and not is_size else None
+        if node.op != "call_function" or is_size:
+            continue
+        draws = node.meta.get(DRAWN) and not target.stands_alone
+        reason = "it draws random numbers" if draws else refusal(node, target)
         if reason is not None:
             reasons.append(f"\n  {node.target}: {reason}\n    {user_line(node)}")
     if reasons:
         raise TrainingGraphError(reason="these operators have no place in it:" + "".join(reasons))
+
+
+def _name_ends(graph: ir.Graph, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Give inputs and outputs their names, and other values that have one of these another."""
+    ends = {**dict(zip(graph.inputs, inputs, strict=True)), **dict(zip(graph.outputs, outputs, strict=True))}
+    taken = {*inputs, *outputs}
+    unique = UniqueNames(taken)
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            if value not in ends and value.name in taken:
+                value.name = unique.fresh(str(value.name))
+    for value, name in ends.items():
+        value.name = name
 
 
 def _permute_input(graph: ir.Graph, value: ir.Value, order: Sequence[int]) -> None:
@@ -120,26 +157,6 @@ def _unpermute(graph: ir.Graph, orders: Sequence[tuple[int, ...]]) -> None:
             graph.outputs[index] = node.outputs[0]
 
 
-def size_from_shape(graph: ir.Graph, value: ir.Value, inputs: Mapping[str, ir.Value]) -> bool:
-    """Compute a size, which AOTAutograd hands over as a number, from the input that has it; whether one has.
-
-    Args:
-        graph: the model's.
-        value: the input that is the size, called "<input>.size.<axis>".
-        inputs: the model's other inputs, by name.
-    """
-    owner, _, axis = str(value.name).rpartition(".size.")
-    source = inputs.get(owner)
-    if source is None:
-        return False
-    shape = ir.node("Shape", [source], {"start": int(axis), "end": int(axis) + 1}, name=f"{value.name}/vector")
-    size = ir.node("Squeeze", shape.outputs, name=str(value.name))
-    size.outputs[0].type, size.outputs[0].shape = value.type, ir.Shape([])
-    ir.convenience.replace_all_uses_with(value, size.outputs[0])
-    graph.insert_before(graph[0], [shape, size])
-    return True
-
-
 def at_opset(model: ir.Model, version: int) -> ir.Model:
     """Convert a model to another version of ONNX's operators: to a newer one with onnx's converter.
 
@@ -157,14 +174,3 @@ def at_opset(model: ir.Model, version: int) -> ir.Model:
         return ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), version))
     except Exception as error:  # onnx's converter raises whatever it meets
         raise OpsetError(version=version, reason=str(error).strip().partition("\n")[0]) from error
-
-
-def ancestors(nodes: Sequence[Node]) -> set[Node]:
-    """The nodes that some nodes are computed from, themselves included."""
-    found, wanted = set(nodes), list(nodes)
-    while wanted:
-        for argument in wanted.pop().all_input_nodes:
-            if argument not in found:
-                found.add(argument)
-                wanted.append(argument)
-    return found

@@ -15,7 +15,6 @@ from ort_dynamo.torch_internals.lookup import private
 from ort_dynamo.torch_internals.operators import OpOverload
 
 __all__ = [
-    "AUTOGRAD_KEYS",
     "TRACING_KEYS",
     "TorchDispatchMode",
     "as_traced",
@@ -43,11 +42,6 @@ TRACING_KEYS: tuple[Any, ...] = tuple(
 )
 """The dispatch keys at which torch registers decompositions that AOTAutograd cannot be told to leave out. Where torch
 lacks a key there is nothing at it."""
-
-AUTOGRAD_KEYS: tuple[Any, ...] = tuple(
-    getattr(_dispatch_key, name) for name in ("AutogradCPU", "AutogradCUDA") if hasattr(_dispatch_key, name)
-)
-"""The dispatch keys at which torch records gradients of tensors on the devices that we compile for."""
 
 
 @contextmanager

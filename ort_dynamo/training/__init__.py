@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
+from ort_dynamo import PropagateCastOpsStrategy
 from ort_dynamo.training import amp, checkpoint, model_desc_validation, optim
 from ort_dynamo.training.legacy_descriptions import IODescription, ModelDescription
 from ort_dynamo.training.ortmodule import ORTModule

@@ -1,4 +1,4 @@
-"""How cerberus's errors become text."""
+"""Makes text of cerberus's errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ORTTrainerOptions may hold: every option with its type, its bounds and its default."""
+"""The schema of ORTTrainerOptions: every option with its type, its bounds and its default."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import cerberus
 
-from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
-from ort_dynamo.runtime import importing
+from ort_dynamo import PropagateCastOpsStrategy
+from ort_dynamo.embedding import onnxruntime
 from ort_dynamo.training.amp.loss_scaler import LossScaler
 from ort_dynamo.training.document_errors import DocumentErrors, unsorted_keys
 from ort_dynamo.training.optim.lr_scheduler import _LRScheduler
@@ -88,7 +88,7 @@ def _check_callable(field: str, value: object, complain: _Complain) -> None:
 
 
 def _check_session_options(field: str, value: object, complain: _Complain) -> None:
-    if value is not None and not isinstance(value, importing.onnxruntime().SessionOptions):
+    if value is not None and not isinstance(value, onnxruntime().SessionOptions):
         complain(field, "must be of session_options type")
 
 

@@ -15,14 +15,20 @@ from torch import Tensor, nn
 from ort_dynamo.training import orttrainer
 from ort_dynamo.training.checkpointing.experimental import load_from_folder, save_into_folder
 from ort_dynamo.training.checkpointing.flat_states import flatten, unflatten
+from ort_dynamo.training.environment import local_rank_of_environment
 from ort_dynamo.training.legacy_descriptions import IODescription, ModelDescription
 from ort_dynamo.training.legacy_loss_scaler import LossScaler
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require
 from ort_dynamo.training.train_step_info import TrainStepInfo
-from ort_dynamo.training.trainer.environment import local_rank_of_environment
-from ort_dynamo.training.trainer.step_values import Scaler, StepRate, StepScale
-from ort_dynamo.training.trainer.weight_attributes import Attributes, attributes_of, optimizer_config
+from ort_dynamo.training.trainer.legacy_settings import (
+    Attributes,
+    Scaler,
+    StepRate,
+    StepScale,
+    attributes_of,
+    optimizer_config,
+)
 
 __all__ = ["IODescription", "LossScaler", "ModelDescription", "ORTTrainer", "load_checkpoint", "save_checkpoint"]
 
@@ -264,7 +270,7 @@ class ORTTrainer:
 
     @property
     def session(self) -> Any:
-        """What gives weights and optimizer state as arrays, by `get_state()`; None before the first step."""
+        """An object whose `get_state()` gives weights and optimizer state as arrays; None before the first step."""
         return self._trainer._training_session
 
     @property

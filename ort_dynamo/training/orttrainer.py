@@ -14,8 +14,8 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from ort_dynamo.embedding import write_model
 from ort_dynamo.errors import SeveralProcessesError
-from ort_dynamo.saving.files import write_model
 from ort_dynamo.training.checkpoint import load_state, save_state
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.optim.config import _OptimizerConfig
@@ -23,9 +23,8 @@ from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require
 from ort_dynamo.training.train_step_info import TrainStepInfo
 from ort_dynamo.training.trainer.building import Parts, step_files
-from ort_dynamo.training.trainer.export_check import check_export
-from ort_dynamo.training.trainer.files import StepFiles
-from ort_dynamo.training.trainer.onnx_combined import OnnxCombined
+from ort_dynamo.training.trainer.combined import OnnxCombined
+from ort_dynamo.training.trainer.files import StepFiles, check_export
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.settings import check_device, training_device
 from ort_dynamo.training.trainer.state_dicts import TrainedWeights, model_section
@@ -200,7 +199,7 @@ class ORTTrainer:
 
     @property
     def _training_session(self) -> TrainedWeights | None:
-        """What programs asked the first trainer's session for; None before the first step."""
+        """Answers for programs that asked the first trainer's session; None before the first step."""
         return None if self._running is None else TrainedWeights(self._running.state)
 
     @property
@@ -213,7 +212,7 @@ class ORTTrainer:
     # -- what runs -----------------------------------------------------------------------------------------------------
 
     def _run(self, inputs: Sequence[Tensor]) -> RunningModel:
-        """What runs; made at the first step."""
+        """The model that runs, made at the first step."""
         if self._running is None:
             self._running = self._made(inputs)
             if self._waiting is not None:

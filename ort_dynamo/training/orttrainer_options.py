@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ort_dynamo.options.spelling import nearest
+from ort_dynamo.embedding import nearest
 from ort_dynamo.training.amp.loss_scaler import DynamicLossScaler, LossScaler
 from ort_dynamo.training.option_schema import FREE, SPELLINGS, checked, copied
 

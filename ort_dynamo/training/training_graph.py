@@ -11,11 +11,8 @@ import onnx
 import onnx_ir as ir
 from torch import Tensor, nn
 
+from ort_dynamo.embedding import OPSET, PassOptions, at_opset, write_model
 from ort_dynamo.errors import OpsetError, TrainingGraphError
-from ort_dynamo.options.groups import PassOptions
-from ort_dynamo.saving.files import write_model
-from ort_dynamo.saving.whole_graph import at_opset
-from ort_dynamo.target import OPSET
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.optim.config import _OptimizerConfig
 from ort_dynamo.training.trainer.combined import CombinedModel

@@ -376,6 +376,22 @@ def test_a_gradient_graph_runs_in_a_plain_session(rows: int, train: bool, tmp_pa
         model.load_state_dict(before)
 
 
+def test_a_gradient_graph_takes_a_transposed_weight_as_torch_has_it(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4, bias=False)
+    model.weight = nn.Parameter(torch.randn(4, 4).t())
+    x, y = torch.randn(3, 4), torch.tensor([0, 1, 3])
+    export_gradient_graph(model, nn.CrossEntropyLoss(), x, y, tmp_path / "a.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx", providers=["CPUExecutionProvider"])
+    feeds = {"input": x.numpy(), "labels": y.numpy(), "weight": model.weight.detach().numpy()}
+    output, loss, gradient = session.run(["output", "loss", "weight_grad"], feeds)
+    expected = nn.functional.cross_entropy(model(x), y)
+    expected.backward()
+    np.testing.assert_allclose(output, model(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(loss, expected.item(), rtol=1e-4)
+    assert model.weight.grad is not None
+    np.testing.assert_allclose(gradient, model.weight.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("model", "arguments", "message"),
     [

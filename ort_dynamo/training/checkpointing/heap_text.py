@@ -1,8 +1,9 @@
 """Reads a text of variable length from HDF5's global heap.
 
-The HDF5 library (1.14.2 and 2.0.0) first allocates and fills as much memory as a text claims to need: 4 GB for a file
-of 23 kB. So it is not asked. The layout is that of the HDF5 File Format Specification, III.E "Global Heap", with
-addresses and lengths of 8 bytes.
+The HDF5 library trusts the length that a text claims to have, which damage can change. It first allocates and fills so
+much memory (1.14.2 and 2.0.0): 4 GB for a file of 23 kB. Where the claim is too small, 1.14.2 writes the whole text
+into a buffer of that size, and the process dies. So the library is not asked. The layout is that of the HDF5 File
+Format Specification, III.E "Global Heap", with addresses and lengths of 8 bytes.
 """
 
 from __future__ import annotations

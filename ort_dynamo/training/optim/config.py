@@ -1,4 +1,4 @@
-"""Which optimizer an ORTTrainer updates the weights with, and by which hyperparameters."""
+"""Configurations of an ORTTrainer's optimizer: its kind and its hyperparameters."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ __all__ = ["AdamWMode", "FusedAdam"]
 
 
 class AdamWMode(IntEnum):
-    """How weights decay."""
+    """The ways in which weights decay."""
 
     ADAM_L2_REGULARIZATION = 0
     """The decay is part of the gradient, as in torch.optim.Adam."""

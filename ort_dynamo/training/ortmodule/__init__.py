@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import are_deterministic_algorithms_enabled as _are_deterministic_algorithms_enabled  # noqa: F401
 
-from ort_dynamo.target import OPSET as ONNX_OPSET_VERSION
+from ort_dynamo.embedding import OPSET as ONNX_OPSET_VERSION
 from ort_dynamo.training.ortmodule.debug_options import DebugOptions
 from ort_dynamo.training.ortmodule.fallback import DEFAULT_POLICY as ORTMODULE_FALLBACK_POLICY
 from ort_dynamo.training.ortmodule.fallback import (

@@ -15,11 +15,17 @@ from typing import Any, NoReturn, TypeVar
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.lowering.context import LoweringContext
-from ort_dynamo.lowering.registry import named_lowering
-from ort_dynamo.torch_internals.dispatcher import AUTOGRAD_KEYS, forget_dispatch, python_kernels, without_python_kernels
-from ort_dynamo.torch_internals.operators import OpOverload, is_absent, namespace
+from ort_dynamo import LoweringContext
+from ort_dynamo.embedding import named_lowering, onnx_dtype
+from ort_dynamo.training.torch_internals import (
+    AUTOGRAD_KEYS,
+    OpOverload,
+    forget_dispatch,
+    is_absent,
+    namespace,
+    python_kernels,
+    without_python_kernels,
+)
 
 __all__ = ["custom_gradients", "register_gradient", "registered_gradients"]
 
@@ -51,7 +57,7 @@ def _fake(
 
 
 class _Thread(threading.local):
-    """What this thread does.
+    """The state of one thread.
 
     Attributes:
         traces: whether it traces a graph of an ORTModule.
@@ -104,7 +110,7 @@ def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[_F]
 
 
 def registered_gradients() -> int:
-    """How many were registered, an operator's second one included."""
+    """Count the registrations, an operator's second one included."""
     return len(_registrations)
 
 

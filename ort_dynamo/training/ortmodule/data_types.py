@@ -1,4 +1,4 @@
-"""Which types of inputs and results ORTModule takes."""
+"""Checks the types and devices of ORTModule's inputs and results."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ort_dynamo.torch_internals.pytree import is_container
 from ort_dynamo.training.ortmodule.fallback import ORTModuleDeviceException, ORTModuleIOError, wrap_exception
+from ort_dynamo.training.torch_internals import is_container
 
 __all__ = ["check_devices", "check_inputs", "check_outputs", "module_device"]
 
@@ -57,7 +57,7 @@ def _check(value: Any, what: str) -> None:
 
 
 def _is_cache(value: Any) -> bool:
-    """Whether it is what transformers' decoders return for the next token: of no type that anybody registers."""
+    """Tell if it is a cache of transformers' decoders, whose type nobody registers as a container."""
     module = sys.modules.get("transformers.cache_utils")
     return module is not None and isinstance(value, module.Cache)
 

@@ -12,7 +12,7 @@ __all__ = ["DebugOptions", "LoggingOptions", "SaveOnnxOptions"]
 
 
 class SaveOnnxOptions:
-    """Which ONNX models are saved.
+    """The ONNX models to save.
 
     Attributes:
         save: whether they are.
@@ -38,7 +38,7 @@ class SaveOnnxOptions:
 
 
 class LoggingOptions:
-    """How much is logged.
+    """The level of the log.
 
     Attributes:
         log_level: the level; the environment's goes before the program's.
@@ -85,10 +85,10 @@ class DebugOptions:
 
     @property
     def save_onnx_models(self) -> SaveOnnxOptions:
-        """Which ONNX models are saved."""
+        """The ONNX models to save."""
         return self._save_onnx_models
 
     @property
     def logging(self) -> LoggingOptions:
-        """How much is logged."""
+        """The level of the log."""
         return self._logging

@@ -16,10 +16,9 @@ from functools import reduce
 from operator import or_
 from typing import Any, TypeVar
 
+from ort_dynamo import PropagateCastOpsStrategy
+from ort_dynamo.embedding import OPSET, nearest
 from ort_dynamo.errors import InvalidVariableError
-from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
-from ort_dynamo.options.spelling import nearest
-from ort_dynamo.target import OPSET
 from ort_dynamo.training.ortmodule.fallback import DEFAULT_POLICY, _FallbackPolicy
 from ort_dynamo.training.ortmodule.logger import LogLevel
 
@@ -36,7 +35,7 @@ __all__ = [
 
 
 class _SkipCheck(IntFlag):
-    """What ORTModule left out in later steps; Dynamo's guards take its place. The name is ORTModule's."""
+    """The checks that ORTModule left out in later steps; Dynamo's guards take their place. The name is ORTModule's."""
 
     SKIP_CHECK_DISABLED = 1
     SKIP_CHECK_DEVICE = 2
@@ -46,7 +45,7 @@ class _SkipCheck(IntFlag):
 
 @dataclass(frozen=True)
 class Settings:
-    """What an ORTModule is compiled and run by.
+    """The settings by which an ORTModule is compiled and run.
 
     Attributes:
         onnx_opset_version: of the files that DebugOptions.save_onnx asks for; what runs has its own.
@@ -165,7 +164,7 @@ _Flag = TypeVar("_Flag", bound=IntFlag)
 
 
 def read_settings(default: Settings, logger: logging.Logger) -> Settings:
-    """What the environment makes of `default`; a variable without effect is answered once in the log.
+    """Change `default` as the environment asks; a variable without effect is answered once in the log.
 
     Raises:
         InvalidVariableError: a value that its variable cannot take.

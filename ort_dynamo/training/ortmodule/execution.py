@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from ort_dynamo.backend import compile_recorded, ort_train
+from ort_dynamo.embedding import CompileRecord, RunWatch, compile_recorded, find_gaps, forget_compiles, parse_options
 from ort_dynamo.errors import (
     InvalidOptionError,
     NotCompiledError,
@@ -25,18 +25,6 @@ from ort_dynamo.errors import (
     RuntimeNotInstalledError,
     SeveralRuntimesError,
 )
-from ort_dynamo.options.groups import parse_options
-from ort_dynamo.report.record import CompileRecord
-from ort_dynamo.report.summary import FunctionNote, given_up, in_a_line
-from ort_dynamo.runtime.boxed import RunWatch
-from ort_dynamo.torch_internals.dynamo import (
-    compile_region,
-    forget_compiled,
-    has_recurrent_layers,
-    most_graphs,
-    raised_by_backend,
-)
-from ort_dynamo.torch_internals.frames import frames
 from ort_dynamo.training.ortmodule.custom_gradients import custom_gradients, registered_gradients
 from ort_dynamo.training.ortmodule.data_types import check_devices, check_inputs, check_outputs, module_device
 from ort_dynamo.training.ortmodule.debug_options import DebugOptions
@@ -54,6 +42,13 @@ from ort_dynamo.training.ortmodule.feature_log import FirstRun, log_first_run
 from ort_dynamo.training.ortmodule.graph_optimizer_registry import graph_optimizers, registered_optimizers
 from ort_dynamo.training.ortmodule.saved_models import SavedModels
 from ort_dynamo.training.ortmodule.step_report import StepReport
+from ort_dynamo.training.torch_internals import (
+    compile_region,
+    forget_compiled,
+    has_recurrent_layers,
+    most_graphs,
+    raised_by_backend,
+)
 
 __all__ = ["ExecutionManager"]
 
@@ -62,7 +57,7 @@ _MOST_GRAPHS = most_graphs(64)
 
 
 class _Thread(threading.local):
-    """What runs in this thread.
+    """The state of one thread.
 
     Attributes:
         running: whose call it is; the backend says it what was compiled.
@@ -115,7 +110,7 @@ class _Backend:
 
     def reset(self) -> None:
         """Forget what was compiled, as torch._dynamo.reset() asks for."""
-        ort_train.reset()  # type: ignore[attr-defined]
+        forget_compiles()
 
 
 _backend = cache(_Backend)
@@ -212,16 +207,14 @@ class ExecutionManager:
         except ORTModuleIOError:
             before.put_back()  # PyTorch runs the module again
             raise
-        seen = frames(begin)
-        left_out = tuple(given_up(seen))
+        gaps = find_gaps(begin)
         nothing_ran = not watch.seen and next(self._module.parameters(), None) is not None
-        if left_out and nothing_ran and not self._runtime_options.fallback_policy.takes_eager_nodes:
-            reasons = "".join(f"\n  {note}" for note in left_out)
+        if gaps.skipped and nothing_ran and not self._runtime_options.fallback_policy.takes_eager_nodes:
+            reasons = "".join(f"\n  {note}" for note in gaps.skipped)
             error = NotCompiledError(name=type(self._module).__name__, reasons=reasons)
             before.put_back()
             raise wrap_exception(ORTModuleTorchModelException, error)
-        breaks = (FunctionNote(one.function, one.where, in_a_line(why)) for one in seen for why in one.breaks)
-        pieces = tuple(dict.fromkeys((*breaks, *left_out)))
+        pieces = tuple(dict.fromkeys((*gaps.breaks, *gaps.skipped)))
         for piece in pieces:
             self._logger.warning("%s runs in pieces: %s", type(self._module).__name__, piece)
         run = FirstRun(self._mode, tuple(self._records), seconds, pieces)
@@ -312,7 +305,7 @@ def _region(
 
 
 class _Drawn:
-    """What a call changes beside its results, as it was: random generators and buffers."""
+    """Random generators and buffers as they were before a call, which changes them beside its results."""
 
     def __init__(self, module: nn.Module) -> None:
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]

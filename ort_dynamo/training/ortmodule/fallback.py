@@ -1,4 +1,4 @@
-"""What ORTModule does about what it cannot run: its exceptions, and the policies that send a model back to PyTorch.
+"""ORTModule's exceptions, and the policies that send a model that it cannot run back to PyTorch.
 
 ORTModule knew two states: all of a model in ONNX Runtime, or all of it in PyTorch. Here an operator that ONNX Runtime
 cannot take runs in eager, alone. A policy still decides whether that may be; docs/migrating_from_ortmodule.md has the
@@ -64,20 +64,20 @@ class _FallbackPolicy(IntFlag):
     FALLBACK_BAD_INITIALIZATION = 128
 
     def is_set(self, policy: _FallbackPolicy) -> bool:
-        """Whether `policy` is among these; FALLBACK_DISABLE puts out all others."""
+        """Tell if `policy` is among these; FALLBACK_DISABLE puts out all others."""
         return not self.is_disabled() and policy in self
 
     def is_disabled(self) -> bool:
-        """Whether FALLBACK_DISABLE is among these."""
+        """Tell if FALLBACK_DISABLE is among these."""
         return _FallbackPolicy.FALLBACK_DISABLE in self
 
     def answers(self, exception: ORTModuleFallbackException) -> bool:
-        """Whether one of these sends a model back to PyTorch because of `exception`."""
+        """Tell if one of these sends a model back to PyTorch because of `exception`."""
         return any(self.is_set(policy) for policy in _ANSWERED_BY.get(type(exception), _FORCED))
 
     @property
     def takes_eager_nodes(self) -> bool:
-        """Whether a node that ONNX Runtime cannot take may run in eager."""
+        """Tell if a node that ONNX Runtime cannot take may run in eager."""
         return self.answers(ORTModuleONNXModelException())
 
 
@@ -142,7 +142,7 @@ class FallbackManager:
         self._for_good = for_good
 
     def is_pending(self) -> bool:
-        """Whether the model was sent back to PyTorch."""
+        """Tell if the model was sent back to PyTorch."""
         return self._exception is not None
 
     def note(self) -> None:

@@ -7,10 +7,7 @@ import logging
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from ort_dynamo.report.places import Places
-from ort_dynamo.report.record import CompileRecord
-from ort_dynamo.report.summary import FunctionNote
-from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.embedding import CompileRecord, FunctionNote, count_places, installed_runtime
 from ort_dynamo.training.ortmodule.environment import Settings
 from ort_dynamo.training.ortmodule.fallback import _FallbackPolicy
 from ort_dynamo.training.ortmodule.logger import LogLevel, rank_and_world_size
@@ -60,10 +57,8 @@ def log_first_run(logger: logging.Logger, level: LogLevel, settings: Settings, r
 
 
 def _rows(settings: Settings, run: FirstRun) -> list[tuple[str, str, str]]:
-    graphs = [graph for record in run.records for graph in record.graphs]
-    nodes = f"Nodes: {Places.of(graphs)}"
-    if not graphs:
-        nodes = "Graphs that were compiled before, of a module like this one, serve again"
+    places = count_places(run.records)
+    nodes = f"Nodes: {places}" if places else "Graphs that were compiled before, of a module like this one, serve again"
     policy = settings.fallback_policy
     level = settings.memory_optimization_level
     plan = settings.memory_optimizer_config

@@ -88,5 +88,5 @@ def graph_optimizers(module_name: str, device: str) -> tuple[GraphOptimizer, ...
 
 
 def registered_optimizers() -> int:
-    """How many were registered."""
+    """Count the registrations."""
     return len(_REGISTERED)

@@ -11,7 +11,7 @@ __all__ = ["LogLevel", "configure_logger", "rank_and_world_size"]
 
 
 class LogLevel(IntEnum):
-    """How much ORTModule says."""
+    """The levels of ORTModule's log."""
 
     VERBOSE = 0
     DEVINFO = 1

@@ -24,12 +24,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ort_dynamo.embedding import OPSET, CompileRecord, at_opset, join_models, write_model
 from ort_dynamo.errors import OpsetError
-from ort_dynamo.report.record import CompileRecord
-from ort_dynamo.saving.files import write_model
-from ort_dynamo.saving.one_model import join_models
-from ort_dynamo.saving.whole_graph import at_opset
-from ort_dynamo.target import OPSET
 from ort_dynamo.training.ortmodule.debug_options import SaveOnnxOptions
 
 __all__ = ["FILES", "SavedModels"]
@@ -68,7 +64,7 @@ class SavedModels:
 
     @property
     def folder(self) -> str:
-        """Where the backend saves the parts."""
+        """The folder in which the backend saves the parts."""
         return self._parts
 
     def write(self, record: CompileRecord) -> None:

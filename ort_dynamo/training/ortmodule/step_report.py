@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ort_dynamo.torch_internals.autograd import after_backward
-from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.training.ortmodule.logger import rank_and_world_size
+from ort_dynamo.training.torch_internals import after_backward, tree_leaves
 
 __all__ = ["StepReport"]
 

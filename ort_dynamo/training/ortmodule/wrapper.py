@@ -13,10 +13,8 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor, nn
 
+from ort_dynamo.embedding import installed_runtime, parse_options
 from ort_dynamo.errors import RuntimeNotInstalledError, SeveralRuntimesError
-from ort_dynamo.options.groups import parse_options
-from ort_dynamo.runtime.capabilities import installed_runtime
-from ort_dynamo.torch_internals.dynamo import CompiledModule
 from ort_dynamo.training.ortmodule.data_types import module_device
 from ort_dynamo.training.ortmodule.debug_options import DebugOptions
 from ort_dynamo.training.ortmodule.environment import Settings, read_settings
@@ -29,6 +27,7 @@ from ort_dynamo.training.ortmodule.fallback import (
     wrap_exception,
 )
 from ort_dynamo.training.ortmodule.logger import configure_logger
+from ort_dynamo.training.torch_internals import CompiledModule
 
 __all__ = ["ORTModule", "TorchModule"]
 
@@ -79,7 +78,7 @@ class TorchModule:
         return self._managers[self.is_training()].forward(*inputs, **kwargs)
 
     def is_training(self) -> bool:
-        """Whether the module is in training mode and gradients are recorded."""
+        """Tell if the module is in training mode and gradients are recorded."""
         return self._original_module.training and torch.is_grad_enabled()
 
     def _execution_manager(self, is_training: bool) -> ExecutionManager:

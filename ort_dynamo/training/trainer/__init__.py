@@ -1,1 +1,1 @@
-"""What ORTTrainer is made of: model and loss as one function, steps, updates, states and files."""
+"""The parts of an ORTTrainer: model and loss as one function, steps, updates, states and files."""

@@ -16,36 +16,33 @@ import torch
 from torch import Tensor, nn
 
 from ort_dynamo.errors import SeveralProcessesError
+from ort_dynamo.onnx_module import OnnxModule
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
-from ort_dynamo.training.onnx_module import OnnxModule
 from ort_dynamo.training.optim.config import _OptimizerConfig
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require
-from ort_dynamo.training.trainer.combined import CombinedModel
+from ort_dynamo.training.trainer.combined import CombinedModel, OnnxCombined, postprocessed
 from ort_dynamo.training.trainer.files import StepFiles
-from ort_dynamo.training.trainer.horizontal import LayerReplicas, divide_layers
-from ort_dynamo.training.trainer.masks import answer_mask_questions
-from ort_dynamo.training.trainer.onnx_combined import OnnxCombined, postprocessed
-from ort_dynamo.training.trainer.pipelined import PipelinedModel, StageReplicas
-from ort_dynamo.training.trainer.processes import join_processes, refuse_what_is_not_there
-from ort_dynamo.training.trainer.replicas import Replicas
+from ort_dynamo.training.trainer.parallel import LayerReplicas, PipelinedModel, Replicas, StageReplicas, divide_layers
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.settings import (
     backend_options,
     fits_one_session,
+    join_processes,
+    refuse_what_is_not_there,
     rules_of,
 )
 from ort_dynamo.training.trainer.stages import Stages, cuts_of, mesh_of_stages
-from ort_dynamo.training.trainer.together import Together
+from ort_dynamo.training.trainer.together import Together, ZeroUpdate
+from ort_dynamo.training.trainer.traceable_model import answer_mask_questions
 from ort_dynamo.training.trainer.training_state import TrainingState
-from ort_dynamo.training.trainer.zero import ZeroUpdate
 
 __all__ = ["Parts", "step_files"]
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trainer was given beside its model.
+    """The arguments of a trainer beside its model.
 
     Attributes:
         description: names of inputs, outputs and sizes.
@@ -88,7 +85,7 @@ class Parts:
         return torch.float16 if self.options.mixed_precision.enabled else None
 
     def _postprocessed(self, combined: CombinedModel, inputs: Sequence[Tensor]) -> OnnxCombined:
-        """What extra_postprocess makes of the ONNX models of a torch model: one to train, one to evaluate."""
+        """Apply extra_postprocess to the ONNX models of a torch model: one to train, one to evaluate."""
         given = len(inputs) == len(self.description.inputs)
         require(given, "the first step needs all inputs, for the ONNX model that extra_postprocess is given")
         if not combined.model.training:

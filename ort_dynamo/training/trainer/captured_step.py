@@ -11,19 +11,18 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.capture.trace import trace, without_gradients
+from ort_dynamo.embedding import Program, capture_whole, read_program
 from ort_dynamo.errors import OrtDynamoError, TrainingGraphError
-from ort_dynamo.saving.program import Program, read_program
-from ort_dynamo.torch_internals.dynamo import (
+from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
+from ort_dynamo.training.torch_internals import (
     breaks_graph,
     compile_region,
     may_be_dynamic,
     most_graphs,
+    optimization_hint,
     raised_by_backend,
+    spell_outputs,
 )
-from ort_dynamo.torch_internals.program import spell_outputs
-from ort_dynamo.torch_internals.symbols import optimization_hint
-from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
 from ort_dynamo.training.trainer.update_rules import LambRule
 from ort_dynamo.training.trainer.whole_step import StepKind, WholeStepModule
@@ -59,8 +58,8 @@ class CapturedStep:
     inputs: tuple[Tensor, ...]
 
 
-def state_names(group: UpdateGroup, index: int, weight: TrainedWeight, kind: StepKind) -> list[tuple[str, Tensor]]:
-    """What a weight has in a step beside its parameter, in the order of WholeStepModule's inputs."""
+def state_names(weight: TrainedWeight, kind: StepKind) -> list[tuple[str, Tensor]]:
+    """List the tensors of a weight in a step beside its parameter, in the order of WholeStepModule's inputs."""
     found: list[tuple[str, Tensor]] = []
     if weight.is_narrow:
         found.append((f"{weight.name}.full_precision", weight.master))
@@ -72,7 +71,7 @@ def state_names(group: UpdateGroup, index: int, weight: TrainedWeight, kind: Ste
 
 
 def count_name(group: UpdateGroup, index: int) -> str:
-    """What a group's count of updates is called: as in a state_dict, numbered after the first."""
+    """Name a group's count of updates: as in a state_dict, numbered after the first."""
     name = "step" if isinstance(group.rule, LambRule) else "Update_Count"
     return f"{name}_{index}" if index else name
 
@@ -165,22 +164,14 @@ class _Capture:
         self._results = self._result_names(groups)
         self._examples = dict(zip(names, example_inputs, strict=True))
         places = [names.index(weight.name) for weight in weights]
-        trace(
-            gm,
-            without_gradients(example_inputs),
-            forward=_unexpected,
-            backward=_unexpected,
-            inference=self._keep,
-            partition=_unexpected,
-            around=partial(self._around, groups=groups, places=places),
-            more_inputs=[one for _, one in extra],
-        )
+        around = partial(self._around, groups=groups, places=places)
+        self._graph = capture_whole(gm, example_inputs, around, [one for _, one in extra])
         (output,) = gm.graph.find_nodes(op="output")
         self._given = [_stand_in(node) for node in output.args[0]]
         return lambda *_: tuple(self._given)
 
     def _name(self, name: str) -> str:
-        """What an input of Dynamo's graph is called: a parameter as in the model, the model's input as described."""
+        """Name an input of Dynamo's graph: a parameter as in the model, the model's input as described."""
         ahead, _, rest = name.partition(".")
         place, _, ending = rest.partition(".")
         if ahead != _INPUTS or not place.isdecimal():
@@ -201,12 +192,7 @@ class _Capture:
             (LOSS_SCALE, torch.ones((), dtype=torch.float64)),
         ]
         counts = [(count_name(group, index), group.count) for index, group in enumerate(groups)]
-        own = [
-            pair
-            for index, group in enumerate(groups)
-            for weight in group.weights
-            for pair in state_names(group, index, weight, self._kind)
-        ]
+        own = [pair for group in groups for weight in group.weights for pair in state_names(weight, self._kind)]
         return [*scalars, *counts, *own]
 
     def _result_names(self, groups: Sequence[UpdateGroup]) -> list[str]:
@@ -225,12 +211,8 @@ class _Capture:
         counts = [f"{count_name(group, index)}.updated" for index, group in enumerate(groups)]
         return made + counts * kind.stands_alone
 
-    def _keep(self, gm: GraphModule, _: slice) -> Callable[..., Any]:
-        self._graph = gm
-        return gm.forward
-
     def captured(self, outputs: Sequence[Any], given: Sequence[Tensor]) -> CapturedStep:
-        """What was captured, where the call gave `outputs` for the model's inputs `given`."""
+        """Describe the capture of a call that gave `outputs` for the model's inputs `given`."""
         graph = self._graph
         if graph is None:
             raise TrainingGraphError(reason="it computes nothing")
@@ -260,10 +242,6 @@ class _Capture:
             for name, one in self._examples.items()
             if isinstance(one, Tensor) and name not in of_model
         }
-
-
-def _unexpected(*_: Any, **__: Any) -> Any:
-    raise AssertionError("a whole step has no gradients outside it")
 
 
 def _stand_in(node: Any) -> Any:

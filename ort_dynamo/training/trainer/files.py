@@ -1,4 +1,4 @@
-"""The ONNX files of a trainer: its forward, its forward with gradients, and its whole step."""
+"""Makes the ONNX files of a trainer: its forward, its forward with gradients, its whole step; checks the forward."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 from torch import Tensor
 
+from ort_dynamo.embedding import OPSET, PassOptions, at_opset, run_model, write_model, write_optimized
 from ort_dynamo.errors import OpsetError
-from ort_dynamo.options.groups import PassOptions
-from ort_dynamo.runtime.model_file import optimized_model
-from ort_dynamo.saving.files import write_bytes, write_model
-from ort_dynamo.saving.whole_graph import at_opset
-from ort_dynamo.target import OPSET
-from ort_dynamo.torch_internals.dynamo import has_recurrent_layers
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
+from ort_dynamo.training.torch_internals import has_recurrent_layers
 from ort_dynamo.training.trainer.captured_step import capture
 from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
-from ort_dynamo.training.trainer.masks import mask_questions_answered
+from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.step_files import step_model
+from ort_dynamo.training.trainer.traceable_model import mask_questions_answered, unchanged
 from ort_dynamo.training.trainer.training_state import TrainingState
-from ort_dynamo.training.trainer.unchanged import unchanged
 from ort_dynamo.training.trainer.whole_step import StepKind
 
-__all__ = ["StepFiles"]
+__all__ = ["StepFiles", "check_export"]
 
 _log = logging.getLogger("orttraining")
 
@@ -103,8 +100,7 @@ class StepFiles:
         self._write(paths.model_with_gradient_graph_path, lambda: self.with_gradients(inputs))
         self._write(paths.model_with_training_graph_path, lambda: self.step(inputs, lr))
         if optimized := paths.model_with_training_graph_after_optimization_path:
-            model = optimized_model(ir.to_proto(self.step(inputs, lr)).SerializeToString())
-            write_bytes(model, Path(optimized))
+            write_optimized(self.step(inputs, lr), Path(optimized))
 
     @staticmethod
     def _write(path: str, model: Callable[[], ir.Model]) -> None:
@@ -153,3 +149,33 @@ class StepFiles:
                 if value not in kept:
                     value.shape = value.type = None
         return model
+
+
+_MESSAGE = (
+    "Mismatch between outputs of PyTorch model and exported ONNX model, at {name}. "
+    "Note that different backends may exhibit small computational differences. "
+    "If this is within acceptable margin, or if there is random generator in the model causing inevitable mismatch, "
+    "you can proceed training by setting the flag debug.check_model_export to False."
+)
+
+
+def check_export(
+    running: RunningModel, files: StepFiles, description: _ORTTrainerModelDesc, inputs: Sequence[Tensor]
+) -> None:
+    """Compare a model's own outputs, without dropout, with those of its ONNX file.
+
+    Raises:
+        AssertionError: they differ by more than 1e-6 + 1e-2 of the file's.
+    """
+    expected = running.evaluate_in_torch(inputs)
+    model = ir.to_proto(files.forward(inputs)).SerializeToString()
+    given = {one.name: tensor.cpu().numpy() for one, tensor in zip(description.inputs, inputs, strict=True)}
+    for own, found, described in zip(expected, run_model(model, given), description.outputs, strict=True):
+        is_float = own.is_floating_point()
+        np.testing.assert_allclose(
+            (own.float() if is_float else own).cpu().numpy(),
+            found.astype(np.float32) if is_float else found,
+            rtol=1e-2,
+            atol=1e-6,
+            err_msg=_MESSAGE.format(name=described.name),
+        )

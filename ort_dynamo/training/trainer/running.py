@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NoReturn, cast
@@ -16,12 +17,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from ort_dynamo.backend import compile_recorded
-from ort_dynamo.errors import TrainingGraphError
-from ort_dynamo.options.groups import Options
-from ort_dynamo.report.record import CompileRecord
-from ort_dynamo.report.summary import in_a_line
-from ort_dynamo.torch_internals.dynamo import (
+from ort_dynamo.embedding import CompileRecord, Options, compile_recorded, in_a_line
+from ort_dynamo.errors import InputDtypeError, OrtDynamoError, TrainingGraphError
+from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
+from ort_dynamo.training.torch_internals import (
     compile_region,
     forget_compiled,
     has_recurrent_layers,
@@ -29,16 +28,13 @@ from ort_dynamo.torch_internals.dynamo import (
     raised_by_backend,
     user_place,
 )
-from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
-from ort_dynamo.training.trainer.input_dtypes import naming_inputs
 from ort_dynamo.training.trainer.split_step import SplitStep
-from ort_dynamo.training.trainer.together import Together
+from ort_dynamo.training.trainer.together import Together, ZeroUpdate
 from ort_dynamo.training.trainer.training_state import TrainingState
 from ort_dynamo.training.trainer.whole_step import MOST_GRAPHS, StepKind, WholeStep
-from ort_dynamo.training.trainer.zero import ZeroUpdate
 
-__all__ = ["RunningModel"]
+__all__ = ["RunningModel", "naming_inputs"]
 
 
 class RunningModel:
@@ -105,12 +101,12 @@ class RunningModel:
 
     @property
     def in_one_session(self) -> bool:
-        """Whether whole steps are one graph."""
+        """Tells if whole steps are one graph."""
         return self._one_session
 
     @property
     def shares_layers(self) -> bool:
-        """Whether other processes have parts of this model's layers."""
+        """Tells if other processes have parts of this model's layers."""
         return self._together.shares_layers
 
     @property
@@ -120,12 +116,12 @@ class RunningModel:
 
     @property
     def keeps_gradients_apart(self) -> bool:
-        """Whether sums of gradients are this process's alone until an update."""
+        """Tells if sums of gradients are this process's alone until an update."""
         return self._together.postpones
 
     @property
     def kind(self) -> StepKind:
-        """What a step does that updates the weights."""
+        """The kind of a step that updates the weights."""
         return self._kinds[True]
 
     def evaluate_in_torch(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -296,3 +292,47 @@ def _warn_the_program(message: str) -> None:
 
 
 _PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
+
+
+_SPELLED = {
+    torch.float64: "Double|double|Float64",
+    torch.float32: "Float|float|Float32",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.int64: "Long|long|Int64",
+    torch.int32: "Int|int|Int32",
+    torch.int16: "Short|short",
+    torch.int8: "Char|char|signed char",
+    torch.uint8: "Byte|unsigned char",
+    torch.bool: "Bool|bool",
+}
+"""dtype -> how torch's errors spell it."""
+
+
+def naming_inputs(
+    error: Exception, names: Sequence[str], inputs: Sequence[Tensor], parameters: Iterable[Tensor]
+) -> Exception:
+    """Give the error to raise for one that a step raised: with the inputs that have a dtype in its text, or itself.
+
+    Args:
+        error: what torch or a session raised.
+        names: of the inputs, as model_desc has them.
+        inputs: of the step.
+        parameters: of the model: a dtype that these have is no mistake.
+    """
+    if isinstance(error, OrtDynamoError) or not isinstance(error, RuntimeError):
+        return error
+    usual = {parameter.dtype for parameter in parameters}
+    named = [
+        f"{name!r} is {str(tensor.dtype).removeprefix('torch.')}"
+        for name, tensor in zip(names, inputs, strict=False)
+        if isinstance(tensor, Tensor) and tensor.dtype not in usual and _is_spelled(tensor.dtype, str(error))
+    ]
+    if not named:
+        return error
+    weights = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in usual))
+    return InputDtypeError(error=error, inputs=", ".join(named), weights=weights or "none")
+
+
+def _is_spelled(dtype: torch.dtype, text: str) -> bool:
+    return dtype in _SPELLED and re.search(rf"\b(?:{_SPELLED[dtype]})\b", text) is not None

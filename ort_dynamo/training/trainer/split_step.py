@@ -13,17 +13,18 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from ort_dynamo.backend import compile_recorded
-from ort_dynamo.options.groups import Options
-from ort_dynamo.report.record import CompileRecord
-from ort_dynamo.torch_internals.dynamo import compile_region
-from ort_dynamo.torch_internals.optimizers import fused_adamw
-from ort_dynamo.training.trainer.layer_parts import norm_over, square_sum_over
-from ort_dynamo.training.trainer.together import ForwardBackward, Together
-from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
+from ort_dynamo.embedding import CompileRecord, Options, compile_recorded
+from ort_dynamo.training.torch_internals import compile_region, fused_adamw
+from ort_dynamo.training.trainer.together import ForwardBackward, Together, ZeroUpdate
+from ort_dynamo.training.trainer.training_state import (
+    TrainedWeight,
+    TrainingState,
+    UpdateGroup,
+    norm_over,
+    square_sum_over,
+)
 from ort_dynamo.training.trainer.update_rules import AdamRule, LambRule, gradient_divisor, gradient_norm
 from ort_dynamo.training.trainer.whole_step import MOST_GRAPHS, StepKind
-from ort_dynamo.training.trainer.zero import ZeroUpdate
 
 __all__ = ["SplitStep"]
 

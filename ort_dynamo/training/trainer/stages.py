@@ -13,9 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, SplitPoint, pipeline
 
 from ort_dynamo.errors import SeveralProcessesError
-from ort_dynamo.torch_internals.pipelining import expect_only_what_stages_send
-from ort_dynamo.torch_internals.pytree import tree_map
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
+from ort_dynamo.training.torch_internals import expect_only_what_stages_send, tree_map
 from ort_dynamo.training.trainer.combined import CombinedModel, flat_outputs
 
 __all__ = ["Stages", "cuts_of", "mesh_of_stages"]
@@ -149,7 +148,7 @@ class Stages:
         return self._told(results)
 
     def _given(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What the model takes: without a loss_fn's label."""
+        """Drop the label of a loss_fn, which the model does not take."""
         return tuple(inputs[:-1])
 
     def _outputs(self, found: Any, loss: Tensor | None) -> list[Tensor]:
@@ -159,7 +158,7 @@ class Stages:
         return outputs
 
     def _told(self, results: list[Tensor] | None) -> list[Tensor]:
-        """What the last stage has, in all processes of the pipeline."""
+        """Send the results of the last stage to all processes of the pipeline."""
         told = [None if results is None else [one.cpu() for one in results]]
         distributed.broadcast_object_list(told, group=self.group, group_src=self._count - 1)
         assert told[0] is not None
@@ -219,7 +218,7 @@ class Stages:
 
 
 def _reads_of(pipe: Any) -> list[list[int | None]]:
-    """Of each stage, its arguments: the number of the model's input, or None where another stage sends it."""
+    """List each stage's arguments: the number of the model's input, or None where another stage sends it."""
     nodes = list(pipe.split_gm.graph.nodes)
     numbers = {node: number for number, node in enumerate(one for one in nodes if one.op == "placeholder")}
     return [[numbers.get(argument) for argument in node.args] for node in nodes if node.op == "call_module"]
@@ -297,7 +296,7 @@ def _sizes(given: Sequence[Tensor]) -> tuple[Any, ...]:
 
 
 class _Seen:
-    """What tracing saw of a model's outputs; torch.export puts a module's own attributes back afterwards.
+    """A model's outputs as tracing saw them; torch.export puts a module's own attributes back afterwards.
 
     Attributes:
         shape: what the model returns, with places instead of tensors.

@@ -10,8 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ort_dynamo.training.trainer.layer_parts import local_of, part_of, split_axis
-from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
+from ort_dynamo.training.trainer.training_state import (
+    TrainedWeight,
+    TrainingState,
+    UpdateGroup,
+    local_of,
+    part_of,
+    split_axis,
+)
 from ort_dynamo.training.trainer.update_rules import LambRule
 
 __all__ = [
@@ -40,7 +46,7 @@ _Section = dict[str, Any]
 
 
 class TrainedWeights:
-    """What the first ORTTrainer's session was asked for.
+    """Answers the questions that programs asked the first ORTTrainer's session.
 
     Args:
         state: what is trained.
@@ -278,7 +284,7 @@ def _mapping(section: Any, place: str) -> Mapping[str, Any]:
 
 
 def _full(state: TrainingState, name: str, own: Tensor) -> Tensor:
-    """What is updated of an entry of the model's state_dict, or the entry where it is not trained."""
+    """The master of an entry of the model's state_dict, or the entry if it is not trained."""
     master = state.master_of(name)
     return local_of(own.detach()) if master is None else master
 

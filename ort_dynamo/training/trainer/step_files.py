@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from ort_dynamo.dtypes import onnx_dtype
+from ort_dynamo.embedding import PassOptions, export_graph, onnx_dtype
 from ort_dynamo.errors import TrainingGraphError
-from ort_dynamo.marks import READABLE, SCOPE
-from ort_dynamo.options.groups import PassOptions
-from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
-from ort_dynamo.saving.whole_graph import ancestors, file_target, size_from_shape, whole_model
-from ort_dynamo.source_line import innermost_module
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.trainer.captured_step import CapturedStep
 
-__all__ = ["step_model"]
+__all__ = ["compute_size", "step_model"]
 
 
 def step_model(
@@ -51,15 +47,13 @@ def step_model(
     Raises:
         TrainingGraphError: a node has no form in ONNX.
     """
-    called = partial(_name_parts, outputs=step.outputs, prefix=_PREFIX, optimizer=optimizer)
     _keep_outputs(step)
     outputs = [name for name in step.outputs if name is not None]
-    placeholders = list(step.program.inputs)
-    model = whole_model(step.graph, step.program, file_target(contrib_ops=contrib_ops), options, called)
+    scopes = partial(_scopes, outputs=outputs, prefix=_PREFIX, optimizer=optimizer)
+    model = export_graph(step.graph, step.program, options, outputs, contrib_ops=contrib_ops, scopes=scopes)
     graph = model.graph
-    values = dict(zip(placeholders, tuple(graph.inputs), strict=True))
-    given = dict(zip(outputs, tuple(graph.outputs), strict=True))
-    _set_names(graph, values, given)
+    values = {str(value.name): value for value in graph.inputs}
+    given = {str(value.name): value for value in graph.outputs}
     symbols = _symbols(description, values)
     _set_inputs(graph, values, step.state, description, step.inputs, may_be_fed)
     for name in step.state.keys() & values.keys():
@@ -84,28 +78,35 @@ def _keep_outputs(step: CapturedStep) -> None:
     step.graph.recompile()
 
 
-def _name_parts(gm: GraphModule, outputs: Sequence[str | None], prefix: str, optimizer: str) -> None:
-    """Name nodes by what they belong to: a module, the gradient of one, or the update of a weight."""
-    (output,) = gm.graph.find_nodes(op="output")
-    names = [name for name in outputs if name is not None]
-    results = dict(zip(names, output.args[0], strict=True))
+def _scopes(paths: Mapping[Node, str], outputs: Sequence[str], prefix: str, optimizer: str) -> dict[Node, str]:
+    """Say what nodes belong to: a module, the gradient of one, or the update of a weight."""
+    returned: Any = next(node.args[0] for node in paths if node.op == "output")
+    results: dict[str, Node] = dict(zip(outputs, returned, strict=True))
     weights = {name: node for name, node in results.items() if _is_of_update(name)}
-    forward = ancestors([node for name, node in results.items() if name not in weights and not name.endswith(".grad")])
-    others = [node for node in gm.graph.nodes if node.op == "call_function" and node not in forward]
-    readers = {node: set[str]() for node in others}
+    forward = _ancestors([node for name, node in results.items() if name not in weights and not name.endswith(".grad")])
+    readers = {node: set[str]() for node in paths if node.op == "call_function" and node not in forward}
     for name, node in weights.items():
-        for one in ancestors([node]) & readers.keys():
+        for one in _ancestors([node]) & readers.keys():
             readers[one].add(name.partition(".Moment_")[0].removesuffix(".updated"))
-    unique = UniqueNames()
-    for node in gm.graph.nodes:
-        scope = _scope(node, prefix)
+    found: dict[Node, str] = {}
+    for node, path in paths.items():
+        found[node] = path.removeprefix(prefix).removeprefix(prefix.rstrip(".")) or "Loss"
         if node in readers:
             whose = readers[node]
             alone = len(whose) == 1 and not _has_later_gradient(node, readers)
-            scope = f"{optimizer}/{next(iter(whose))}" if weights and alone else f"{scope}_Grad"
-        node.meta[SCOPE] = scope
-        if node.op == "call_function":
-            node.meta[READABLE] = unique.fresh(f"{scope}/{node.name}")
+            found[node] = f"{optimizer}/{next(iter(whose))}" if weights and alone else f"{found[node]}_Grad"
+    return found
+
+
+def _ancestors(nodes: Sequence[Node]) -> set[Node]:
+    """The nodes that some nodes are computed from, themselves included."""
+    found, wanted = set(nodes), list(nodes)
+    while wanted:
+        for argument in wanted.pop().all_input_nodes:
+            if argument not in found:
+                found.add(argument)
+                wanted.append(argument)
+    return found
 
 
 def _is_of_update(name: str) -> bool:
@@ -114,24 +115,6 @@ def _is_of_update(name: str) -> bool:
 
 def _has_later_gradient(node: Node, readers: Mapping[Node, set[str]]) -> bool:
     return any(user in readers and len(readers[user]) > 1 for user in node.users)
-
-
-def _scope(node: Node, prefix: str) -> str:
-    path = (innermost_module(node) or ("",))[0]
-    return path.removeprefix(prefix).removeprefix(prefix.rstrip(".")) or "Loss"
-
-
-def _set_names(graph: ir.Graph, values: Mapping[str, ir.Value], given: Mapping[str, ir.Value]) -> None:
-    """Give inputs and outputs their names, and others that have one of these another."""
-    own = {*values.values(), *given.values()}
-    wanted = {**{value: name for name, value in values.items()}, **{value: name for name, value in given.items()}}
-    unique = UniqueNames([*values, *given])
-    for node in graph.all_nodes():
-        for value in node.outputs:
-            if value not in own and value.name in unique._taken:
-                value.name = unique.fresh(str(value.name))
-    for value, name in wanted.items():
-        value.name = name
 
 
 def _symbols(description: _ORTTrainerModelDesc, values: Mapping[str, ir.Value]) -> dict[str, str]:
@@ -163,13 +146,33 @@ def _set_inputs(
         if name in of_model or (name in state and not value.uses() and not value.is_graph_output()):
             continue
         if name not in state:
-            if value.uses() and not size_from_shape(graph, value, sources):
+            if value.uses() and not compute_size(graph, value, sources):
                 raise TrainingGraphError(reason=f"nothing gives {name}")
             continue
         value.const_value = _tensor(state[name], name)
         graph.register_initializer(value)
         if may_be_fed:
             graph.inputs.append(value)
+
+
+def compute_size(graph: ir.Graph, value: ir.Value, inputs: Mapping[str, ir.Value]) -> bool:
+    """Compute a size, which AOTAutograd hands over as a number, from the input that has it; whether one has.
+
+    Args:
+        graph: the model's.
+        value: the input that is the size, called "<input>.size.<axis>".
+        inputs: the model's other inputs, by name.
+    """
+    owner, _, axis = str(value.name).rpartition(".size.")
+    source = inputs.get(owner)
+    if source is None:
+        return False
+    shape = ir.node("Shape", [source], {"start": int(axis), "end": int(axis) + 1}, name=f"{value.name}/vector")
+    size = ir.node("Squeeze", shape.outputs, name=str(value.name))
+    size.outputs[0].type, size.outputs[0].shape = value.type, ir.Shape([])
+    ir.convenience.replace_all_uses_with(value, size.outputs[0])
+    graph.insert_before(graph[0], [shape, size])
+    return True
 
 
 def _unread(name: str, shape: Sequence[int | str], example: Tensor) -> ir.Value:
@@ -210,6 +213,3 @@ def _tensor(tensor: Tensor, name: str) -> ir.TensorProtocol:
     if own.dtype is torch.bfloat16:
         return ir.tensor(own.view(torch.uint16).numpy().view(ir.DataType.BFLOAT16.numpy()), name=name)
     return ir.tensor(own.numpy().copy(), dtype=onnx_dtype(own.dtype), name=name)
-
-
-Namer = Callable[[GraphModule], None]

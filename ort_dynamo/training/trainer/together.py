@@ -1,17 +1,24 @@
-"""What a training step asks of the processes that train together; as it stands here, of one that trains alone."""
+"""Answers what a training step asks of the processes that train together; `Together` answers for one that trains alone.
+
+ZeRO's first stage is by torch's ZeroRedundancyOptimizer: each process updates some weights, and gives them to all. It
+divides whole weights, so that the norms of gradients, and LAMB's of each weight, need nothing from other processes.
+FSDP2 splits each weight and its gradient: ZeRO's later stages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import Optimizer
 
 from ort_dynamo.training.trainer.training_state import TrainedWeight
 
-__all__ = ["ForwardBackward", "Found", "Together"]
+__all__ = ["ForwardBackward", "Found", "Together", "ZeroUpdate"]
 
 Found = tuple[Any, Sequence[Tensor | None]]
 """What a forward gave, the loss detached, and each weight's gradient; None of one that was not reached."""
@@ -70,5 +77,34 @@ class Together:
         return own
 
     def agree(self, all_finite: bool, device: torch.device) -> bool:
-        """Whether gradients were finite in all processes."""
+        """Tell if gradients were finite in all processes."""
         return all_finite
+
+
+_Apply = Callable[[], None]
+
+
+class ZeroUpdate:
+    """Divides the updates of parameters among processes.
+
+    Args:
+        parameters: those that are trained, in the same order in all processes.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._zero = ZeroRedundancyOptimizer(parameters, _OwnUpdate)
+        self.own = {id(one) for group in self._zero.optim.param_groups for one in group["params"]}
+
+    def step(self, apply: _Apply = lambda: None) -> None:
+        """Call what updates this process's own parameters; then all processes get all of them."""
+        self._zero.step(apply=apply)
+
+
+class _OwnUpdate(Optimizer):
+    """The optimizer that ZeroRedundancyOptimizer steps, for the parameters of its own process."""
+
+    def __init__(self, params: Iterable[Any]) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Callable[[], Tensor] | None = None, *, apply: _Apply = lambda: None) -> None:  # type: ignore[override]
+        apply()

@@ -1,4 +1,7 @@
-"""What a training step reads and changes beside its inputs: weights, moments, counts and gathered gradients."""
+"""The weights, moments, counts and gathered gradients that a training step reads and changes.
+
+Of a weight that several processes share, each has a part: the local tensor of torch's DTensor.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,23 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor, Shard
 
-from ort_dynamo.training.trainer.layer_parts import group_of, local_of
 from ort_dynamo.training.trainer.update_rules import Rule
 
-__all__ = ["TrainedWeight", "TrainingState", "UpdateGroup"]
+__all__ = [
+    "TrainedWeight",
+    "TrainingState",
+    "UpdateGroup",
+    "group_of",
+    "local_of",
+    "norm_over",
+    "part_of",
+    "split_axis",
+    "square_sum_over",
+]
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -42,12 +55,12 @@ class TrainedWeight:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What gradients are summed and the update is computed in."""
+        """The dtype in which gradients are summed and the update is computed."""
         return torch.float32 if self.is_narrow else self.parameter.dtype
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the parameter is a rounded copy of the master."""
+        """Tells if the parameter is a rounded copy of the master."""
         return self.parameter.dtype in _NARROW
 
 
@@ -100,7 +113,7 @@ class TrainingState:
 
     @property
     def elements(self) -> int:
-        """How many numbers are trained."""
+        """The number of elements that are trained."""
         return sum(weight.master.numel() for weight in self.weights)
 
     def name_of(self, name: str) -> str:
@@ -108,7 +121,7 @@ class TrainingState:
         return self._tied.get(name, name)
 
     def master_of(self, name: str) -> Tensor | None:
-        """What is updated of the parameter of any of the model's names; None if it is not trained."""
+        """Find the master of the parameter of any of the model's names; None if it is not trained."""
         weight = self.by_name.get(self.name_of(name))
         return None if weight is None else weight.master
 
@@ -155,3 +168,46 @@ def _weight(name: str, parameter: nn.Parameter, rule: Rule, gathers: bool) -> Tr
     moments = [torch.zeros_like(master, memory_format=torch.contiguous_format) for _ in range(rule.moments)]
     gathered = torch.zeros_like(master, memory_format=torch.contiguous_format) if gathers else None
     return TrainedWeight(name, parameter, master, moments, gathered, group=group_of(parameter))
+
+
+def local_of(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+    """The part that this process has, in the tensor's own memory; of a gradient, divided as `like` is."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if isinstance(like, DTensor) and tensor.placements != like.placements:
+        tensor = tensor.redistribute(placements=like.placements)
+    return tensor.to_local()
+
+
+def split_axis(tensor: Tensor) -> int | None:
+    """The axis that a tensor is divided along; None where each process has all of it."""
+    if not isinstance(tensor, DTensor):
+        return None
+    (placement,) = tensor.placements
+    return placement.dim if isinstance(placement, Shard) else None
+
+
+def group_of(tensor: Tensor) -> ProcessGroup | None:
+    """The processes that a tensor is divided among."""
+    return tensor.device_mesh.get_group() if isinstance(tensor, DTensor) and split_axis(tensor) is not None else None
+
+
+def part_of(whole: Tensor, like: Tensor) -> Tensor:
+    """This process's part of a whole tensor, as `like` is divided; of one that has another shape, the tensor itself."""
+    axis = split_axis(like)
+    if axis is None or whole.shape != like.shape:
+        return whole
+    assert isinstance(like, DTensor)
+    return whole.chunk(like.device_mesh.size(), axis)[like.device_mesh.get_local_rank()]
+
+
+def square_sum_over(tensor: Tensor, group: ProcessGroup) -> Tensor:
+    """The sum of the squares of all parts."""
+    total = (tensor * tensor).sum()
+    distributed.all_reduce(total, group=group)
+    return total
+
+
+def norm_over(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+    """The norm of all parts together."""
+    return torch.sqrt((tensor * tensor).sum() if group is None else square_sum_over(tensor, group))

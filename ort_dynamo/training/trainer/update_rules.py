@@ -1,4 +1,4 @@
-"""What the optimizers of ORTTrainer compute, on tensors: traced into a training graph, or run by torch.
+"""The formulae of ORTTrainer's optimizers, on tensors: traced into a training graph, or run by torch.
 
 The formulae are those of ONNX Runtime's AdamOptimizer, LambOptimizer and SGDOptimizer kernels. Coefficients that depend
 on the number of updates are computed in float64: in float32, 1 - 0.999 alone is off by 6e-5.
@@ -18,7 +18,7 @@ __all__ = ["AdamRule", "LambRule", "Rule", "SGDRule", "Updated", "gradient_divis
 
 @dataclass(frozen=True)
 class Updated:
-    """What an update makes of some weights.
+    """The results of an update of some weights.
 
     Attributes:
         weights: the new weights, in the dtype that they had.

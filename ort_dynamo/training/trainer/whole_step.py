@@ -14,12 +14,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter
 from torch.fx.traceback import preserve_node_meta
 
-from ort_dynamo.backend import compile_step
+from ort_dynamo.embedding import CompileRecord, Options, compile_step, read_program
 from ort_dynamo.errors import TrainingGraphError
-from ort_dynamo.options.groups import Options
-from ort_dynamo.report.record import CompileRecord
-from ort_dynamo.saving.program import read_program
-from ort_dynamo.torch_internals.dynamo import compile_region, most_graphs
+from ort_dynamo.training.torch_internals import compile_region, most_graphs
 from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
 from ort_dynamo.training.trainer.update_rules import gradient_divisor, gradient_norm
 
@@ -31,7 +28,7 @@ MOST_GRAPHS = most_graphs(64)
 
 @dataclass(frozen=True)
 class StepKind:
-    """What a step does beside forward and gradients.
+    """The tasks of a step beside forward and gradients.
 
     Attributes:
         updates: whether weights are updated; otherwise gradients are only gathered.

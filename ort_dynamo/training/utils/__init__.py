@@ -1,1 +1,1 @@
-"""What onnxruntime.training.utils has for users: hooks that look at activations, and samplers of data."""
+"""The parts of onnxruntime.training.utils for users: hooks that look at activations, and samplers of data."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from small_trainers import make_options
@@ -231,6 +232,29 @@ def test_a_capture_changes_nothing_that_a_model_keeps(part: Any) -> None:
     assert float(buffer) == 0
     assert (model.kept, model.last, model.calls) == ([], None, 0)
     assert model.training
+
+
+@pytest.mark.parametrize("part", ["gradients", "step"])
+def test_a_training_graph_of_a_transposed_weight_runs(part: Any) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, 4, bias=False), nn.Flatten(0))
+    model[0].weight = nn.Parameter(torch.randn(WIDTH, 4).t())
+    x, y = torch.randn(3, WIDTH), torch.randn(12)
+    description = {"inputs": [("x", [3, WIDTH]), ("y", [12])], "outputs": [("loss", [], True), ("found", [12])]}
+    made = export_training_graph(model, description, CONFIGS["sgd"](), [x, y], loss_fn=squares, part=part)
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    name = {"gradients": "0.weight.grad", "step": "0.weight.updated"}[part]
+    (found,) = session.run([name], {"x": x.numpy(), "y": y.numpy()})
+    squares(model(x), y).backward()
+    weight, gradient = model[0].weight.detach(), model[0].weight.grad
+    assert gradient is not None
+    expected = gradient if part == "gradients" else weight - session_rate(made) * gradient
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def session_rate(made: onnx.ModelProto) -> float:
+    """The learning rate that a training graph begins with."""
+    (rate,) = (one for one in made.graph.initializer if one.name == "learning_rate")
+    return float(onnx.numpy_helper.to_array(rate))
 
 
 class Branching(nn.Module):

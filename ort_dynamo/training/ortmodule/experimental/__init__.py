@@ -1,1 +1,1 @@
-"""What ORTModule called experimental."""
+"""The modules that ORTModule called experimental."""

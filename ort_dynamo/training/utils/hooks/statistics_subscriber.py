@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from ort_dynamo.marks import OBSERVERS
+from ort_dynamo.embedding import OBSERVERS
 from ort_dynamo.training.utils.hooks.subscriber import RuntimeStates, SubscriberBase
 
 __all__ = ["StatisticsSubscriber", "observe"]
@@ -90,7 +90,7 @@ _subscribers: WeakValueDictionary[int, StatisticsSubscriber] = WeakValueDictiona
 
 @dataclass
 class _Statistics:
-    """Of the elements seen so far; the square sum is of deviations from the mean (Chan et al., 1979)."""
+    """Statistics of the elements seen so far; the square sum is of deviations from the mean (Chan et al., 1979)."""
 
     count: int = 0
     mean: float = 0.0

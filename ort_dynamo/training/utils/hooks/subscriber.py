@@ -1,4 +1,4 @@
-"""What a subscriber can do where modules of a model begin and end."""
+"""The base of subscribers, which are called where modules of a model begin and end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["RuntimeStates", "SubscriberBase"]
 
 
 class _GlobalStates:
-    """What all subscribers of a model share.
+    """The state that all subscribers of a model share.
 
     Attributes:
         execution_step: how many forward passes have ended.
@@ -27,7 +27,7 @@ class _GlobalStates:
 
 
 class RuntimeStates:
-    """What a subscriber gets to know of the run; `global_states` has all of it."""
+    """The facts of the run that a subscriber gets; `global_states` has all of them."""
 
     def __init__(self) -> None:
         self.global_states = _GlobalStates()
@@ -46,7 +46,7 @@ class SubscriberBase:
         self._end_step = sys.maxsize if end_step is None else end_step
 
     def is_active(self, step: int) -> bool:
-        """Whether the methods are called in a step."""
+        """Tell if the methods are called in a step."""
         return self._start_step <= step < self._end_step
 
     def pre_forward_module_apply_impl(

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ort_dynamo.torch_internals.pytree import tree_map
 from ort_dynamo.training.ortmodule.wrapper import ORTModule
+from ort_dynamo.training.torch_internals import tree_map
 from ort_dynamo.training.utils.hooks.statistics_subscriber import StatisticsSubscriber, observe
 from ort_dynamo.training.utils.hooks.subscriber import RuntimeStates, SubscriberBase
 
@@ -72,7 +72,7 @@ class SubscriberManager:
         return found
 
     def get_run_context(self) -> RuntimeStates:
-        """What subscribers get to know of the run."""
+        """The facts of the run that subscribers get."""
         return self._states
 
     def _register(self, root: nn.Module) -> Iterator[RemovableHandle]:

@@ -1,0 +1,204 @@
+"""Values of an ONNX graph that are no tensors while it runs: shapes, and what is computed from them.
+
+ONNX has tensors only, so `Shape` makes a tensor, and `Reshape` reads one. In torch a size is a number, which Dynamo
+keeps symbolic; as the element of a tensor it would end the graph. So what comes from shapes and small constants is a
+`Host` here: a tuple of numbers with the dtype that ONNX gives it, computed by Python.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "HOST_LIMIT",
+    "HOST_RULES",
+    "Host",
+    "Setting",
+    "Statistic",
+    "Value",
+    "as_tensor",
+    "cast_number",
+    "device_of",
+    "flag",
+    "integer",
+    "integers",
+    "map_host",
+    "number",
+    "numbers",
+    "operands",
+]
+
+HOST_LIMIT = 1024
+"""The longest vector that is computed by Python: no shape is longer, and a longer constant is data."""
+
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+
+
+class Host(NamedTuple):
+    """A scalar or a vector whose elements are Python's numbers, or symbolic sizes while Dynamo traces.
+
+    Attributes:
+        values: the elements; one of a scalar.
+        scalar: whether it has rank 0, not 1.
+        dtype: what a tensor of it has.
+        fixed: whether the elements are known when the graph is made, so that they may decide a length.
+    """
+
+    values: tuple[Any, ...]
+    scalar: bool
+    dtype: torch.dtype
+    fixed: bool = False
+
+
+Value: TypeAlias = Host | Tensor
+"""What an operator takes that can compute with a Host."""
+
+Setting: TypeAlias = Annotated[Value, "setting"]
+"""An input that says how to compute (axes, sizes, ratios), and so is a Host where it can be, and never a weight."""
+
+Statistic: TypeAlias = Annotated[Tensor, "statistic"]
+"""An input that keeps what was seen in training: a buffer, never a weight."""
+
+
+def as_tensor(value: Value, device: torch.device | None = None) -> Tensor:
+    """The tensor of a value, on `device` if it is a Host."""
+    if not isinstance(value, Host):
+        return value
+    elements = value.values[0] if value.scalar else value.values
+    if all(isinstance(element, int) for element in value.values):  # as it is: see cast_number
+        return torch.tensor(elements, dtype=torch.int64, device=device).to(value.dtype)
+    return torch.tensor(elements, dtype=value.dtype, device=device)
+
+
+def device_of(tensor: Tensor) -> torch.device:
+    """The device of a tensor."""
+    return tensor.device
+
+
+def operands(*values: Value) -> list[Any]:
+    """Arguments of a pointwise function of torch for values of one element type: tensors, and numbers for scalar Hosts.
+
+    At least one of the values is a tensor.
+    """
+    (first, *_) = [value for value in values if not isinstance(value, Host)]
+    return [
+        value
+        if not isinstance(value, Host)
+        else value.values[0]
+        if value.scalar and value.dtype == first.dtype
+        else as_tensor(value, first.device)
+        for value in values
+    ]
+
+
+def numbers(value: Value) -> list[Any]:
+    """The elements of a vector or scalar, as numbers; reads a tensor, which waits for it."""
+    if isinstance(value, Host):
+        return list(value.values)
+    found = value.tolist()
+    return found if isinstance(found, list) else [found]
+
+
+def integers(value: Value) -> list[int]:
+    """The elements of a vector of integers."""
+    return numbers(value)
+
+
+def number(value: Value) -> Any:
+    """The one element of a value, as a number."""
+    if isinstance(value, Host):
+        if len(value.values) != 1:
+            raise ValueError(f"expected one number, not {len(value.values)}")
+        return value.values[0]
+    return value.item()
+
+
+def integer(value: Value) -> int:
+    """The one element of a value of integers."""
+    return number(value)
+
+
+def flag(value: Value) -> bool:
+    """The one element of a value, as a bool."""
+    return bool(number(value))
+
+
+def cast_number(value: Any, dtype: torch.dtype) -> Any:
+    """A number as ONNX's Cast gives it; a size stays symbolic."""
+    if dtype == torch.bool:
+        return value != 0
+    if dtype.is_floating_point:
+        return value  # a whole number stays one, as Dynamo starts anew for a size that becomes a float
+    if isinstance(value, float):
+        return math.trunc(value)
+    return int(value)
+
+
+def map_host(function: Callable[..., Any], *values: Host, dtype: torch.dtype | None = None) -> Host:
+    """Apply a function of numbers to each element; one that stands alone meets all elements of the others.
+
+    Args:
+        function: takes as many numbers as there are values.
+        values: of one length, or of length 1.
+        dtype: of the result; that of the first value by default.
+    """
+    lengths = [len(value.values) for value in values if len(value.values) != 1]
+    length = lengths[0] if lengths else 1
+    if any(other != length for other in lengths):
+        raise ValueError(f"vectors of lengths {sorted(set(lengths))} cannot be combined")
+    rows = [value.values * length if len(value.values) == 1 else value.values for value in values]
+    result = dtype or values[0].dtype
+    found = tuple(function(*row) for row in zip(*rows, strict=True))
+    if not torch.compiler.is_compiling():
+        found = tuple(_rounded(value, result) for value in found)
+    return Host(found, all(value.scalar for value in values), result, all(value.fixed for value in values))
+
+
+def _rounded(value: Any, dtype: torch.dtype) -> Any:
+    """A number as a tensor of its dtype holds it: Python's integers grow without end, and its floats are double."""
+    if dtype == torch.bool:
+        return bool(value)
+    if dtype.is_floating_point:
+        return value if value == (found := torch.tensor(value, dtype=dtype).item()) else found
+    if isinstance(value, int) and _LEAST <= value <= _MOST:
+        return value
+    return (int(value) - _LEAST) % (1 << 64) + _LEAST
+
+
+def _whole_quotient(a: Any, b: Any) -> Any:
+    """Rounded to zero."""
+    if a >= 0 and b > 0:
+        return a // b
+    found = abs(a) // abs(b)
+    return found if (a >= 0) == (b >= 0) else -found
+
+
+HOST_RULES: dict[str, Callable[..., Any]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Div": _whole_quotient,
+    "And": lambda a, b: a and b,
+    "Or": lambda a, b: a or b,
+    "Xor": operator.ne,
+    "Equal": operator.eq,
+    "Less": operator.lt,
+    "LessOrEqual": operator.le,
+    "Greater": operator.gt,
+    "GreaterOrEqual": operator.ge,
+    "Max": lambda *row: max(row),
+    "Min": lambda *row: min(row),
+    "Where": lambda condition, a, b: a if condition else b,
+    "Neg": operator.neg,
+    "Abs": abs,
+    "Floor": math.floor,
+    "Ceil": math.ceil,
+    "Not": operator.not_,
+}
+"""ONNX's pointwise operators, of numbers; Div is that of integers."""

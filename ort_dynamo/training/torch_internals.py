@@ -1,0 +1,251 @@
+"""The private parts of torch that ORTModule and ORTTrainer ask for, and the backend does not; their one door to all."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from ort_dynamo.torch_internals.dispatcher import forget_dispatch, python_kernels, without_python_kernels
+from ort_dynamo.torch_internals.dynamo import raised_by_backend
+from ort_dynamo.torch_internals.lookup import private
+from ort_dynamo.torch_internals.operators import OpOverload, is_absent, namespace
+from ort_dynamo.torch_internals.program import spell_outputs
+from ort_dynamo.torch_internals.pytree import is_container, tree_leaves, tree_map
+from ort_dynamo.torch_internals.symbols import optimization_hint
+
+__all__ = [
+    "AUTOGRAD_KEYS",
+    "CompiledModule",
+    "OpOverload",
+    "after_backward",
+    "breaks_graph",
+    "compile_region",
+    "expect_only_what_stages_send",
+    "forget_compiled",
+    "forget_dispatch",
+    "fused_adamw",
+    "has_recurrent_layers",
+    "is_absent",
+    "is_container",
+    "may_be_dynamic",
+    "most_graphs",
+    "namespace",
+    "optimization_hint",
+    "python_kernels",
+    "raised_by_backend",
+    "spell_outputs",
+    "tree_leaves",
+    "tree_map",
+    "user_place",
+    "without_python_kernels",
+]
+
+# -- Dynamo ---------------------------------------------------------------------------------------------------
+
+_takes_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
+_optimize = private("torch._dynamo:optimize")
+_config = private("torch._dynamo.config")
+
+
+def compile_region(
+    function: Callable[..., Any],
+    backend: Callable[..., Any],
+    *,
+    dynamic: bool | None,
+    recompile_limit: int,
+    whole: bool = False,
+    recurrent: bool = False,
+) -> Callable[..., Any]:
+    """Compile a function as torch.compile does, so that two calls of this share what is compiled of the function.
+
+    torch.compile takes `dynamic` for a part of the backend: a graph with fixed sizes is then not found by a call that
+    would make dynamic ones. Without Dynamo's own entry it is torch.compile, and they share nothing.
+
+    Args:
+        function: what to compile.
+        backend: the backend, as a function.
+        dynamic: whether all sizes of inputs are symbols, or none; None: those that are marked, or have changed.
+        recompile_limit: how many graphs of one function are kept before it runs in eager, if `most_graphs` gave it.
+        whole: whether a call that Dynamo cannot trace as one graph raises what `breaks_graph` knows.
+        recurrent: whether to trace nn.LSTM, nn.GRU and nn.RNN, which Dynamo leaves to eager by its own setting.
+    """
+    entry: Callable[..., Any] = _optimize or torch.compile
+    settings: dict[str, Any] = {"recompile_limit": recompile_limit} if _takes_limit else {}
+    if whole:
+        settings["nopython" if entry is _optimize else "fullgraph"] = True
+    compiled: Callable[..., Any] = entry(backend=backend, dynamic=dynamic, **settings)(function)
+    if not (recurrent and hasattr(_config, "allow_rnn")):
+        return compiled
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        with _config.patch(allow_rnn=True):
+            return compiled(*args, **kwargs)
+
+    return traced
+
+
+def has_recurrent_layers(module: nn.Module) -> bool:
+    """Tell if a module has layers that `compile_region` traces only on demand."""
+    return any(isinstance(child, nn.RNNBase) for child in module.modules())
+
+
+_cannot_trace: tuple[type[BaseException], ...] = tuple(
+    kind
+    for name in (
+        "Unsupported",
+        "UserError",
+        "UncapturedHigherOrderOpError",
+        "CondOpArgsMismatchError",
+        "RecompileError",
+    )
+    if (kind := private(f"torch._dynamo.exc:{name}")) is not None
+)
+
+
+def breaks_graph(error: BaseException) -> bool:
+    """Tell if Dynamo raised this because it cannot trace a function as one graph; without its classes, never."""
+    return isinstance(error, _cannot_trace)
+
+
+def user_place(error: BaseException) -> str:
+    """Find "file:line" of the program where Dynamo stopped with an error: the innermost one outside of torch.
+
+    Without the stack that Dynamo puts into its errors it is empty.
+    """
+    frames = list(getattr(error, "real_stack", None) or ())
+    own = [frame for frame in frames if not frame.filename.startswith(_PACKAGES)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+_PACKAGES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
+
+
+def most_graphs(wanted: int) -> int:
+    """The number of graphs of a function that Dynamo keeps if asked for `wanted`: torch up to 2.12 cannot be asked."""
+    return wanted if _takes_limit else int(getattr(_config, "recompile_limit", 8))
+
+
+CompiledModule: type[Any] = private("torch._dynamo:OptimizedModule", nn.Module)
+"""The class of what torch.compile(module) gives, by which others know a module that is compiled: accelerate unwraps it
+to save what is inside. Without torch's class it is nn.Module, and nobody knows."""
+
+_reset_code = private("torch._C._dynamo.eval_frame:reset_code", lambda code: None)
+
+
+def forget_compiled(code: CodeType) -> None:
+    """Have Dynamo forget what it compiled of a code object, which nobody will call any more.
+
+    What it compiles holds the code objects that it has traced, so one with a short life is never freed otherwise.
+    Without torch's function they stay until torch._dynamo.reset().
+    """
+    _reset_code(code)
+
+
+_maybe_mark_dynamic = private("torch._dynamo:maybe_mark_dynamic", lambda tensor, axis: None)
+
+
+def may_be_dynamic(tensor: torch.Tensor, axis: int) -> None:
+    """Have Dynamo take a size of a tensor for a symbol, unless the program needs the number; without it, a number."""
+    _maybe_mark_dynamic(tensor, axis)
+
+
+# -- autograd -----------------------------------------------------------------------------------------------
+
+
+def after_backward(function: Callable[[], None]) -> None:
+    """Have a function called where the running backward ends; to be called inside one, in a hook."""
+    # What DDP and FSDP use; torch has no public name for it.
+    Variable._execution_engine.queue_callback(function)
+
+
+_dispatch_key = private("torch._C:DispatchKey")
+
+AUTOGRAD_KEYS: tuple[Any, ...] = tuple(
+    getattr(_dispatch_key, name) for name in ("AutogradCPU", "AutogradCUDA") if hasattr(_dispatch_key, name)
+)
+"""The dispatch keys at which torch records gradients of tensors on the devices that we compile for."""
+
+
+# -- pipelines ------------------------------------------------------------------------------------------------
+
+
+def expect_only_what_stages_send(stage: Any) -> None:
+    """Make a stage after the first expect values of other stages alone; its caller gives it the model's own inputs.
+
+    Every tested version describes a model's input that such a stage reads as one that it has been given, and then
+    raises for it, as schedules give inputs to the first stage alone.
+
+    Args:
+        stage: what `Pipe.build_stage` made, before its first step.
+    """
+    describe = stage._create_act_recv_info
+
+    def describe_sent() -> tuple[Any, ...]:
+        described = zip(describe(), stage.node.args, strict=True)
+        return tuple(value for value, node in described if node.op != "placeholder")
+
+    stage._create_act_recv_info = describe_sent
+
+
+# -- optimizers -----------------------------------------------------------------------------------------------
+
+
+def _fused_adamw(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    *,
+    count: float,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    divisor: Tensor | None,
+) -> None:
+    """Update weights and moments in place by AdamW, in one walk over memory; torch.optim.AdamW has the formula.
+
+    Args:
+        weights: the weights.
+        gradients: their gradients, which are overwritten where there is a divisor.
+        first: first moments.
+        second: second moments.
+        count: how many updates there are with this one.
+        lr: the learning rate.
+        beta1: the first moment's decay.
+        beta2: the second's.
+        weight_decay: λ: weights are first multiplied by 1 - lr·λ.
+        eps: added to the denominator.
+        divisor: gradients are divided by it first; 0-d.
+    """
+    step = torch.full((), count, dtype=torch.float32, device=weights[0].device)
+    torch._fused_adamw_(
+        list(weights),
+        list(gradients),
+        list(first),
+        list(second),
+        [],
+        [step] * len(weights),
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=False,
+        maximize=False,
+        grad_scale=None if divisor is None else divisor.float(),
+        found_inf=None,
+    )
+
+
+fused_adamw = _fused_adamw if hasattr(torch, "_fused_adamw_") else None
+"""AdamW's kernel; None where torch has none, and the formulae run operator by operator. All tested versions have it."""

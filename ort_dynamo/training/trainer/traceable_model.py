@@ -1,0 +1,100 @@
+"""Lets a model with masks be traced as one graph, and undoes what tracing changes on its modules."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+__all__ = ["answer_mask_questions", "mask_questions_answered", "unchanged"]
+
+
+@dataclass(frozen=True)
+class _NotCausal:
+    """A forward pre-hook that answers whether a mask is causal: it is any mask.
+
+    nn.TransformerEncoder and nn.TransformerDecoder compare a mask with a causal one if they are not told, and branch on
+    the result, which no trace can. They attend by the mask in both branches, so the results are equal.
+
+    Attributes:
+        name: the parameter that tells them.
+        position: the number of arguments before it.
+    """
+
+    name: str
+    position: int
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Put False where the program gave None or nothing."""
+        if len(args) > self.position:
+            if args[self.position] is not None:
+                return None
+            return (*args[: self.position], False, *args[self.position + 1 :]), kwargs
+        if kwargs.get(self.name) is not None:
+            return None
+        return args, {**kwargs, self.name: False}
+
+
+_HOOKS: dict[type[Any], _NotCausal] = {
+    nn.TransformerEncoder: _NotCausal("is_causal", 3),
+    nn.TransformerDecoder: _NotCausal("tgt_is_causal", 6),
+}
+
+
+def answer_mask_questions(model: nn.Module) -> list[Any]:
+    """Have the transformers of a model take each mask as any mask; gives the handles that undo it.
+
+    Subclasses with a forward of their own stay as they are.
+    """
+    return [
+        module.register_forward_pre_hook(hook, with_kwargs=True)
+        for module in model.modules()
+        for kind, hook in _HOOKS.items()
+        if isinstance(module, kind) and type(module).forward is kind.forward and "forward" not in vars(module)
+    ]
+
+
+@contextmanager
+def mask_questions_answered(model: nn.Module) -> Iterator[None]:
+    """Have the transformers of a model take each mask as any mask while it is open."""
+    handles = answer_mask_questions(model)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Have all modules of a model hold what they held, once this closes; tensors written in place stay written.
+
+    A capture runs the model's Python with stand-ins for results. A model that keeps a result, such as a mask for the
+    next call, would go on with memory that nobody has filled.
+    """
+    held: dict[int, tuple[Any, Any]] = {}
+    for module in model.modules():
+        _note(vars(module), held)
+    try:
+        yield
+    finally:
+        for container, contents in held.values():
+            container.clear()
+            if isinstance(container, (dict, set)):
+                container.update(contents)
+            else:
+                container.extend(contents)
+
+
+def _note(value: Any, held: dict[int, tuple[Any, Any]]) -> None:
+    """Copy what a container holds, and the containers in it."""
+    if id(value) in held or not isinstance(value, (dict, list, set, deque, tuple)):
+        return
+    if not isinstance(value, tuple):
+        held[id(value)] = value, value.copy()
+    for one in value.values() if isinstance(value, dict) else value:
+        _note(one, held)

@@ -55,7 +55,7 @@ _WAYS = {
     "inductor, budget 0.5": _Way("inductor", _default_of("max_fusion_size"), budget=0.5),
     "inductor, budget 0.2": _Way("inductor", _default_of("unroll_reductions_threshold"), budget=0.2),
     SUBJECT: _Way(SUBJECT),
-    "ort_train, layers": _Way(SUBJECT, {"transformer_layer_recompute": True}),
+    "ort_train, layers": _Way(SUBJECT, {"recompute_plan": "layers"}),
     "ort_train, budget 0.5": _Way(SUBJECT, {"memory_budget": 0.5}),
     "ort_train, budget 0.2": _Way(SUBJECT, {"memory_budget": 0.2}),
 }

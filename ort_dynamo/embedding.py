@@ -16,7 +16,7 @@ from ort_dynamo.capture.whole_graphs import capture_gradients, capture_whole
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.registry import named_lowering
 from ort_dynamo.marks import OBSERVERS
-from ort_dynamo.options.groups import Options, PassOptions, parse_options
+from ort_dynamo.options.groups import Options, PassOptions, make_options, parse_options
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.report.places import Places
 from ort_dynamo.report.record import CompileRecord
@@ -54,6 +54,7 @@ __all__ = [
     "in_a_line",
     "installed_runtime",
     "join_models",
+    "make_options",
     "named_lowering",
     "nearest",
     "onnx_dtype",

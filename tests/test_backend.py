@@ -351,7 +351,7 @@ def test_reset_forgets_the_sessions() -> None:
     [
         ({"options": {"falback": "error"}}, "UnknownOptionError", "did you mean 'fallback'"),
         ({"options": {"fallback": "never"}}, "InvalidOptionError", "expected one of 'eager', 'error'"),
-        ({"options": {"intra_op_num_threads": 0}}, "InvalidOptionError", "an int >= 1"),
+        ({"options": {"threads": 0}}, "InvalidOptionError", "an int >= 1"),
         ({"mode": "debgu"}, "UnknownModeError", "did you mean 'debug'"),
     ],
 )

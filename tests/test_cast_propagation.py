@@ -9,8 +9,6 @@ import onnx
 import pytest
 import torch
 
-from ort_dynamo import PropagateCastOpsStrategy
-
 
 def there_and_back(x: torch.Tensor) -> torch.Tensor:
     half = torch.relu(x.half())
@@ -31,33 +29,25 @@ def compiled(x: torch.Tensor, folder: Path, **options: Any) -> tuple[torch.Tenso
 def test_casts_that_meet_over_data_movement_are_gone(tmp_path: Path) -> None:
     x = torch.randn(3, 4)
     result, count = compiled(x, tmp_path / "default")
-    kept, more = compiled(x, tmp_path / "off", propagate_cast_ops_level=-1)
+    kept, more = compiled(x, tmp_path / "off", cast_strategy={"level": -1})
     assert count < more
     assert torch.equal(result, kept)
     assert torch.equal(result, there_and_back(x))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"propagate_cast_ops_level": 0},
-        {"propagate_cast_ops_strategy": "NONE"},
-        {"propagate_cast_ops_config": {"strategy": PropagateCastOpsStrategy.NONE, "level": 2}},
-    ],
-)
-def test_settings_that_allow_no_movement_leave_them(tmp_path: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("strategy", [{"level": 0}, {"strategy": "NONE"}, {"strategy": "NONE", "level": 2}])
+def test_settings_that_allow_no_movement_leave_them(tmp_path: Path, strategy: dict[str, Any]) -> None:
     x = torch.randn(3, 4)
-    _, off = compiled(x, tmp_path / "off", propagate_cast_ops_level=-1)
-    assert compiled(x, tmp_path / "kept", **options)[1] == off
+    _, off = compiled(x, tmp_path / "off", cast_strategy={"level": -1})
+    assert compiled(x, tmp_path / "kept", cast_strategy=strategy)[1] == off
     _, default = compiled(x, tmp_path / "default")
-    assert compiled(x, tmp_path / "allowed", **options, propagate_cast_ops_allow=["Transpose", "Reshape"])[1] == (
-        default if "propagate_cast_ops_level" in options else off
-    )
+    allowed = {**strategy, "allow": ["Transpose", "Reshape"]}
+    assert compiled(x, tmp_path / "allowed", cast_strategy=allowed)[1] == (off if "strategy" in strategy else default)
 
 
 def test_a_misspelt_operator_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"cannot be 'Reshap': expected .* \(did you mean 'Reshape'\?\)"):
-        compiled(torch.randn(3, 4), tmp_path, propagate_cast_ops_allow=["Gelu", "BiasGelu", "Unique", "Reshap"])
+        compiled(torch.randn(3, 4), tmp_path, cast_strategy={"allow": ["Gelu", "BiasGelu", "Unique", "Reshap"]})
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -71,7 +61,7 @@ def test_the_default_trains_to_the_same_bits(dtype: torch.dtype) -> None:
     for level in (1, -1):
         torch._dynamo.reset()
         model.zero_grad()
-        run = torch.compile(model, backend="ort_train", options={"propagate_cast_ops_level": level})
+        run = torch.compile(model, backend="ort_train", options={"cast_strategy": {"level": level}})
         with torch.autocast("cpu", dtype=dtype):
             loss = run(x).float().square().mean()
         loss.backward()

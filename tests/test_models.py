@@ -210,7 +210,7 @@ def test_symbolic_batches_compile_once(name: str) -> None:
 @every_model
 def test_saved_files_pass_the_full_checker(name: str, autocast: bool, tmp_path: Path) -> None:
     model, batch = build(name)
-    options = {"save_onnx": tmp_path, "placement": "onnxruntime", "verify": True}
+    options = {"save_onnx": tmp_path, "placement": "onnxruntime", "debug": {"verify": True}}
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         loss = torch.compile(model, backend="ort_train", options=options)(*batch())
     loss.backward()

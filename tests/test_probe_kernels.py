@@ -94,7 +94,7 @@ def test_a_target_fuses_if_kernels_work(monkeypatch: pytest.MonkeyPatch, works: 
     monkeypatch.setattr(choose_target, "usable_target", lambda _: target)
     monkeypatch.setattr(choose_target, "kernels_work", lambda _: works)
     assert graph_target(CUDA, parse_options(None, {})).fuses_kernels == works
-    assert not graph_target(CUDA, parse_options(None, {"fuse": False})).fuses_kernels
+    assert not graph_target(CUDA, parse_options(None, {"debug": {"fuse": False}})).fuses_kernels
     monkeypatch.delattr(choose_target, "kernels_work")  # nothing is probed for a target that does not fuse
     monkeypatch.setattr(choose_target, "usable_target", lambda _: recorded_cuda_targets()[-1])
     assert not graph_target(CUDA, parse_options(None, {})).fuses_kernels

@@ -97,11 +97,11 @@ def plain() -> tuple[dict[str, Tensor], int]:
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        ({"gelu_recompute": True}, 0.95),
-        ({"attn_dropout_recompute": True}, 0.99),
-        ({"transformer_layer_recompute": True}, 0.6),
-        ({"transformer_layer_recompute": True, "number_recompute_layers": 1}, 0.8),
-        ({"gelu_recompute": True, "attn_dropout_recompute": True, "memory_budget": 0.7}, 0.7),
+        ({"recompute_plan": "gelu"}, 0.95),
+        ({"recompute_plan": "attention_dropout"}, 0.99),
+        ({"recompute_plan": "layers"}, 0.6),
+        ({"recompute_plan": "layers:1"}, 0.8),
+        ({"recompute_plan": "gelu,attention_dropout", "memory_budget": 0.7}, 0.7),
         *(({"memory_budget": tenths / 10}, tenths / 10) for tenths in (0, 2, 5, 9)),
         ({"memory_budget": "20KiB"}, 20 * 1024 / 86880),
     ],
@@ -131,7 +131,7 @@ def test_arithmetic_that_is_done_again_changes_no_gradient(
     assert step(Transformer, TOKENS, memory_budget=0.0)[1] == least
 
 
-@pytest.mark.parametrize("options", [{"transformer_layer_recompute": True}, {"memory_budget": 0.1}], ids=str)
+@pytest.mark.parametrize("options", [{"recompute_plan": "layers"}, {"memory_budget": 0.1}], ids=str)
 def test_batch_norm_statistics_are_updated_once(options: dict[str, Any]) -> None:
     x = torch.randn(2, 4, 6, 6)
     expected, before = step(ConvNet, x)
@@ -221,7 +221,7 @@ class Attention(nn.Module):
     ("checkpointed", "options"),
     [
         (True, {}),
-        (False, {"transformer_layer_recompute": True}),
+        (False, {"recompute_plan": "layers"}),
         (False, {"memory_budget": 0.0}),
         (False, {"recompute_plan": "Attention+:1:-1"}),
     ],
@@ -261,7 +261,7 @@ SELECTIVE = {"use_reentrant": False, "context_fn": partial(create_selective_chec
         {},
         {"memory_budget": 0.0},
         {"memory_budget": 0.5},
-        {"gelu_recompute": True, "attn_dropout_recompute": True, "transformer_layer_recompute": True},
+        {"recompute_plan": "gelu,attention_dropout,layers"},
         {"recompute_plan": "Gather+Dropout+:1:-1"},
     ],
     ids=str,

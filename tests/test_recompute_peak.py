@@ -57,7 +57,7 @@ def measured(name: str, size: str, options: str) -> list[int]:
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
 
-LAYERS: dict[str, Any] = {"transformer_layer_recompute": True}
+LAYERS: dict[str, Any] = {"recompute_plan": "layers"}
 HALF: dict[str, Any] = {"memory_budget": 0.5}
 
 CASES = [

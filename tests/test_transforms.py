@@ -142,7 +142,9 @@ def test_a_conv_net_in_forward_mode_and_vectorized(compiled: Compile) -> None:
     compare([found], [wanted])
 
 
-@pytest.mark.parametrize("options", [{"verify_values": True}, {}], ids=["first call node by node", "as written"])
+@pytest.mark.parametrize(
+    "options", [{"debug": {"verify_values": True}}, {}], ids=["first call node by node", "as written"]
+)
 def test_the_first_call_may_be_a_dual_one(options: dict[str, Any]) -> None:
     run = torch.compile(torch.sin, backend="ort_train", options={"placement": "onnxruntime", **options})
     with forward_ad.dual_level():

@@ -198,7 +198,7 @@ def test_memory_comes_before_the_disk(place: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"graph_optimization": "basic"}, {"fuse": False}, {"intra_op_num_threads": 3}, {"contrib_ops": False}],
+    [{"graph_optimization": "basic"}, {"debug": {"fuse": False}}, {"threads": 3}, {"debug": {"contrib_ops": False}}],
     ids=str,
 )
 def test_other_options_are_other_graphs(place: Path, options: dict[str, Any]) -> None:
@@ -231,7 +231,7 @@ def test_a_graph_that_is_saved_or_verified_is_built(place: Path, tmp_path: Path)
     step(save_onnx=str(tmp_path / "saved"))
     assert misses() == ["off", "off"]
     assert list((tmp_path / "saved").glob("*.onnx"))
-    step(verify=True)
+    step(debug={"verify": True})
     assert misses() == ["off", "off"]
 
 
@@ -340,16 +340,16 @@ def test_a_folder_that_can_only_be_read_is_read(tmp_path: Path) -> None:
     ran(tmp_path / "cache")
     (tmp_path / "cache").chmod(0o500)
     assert ran(tmp_path / "cache")["sources"] == ["disk"] * 2
-    assert "cannot be written" in ran(tmp_path / "cache", {"fuse": False})["stderr"]
+    assert "cannot be written" in ran(tmp_path / "cache", {"debug": {"fuse": False}})["stderr"]
 
 
 # -- where -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_option_wins_over_the_variable(place: Path, tmp_path: Path) -> None:
-    step(cache_dir=str(tmp_path / "own"))
+    step(cache=str(tmp_path / "own"))
     assert (len(files(tmp_path / "own")), place.exists()) == (2, False)
-    step(disk_cache=False)
+    step(cache=False)
     assert (misses(), place.exists()) == (["off", "off"], False)
 
 
@@ -357,7 +357,7 @@ def test_the_variable_leaves_it_off(place: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("ORT_DYNAMO_CACHE", "0")
     step()
     assert (misses(), place.exists()) == (["off", "off"], False)
-    step(disk_cache=True)
+    step(cache=True)
     assert len(files(place)) == 2
 
 
@@ -390,7 +390,7 @@ def test_a_variable_with_another_value_is_an_error(monkeypatch: pytest.MonkeyPat
         cache_place()
 
 
-@pytest.mark.parametrize("options", [{"disk_cache": 1}, {"cache_dir": ""}, {"cache_dir": 3}], ids=str)
+@pytest.mark.parametrize("options", [{"cache": 1}, {"cache": ""}, {"cache": 3}], ids=str)
 def test_an_option_with_another_value_is_an_error(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOptionError):
         parse_options(None, options)
@@ -400,5 +400,5 @@ def test_the_size_bounds_what_is_kept(place: Path, monkeypatch: pytest.MonkeyPat
     step()
     largest = max(file.stat().st_size for file in files(place))
     monkeypatch.setenv("ORT_DYNAMO_CACHE_SIZE", str(largest + 100))
-    step(fuse=False)
+    step(debug={"fuse": False})
     assert len(files(place)) == 1

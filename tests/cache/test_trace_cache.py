@@ -238,7 +238,7 @@ def test_an_island_that_is_gone_is_a_miss(place: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"fuse": False}, {"graph_optimization": "basic"}, {"intra_op_num_threads": 3}, {"memory_budget": 0.5}],
+    [{"debug": {"fuse": False}}, {"graph_optimization": "basic"}, {"threads": 3}, {"memory_budget": 0.5}],
     ids=str,
 )
 def test_other_options_are_other_results(place: Path, options: dict[str, Any]) -> None:
@@ -259,7 +259,9 @@ def test_passes_and_lowerings_of_a_program_are_seen(place: Path) -> None:
     assert hits() == (1, 0)
 
 
-@pytest.mark.parametrize("options", [{"verify": True}, {"trace_cache": False}, {"disk_cache": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"debug": {"verify": True}}, {"debug": {"trace_cache": False}}, {"cache": False}], ids=str
+)
 def test_what_is_looked_at_or_switched_off_is_not_kept(place: Path, options: dict[str, Any]) -> None:
     outcome(Small, torch.ones(3, 4), options=options)
     outcome(Small, torch.ones(3, 4), options=options)

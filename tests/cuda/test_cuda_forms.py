@@ -212,7 +212,13 @@ def test_every_operator_gives_eagers_results(name: str, dtype: str, fused: bool)
 
 @pytest.mark.parametrize(
     "options",
-    [{"verify": True}, {"mode": "debug"}, {"fuse": False}, {"memory_budget": 0.3}, {"contrib_ops": False}],
+    [
+        {"debug": {"verify": True}},
+        {"mode": "debug"},
+        {"debug": {"fuse": False}},
+        {"memory_budget": 0.3},
+        {"debug": {"contrib_ops": False}},
+    ],
     ids=str,
 )
 def test_options_have_their_meaning_where_kernels_are_fused(options: dict[str, Any]) -> None:
@@ -223,7 +229,7 @@ def test_options_have_their_meaning_where_kernels_are_fused(options: dict[str, A
     with cuda_forms(fused=True) as found:
         run = torch.compile(ours, backend="ort_train", fullgraph=True, **given)
         assert_as_near(trained(run, ours, workload.batch), eager, eager, torch.float32)
-    assert bool(found.kernels) == (options != {"fuse": False})
+    assert bool(found.kernels) == (options != {"debug": {"fuse": False}})
 
 
 # -- what the helper does ----------------------------------------------------------------------------------------------

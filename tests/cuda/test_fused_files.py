@@ -43,7 +43,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
     with pytest.MonkeyPatch.context() as patch, cuda_forms(fused=True) as found:
         patch.setattr(build_island, "optimize", on_the_cpu)
-        run = torch.compile(net, backend="ort_train", options={"save_onnx": str(folder), "contrib_ops": False})
+        run = torch.compile(
+            net, backend="ort_train", options={"save_onnx": str(folder), "debug": {"contrib_ops": False}}
+        )
         run(torch.randn(4, 8)).square().sum().backward()
     return folder, found.kernels
 

@@ -188,7 +188,7 @@ def test_the_programs_device_stays_the_current_one() -> None:
 
 def test_an_option_that_the_provider_does_not_know_is_named() -> None:
     with pytest.raises(BackendCompilerFailed, match="gpu_mem_limt") as caught:
-        compiled(squares, provider_options={"gpu_mem_limt": "1"})(torch.ones(2, device="cuda"))
+        compiled(squares, session_options={"provider_options": {"gpu_mem_limt": "1"}})(torch.ones(2, device="cuda"))
     assert isinstance(caught.value.inner_exception, InvalidOptionError)
 
 

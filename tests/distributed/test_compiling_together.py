@@ -87,7 +87,7 @@ def net() -> nn.Module:
 def different_options(compare: bool) -> str:
     """Rank 1 asks for another placement; rank 0 is first."""
     rank = distributed.get_rank()
-    options = {"placement": ("fastest", "onnxruntime")[rank], "compare_ranks": compare}
+    options = {"placement": ("fastest", "onnxruntime")[rank], "debug": {"compare_ranks": compare}}
     model, x = net(), torch.randn(2, 1, 8, 8)
     error: BaseException | None = None
     for turn in range(2):
@@ -122,7 +122,7 @@ def different_threads(compare: bool) -> str | dict[str, int]:
     torch.manual_seed(0)
     hidden = nn.Linear(16 * 30 * 30, 512), nn.GELU(), nn.Linear(512, 3)
     model, x = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), *hidden), torch.randn(8, 1, 32, 32)
-    options = {"intra_op_num_threads": 1 + 3 * rank, "compare_ranks": compare}
+    options = {"threads": 1 + 3 * rank, "debug": {"compare_ranks": compare}}
     for turn in range(2):
         if turn == rank:
             torch.compile(model, backend="ort_train", options=options)(x).sum().backward()
@@ -146,7 +146,7 @@ def other_graphs() -> list[str]:
     model = make()
     tokens, _ = next(batches())
     # Twice, decided otherwise the second time by all of them; and a rank that comes later is not missed.
-    for options in ({}, {"fuse": False}):
+    for options in ({}, {"debug": {"fuse": False}}):
         torch._dynamo.reset()
         compiled(model, **options)(tokens)
         time.sleep(0.2 * rank)

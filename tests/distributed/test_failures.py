@@ -31,7 +31,7 @@ def endless(what: str) -> None:
             raise MemoryError("no room for a session")
 
         ort_dynamo.cache.opened.build_island = refuse
-    net, optimizer = DistributedDataParallel(compiled(model, disk_cache=False)), adam(model.parameters())
+    net, optimizer = DistributedDataParallel(compiled(model, cache=False)), adam(model.parameters())
     while True:
         for step, (tokens, labels) in enumerate(batches()):
             optimizer.zero_grad()

@@ -50,7 +50,7 @@ class Network(nn.Module):
 
 
 def test_a_record_names_each_pass_in_order_with_what_is_kept() -> None:
-    model, x, options = Network(), torch.randn(3, 4), {"gelu_recompute": True, "verify": True}
+    model, x, options = Network(), torch.randn(3, 4), {"recompute_plan": "gelu", "debug": {"verify": True}}
     (record,) = partitioned(model, x, **options)
     assert [one.name.split("(")[0] for one in record.passes] == [
         *["RemoveNoOps", "DropKeptDims", "DropRunningStatistics", "KeepStatisticsWide"],
@@ -80,7 +80,9 @@ def test_a_recomputed_batch_norm_and_attention_are_put_back_everywhere() -> None
             q = self.norm(x).exp().view(1, 2, 3, 4)
             return F.scaled_dot_product_attention(q, q, q).exp().sum()
 
-    (record,) = partitioned(Recomputed(), torch.randn(6, 4, requires_grad=True), memory_budget=0.0, verify=True)
+    (record,) = partitioned(
+        Recomputed(), torch.randn(6, 4, requires_grad=True), memory_budget=0.0, debug={"verify": True}
+    )
     changed = [one.name.split("(")[0] for one in record.passes if one.modified]
     assert changed[-6:] == [
         *["SplitStatistics", "HideSeedless", "RestoreSeedless", "MergeStatistics"],
@@ -102,7 +104,7 @@ def test_verify_checks_the_graph_after_each_pass(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(RecomputeGelu, "call", broken)
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
-        partitioned(Network(), torch.randn(3, 4), gelu_recompute=True, verify=True)
+        partitioned(Network(), torch.randn(3, 4), recompute_plan="gelu", debug={"verify": True})
     error = caught.value.inner_exception
     assert isinstance(error, PassBrokeGraphError)
     assert str(error).startswith(f"{RecomputeGelu()!r} left an invalid FX graph")
@@ -138,4 +140,4 @@ def test_ranks_that_compare_do_no_arithmetic_again_by_an_example(monkeypatch: py
     monkeypatch.setattr(cut, "group_store", object)
     assert repeated(512) == ["recompute_arithmetic"]
     assert repeated(512, dynamic=True) == []
-    assert repeated(512, dynamic=True, compare_ranks=False) == ["recompute_arithmetic"]
+    assert repeated(512, dynamic=True, debug={"compare_ranks": False}) == ["recompute_arithmetic"]

@@ -111,7 +111,7 @@ def test_ranks_that_compare_do_not_cut_by_an_example(monkeypatch: pytest.MonkeyP
     assert len(graph.islands) == 6
     _, graph = trained(dynamic=True)
     assert len(graph.islands) == 1
-    _, graph = trained(dynamic=True, compare_ranks=False)
+    _, graph = trained(dynamic=True, debug={"compare_ranks": False})
     assert len(graph.islands) == 6
 
 

@@ -150,7 +150,7 @@ GRAPHS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "sessions": {"placement": "onnxruntime"},
-    "recompute": {"memory_budget": 0.3, "gelu_recompute": True, "attn_dropout_recompute": True},
+    "recompute": {"memory_budget": 0.3, "recompute_plan": "gelu,attention_dropout"},
 }
 
 
@@ -191,7 +191,7 @@ def test_each_pass_leaves_a_valid_graph_and_nothing_to_do(
     make, shape = GRAPHS[graph]
     module = make()
     x = torch.randn(shape, requires_grad=True)
-    options = {**SETTINGS[setting], "verify_values": True}
+    options = {**SETTINGS[setting], "debug": {"verify_values": True}}
     compiled = torch.compile(module, backend="ort_train", dynamic=dynamic, options=options)
     results = compiled(x)
     loss = sum(one.sum() for one in (results if isinstance(results, list) else [results]))

@@ -62,9 +62,9 @@ def run(function: Any, *args: Tensor, **options: Any) -> Tensor:
 def test_a_pass_on_models_runs_until_it_is_removed(verify: bool) -> None:
     x = torch.tensor([-1.0, 2.0])
     handle = ort_dynamo.register_pass(Negate())
-    assert run(magnitude, x, verify=verify).tolist() == [1.0, -2.0]
+    assert run(magnitude, x, debug={"verify": verify}).tolist() == [1.0, -2.0]
     handle.remove()
-    assert run(magnitude, x, verify=verify).tolist() == [1.0, 2.0]
+    assert run(magnitude, x, debug={"verify": verify}).tolist() == [1.0, 2.0]
 
 
 def test_a_pass_on_joint_graphs_changes_gradients() -> None:

@@ -35,13 +35,13 @@ def compiled(case: Case, backend: str = "ort_train", **options: Any) -> Observed
 def test_each_strategy_and_level_leaves_valid_models(seed: int, tmp_path: Path) -> None:
     strategy, level = SETTINGS[seed % len(SETTINGS)]
     case = autocast_case(seed, MODES[seed // len(SETTINGS) % len(MODES)])
-    options = {"placement": "onnxruntime", "propagate_cast_ops_strategy": strategy, "propagate_cast_ops_level": level}
-    found = compiled(case, verify=True, save_onnx=tmp_path, **options)
+    options = {"placement": "onnxruntime", "cast_strategy": {"strategy": strategy, "level": level}}
+    found = compiled(case, debug={"verify": True}, save_onnx=tmp_path, **options)
     if found.raised and compiled(case, "aot_eager").raised:
         pytest.skip("torch does not take this program under autocast")
     assert found.raised is None, f"{found.raised}\n{case.text()}"
     for path in tmp_path.rglob("*.onnx"):
         onnx.checker.check_model(path, full_check=True)
     if strategy == "NONE" or (strategy == "FLOOD_FILL" and level < 2):
-        without = compiled(case, **{**options, "propagate_cast_ops_level": -1})
+        without = compiled(case, **{**options, "cast_strategy": {"strategy": strategy, "level": -1}})
         torch.testing.assert_close(found.tensors, without.tensors, rtol=0, atol=0, equal_nan=True)

@@ -12,7 +12,7 @@ from ort_dynamo.errors import SessionsDifferError
 from ort_dynamo.runtime import compared_run, compiled_graph
 from ort_dynamo.runtime.compared_run import _difference
 
-OPTIONS = {"verify_sessions": True, "placement": "onnxruntime"}
+OPTIONS = {"debug": {"verify_sessions": True}, "placement": "onnxruntime"}
 
 
 def test_a_model_whose_sessions_are_right_trains() -> None:

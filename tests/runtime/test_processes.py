@@ -19,7 +19,7 @@ from ort_dynamo.cache.opened import CACHE
 
 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn of threads in a process that forks
 net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 4))
-f = torch.compile(net, backend="ort_train", options={"intra_op_num_threads": 2, "placement": "onnxruntime"})
+f = torch.compile(net, backend="ort_train", options={"threads": 2, "placement": "onnxruntime"})
 x = torch.randn(4, 3, 8, 8)
 want = f(x)
 want.sum().backward()

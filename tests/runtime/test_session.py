@@ -194,7 +194,9 @@ def test_a_build_without_orders_and_arenas_trains(monkeypatch: pytest.MonkeyPatc
 
 
 def compiled_with(options: dict[str, str]) -> torch.Tensor:
-    return torch.compile(torch.sin, backend="ort_train", options={"provider_options": options})(torch.ones(2))
+    return torch.compile(torch.sin, backend="ort_train", options={"session_options": {"provider_options": options}})(
+        torch.ones(2)
+    )
 
 
 def test_a_provider_option_that_the_cpu_does_not_know_is_refused_with_its_provider() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from ort_dynamo.embedding import CompileRecord, RunWatch, compile_recorded, find_gaps, forget_compiles, parse_options
+from ort_dynamo.embedding import CompileRecord, RunWatch, compile_recorded, find_gaps, forget_compiles, make_options
 from ort_dynamo.errors import (
     InvalidOptionError,
     NotCompiledError,
@@ -91,8 +91,7 @@ class _Backend:
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)}
         device = "cuda" if "cuda" in devices else "cpu"
-        options = parse_options(
-            None,
+        options = make_options(
             {
                 **self.settings.options(),
                 "extra_passes": graph_optimizers(self.module_name, device),

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import Tensor, nn
 
-from ort_dynamo.embedding import installed_runtime, parse_options
+from ort_dynamo.embedding import installed_runtime, make_options
 from ort_dynamo.errors import RuntimeNotInstalledError, SeveralRuntimesError
 from ort_dynamo.training.ortmodule.data_types import module_device
 from ort_dynamo.training.ortmodule.debug_options import DebugOptions
@@ -60,7 +60,7 @@ class TorchModule:
 
     def configure(self, debug_options: DebugOptions, settings: Settings) -> None:
         """Compile by these from now on; raises InvalidOptionError where they make no options."""
-        parse_options(None, settings.options())
+        make_options(settings.options())
         self.debug_options = debug_options
         self.settings = settings
         self._fallback_manager.policy = settings.fallback_policy

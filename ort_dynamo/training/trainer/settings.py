@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from ort_dynamo.embedding import Options, parse_options
+from ort_dynamo.embedding import Options, make_options
 from ort_dynamo.errors import DeviceNotAvailableError, ProcessGroupError, SeveralProcessesError
 from ort_dynamo.training.environment import TORCHRUN, local_rank_of_environment, torchrun_says
 from ort_dynamo.training.optim.config import AdamConfig, LambConfig, _OptimizerConfig
@@ -73,7 +73,7 @@ def backend_options(options: ORTTrainerOptions, device: torch.device) -> Options
         "provider_options": _provider_options(options, device),
         "session_options": options.session_options,
     }
-    return parse_options(None, given)
+    return make_options(given)
 
 
 _MOST_ELEMENTS = {"AdamOptimizer": 1 << 18, "LambOptimizer": None, "SGDOptimizer": 1 << 23}

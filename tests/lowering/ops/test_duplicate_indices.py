@@ -39,8 +39,8 @@ def test_duplicates_are_summed_rightly_and_always_the_same(
 ) -> None:
     table = torch.randn(7, 33, requires_grad=True)
     values = VALUES.clone().requires_grad_()
-    assert_like_eager(function, table, values, options={"intra_op_num_threads": 2})
-    compiled = torch.compile(function, backend="ort_train", options={"intra_op_num_threads": 2})
+    assert_like_eager(function, table, values, options={"threads": 2})
+    compiled = torch.compile(function, backend="ort_train", options={"threads": 2})
     results = []
     for _ in range(20):
         output = compiled(table, values)

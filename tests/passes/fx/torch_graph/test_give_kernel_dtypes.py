@@ -91,7 +91,7 @@ def test_torch_and_sessions_exchange_statistics(
     name: str, choice: str, dtype: torch.dtype, parameters: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipelines, "PlaceSlowerOperators", lambda *_: Choose(CHOICES[choice]))
-    assert_exchanged(name, dtype, parameters, options={"verify": True})
+    assert_exchanged(name, dtype, parameters, options={"debug": {"verify": True}})
     assert not eager_reasons()
 
 
@@ -124,7 +124,7 @@ def test_torch_and_sessions_exchange_statistics_where_no_session_takes_one(
 
     refusal = probe_lowering.refusal
     monkeypatch.setattr(probe_lowering, "refusal", refused)
-    options = {"placement": "onnxruntime", "verify": True}
+    options = {"placement": "onnxruntime", "debug": {"verify": True}}
     assert_exchanged(name, dtype, parameters, options=options, allow_eager=True)
     assert eager_reasons()
 

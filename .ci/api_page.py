@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import pkgutil
 import re
-from collections.abc import Iterator
 from inspect import ismodule
 from pathlib import Path
 from typing import Any
@@ -72,8 +70,7 @@ def make_page() -> str:
         public = [n for n in module.__all__ if callable(getattr(module, n)) and getattr(module, n) not in told]
         parts.append(f"## ort_dynamo.training.{path}\n\n{opening}\n\n")
         parts += [entry(f"ort_dynamo.training.{path}.{name}", getattr(module, name)) for name in public]
-    parts.append("## ort_dynamo.passes.fx\n\nPasses on FX graphs, each in a module of its name.\n\n")
-    parts += [entry(f"{kind.__module__}.{kind.__name__}", kind) for kind in fx_passes()]
+    parts.append("## ort_dynamo.passes.fx\n\nPasses on FX graphs are internals. `register_pass` adds your own.\n\n")
     onnx = importlib.import_module("ort_dynamo.passes.onnx")
     parts.append("## ort_dynamo.passes.onnx\n\nPasses on ONNX models.\n\n")
     parts += [entry(f"ort_dynamo.passes.onnx.{name}", getattr(onnx, name)) for name in onnx.__all__]
@@ -81,15 +78,6 @@ def make_page() -> str:
     parts.append("## ort_dynamo.testing\n\nFor tests of lowerings, passes and models.\n\n")
     parts += [entry(f"ort_dynamo.testing.{n}", getattr(testing, n)) for n in testing.__all__ if n != "TOLERANCES"]
     return "".join([*parts, COUNTERS])
-
-
-def fx_passes() -> Iterator[type]:
-    """Give the passes on FX graphs, by their modules."""
-    package = importlib.import_module("ort_dynamo.passes.fx")
-    for info in pkgutil.iter_modules(package.__path__):
-        if not info.ispkg:
-            module = importlib.import_module(f"{package.__name__}.{info.name}")
-            yield from filter(inspect.isclass, (getattr(module, name) for name in module.__all__))
 
 
 def entry(path: str, value: Any) -> str:

@@ -22,6 +22,7 @@ from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
 from ort_dynamo.passes.pipelines import plan_passes
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.target import Target
+from ort_dynamo.torch_internals.dry_run import compile_apart, untouched
 from ort_dynamo.torch_internals.frames import uncompiled
 from ort_dynamo.torch_internals.pytree import tree_leaves
 
@@ -85,12 +86,11 @@ def memory_plan(
     dynamic: bool | None = None,
     **kwargs: Any,
 ) -> MemoryPlan:
-    """The plans for the option recompute_plan that exist in a model, with the bytes each saves and the time it takes.
+    """List the plans for the option recompute_plan that exist in a model, with the bytes and the time of each.
 
-    The model is captured as the backend captures it and its forward runs once, in eager, as graphs after a graph break
-    are only known then; it keeps nothing for a backward. Buffers and random generators are put back. As after
-    torch._dynamo.explain, everything compiled before is forgotten (torch._dynamo.reset()), so call this before
-    training.
+    The model is captured as the backend captures it, and its forward runs once, in eager, since graphs after a graph
+    break are known only then; nothing is saved for a backward. Buffers and random generators are put back. Everything
+    compiled before stays compiled, from torch 2.13 on. Older releases forget it (torch.compiler.reset()).
 
     Args:
         model: a module or function; a compiled module is taken for the module in it.
@@ -107,12 +107,8 @@ def memory_plan(
     model = uncompiled(model)
     found: list[GraphPlan] = []
     capture = _capture(parse_options(None, options), found)
-    torch.compiler.reset()
-    try:
-        with _unchanged(model, (args, kwargs)), torch.enable_grad():
-            torch.compile(model, backend=capture, dynamic=dynamic)(*args, **kwargs)
-    finally:
-        torch.compiler.reset()
+    with untouched(), _unchanged(model, (args, kwargs)), torch.enable_grad():
+        compile_apart(model, backend=capture, dynamic=dynamic)(*args, **kwargs)
     return MemoryPlan(tuple(found))
 
 

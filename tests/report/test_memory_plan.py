@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.fx import GraphModule
 
 from ort_dynamo import MemoryPlan, memory_plan
 from ort_dynamo.errors import UnknownOptionError
 from ort_dynamo.passes.fx.analysis.operator_names import NAMES
+from ort_dynamo.torch_internals import dry_run
 
 
 class Mlp(nn.Module):
@@ -185,7 +188,7 @@ def test_unknown_options_are_refused() -> None:
 
 
 def test_the_worked_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).resolve().parent.parent / "docs/recompute.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "docs/recompute.md").read_text()
     plans = text.split("## Plans", 1)[1]
     code, shown = (plans.split(fence, 1)[1].split("```", 1)[0] for fence in ("```python\n", "```text\n"))
     exec(compile(code, "docs/recompute.md", "exec"), {})
@@ -193,7 +196,7 @@ def test_the_worked_example_of_the_documentation_runs(capsys: pytest.CaptureFixt
 
 
 def test_every_name_of_an_operator_is_in_the_documentation_with_what_has_it() -> None:
-    text = (Path(__file__).resolve().parent.parent / "docs/recompute.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "docs/recompute.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| (`.+`) \|$", text, re.MULTILINE))
     assert rows == {name: ", ".join(f"`{aten}`" for aten in atens) for name, atens in NAMES.items()}
 
@@ -206,3 +209,48 @@ def test_a_sparse_gradient_takes_what_its_values_take() -> None:
 
     values = 4 * 3 * 4  # its indices are the input's
     assert values <= backward_peak(sparse=True) < 1000 * 4 * 4 <= backward_peak(sparse=False)
+
+
+@pytest.mark.skipif(not dry_run._ISOLATES, reason="torch before 2.13 cannot keep entries apart")
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_program_stays_compiled_and_static(broken: bool) -> None:
+    class Subject(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = F.gelu(self.up(x))
+            if broken:
+                torch._dynamo.graph_break()
+            return self.down(hidden)
+
+    model, graphs = Subject(), 2 if broken else 1
+    compiled = torch.compile(model, backend="ort_train")
+    counters.clear()
+    compiled(torch.randn(5, 4)).sum().backward()
+    for rows in range(6, 20):
+        assert len(memory_plan(model, torch.randn(rows, 4)).graphs) == graphs
+    compiled(torch.randn(5, 4)).sum().backward()
+    assert counters["ort_train"]["graphs"] == 2 * graphs, "it was compiled anew"
+    static = torch.compile(model, backend="ort_train", fullgraph=not broken)
+    static(torch.randn(5, 4))
+    assert counters["ort_train"]["graphs"] == 2 * graphs
+    compiled(torch.randn(7, 4)).sum().backward()
+    assert counters["ort_train"]["graphs"] == 4 * graphs, "another size is another graph, as if no plan had been made"
+    compiled(torch.randn(9, 4)).sum().backward()
+    assert counters["ort_train"]["graphs"] == 4 * graphs, "and that graph is dynamic"
+
+
+@pytest.mark.skipif(not dry_run._ISOLATES, reason="torch before 2.13 cannot keep entries apart")
+def test_a_plan_before_training_leaves_the_first_compile_static() -> None:
+    model = Mlp()
+    memory_plan(model, torch.randn(3, 4))
+    seen: list[bool] = []
+
+    def backend(gm: GraphModule, inputs: Sequence[Any]) -> Any:
+        seen.append(any(isinstance(value, torch.SymInt) for value in inputs))
+        return gm.forward
+
+    torch.compile(model, backend=backend)(torch.randn(5, 4))
+    assert seen == [False]

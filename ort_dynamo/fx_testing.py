@@ -46,6 +46,9 @@ _DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _PREFIX = "ort_dynamo."
+_USUAL = (("device", torch.device("cpu")), ("pin_memory", False), ("layout", torch.strided))
+"""Keywords that a text leaves out."""
+
 _HIDDEN = {DECIDED_BY, READABLE, SCOPE}
 """Marks that repeat the pass's name, or say nothing of the computation."""
 
@@ -168,7 +171,8 @@ def _line(node: Node, names: dict[Node, str]) -> str:
         container, index = (_argument(one, names) for one in node.args)
         return f"{names[node]} = {container}[{index}]{comment}"
     arguments = [_argument(one, names) for one in node.args]
-    arguments += [f"{key}={_argument(value, names)}" for key, value in node.kwargs.items()]
+    keywords = ((key, value) for key, value in node.kwargs.items() if (key, value) not in _USUAL)
+    arguments += [f"{key}={_argument(value, names)}" for key, value in keywords]
     target = str(node.target) if isinstance(node.target, (OpOverload, str)) else node.target.__name__
     return f"{names[node]} = {target}({', '.join(arguments)}){comment}"
 
@@ -186,13 +190,15 @@ def _argument(value: Any, names: dict[Node, str]) -> str:
         inside = ", ".join(_argument(one, names) for one in value)
         comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
         return f"({inside}{comma})" if isinstance(value, tuple) else f"[{inside}]"
+    if isinstance(value, torch.dtype):
+        return _NAMES[value]
     return f"torch.device({str(value)!r})" if isinstance(value, torch.device) else repr(value)
 
 
 def _said(node: Node) -> Iterator[str]:
     """What a line says of a node beside the call: its value, and its marks in the order of their names."""
     value = node.meta.get("val")
-    if "val" in node.meta and not isinstance(value, (list, tuple)):  # the lines that take out its parts say theirs
+    if value is not None and not isinstance(value, (list, tuple)):  # the lines that take out its parts say theirs
         yield _value(value)
     if RECOMPUTE in node.meta:
         yield node.meta[RECOMPUTE].name
@@ -269,7 +275,7 @@ def _called(graph: Graph, text: str, nodes: dict[str, Node]) -> Node:
 
 def _evaluated(code: str | ast.expr, nodes: dict[str, Node]) -> Any:
     text = code if isinstance(code, str) else ast.unparse(code)
-    return eval(text, {"torch": torch, "inf": float("inf"), **nodes})
+    return eval(text, {"torch": torch, "inf": float("inf"), **_DTYPES, **nodes})
 
 
 def _mark(text: str) -> tuple[str, Any]:

@@ -6,7 +6,7 @@
     return relu
 
 A line is a call, its dtype and sizes, the strides of a tensor that is not contiguous, and what passes have written on
-the node. Names are the operators', numbered in the order of the lines.
+the node; what does not fit is the next line, indented. Names are the operators', numbered in the order of the lines.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ _PREFIX = "ort_dynamo."
 _USUAL = (("device", torch.device("cpu")), ("pin_memory", False), ("layout", torch.strided))
 """Keywords that a text leaves out."""
 
+_WIDTH = 100
+
 _HIDDEN = {DECIDED_BY, READABLE, SCOPE}
 """Marks that repeat the pass's name, or say nothing of the computation."""
 
@@ -83,7 +85,7 @@ def assert_fx_rewrites(
     Raises:
         AssertionError: with both texts.
     """
-    before, after = textwrap.dedent(before).strip(), textwrap.dedent(after).strip()
+    before, after = map(_joined, (before, after))
     gm = graph_of(before) if gm is None else gm
     _assert_text(gm, before, "the graph is")
     given = (_inputs(gm) if inputs is None else inputs) if run else ()
@@ -108,8 +110,13 @@ def assert_fx_untouched(pass_: PassBase, gm: GraphModule | str) -> GraphModule:
 
 
 def _assert_text(gm: GraphModule, wanted: str, what: str) -> None:
-    found = graph_text(gm)
+    found = _joined(graph_text(gm))
     assert found == wanted, f"{what}\n{found}\nnot\n{wanted}"
+
+
+def _joined(text: str) -> str:
+    """Remove what is common to all lines in front, and put comments that have lines of their own behind the calls."""
+    return re.sub(r"\n +# ", "  # ", textwrap.dedent(text).strip())
 
 
 def _inputs(gm: GraphModule) -> list[torch.Tensor]:
@@ -174,7 +181,8 @@ def _line(node: Node, names: dict[Node, str]) -> str:
     keywords = ((key, value) for key, value in node.kwargs.items() if (key, value) not in _USUAL)
     arguments += [f"{key}={_argument(value, names)}" for key, value in keywords]
     target = str(node.target) if isinstance(node.target, (OpOverload, str)) else node.target.__name__
-    return f"{names[node]} = {target}({', '.join(arguments)}){comment}"
+    call = f"{names[node]} = {target}({', '.join(arguments)})"
+    return call + (comment if len(call + comment) <= _WIDTH else f"\n    {comment.lstrip()}")
 
 
 def _base(node: Node) -> str:
@@ -235,7 +243,7 @@ def graph_of(text: str) -> GraphModule:
     graph = Graph()
     nodes: dict[str, Node] = {}
     mode = FakeTensorMode()
-    for line in textwrap.dedent(text).strip().splitlines():
+    for line in _joined(text).splitlines():
         code, _, comment = line.partition("  # ")
         if found := re.fullmatch(r"(\w+): (\w+)\[(.*?)\](.*)", code):
             name, dtype, sizes, layout = found.groups()

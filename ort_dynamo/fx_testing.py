@@ -115,8 +115,9 @@ def _assert_text(gm: GraphModule, wanted: str, what: str) -> None:
 
 
 def _joined(text: str) -> str:
-    """Remove what is common to all lines in front, and put comments that have lines of their own behind the calls."""
-    return re.sub(r"\n +# ", "  # ", textwrap.dedent(text).strip())
+    """Remove the indentation that all lines have, and put lines that have more behind those before them."""
+    text = re.sub(r"\n +(?=# )", "  ", textwrap.dedent(text).strip())
+    return re.sub(r"\n +", " ", re.sub(r"\(\n +", "(", text))
 
 
 def _inputs(gm: GraphModule) -> list[torch.Tensor]:
@@ -182,7 +183,7 @@ def _line(node: Node, names: dict[Node, str]) -> str:
     arguments += [f"{key}={_argument(value, names)}" for key, value in keywords]
     target = str(node.target) if isinstance(node.target, (OpOverload, str)) else node.target.__name__
     call = f"{names[node]} = {target}({', '.join(arguments)})"
-    return call + (comment if len(call + comment) <= _WIDTH else f"\n    {comment.lstrip()}")
+    return call + (comment if not comment or len(call + comment) <= _WIDTH else f"\n    {comment.lstrip()}")
 
 
 def _base(node: Node) -> str:
@@ -215,7 +216,8 @@ def _said(node: Node) -> Iterator[str]:
     for key in sorted(map(str, node.meta)):
         if key.startswith(_PREFIX) and key not in _HIDDEN:
             value = node.meta[key]
-            yield key.removeprefix(_PREFIX) + ("" if value is True else f"={value!r}")
+            shown = sorted(value) if isinstance(value, frozenset) else value
+            yield key.removeprefix(_PREFIX) + ("" if value is True else f"={shown!r}")
 
 
 def _value(value: Any) -> str:

@@ -32,7 +32,7 @@ from ort_dynamo.torch_internals.fakes import FakeTensorMode
 from ort_dynamo.torch_internals.operators import OpOverload, namespace
 from ort_dynamo.torch_internals.pytree import tree_leaves
 
-__all__ = ["EXACT", "assert_fx_rewrites", "assert_fx_untouched", "graph_of", "graph_text"]
+__all__ = ["EXACT", "assert_fx_rewrites", "assert_fx_untouched", "graph_of", "graph_text", "unwrapped"]
 
 EXACT = Tolerance(0.0, 0.0)
 
@@ -85,7 +85,7 @@ def assert_fx_rewrites(
     Raises:
         AssertionError: with both texts.
     """
-    before, after = map(_joined, (before, after))
+    before, after = map(unwrapped, (before, after))
     gm = graph_of(before) if gm is None else gm
     _assert_text(gm, before, "the graph is")
     given = (_inputs(gm) if inputs is None else inputs) if run else ()
@@ -110,11 +110,11 @@ def assert_fx_untouched(pass_: PassBase, gm: GraphModule | str) -> GraphModule:
 
 
 def _assert_text(gm: GraphModule, wanted: str, what: str) -> None:
-    found = _joined(graph_text(gm))
+    found = unwrapped(graph_text(gm))
     assert found == wanted, f"{what}\n{found}\nnot\n{wanted}"
 
 
-def _joined(text: str) -> str:
+def unwrapped(text: str) -> str:
     """Remove the indentation that all lines have, and put lines that have more behind those before them."""
     text = re.sub(r"\n +(?=# )", "  ", textwrap.dedent(text).strip())
     return re.sub(r"\n +", " ", re.sub(r"\(\n +", "(", text))
@@ -245,7 +245,7 @@ def graph_of(text: str) -> GraphModule:
     graph = Graph()
     nodes: dict[str, Node] = {}
     mode = FakeTensorMode()
-    for line in _joined(text).splitlines():
+    for line in unwrapped(text).splitlines():
         code, _, comment = line.partition("  # ")
         if found := re.fullmatch(r"(\w+): (\w+)\[(.*?)\](.*)", code):
             name, dtype, sizes, layout = found.groups()

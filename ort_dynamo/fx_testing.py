@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -73,7 +73,7 @@ def assert_fx_rewrites(
         after: the graph after.
         gm: the graph that `before` says, where a text cannot make it: a traced graph, or one with submodules.
         tolerance: of the results, for passes that reorder arithmetic.
-        inputs: example inputs; None for random ones. Sizes of symbolic graphs are those of the example.
+        inputs: example inputs; None for random ones, which a graph of symbolic sizes cannot have.
         run: compute both graphs and compare the results and the inputs after the call.
 
     Returns:
@@ -138,7 +138,8 @@ def _observed(gm: GraphModule, inputs: Iterable[torch.Tensor]) -> list[Any]:
     """The results of a graph, from the same random numbers, and its inputs after the call."""
     given = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype).copy_(one) for one in inputs]
     torch.manual_seed(0)
-    return [one.clone() if isinstance(one, torch.Tensor) else one for one in tree_leaves([gm(*given), given])]
+    results = Interpreter(gm).run(*given, enable_io_processing=False)  # a joint graph is called with two lists
+    return [one.clone() if isinstance(one, torch.Tensor) else one for one in tree_leaves([results, given])]
 
 
 # -- from a graph to its text ------------------------------------------------------------------------------------

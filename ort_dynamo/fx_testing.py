@@ -16,7 +16,7 @@ import operator
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -217,8 +217,16 @@ def _said(node: Node) -> Iterator[str]:
     for key in sorted(map(str, node.meta)):
         if key.startswith(_PREFIX) and key not in _HIDDEN:
             value = node.meta[key]
-            shown = sorted(value) if isinstance(value, frozenset) else value
-            yield key.removeprefix(_PREFIX) + ("" if value is True else f"={shown!r}")
+            yield key.removeprefix(_PREFIX) + ("" if value is True else f"={_mark_value(value)}")
+
+
+def _mark_value(value: Any) -> str:
+    """Print the value of a mark, with sets and mappings in order."""
+    if isinstance(value, frozenset):
+        return repr(sorted(value))
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_argument(value[key], {})}' for key in sorted(value))}}}"
+    return repr(value)
 
 
 def _value(value: Any) -> str:

@@ -77,6 +77,9 @@ def make_page() -> str:
     testing = importlib.import_module("ort_dynamo.testing")
     parts.append("## ort_dynamo.testing\n\nFor tests of lowerings, passes and models.\n\n")
     parts += [entry(f"ort_dynamo.testing.{n}", getattr(testing, n)) for n in testing.__all__ if n != "TOLERANCES"]
+    graphs = importlib.import_module("ort_dynamo.fx_testing")
+    parts.append("## ort_dynamo.fx_testing\n\nFor tests of passes on FX graphs.\n\n")
+    parts += [entry(f"ort_dynamo.fx_testing.{n}", getattr(graphs, n)) for n in graphs.__all__ if n != "EXACT"]
     return "".join([*parts, COUNTERS])
 
 

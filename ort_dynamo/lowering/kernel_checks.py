@@ -1,4 +1,4 @@
-"""Leave to torch the calls that its kernels refuse, or may refuse, for dtypes or for a dimension.
+"""Leave to torch the calls that its kernels refuse, or may refuse, for dtypes, a dimension or sizes.
 
 Most kernels check what fake tensors do not check: a lowering or a decomposition would compute such a call without a
 word, or would fail in words of its own. So torch runs the operator, which computes or raises eager's own error. It also
@@ -45,6 +45,9 @@ _REPEATING = frozenset({"roll"})
 _OPERANDS = frozenset({"exponent", "other", "self"})
 """Names of arguments in which a number takes part in a promotion."""
 
+_BY_SLICES = frozenset({"index_add", "index_reduce"})
+"""Operators whose `source` has the slices of `self`, which their kernels check and fake tensors do not."""
+
 
 def node_left_to_torch(node: Node) -> str | None:
     """The reason to leave the call of `node` to torch, or None.
@@ -74,7 +77,8 @@ def left_to_torch(overload: OpOverload, args: Sequence[Any], kwargs: Mapping[str
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     if arguments.get("transposed") is True:  # a convolution, which has kernels of its own for that
         full = f"{name}.transposed"
-    return _wrong_dimension(name, arguments) or _Dtypes(name, full, arguments).refusal()
+    wrong = _wrong_dimension(name, arguments) or _other_slices(name, arguments)
+    return wrong or _Dtypes(name, full, arguments).refusal()
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -101,6 +105,23 @@ def _wrong_dimension(name: str, arguments: Mapping[str, Any]) -> str | None:
         if len({dim % rank for dim in dims}) < len(dims) and name not in _REPEATING:
             return "a dimension is given twice, which only torch's kernel takes or rejects"
     return None
+
+
+def _other_slices(name: str, arguments: Mapping[str, Any]) -> str | None:
+    if name not in _BY_SLICES:
+        return None
+    sizes, given = (list(arguments[one].shape) for one in ("self", "source"))
+    if not sizes or not given:
+        return None
+    slices = (_without(one, arguments["dim"]) for one in (sizes, given))
+    known = (both for both in zip(*slices, strict=False) if type(both[0]) is type(both[1]) is int)
+    if len(sizes) == len(given) and all(one == other for one, other in known):
+        return None
+    return "the source does not have the tensor's slices, which torch's kernel reports"
+
+
+def _without(sizes: Sequence[Any], dim: int) -> list[Any]:
+    return [size for place, size in enumerate(sizes) if place != dim % len(sizes)]
 
 
 # -- dtypes --------------------------------------------------------------------------------------------------------

@@ -251,3 +251,17 @@ def test_scatters_into_what_is_empty_equal_eager(reduce):
         return *reduced, *rows, x.index_select(1, none), x.index_select(0, none.new_zeros(3))
 
     assert_like_eager(function, r(2, 2, 0), torch.tensor([], dtype=torch.long))
+
+
+@pytest.mark.parametrize("shapes", [((3, 1), (4,)), ((3, 2), (4, 2, 1)), ((3, 2), (4, 1)), ((3, 1), (4, 2))], ids=str)
+@pytest.mark.parametrize("name", ["index_add", "index_reduce"])
+def test_a_source_of_other_slices_is_refused_in_eagers_words(name: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    def function(x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        index = torch.tensor([0, 1, 2, 0])
+        if name == "index_add":
+            return x.index_add(0, index, source) + 1
+        return x.index_reduce(0, index, source, "prod") + 1
+
+    x, source = (torch.ones(shape) for shape in shapes)
+    with pytest.raises(RuntimeError, match="source tensor shape must match self tensor shape"):
+        torch.compile(function, backend="ort_train")(x, source)

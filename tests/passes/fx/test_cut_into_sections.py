@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from run_twice import run_twice
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.marks import SECTION
 from ort_dynamo.passes.fx.analysis.memory import peaks
 from ort_dynamo.passes.fx.cut_into_sections import CutIntoSections
@@ -68,9 +68,95 @@ LAYER = "mul rsub mul mm mm"
 
 
 def test_sections_end_between_layers() -> None:
-    gm, freed, _ = of_layers(4)
-    assert run_twice(CutIntoSections(freed, least=1, most=4), gm)
-    assert sections(gm) == [LAYER] * 4
+    gm, freed, inputs = of_layers(4)
+    pass_ = CutIntoSections(freed, least=1, most=4)
+    assert_fx_rewrites(
+        pass_,
+        """
+        arg0_1: f32[32, 8]
+        arg1_1: f32[8, 8]
+        arg2_1: f32[32, 8]
+        arg3_1: f32[32, 8]
+        arg4_1: f32[32, 8]
+        arg5_1: f32[32, 8]
+        arg6_1: f32[32, 8]
+        arg7_1: f32[32, 8]
+        arg8_1: f32[32, 8]
+        arg9_1: f32[32, 8]
+        mul = aten.mul.Tensor(arg3_1, arg3_1)  # f32[32, 8]
+        rsub = aten.rsub.Scalar(mul, 1)  # f32[32, 8]
+        mul_1 = aten.mul.Tensor(arg0_1, rsub)  # f32[32, 8]
+        t = aten.t.default(arg2_1)  # f32[8, 32] strides (1, 8)
+        mm = aten.mm.default(t, mul_1)  # f32[8, 8]
+        t_1 = aten.t.default(arg1_1)  # f32[8, 8] strides (1, 8)
+        mm_1 = aten.mm.default(mul_1, t_1)  # f32[32, 8]
+        mul_2 = aten.mul.Tensor(arg5_1, arg5_1)  # f32[32, 8]
+        rsub_1 = aten.rsub.Scalar(mul_2, 1)  # f32[32, 8]
+        mul_3 = aten.mul.Tensor(mm_1, rsub_1)  # f32[32, 8]
+        t_2 = aten.t.default(arg4_1)  # f32[8, 32] strides (1, 8)
+        mm_2 = aten.mm.default(t_2, mul_3)  # f32[8, 8]
+        t_3 = aten.t.default(arg1_1)  # f32[8, 8] strides (1, 8)
+        mm_3 = aten.mm.default(mul_3, t_3)  # f32[32, 8]
+        mul_4 = aten.mul.Tensor(arg7_1, arg7_1)  # f32[32, 8]
+        rsub_2 = aten.rsub.Scalar(mul_4, 1)  # f32[32, 8]
+        mul_5 = aten.mul.Tensor(mm_3, rsub_2)  # f32[32, 8]
+        t_4 = aten.t.default(arg6_1)  # f32[8, 32] strides (1, 8)
+        mm_4 = aten.mm.default(t_4, mul_5)  # f32[8, 8]
+        t_5 = aten.t.default(arg1_1)  # f32[8, 8] strides (1, 8)
+        mm_5 = aten.mm.default(mul_5, t_5)  # f32[32, 8]
+        mul_6 = aten.mul.Tensor(arg9_1, arg9_1)  # f32[32, 8]
+        rsub_3 = aten.rsub.Scalar(mul_6, 1)  # f32[32, 8]
+        mul_7 = aten.mul.Tensor(mm_5, rsub_3)  # f32[32, 8]
+        t_6 = aten.t.default(arg8_1)  # f32[8, 32] strides (1, 8)
+        mm_6 = aten.mm.default(t_6, mul_7)  # f32[8, 8]
+        t_7 = aten.t.default(arg1_1)  # f32[8, 8] strides (1, 8)
+        mm_7 = aten.mm.default(mul_7, t_7)  # f32[32, 8]
+        return [mm, mm_2, mm_4, mm_6, mm_7]
+        """,
+        """
+        arg0_1: f32[32, 8]
+        arg1_1: f32[8, 8]
+        arg2_1: f32[32, 8]
+        arg3_1: f32[32, 8]
+        arg4_1: f32[32, 8]
+        arg5_1: f32[32, 8]
+        arg6_1: f32[32, 8]
+        arg7_1: f32[32, 8]
+        arg8_1: f32[32, 8]
+        arg9_1: f32[32, 8]
+        mul = aten.mul.Tensor(arg3_1, arg3_1)  # f32[32, 8] | section=0
+        rsub = aten.rsub.Scalar(mul, 1)  # f32[32, 8] | section=0
+        mul_1 = aten.mul.Tensor(arg0_1, rsub)  # f32[32, 8] | section=0
+        t = aten.t.default(arg2_1)  # f32[8, 32] strides (1, 8) | section=0
+        mm = aten.mm.default(t, mul_1)  # f32[8, 8] | section=0
+        t_1 = aten.t.default(arg1_1)  # f32[8, 8] strides (1, 8) | section=0
+        mm_1 = aten.mm.default(mul_1, t_1)  # f32[32, 8] | section=0
+        mul_2 = aten.mul.Tensor(arg5_1, arg5_1)  # f32[32, 8] | section=1
+        rsub_1 = aten.rsub.Scalar(mul_2, 1)  # f32[32, 8] | section=1
+        mul_3 = aten.mul.Tensor(mm_1, rsub_1)  # f32[32, 8] | section=1
+        t_2 = aten.t.default(arg4_1)  # f32[8, 32] strides (1, 8) | section=1
+        mm_2 = aten.mm.default(t_2, mul_3)  # f32[8, 8] | section=1
+        t_3 = aten.t.default(arg1_1)  # f32[8, 8] strides (1, 8) | section=1
+        mm_3 = aten.mm.default(mul_3, t_3)  # f32[32, 8] | section=1
+        mul_4 = aten.mul.Tensor(arg7_1, arg7_1)  # f32[32, 8] | section=2
+        rsub_2 = aten.rsub.Scalar(mul_4, 1)  # f32[32, 8] | section=2
+        mul_5 = aten.mul.Tensor(mm_3, rsub_2)  # f32[32, 8] | section=2
+        t_4 = aten.t.default(arg6_1)  # f32[8, 32] strides (1, 8) | section=2
+        mm_4 = aten.mm.default(t_4, mul_5)  # f32[8, 8] | section=2
+        t_5 = aten.t.default(arg1_1)  # f32[8, 8] strides (1, 8) | section=2
+        mm_5 = aten.mm.default(mul_5, t_5)  # f32[32, 8] | section=2
+        mul_6 = aten.mul.Tensor(arg9_1, arg9_1)  # f32[32, 8] | section=3
+        rsub_3 = aten.rsub.Scalar(mul_6, 1)  # f32[32, 8] | section=3
+        mul_7 = aten.mul.Tensor(mm_5, rsub_3)  # f32[32, 8] | section=3
+        t_6 = aten.t.default(arg8_1)  # f32[8, 32] strides (1, 8) | section=3
+        mm_6 = aten.mm.default(t_6, mul_7)  # f32[8, 8] | section=3
+        t_7 = aten.t.default(arg1_1)  # f32[8, 8] strides (1, 8) | section=3
+        mm_7 = aten.mm.default(mul_7, t_7)  # f32[32, 8] | section=3
+        return [mm, mm_2, mm_4, mm_6, mm_7]
+        """,
+        gm,
+        inputs=inputs,
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,13 +173,12 @@ def test_a_section_frees_what_repays_a_call() -> None:
     CutIntoSections(freed, least=4 * SAVED, most=100)(gm)
     assert sections(gm) == [" ".join([LAYER] * 2)] * 4
     gm, freed, _ = of_layers(8)
-    assert not run_twice(CutIntoSections(freed, least=8 * SAVED + 1, most=100), gm)
-    assert sections(gm) == []
+    assert_fx_untouched(CutIntoSections(freed, least=8 * SAVED + 1, most=100), gm)
 
 
 def test_what_others_hold_is_not_freed() -> None:
     gm, freed, _ = of_layers(4)
-    assert not run_twice(CutIntoSections((), least=1, most=4), gm)
+    assert_fx_untouched(CutIntoSections((), least=1, most=4), gm)
     CutIntoSections(freed[4:], least=2 * SAVED, most=4)(gm)
     assert sections(gm) == [" ".join([LAYER] * 3), LAYER]
 
@@ -119,8 +204,41 @@ def test_an_end_hands_on_no_more_than_it_has_to() -> None:
 
     tangents, *saved = given(5)
     gm, freed = backward(function, tangents, *saved, freed=4)
-    CutIntoSections(freed, least=2 * SAVED, most=2)(gm)
-    assert sections(gm) == ["mul mul cat sum", "sum mul sum"]
+    pass_ = CutIntoSections(freed, least=2 * SAVED, most=2)
+    assert_fx_rewrites(
+        pass_,
+        """
+        arg0_1: f32[32, 8]
+        arg1_1: f32[32, 8]
+        arg2_1: f32[32, 8]
+        arg3_1: f32[32, 8]
+        arg4_1: f32[32, 8]
+        mul = aten.mul.Tensor(arg0_1, arg1_1)  # f32[32, 8]
+        mul_1 = aten.mul.Tensor(arg0_1, arg2_1)  # f32[32, 8]
+        cat = aten.cat.default([mul, mul_1], 1)  # f32[32, 16]
+        sum = aten.sum.dim_IntList(cat, [1])  # f32[32]
+        sum_1 = aten.sum.dim_IntList(arg3_1, [1])  # f32[32]
+        mul_2 = aten.mul.Tensor(sum, sum_1)  # f32[32]
+        sum_2 = aten.sum.dim_IntList(arg4_1, [1])  # f32[32]
+        return [mul_2, sum_2]
+        """,
+        """
+        arg0_1: f32[32, 8]
+        arg1_1: f32[32, 8]
+        arg2_1: f32[32, 8]
+        arg3_1: f32[32, 8]
+        arg4_1: f32[32, 8]
+        mul = aten.mul.Tensor(arg0_1, arg1_1)  # f32[32, 8] | section=0
+        mul_1 = aten.mul.Tensor(arg0_1, arg2_1)  # f32[32, 8] | section=0
+        cat = aten.cat.default([mul, mul_1], 1)  # f32[32, 16] | section=0
+        sum = aten.sum.dim_IntList(cat, [1])  # f32[32] | section=0
+        sum_1 = aten.sum.dim_IntList(arg3_1, [1])  # f32[32] | section=1
+        mul_2 = aten.mul.Tensor(sum, sum_1)  # f32[32] | section=1
+        sum_2 = aten.sum.dim_IntList(arg4_1, [1])  # f32[32] | section=1
+        return [mul_2, sum_2]
+        """,
+        gm,
+    )
 
 
 def test_what_reads_only_inputs_is_made_where_it_is_read() -> None:
@@ -132,10 +250,43 @@ def test_what_reads_only_inputs_is_made_where_it_is_read() -> None:
 
     tangents, *saved = given(5)
     gm, freed = backward(function, tangents, *saved, freed=4)
-    CutIntoSections(freed, least=1, most=4)(gm)
-    assert sections(gm) == ["_to_copy mul"] * 3 + ["exp"]
-    (turned,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.t.default)
-    assert turned.meta[SECTION] == 3
+    pass_ = CutIntoSections(freed, least=1, most=4)
+    assert_fx_rewrites(
+        pass_,
+        """
+        arg0_1: f32[32, 8]
+        arg1_1: f32[32, 8]
+        arg2_1: f32[32, 8]
+        arg3_1: f32[32, 8]
+        arg4_1: f32[32, 8]
+        _to_copy = aten._to_copy.default(arg1_1, dtype=f64)  # f64[32, 8]
+        _to_copy_1 = aten._to_copy.default(arg2_1, dtype=f64)  # f64[32, 8]
+        _to_copy_2 = aten._to_copy.default(arg3_1, dtype=f64)  # f64[32, 8]
+        t = aten.t.default(arg4_1)  # f32[8, 32] strides (1, 8)
+        mul = aten.mul.Tensor(arg0_1, _to_copy)  # f64[32, 8]
+        mul_1 = aten.mul.Tensor(arg0_1, _to_copy_1)  # f64[32, 8]
+        mul_2 = aten.mul.Tensor(arg0_1, _to_copy_2)  # f64[32, 8]
+        exp = aten.exp.default(t)  # f32[8, 32] strides (1, 8)
+        return [mul, mul_1, mul_2, exp]
+        """,
+        """
+        arg0_1: f32[32, 8]
+        arg1_1: f32[32, 8]
+        arg2_1: f32[32, 8]
+        arg3_1: f32[32, 8]
+        arg4_1: f32[32, 8]
+        _to_copy = aten._to_copy.default(arg1_1, dtype=f64)  # f64[32, 8] | section=0
+        _to_copy_1 = aten._to_copy.default(arg2_1, dtype=f64)  # f64[32, 8] | section=1
+        _to_copy_2 = aten._to_copy.default(arg3_1, dtype=f64)  # f64[32, 8] | section=2
+        t = aten.t.default(arg4_1)  # f32[8, 32] strides (1, 8) | section=3
+        mul = aten.mul.Tensor(arg0_1, _to_copy)  # f64[32, 8] | section=0
+        mul_1 = aten.mul.Tensor(arg0_1, _to_copy_1)  # f64[32, 8] | section=1
+        mul_2 = aten.mul.Tensor(arg0_1, _to_copy_2)  # f64[32, 8] | section=2
+        exp = aten.exp.default(t)  # f32[8, 32] strides (1, 8) | section=3
+        return [mul, mul_1, mul_2, exp]
+        """,
+        gm,
+    )
 
 
 def test_the_results_of_one_operator_stay_with_it() -> None:

@@ -1,4 +1,4 @@
-"""Graph before, graph after."""
+"""A sum keeps no dimension that a view drops; sums that others read, too, stay."""
 
 from __future__ import annotations
 
@@ -7,43 +7,95 @@ from typing import Any
 
 import pytest
 import torch
-from run_twice import run_twice
 from torch import Tensor
-from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.marks import RECOMPUTE
+from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.passes.fx.drop_kept_dims import DropKeptDims
 
 aten = torch.ops.aten
+X = torch.randn(2, 3, 4)
+
+DROPPED = {
+    "leading": (
+        """
+        x: f32[2, 3, 4]
+        sum = aten.sum.dim_IntList(x, [0, 1], True)  # f32[1, 1, 4]
+        view = aten.view.default(sum, [4])  # f32[4]
+        return view
+        """,
+        """
+        x: f32[2, 3, 4]
+        sum = aten.sum.dim_IntList(x, [0, 1], False)  # f32[4]
+        return sum
+        """,
+    ),
+    "squeezed": (
+        """
+        x: f32[2, 3, 4]
+        sum = aten.sum.dim_IntList(x, [-1], True)  # f32[2, 3, 1]
+        squeeze = aten.squeeze.dim(sum, -1)  # f32[2, 3]
+        mul = aten.mul.Tensor(squeeze, 2)  # f32[2, 3]
+        return mul
+        """,
+        """
+        x: f32[2, 3, 4]
+        sum = aten.sum.dim_IntList(x, [-1], False)  # f32[2, 3]
+        mul = aten.mul.Tensor(sum, 2)  # f32[2, 3]
+        return mul
+        """,
+    ),
+    "all": (
+        """
+        x: f32[2, 3, 4]
+        sum = aten.sum.dim_IntList(x, [], True)  # f32[1, 1, 1]
+        view = aten.view.default(sum, [])  # f32[]
+        return view
+        """,
+        """
+        x: f32[2, 3, 4]
+        sum = aten.sum.dim_IntList(x, [], False)  # f32[]
+        return sum
+        """,
+    ),
+}
+"""The graph before and after."""
 
 
-def run(function: Callable[..., Any]) -> tuple[GraphModule, bool]:
-    gm = make_fx(function, tracing_mode="symbolic")(torch.randn(2, 3, 4))
-    return gm, run_twice(DropKeptDims(), gm)
+@pytest.mark.parametrize("name", DROPPED)
+def test_dimensions_that_a_view_drops_are_not_kept(name: str) -> None:
+    assert_fx_rewrites(DropKeptDims(), *DROPPED[name])
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x.sum([0, 1], keepdim=True).view(4),
-        lambda x: x.sum([-1], keepdim=True).squeeze(-1) * 2,
-        lambda x: x.sum([1], keepdim=True).view(x.shape[0], x.shape[2]).t(),
-        lambda x: aten.sum.dim_IntList(x, [], True).view([]),
-    ],
-    ids=["leading", "squeezed", "symbolic", "all"],
-)
-def test_dimensions_that_a_view_drops_are_not_kept(function: Callable[..., Any]) -> None:
-    gm, modified = run(function)
-    assert modified
-    (total,) = gm.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
-    assert total.args[2] is False
-    assert not {aten.view.default, aten.squeeze.dim} & {node.target for node in gm.graph.nodes}
-    x = torch.randn(5, 6, 4)
-    found, wanted = gm(x), function(x)
-    assert found.shape == wanted.shape
-    assert torch.equal(found, wanted)
+def test_symbolic_dimensions_that_a_view_drops_are_not_kept() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.sum([1], keepdim=True).view(x.shape[0], x.shape[2]).t()
+
+    gm = make_fx(function, tracing_mode="symbolic")(X)
+    given = torch.randn(5, 6, 4)
+    assert_fx_rewrites(
+        DropKeptDims(),
+        """
+        x_1: f32[s0, s1, s2]
+        sum = aten.sum.dim_IntList(x_1, [1], True)  # f32[s0, 1, s2]
+        sym_size = aten.sym_size.int(x_1, 0)  # s0
+        sym_size_1 = aten.sym_size.int(x_1, 2)  # s2
+        view = aten.view.default(sum, [sym_size, sym_size_1])  # f32[s0, s2]
+        t = aten.t.default(view)  # f32[s2, s0] strides (1, s2)
+        return t
+        """,
+        """
+        x_1: f32[s0, s1, s2]
+        sum = aten.sum.dim_IntList(x_1, [1], False)  # f32[s0, s2]
+        sym_size = aten.sym_size.int(x_1, 0)  # s0
+        sym_size_1 = aten.sym_size.int(x_1, 2)  # s2
+        t = aten.t.default(sum)  # f32[s2, s0] strides (1, s2)
+        return t
+        """,
+        gm,
+        inputs=[given],
+    )
+    assert gm(given).shape == (4, 5)
 
 
 def test_all_views_that_read_a_sum_become_it() -> None:
@@ -51,21 +103,59 @@ def test_all_views_that_read_a_sum_become_it() -> None:
         y = x.sum([0], keepdim=True)
         return y.view(y.shape[1], y.shape[2]) * y.squeeze(0)
 
-    gm, modified = run(twice)
-    assert modified
-    assert [n.target for n in gm.graph.nodes if n.op == "call_function" and "sym" not in str(n.target)] == [
-        aten.sum.dim_IntList,
-        aten.mul.Tensor,
-    ]
+    gm = make_fx(twice, tracing_mode="symbolic")(X)
+    assert_fx_rewrites(
+        DropKeptDims(),
+        """
+        x_1: f32[s0, s1, s2]
+        sum = aten.sum.dim_IntList(x_1, [0], True)  # f32[1, s1, s2]
+        sym_size = aten.sym_size.int(x_1, 1)  # s1
+        sym_size_1 = aten.sym_size.int(x_1, 2)  # s2
+        view = aten.view.default(sum, [sym_size, sym_size_1])  # f32[s1, s2]
+        squeeze = aten.squeeze.dim(sum, 0)  # f32[s1, s2]
+        mul = aten.mul.Tensor(view, squeeze)  # f32[s1, s2]
+        return mul
+        """,
+        """
+        x_1: f32[s0, s1, s2]
+        sum = aten.sum.dim_IntList(x_1, [0], False)  # f32[s1, s2]
+        sym_size = aten.sym_size.int(x_1, 1)  # s1
+        sym_size_1 = aten.sym_size.int(x_1, 2)  # s2
+        mul = aten.mul.Tensor(sum, sum)  # f32[s1, s2]
+        return mul
+        """,
+        gm,
+        inputs=[torch.randn(5, 6, 4)],
+    )
+
+
+RECOMPUTED = """
+    x: f32[2, 3]
+    sum = aten.sum.dim_IntList(x, [0], True)  # f32[1, 3] | MUST_RECOMPUTE
+    squeeze = aten.squeeze.dim(sum, 0)  # f32[3]
+    mul = aten.mul.Tensor(squeeze, 2)  # f32[3]
+    return mul
+"""
 
 
 def test_a_sum_that_is_computed_again_is_not_a_view_that_is_kept() -> None:
-    gm = make_fx(lambda x: x.sum([0], keepdim=True).squeeze(0) * 2, tracing_mode="fake")(torch.randn(2, 3))
-    (total,) = gm.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
-    total.meta[RECOMPUTE] = CheckpointPolicy.MUST_RECOMPUTE
-    assert not run_twice(DropKeptDims(), gm)
-    del total.meta[RECOMPUTE]
-    assert run_twice(DropKeptDims(), gm)
+    assert_fx_untouched(DropKeptDims(), RECOMPUTED)
+    assert_fx_rewrites(
+        DropKeptDims(),
+        """
+        x: f32[2, 3]
+        sum = aten.sum.dim_IntList(x, [0], True)  # f32[1, 3]
+        squeeze = aten.squeeze.dim(sum, 0)  # f32[3]
+        mul = aten.mul.Tensor(squeeze, 2)  # f32[3]
+        return mul
+        """,
+        """
+        x: f32[2, 3]
+        sum = aten.sum.dim_IntList(x, [0], False)  # f32[3]
+        mul = aten.mul.Tensor(sum, 2)  # f32[3]
+        return mul
+        """,
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,8 +169,6 @@ def test_a_sum_that_is_computed_again_is_not_a_view_that_is_kept() -> None:
     ],
     ids=["arithmetic", "the output", "other sizes", "not kept", "somebody else, too"],
 )
-def test_the_nearest_other_sums_stay(function: Callable[..., Any]) -> None:
-    gm, modified = run(function)
-    assert not modified
-    x = torch.randn(5, 6, 4)
-    assert torch.equal(gm(x), function(x))
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_the_nearest_other_sums_stay(function: Callable[..., Any], mode: str) -> None:
+    assert_fx_untouched(DropKeptDims(), make_fx(function, tracing_mode=mode)(X))

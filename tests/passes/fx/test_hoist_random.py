@@ -1,4 +1,4 @@
-"""Graph before, graph after, and equality of the draws with eager's."""
+"""Draws are of torch's generator, in eager's order and equal to eager's."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint
+from torch.utils.checkpoint import checkpoint
 
-from ort_dynamo.marks import DRAWN
+from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
 from ort_dynamo.testing import assert_like_eager
 
@@ -23,27 +23,25 @@ def trace(function: Callable[..., Any], *args: torch.Tensor) -> GraphModule:
     return make_fx(function, tracing_mode="fake")(*args)
 
 
-def text(gm: GraphModule) -> list[str]:
-    return [f"{n.name} = {n.target}{n.args}" for n in gm.graph.nodes if n.op == "call_function"]
-
-
 def test_dropout_becomes_a_drawn_mask_and_eagers_formula() -> None:
-    gm = trace(lambda x: aten.native_dropout(x, 0.25, True), torch.ones(2, 3))
-    result = HoistRandom()(gm)
-    assert result is not None
-    assert result.modified
-    assert text(gm) == [
-        "bernoulli_default = ort_dynamo.bernoulli.default([2, 3], [3, 1], 0.75)",
-        "_to_copy_default = aten._to_copy.default(bernoulli_default,)",
-        "div_tensor = aten.div.Tensor(_to_copy_default, 0.75)",
-        "mul_tensor = aten.mul.Tensor(x_1, div_tensor)",
-    ]
-    drawn = [n.name for n in gm.graph.nodes if n.meta.get(DRAWN)]
-    assert drawn == ["bernoulli_default"]
-    assert all(n.meta["recompute"] is CheckpointPolicy.MUST_SAVE for n in gm.graph.nodes if n.name in drawn)
-    again = HoistRandom()(gm)
-    assert again is not None
-    assert not again.modified
+    assert_fx_rewrites(
+        HoistRandom(),
+        """
+        x: f32[2, 3]
+        native_dropout = aten.native_dropout.default(x, 0.25, True)
+        getitem = native_dropout[0]  # f32[2, 3]
+        getitem_1 = native_dropout[1]  # bool[2, 3]
+        return getitem
+        """,
+        """
+        x: f32[2, 3]
+        bernoulli = ort_dynamo.bernoulli.default([2, 3], [3, 1], 0.75)  # bool[2, 3] | MUST_SAVE | drawn
+        _to_copy = aten._to_copy.default(bernoulli, dtype=f32)  # f32[2, 3]
+        div = aten.div.Tensor(_to_copy, 0.75)  # f32[2, 3]
+        mul = aten.mul.Tensor(x, div)  # f32[2, 3]
+        return mul
+        """,
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,33 +57,54 @@ def test_dropout_becomes_a_drawn_mask_and_eagers_formula() -> None:
     ids=["evaluation", "probability 0", "multinomial", "bernoulli of data", "normal of data", "no draw"],
 )
 def test_what_does_not_draw_or_reads_data_stays(function: Callable[..., Any]) -> None:
-    gm = trace(function, torch.rand(2, 3))
-    before = text(gm)
-    result = HoistRandom()(gm)
-    assert result is not None
-    assert not result.modified
-    assert text(gm) == before
+    assert_fx_untouched(HoistRandom(), trace(function, torch.rand(2, 3)))
 
 
 def test_a_draw_like_a_tensor_no_longer_reads_it() -> None:
-    gm = trace(lambda x: torch.rand_like(x * 2), torch.ones(2, 3))
-    HoistRandom()(gm)
-    assert text(gm) == [
-        "empty_strided_default = aten.empty_strided.default([2, 3], [3, 1])",
-        "rand_like = aten.rand_like.default(empty_strided_default,)",
-    ]
+    assert_fx_rewrites(
+        HoistRandom(),
+        """
+        x: f32[2, 3]
+        mul = aten.mul.Tensor(x, 2)  # f32[2, 3]
+        rand_like = aten.rand_like.default(mul)  # f32[2, 3]
+        return rand_like
+        """,
+        """
+        x: f32[2, 3]
+        empty_strided = aten.empty_strided.default([2, 3], [3, 1], dtype=f32)  # f32[2, 3] | MUST_SAVE | drawn
+        rand_like = aten.rand_like.default(empty_strided)  # f32[2, 3] | MUST_SAVE | drawn
+        return rand_like
+        """,
+    )
 
 
 def test_symbolic_sizes_are_read_from_the_inputs() -> None:
     gm = make_fx(lambda x: torch.rand_like(x.repeat(2, 1)), tracing_mode="symbolic")(torch.ones(5, 3))
-    HoistRandom()(gm)
-    (empty,) = gm.graph.find_nodes(op="call_function", target=aten.empty_strided.default)
-    assert aten.repeat.default not in {n.target for n in gm.graph.nodes}
-    assert empty.all_input_nodes, "the size 2 * s0 was baked in"
+    drawn = "f32[2*s0, s1] | MUST_SAVE | drawn"
+    assert_fx_rewrites(
+        HoistRandom(),
+        """
+        x_1: f32[s0, s1]
+        repeat = aten.repeat.default(x_1, [2, 1])  # f32[2*s0, s1]
+        rand_like = aten.rand_like.default(repeat)  # f32[2*s0, s1]
+        return rand_like
+        """,
+        f"""
+        x_1: f32[s0, s1]
+        sym_size = aten.sym_size.int(x_1, 0)  # s0
+        mul = mul(2, sym_size)  # 2*s0
+        sym_size_1 = aten.sym_size.int(x_1, 1)  # s1
+        empty_strided = aten.empty_strided.default([mul, sym_size_1], [sym_size_1, 1], dtype=f32)  # {drawn}
+        rand_like = aten.rand_like.default(empty_strided)  # {drawn}
+        return rand_like
+        """,
+        gm,
+        inputs=[torch.ones(7, 3)],
+    )
     torch.manual_seed(0)
-    drawn = gm(torch.ones(7, 3))
+    found = gm(torch.ones(7, 3))
     torch.manual_seed(0)
-    assert torch.equal(drawn, torch.rand(14, 3))
+    assert torch.equal(found, torch.rand(14, 3))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -148,11 +167,20 @@ def test_a_checkpointed_draw_that_reads_data_is_kept(joint_graph: Callable[..., 
 
 def test_memory_without_values_is_torchs_under_deterministic_algorithms() -> None:
     gm = trace(lambda x: aten.new_empty(x * 2, (4,)), torch.ones(2, 3))
-    plain = HoistRandom()(gm)
-    assert plain is not None
-    assert not plain.modified
-    HoistRandom(deterministic=True)(gm)
-    assert "empty_strided_default = aten.empty_strided.default([4], [1])" in text(gm)
-    again = HoistRandom(deterministic=True)(gm)
-    assert again is not None
-    assert not again.modified
+    assert_fx_untouched(HoistRandom(), gm)
+    assert_fx_rewrites(
+        HoistRandom(deterministic=True),
+        """
+        x_1: f32[2, 3]
+        mul = aten.mul.Tensor(x_1, 2)  # f32[2, 3]
+        new_empty = aten.new_empty.default(mul, [4])  # f32[4]
+        return new_empty
+        """,
+        """
+        x_1: f32[2, 3]
+        empty_strided = aten.empty_strided.default([4], [1], dtype=f32)  # f32[4] | MUST_SAVE | drawn
+        return empty_strided
+        """,
+        gm,
+        run=False,
+    )

@@ -1,4 +1,4 @@
-"""Graph before, graph after: messages of assertions on data."""
+"""Messages of assertions on data name the operator and the line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.passes.fx.locate_assertions import LocateAssertions
-from ort_dynamo.passes.running import run_passes
 
 
 def test_a_message_ends_with_the_operator_and_the_line() -> None:
@@ -19,16 +19,33 @@ def test_a_message_ends_with_the_operator_and_the_line() -> None:
     gm = make_fx(function, tracing_mode="fake")(torch.ones(2))
     (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_async.msg)
     node.meta["stack_trace"] = '  File "user.py", line 3, in function\n    torch._assert_async(x)\n'
-    records = run_passes([LocateAssertions(), LocateAssertions()], gm, check=True)
-    first, operator, line = str(node.args[1]).splitlines()
-    assert (first, operator.strip()) == ("x is positive", "aten._assert_async.msg")
-    assert "torch._assert_async" in line
-    assert [record.modified for record in records] == [True, False]
+    place = '    File "user.py", line 3, in function torch._assert_async(x)'
+    located = "\n".join(["x is positive", "  aten._assert_async.msg", place])
+    assert_fx_rewrites(
+        LocateAssertions(),
+        """
+        x_1: f32[2]
+        gt = aten.gt.Scalar(x_1, 0)  # bool[2]
+        all = aten.all.default(gt)  # bool[]
+        _assert_async = aten._assert_async.msg(all, 'x is positive')
+        mul = aten.mul.Tensor(x_1, 2)  # f32[2]
+        return mul
+        """,
+        f"""
+        x_1: f32[2]
+        gt = aten.gt.Scalar(x_1, 0)  # bool[2]
+        all = aten.all.default(gt)  # bool[]
+        _assert_async = aten._assert_async.msg(all, {located!r})
+        mul = aten.mul.Tensor(x_1, 2)  # f32[2]
+        return mul
+        """,
+        gm,
+        inputs=[torch.ones(2)],
+    )
 
 
 def test_a_graph_without_assertions_stays() -> None:
-    gm = make_fx(torch.sin, tracing_mode="fake")(torch.ones(2))
-    assert not LocateAssertions()(gm).modified
+    assert_fx_untouched(LocateAssertions(), make_fx(torch.sin, tracing_mode="fake")(torch.ones(2)))
 
 
 class Checked(nn.Module):

@@ -1,4 +1,4 @@
-"""Graph before, graph after."""
+"""A view becomes an earlier value that shows the same; views that differ in size, strides or owner stay."""
 
 from __future__ import annotations
 
@@ -7,63 +7,189 @@ from typing import Any
 
 import pytest
 import torch
-from run_twice import run_twice
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.marks import RECOMPUTE
+from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.passes.fx.merge_views import MergeViews
 
-aten = torch.ops.aten
+X = torch.randn(2, 3, 4)
 
 
 def traced(function: Callable[..., Any], mode: str = "fake") -> GraphModule:
-    return make_fx(function, tracing_mode=mode)(torch.randn(2, 3, 4))
+    return make_fx(function, tracing_mode=mode)(X)
 
 
-def names(gm: GraphModule) -> list[str]:
-    return [node.name for node in gm.graph.nodes if node.op == "call_function" and "sym_size" not in node.name]
+VIEWS = {
+    "transposed twice": (
+        """
+        x: f32[2, 3, 4]
+        exp = aten.exp.default(x)  # f32[2, 3, 4]
+        transpose = aten.transpose.int(exp, 0, 1)  # f32[3, 2, 4] strides (4, 12, 1)
+        transpose_1 = aten.transpose.int(transpose, 0, 1)  # f32[2, 3, 4]
+        return transpose_1
+        """,
+        """
+        x: f32[2, 3, 4]
+        exp = aten.exp.default(x)  # f32[2, 3, 4]
+        return exp
+        """,
+    ),
+    "permuted": (
+        """
+        x: f32[2, 3, 4]
+        exp = aten.exp.default(x)  # f32[2, 3, 4]
+        permute = aten.permute.default(exp, [2, 0, 1])  # f32[4, 2, 3] strides (1, 12, 4)
+        permute_1 = aten.permute.default(permute, [1, 2, 0])  # f32[2, 3, 4]
+        mul = aten.mul.Tensor(permute_1, 2)  # f32[2, 3, 4]
+        return mul
+        """,
+        """
+        x: f32[2, 3, 4]
+        exp = aten.exp.default(x)  # f32[2, 3, 4]
+        mul = aten.mul.Tensor(exp, 2)  # f32[2, 3, 4]
+        return mul
+        """,
+    ),
+    "expanded by nothing": (
+        """
+        x: f32[2, 3, 4]
+        exp = aten.exp.default(x)  # f32[2, 3, 4]
+        expand = aten.expand.default(exp, [2, 3, 4])  # f32[2, 3, 4]
+        view = aten.view.default(expand, [6, 4])  # f32[6, 4]
+        return view
+        """,
+        """
+        x: f32[2, 3, 4]
+        exp = aten.exp.default(x)  # f32[2, 3, 4]
+        view = aten.view.default(exp, [6, 4])  # f32[6, 4]
+        return view
+        """,
+    ),
+    "equal": (
+        """
+        x: f32[2, 3, 4]
+        exp = aten.exp.default(x)  # f32[2, 3, 4]
+        view = aten.view.default(exp, [6, 4])  # f32[6, 4]
+        view_1 = aten.view.default(exp, [-1, 4])  # f32[6, 4]
+        t = aten.t.default(view_1)  # f32[4, 6] strides (1, 4)
+        mm = aten.mm.default(view, t)  # f32[6, 6]
+        return mm
+        """,
+        """
+        x: f32[2, 3, 4]
+        exp = aten.exp.default(x)  # f32[2, 3, 4]
+        view = aten.view.default(exp, [6, 4])  # f32[6, 4]
+        t = aten.t.default(view)  # f32[4, 6] strides (1, 4)
+        mm = aten.mm.default(view, t)  # f32[6, 6]
+        return mm
+        """,
+    ),
+    "of an input": (
+        """
+        x: f32[2, 3, 4]
+        view = aten.view.default(x, [6, 4])  # f32[6, 4]
+        t = aten.t.default(view)  # f32[4, 6] strides (1, 4)
+        view_1 = aten.view.default(x, [6, 4])  # f32[6, 4]
+        mm = aten.mm.default(t, view_1)  # f32[4, 4]
+        return mm
+        """,
+        """
+        x: f32[2, 3, 4]
+        view = aten.view.default(x, [6, 4])  # f32[6, 4]
+        t = aten.t.default(view)  # f32[4, 6] strides (1, 4)
+        mm = aten.mm.default(t, view)  # f32[4, 4]
+        return mm
+        """,
+    ),
+    "a view of a view": (
+        """
+        x: f32[2, 3, 4]
+        exp = aten.exp.default(x)  # f32[2, 3, 4]
+        view = aten.view.default(exp, [2, 12])  # f32[2, 12]
+        view_1 = aten.view.default(view, [6, 4])  # f32[6, 4]
+        mul = aten.mul.Tensor(view_1, 2)  # f32[6, 4]
+        return mul
+        """,
+        """
+        x: f32[2, 3, 4]
+        exp = aten.exp.default(x)  # f32[2, 3, 4]
+        view = aten.view.default(exp, [6, 4])  # f32[6, 4]
+        mul = aten.mul.Tensor(view, 2)  # f32[6, 4]
+        return mul
+        """,
+    ),
+    "a part": (
+        """
+        x: f32[2, 3, 4]
+        slice = aten.slice.Tensor(x, 0, 1, 9223372036854775807)  # f32[1, 3, 4]
+        sum = aten.sum.default(slice)  # f32[]
+        slice_1 = aten.slice.Tensor(x, 0, 1, 9223372036854775807)  # f32[1, 3, 4]
+        exp = aten.exp.default(slice_1)  # f32[1, 3, 4]
+        mul = aten.mul.Tensor(sum, exp)  # f32[1, 3, 4]
+        return mul
+        """,
+        """
+        x: f32[2, 3, 4]
+        slice = aten.slice.Tensor(x, 0, 1, 9223372036854775807)  # f32[1, 3, 4]
+        sum = aten.sum.default(slice)  # f32[]
+        exp = aten.exp.default(slice)  # f32[1, 3, 4]
+        mul = aten.mul.Tensor(sum, exp)  # f32[1, 3, 4]
+        return mul
+        """,
+    ),
+    "an output that begins at an input": (
+        """
+        x: f32[2, 3, 4]
+        transpose = aten.transpose.int(x, 0, 1)  # f32[3, 2, 4] strides (4, 12, 1)
+        transpose_1 = aten.transpose.int(transpose, 0, 1)  # f32[2, 3, 4]
+        view = aten.view.default(transpose_1, [6, 4])  # f32[6, 4]
+        return view
+        """,
+        """
+        x: f32[2, 3, 4]
+        view = aten.view.default(x, [6, 4])  # f32[6, 4]
+        return view
+        """,
+    ),
+}
+"""The graph before and after."""
 
 
-@pytest.mark.parametrize(
-    ("function", "left"),
-    [
-        (lambda x: x.exp().transpose(0, 1).transpose(0, 1), ["exp"]),
-        (lambda x: x.exp().permute(2, 0, 1).permute(1, 2, 0) * 2, ["exp", "mul"]),
-        (lambda x: x.exp().expand(2, 3, 4).view(6, 4), ["exp", "view"]),
-        (lambda x: (y := x.exp()).view(6, 4) @ y.view(-1, 4).t(), ["exp", "view", "t", "mm"]),
-        (lambda x: x.view(6, 4).t() @ x.view(6, 4), ["view", "t", "mm"]),
-        (lambda x: x.exp().view(2, 12).view(6, 4) * 2, ["exp", "view_1", "mul"]),
-        (lambda x: x[1:].sum() * x[1:].exp(), ["slice_1", "sum_1", "exp", "mul"]),
-        (lambda x: x.transpose(0, 1).transpose(0, 1).view(6, 4), ["view"]),
-    ],
-    ids=[
-        "transposed twice",
-        "permuted",
-        "expanded by nothing",
-        "equal",
-        "of an input",
-        "a view of a view",
-        "a part",
-        "an output that begins at an input",
-    ],
-)
-def test_a_view_becomes_what_shows_the_same(function: Callable[..., Any], left: list[str]) -> None:
-    gm = traced(function)
-    assert run_twice(MergeViews(), gm)
-    assert names(gm) == left
-    x = torch.randn(2, 3, 4)
-    assert torch.equal(gm(x), function(x))
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_becomes_what_shows_the_same(name: str) -> None:
+    assert_fx_rewrites(MergeViews(), *VIEWS[name])
 
 
 def test_symbolic_sizes_are_compared_as_expressions() -> None:
-    gm = traced(
-        lambda x: x.exp().view(-1, 4).view(x.shape[0], x.shape[1], 4).transpose(0, 1).transpose(1, 0), "symbolic"
+    def function(x: Tensor) -> Tensor:
+        return x.exp().view(-1, 4).view(x.shape[0], x.shape[1], 4).transpose(0, 1).transpose(1, 0)
+
+    gm = traced(function, "symbolic")
+    assert_fx_rewrites(
+        MergeViews(),
+        """
+        x_1: f32[s0, s1, 4]
+        exp = aten.exp.default(x_1)  # f32[s0, s1, 4]
+        view = aten.view.default(exp, [-1, 4])  # f32[s0*s1, 4]
+        sym_size = aten.sym_size.int(x_1, 0)  # s0
+        sym_size_1 = aten.sym_size.int(x_1, 1)  # s1
+        view_1 = aten.view.default(view, [sym_size, sym_size_1, 4])  # f32[s0, s1, 4]
+        transpose = aten.transpose.int(view_1, 0, 1)  # f32[s1, s0, 4] strides (4, 4*s1, 1)
+        transpose_1 = aten.transpose.int(transpose, 1, 0)  # f32[s0, s1, 4]
+        return transpose_1
+        """,
+        """
+        x_1: f32[s0, s1, 4]
+        exp = aten.exp.default(x_1)  # f32[s0, s1, 4]
+        sym_size = aten.sym_size.int(x_1, 0)  # s0
+        sym_size_1 = aten.sym_size.int(x_1, 1)  # s1
+        return exp
+        """,
+        gm,
+        inputs=[X],
     )
-    assert run_twice(MergeViews(), gm)
-    assert names(gm) == ["exp"]
 
 
 @pytest.mark.parametrize(
@@ -88,16 +214,7 @@ def test_symbolic_sizes_are_compared_as_expressions() -> None:
     ],
 )
 def test_the_nearest_other_views_stay(function: Callable[..., Any]) -> None:
-    gm = traced(function)
-    assert not run_twice(MergeViews(), gm)
-    x = torch.randn(2, 3, 4)
-    for found, wanted in zip(_tuple(gm(x)), _tuple(function(x)), strict=True):
-        assert torch.equal(found, wanted)
-        assert found is not x
-
-
-def _tuple(value: Any) -> tuple[Tensor, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    assert_fx_untouched(MergeViews(), traced(function))
 
 
 def test_a_view_of_an_input_that_is_written_to_stays() -> None:
@@ -106,24 +223,72 @@ def test_a_view_of_an_input_that_is_written_to_stays() -> None:
         x.copy_(x.exp())
         return before * x.view(6, 4)
 
-    gm = traced(function)
-    assert not run_twice(MergeViews(), gm)
+    assert_fx_untouched(MergeViews(), traced(function))
+
+
+VIEWED_TWICE = """
+    x: f32[2, 3, 4]
+    exp = aten.exp.default(x)  # f32[2, 3, 4] | MUST_RECOMPUTE
+    view = aten.view.default(exp, [2, 12])  # f32[2, 12]
+    view_1 = aten.view.default(view, [6, 4])  # f32[6, 4]
+    return view_1
+"""
 
 
 def test_a_view_of_what_is_computed_again_is_read_where_it_is_kept() -> None:
-    gm = traced(lambda x: x.exp().view(2, 12).view(6, 4) * 2)
-    (exp,) = gm.graph.find_nodes(op="call_function", target=aten.exp.default)
-    exp.meta[RECOMPUTE] = CheckpointPolicy.MUST_RECOMPUTE
-    assert not run_twice(MergeViews(), gm)
-    del exp.meta[RECOMPUTE]
-    assert run_twice(MergeViews(), gm)
+    assert_fx_untouched(MergeViews(), VIEWED_TWICE)
+    assert_fx_rewrites(
+        MergeViews(),
+        """
+        x: f32[2, 3, 4]
+        exp = aten.exp.default(x)  # f32[2, 3, 4]
+        view = aten.view.default(exp, [2, 12])  # f32[2, 12]
+        view_1 = aten.view.default(view, [6, 4])  # f32[6, 4]
+        return view_1
+        """,
+        """
+        x: f32[2, 3, 4]
+        exp = aten.exp.default(x)  # f32[2, 3, 4]
+        view = aten.view.default(exp, [6, 4])  # f32[6, 4]
+        return view
+        """,
+    )
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_view_that_is_computed_again_is_not_one_that_is_kept(which: int) -> None:
-    gm = traced(lambda x: (y := x.exp()).view(6, 4).sum() * y.view(6, 4))
-    views = gm.graph.find_nodes(op="call_function", target=aten.view.default)
-    views[which].meta[RECOMPUTE] = CheckpointPolicy.MUST_RECOMPUTE
-    assert not run_twice(MergeViews(), gm)
-    views[1 - which].meta[RECOMPUTE] = CheckpointPolicy.MUST_RECOMPUTE
-    assert run_twice(MergeViews(), gm)
+KEPT_AND_RECOMPUTED = """
+    x: f32[2, 3, 4]
+    exp = aten.exp.default(x)  # f32[2, 3, 4]
+    view = aten.view.default(exp, [6, 4])  # f32[6, 4]{first}
+    sum = aten.sum.default(view)  # f32[]
+    view_1 = aten.view.default(exp, [6, 4])  # f32[6, 4]{second}
+    mul = aten.mul.Tensor(sum, view_1)  # f32[6, 4]
+    return mul
+"""
+
+
+@pytest.mark.parametrize(("first", "second"), [(" | MUST_RECOMPUTE", ""), ("", " | MUST_RECOMPUTE")])
+def test_a_view_that_is_computed_again_is_not_one_that_is_kept(first: str, second: str) -> None:
+    assert_fx_untouched(MergeViews(), KEPT_AND_RECOMPUTED.format(first=first, second=second))
+
+
+def test_views_that_are_both_computed_again_are_one() -> None:
+    assert_fx_rewrites(
+        MergeViews(),
+        """
+        x: f32[2, 3, 4]
+        exp = aten.exp.default(x)  # f32[2, 3, 4]
+        view = aten.view.default(exp, [6, 4])  # f32[6, 4] | MUST_RECOMPUTE
+        sum = aten.sum.default(view)  # f32[]
+        view_1 = aten.view.default(exp, [6, 4])  # f32[6, 4] | MUST_RECOMPUTE
+        mul = aten.mul.Tensor(sum, view_1)  # f32[6, 4]
+        return mul
+        """,
+        """
+        x: f32[2, 3, 4]
+        exp = aten.exp.default(x)  # f32[2, 3, 4]
+        view = aten.view.default(exp, [6, 4])  # f32[6, 4] | MUST_RECOMPUTE
+        sum = aten.sum.default(view)  # f32[]
+        mul = aten.mul.Tensor(sum, view)  # f32[6, 4]
+        return mul
+        """,
+    )

@@ -1,4 +1,4 @@
-"""Graph before, graph after: which results of islands are copied into torch's memory."""
+"""Which results of islands are copied into torch's memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.passes.fx.own_results import OwnResults, owned
-from ort_dynamo.passes.running import run_passes
 from ort_dynamo.segment.segment import segment
 
 
@@ -25,47 +25,56 @@ def outer(function: Callable[..., Any], eager: tuple[Any, ...] = ()) -> GraphMod
     return segment(gm, refuse, torch.device("cpu")).gm
 
 
-def text(gm: GraphModule) -> list[str]:
-    return [
-        f"{node.name} = {getattr(node.target, '__name__', node.target)}{node.args}"
-        for node in gm.graph.nodes
-        if node.op in ("call_function", "call_module")
-    ]
-
-
-def results(gm: GraphModule) -> str:
-    (output,) = gm.graph.find_nodes(op="output")
-    return str(output.args[0])
-
-
-def run(gm: GraphModule, seen: slice = slice(None)) -> bool:
-    records = run_passes([OwnResults(seen), OwnResults(seen)], gm, check=True)
-    assert not records[1].modified
-    return records[0].modified
+EVERY = OwnResults(slice(None))
 
 
 def test_a_result_of_an_island_is_copied() -> None:
     gm = outer(lambda x: (x + 1, x * 2))
-    assert text(gm) == [
-        "island_0 = island_0(x_1,)",
-        "getitem = getitem(island_0, 0)",
-        "getitem_1 = getitem(island_0, 1)",
-    ]
-    assert run(gm)
-    assert text(gm) == [
-        "island_0 = island_0(x_1,)",
-        "getitem = getitem(island_0, 0)",
-        "owned = owned(getitem,)",
-        "getitem_1 = getitem(island_0, 1)",
-        "owned_1 = owned(getitem_1,)",
-    ]
-    assert results(gm).count("owned") == 2
+    assert_fx_rewrites(
+        EVERY,
+        """
+        x_1: f32[4, 4]
+        island_0 = island_0(x_1)
+        getitem = island_0[0]  # f32[4, 4]
+        getitem_1 = island_0[1]  # f32[4, 4]
+        return (getitem, getitem_1)
+        """,
+        """
+        x_1: f32[4, 4]
+        island_0 = island_0(x_1)
+        getitem = island_0[0]  # f32[4, 4]
+        owned = owned(getitem)  # f32[4, 4]
+        getitem_1 = island_0[1]  # f32[4, 4]
+        owned_1 = owned(getitem_1)  # f32[4, 4]
+        return (owned, owned_1)
+        """,
+        gm,
+    )
 
 
 def test_views_of_one_result_share_its_copy() -> None:
     gm = outer(lambda x: ((y := x + 1), y.t(), y[0]))
-    assert run(gm)
-    assert sum(line.startswith("owned") for line in text(gm)) == 1
+    assert_fx_rewrites(
+        EVERY,
+        """
+        x_1: f32[4, 4]
+        island_0 = island_0(x_1)
+        getitem = island_0[0]  # f32[4, 4]
+        t = aten.t.default(getitem)  # f32[4, 4] strides (1, 4)
+        select = aten.select.int(getitem, 0, 0)  # f32[4]
+        return (getitem, t, select)
+        """,
+        """
+        x_1: f32[4, 4]
+        island_0 = island_0(x_1)
+        getitem = island_0[0]  # f32[4, 4]
+        owned = owned(getitem)  # f32[4, 4]
+        t = aten.t.default(owned)  # f32[4, 4] strides (1, 4)
+        select = aten.select.int(owned, 0, 0)  # f32[4]
+        return (owned, t, select)
+        """,
+        gm,
+    )
     first, second, third = gm(torch.ones(4, 4))
     assert (
         first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr() == third.untyped_storage().data_ptr()
@@ -83,9 +92,7 @@ def test_views_of_one_result_share_its_copy() -> None:
 )
 def test_the_nearest_others_stay(function: Callable[[Tensor], Any], eager: tuple[Any, ...], seen: slice) -> None:
     gm = outer(lambda x: tuple(y) if isinstance(y := function(x), tuple) else (y,), eager)
-    before = text(gm)
-    assert not run(gm, seen)
-    assert text(gm) == before
+    assert_fx_untouched(OwnResults(seen), gm)
 
 
 def test_only_what_is_small_is_copied_when_it_runs() -> None:

@@ -8,11 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from joint_graphs import forward_text, recomputed, weight
+from joint_graphs import assert_tags, recomputed, weight
+from run_twice import run_twice
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ort_dynamo.fx_testing import assert_fx_untouched
 from ort_dynamo.options.plan_grammar import read_plans
 from ort_dynamo.passes.fx.analysis.operator_names import NAMES
 from ort_dynamo.passes.fx.analysis.plans import find_candidates, plan_rows
@@ -22,17 +24,8 @@ from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
 Capture = Callable[..., GraphModule]
 
 
-def apply(gm: GraphModule, *plans: str) -> bool:
-    """Run the pass; a second run must change nothing."""
-    pass_ = RecomputePlan(read_plans(plans))
-    result = pass_(gm)
-    before = forward_text(gm)
-    again = pass_(gm)
-    assert result is not None
-    assert again is not None
-    assert not again.modified
-    assert forward_text(gm) == before
-    return result.modified
+def plan(*plans: str) -> RecomputePlan:
+    return RecomputePlan(read_plans(plans))
 
 
 def clusters(gm: GraphModule) -> list[str]:
@@ -50,12 +43,15 @@ def kept(gm: GraphModule) -> dict[str, int]:
 def test_a_cluster_is_what_must_be_computed_again_from_what_is_kept_anyway(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (F.gelu(x) @ w).sum(), weight(2, 3), weight(3, 4))
     assert clusters(gm) == ["Gelu+:1"]
-    assert apply(gm, "Gelu+:1:-1")
-    assert forward_text(gm) == [
-        "gelu = aten.gelu.default(primals_1)  # MUST_RECOMPUTE",
-        "mm = aten.mm.default(gelu, primals_2)",
-        "sum_1 = aten.sum.default(mm)",
-    ]
+    assert_tags(
+        plan("Gelu+:1:-1"),
+        gm,
+        """
+        gelu = aten.gelu.default(primals_1)  # f32[2, 3] | MUST_RECOMPUTE
+        mm = aten.mm.default(gelu, primals_2)  # f32[2, 4]
+        sum = aten.sum.default(mm)  # f32[]
+        """,
+    )
     assert kept(gm) == {}
 
 
@@ -65,24 +61,50 @@ def test_a_longer_cluster_is_not_matched_by_its_end(joint_graph: Capture) -> Non
     with pytest.warns(UserWarning, match=r"'Add\+:1:-1' matches nothing in a graph that has 'Gelu\+Add\+:1:-1';"):
         assert not RecomputePlan(read_plans("Add+:1:-1"))(gm).modified  # type: ignore[union-attr]
     assert recomputed(gm) == []
-    assert apply(gm, "Gelu+Add+:1:-1")
-    assert recomputed(gm) == ["gelu", "add"]
+    assert_tags(
+        plan("Gelu+Add+:1:-1"),
+        gm,
+        """
+        gelu = aten.gelu.default(primals_1)  # f32[2, 3] | MUST_RECOMPUTE
+        add = aten.add.Tensor(gelu, 1)  # f32[2, 3] | MUST_RECOMPUTE
+        mm = aten.mm.default(add, primals_2)  # f32[2, 4]
+        sum = aten.sum.default(mm)  # f32[]
+        """,
+    )
 
 
 def test_a_cluster_stops_at_what_is_kept_anyway(joint_graph: Capture) -> None:
     # Tanh's gradient reads its result: the cluster of the second tensor starts from there.
     gm = joint_graph(lambda x, w: ((torch.tanh(x) * 2).exp() @ w).sum(), weight(2, 3), weight(3, 4))
     assert clusters(gm) == ["Tanh+:1", "Mul+Exp+:1"]
-    assert apply(gm, "Mul+Exp+:1:-1")
-    assert recomputed(gm) == ["mul", "exp"]
+    assert_tags(
+        plan("Mul+Exp+:1:-1"),
+        gm,
+        """
+        tanh = aten.tanh.default(primals_1)  # f32[2, 3]
+        mul = aten.mul.Tensor(tanh, 2)  # f32[2, 3] | MUST_RECOMPUTE
+        exp = aten.exp.default(mul)  # f32[2, 3] | MUST_RECOMPUTE
+        mm = aten.mm.default(exp, primals_2)  # f32[2, 4]
+        sum = aten.sum.default(mm)  # f32[]
+        """,
+    )
     assert kept(gm) == {"tanh": 24}
 
 
 def test_views_have_no_name_and_are_made_again_with_what_they_show(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (F.gelu(x) @ w).sum(), weight(2, 2, 3), weight(3, 4))
     assert clusters(gm) == ["Gelu+:1"]
-    assert apply(gm, "Gelu+:1:-1")
-    assert recomputed(gm) == ["gelu", "view"]
+    assert_tags(
+        plan("Gelu+:1:-1"),
+        gm,
+        """
+        gelu = aten.gelu.default(primals_1)  # f32[2, 2, 3] | MUST_RECOMPUTE
+        view = aten.view.default(gelu, [4, 3])  # f32[4, 3] | MUST_RECOMPUTE
+        mm = aten.mm.default(view, primals_2)  # f32[4, 4]
+        _unsafe_view = aten._unsafe_view.default(mm, [2, 2, 4])  # f32[2, 2, 4]
+        sum = aten.sum.default(_unsafe_view)  # f32[]
+        """,
+    )
 
 
 def test_the_results_of_one_operator_are_one_occurrence(joint_graph: Capture) -> None:
@@ -90,23 +112,26 @@ def test_the_results_of_one_operator_are_one_occurrence(joint_graph: Capture) ->
     gm = joint_graph(lambda x, w: (norm(x) @ w).sum(), weight(3, 4), weight(4, 2))
     assert clusters(gm) == ["LayerNormalization+:1"]
     assert sorted(kept(gm).values()) == [12, 12, 48]  # mean, reciprocal deviation, result
-    assert apply(gm, "LayerNormalization+:1:-1")
+    assert run_twice(plan("LayerNormalization+:1:-1"), gm)
     assert kept(gm) == {}
 
 
 def test_a_dropout_multiplies_by_the_kept_mask_again(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (F.dropout(F.gelu(x), 0.5) @ w).sum(), weight(2, 3), weight(3, 4))
     assert clusters(gm) == ["Gelu+Dropout+:1"]
-    assert apply(gm, "Gelu+Dropout+:1:-1")
-    assert [line.partition(" = ")[2] for line in forward_text(gm)] == [
-        "aten.gelu.default(primals_1)  # MUST_RECOMPUTE",
-        "ort_dynamo.bernoulli.default()  # MUST_SAVE",
-        "aten._to_copy.default(bernoulli_default)  # MUST_RECOMPUTE",
-        "aten.div.Tensor(_to_copy_default)  # MUST_RECOMPUTE",
-        "aten.mul.Tensor(gelu, div_tensor)  # MUST_RECOMPUTE",
-        "aten.mm.default(mul_tensor, primals_2)",
-        "aten.sum.default(mm)",
-    ]
+    assert_tags(
+        plan("Gelu+Dropout+:1:-1"),
+        gm,
+        """
+        gelu = aten.gelu.default(primals_1)  # f32[2, 3] | MUST_RECOMPUTE
+        bernoulli = ort_dynamo.bernoulli.default([2, 3], [3, 1], 0.5)  # bool[2, 3] | MUST_SAVE | drawn
+        _to_copy = aten._to_copy.default(bernoulli, dtype=f32)  # f32[2, 3] | MUST_RECOMPUTE
+        div = aten.div.Tensor(_to_copy, 0.5)  # f32[2, 3] | MUST_RECOMPUTE
+        mul = aten.mul.Tensor(gelu, div)  # f32[2, 3] | MUST_RECOMPUTE
+        mm = aten.mm.default(mul, primals_2)  # f32[2, 4]
+        sum = aten.sum.default(mm)  # f32[]
+        """,
+    )
     assert kept(gm) == {"bernoulli_default": 6}
 
 
@@ -131,7 +156,7 @@ def test_what_a_checkpoint_policy_has_decided_is_in_no_cluster(joint_graph: Capt
     assert clusters(gm) == []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not apply(gm, "Gelu+:1:-1")
+        assert_fx_untouched(plan("Gelu+:1:-1"), gm)
     assert gelu.meta["recompute"] is CheckpointPolicy.PREFER_SAVE
 
 
@@ -151,13 +176,26 @@ def chain_graph(joint_graph: Capture) -> GraphModule:
 def test_a_count_takes_the_earliest_occurrences(joint_graph: Capture) -> None:
     gm = chain_graph(joint_graph)
     assert clusters(gm) == ["MatMul+:1", "Gelu+:1"] * 3 + ["MatMul+:1"]
-    assert apply(gm, "Gelu+:1:2")
-    assert recomputed(gm) == ["gelu", "gelu_1"]
+    assert_tags(
+        plan("Gelu+:1:2"),
+        gm,
+        """
+        mm = aten.mm.default(primals_1, primals_2)  # f32[2, 3]
+        gelu = aten.gelu.default(mm)  # f32[2, 3] | MUST_RECOMPUTE
+        mm_1 = aten.mm.default(gelu, primals_3)  # f32[2, 3]
+        gelu_1 = aten.gelu.default(mm_1)  # f32[2, 3] | MUST_RECOMPUTE
+        mm_2 = aten.mm.default(gelu_1, primals_4)  # f32[2, 3]
+        gelu_2 = aten.gelu.default(mm_2)  # f32[2, 3]
+        mm_3 = aten.mm.default(gelu_2, primals_5)  # f32[2, 3]
+        gelu_3 = aten.gelu.default(mm_3)  # f32[2, 3]
+        sum = aten.sum.default(gelu_3)  # f32[]
+        """,
+    )
 
 
-@pytest.mark.parametrize("plan", ["Gelu+:1:0", "Gelu+:0:-1", "Exp+:0:3", ""])
-def test_a_plan_that_is_switched_off_does_nothing(joint_graph: Capture, plan: str) -> None:
-    assert not apply(chain_graph(joint_graph), plan)
+@pytest.mark.parametrize("switched_off", ["Gelu+:1:0", "Gelu+:0:-1", "Exp+:0:3", ""])
+def test_a_plan_that_is_switched_off_does_nothing(joint_graph: Capture, switched_off: str) -> None:
+    assert_fx_untouched(plan(switched_off), chain_graph(joint_graph))
 
 
 def test_a_count_above_the_occurrences_takes_all_with_a_warning(joint_graph: Capture) -> None:
@@ -169,8 +207,21 @@ def test_a_count_above_the_occurrences_takes_all_with_a_warning(joint_graph: Cap
 
 def test_plans_go_together_and_do_not_depend_on_one_another(joint_graph: Capture) -> None:
     gm = chain_graph(joint_graph)
-    assert apply(gm, "MatMul+:1:1", "Gelu+:1:1")
-    assert recomputed(gm) == ["mm", "gelu"]
+    assert_tags(
+        plan("MatMul+:1:1", "Gelu+:1:1"),
+        gm,
+        """
+        mm = aten.mm.default(primals_1, primals_2)  # f32[2, 3] | MUST_RECOMPUTE
+        gelu = aten.gelu.default(mm)  # f32[2, 3] | MUST_RECOMPUTE
+        mm_1 = aten.mm.default(gelu, primals_3)  # f32[2, 3]
+        gelu_1 = aten.gelu.default(mm_1)  # f32[2, 3]
+        mm_2 = aten.mm.default(gelu_1, primals_4)  # f32[2, 3]
+        gelu_2 = aten.gelu.default(mm_2)  # f32[2, 3]
+        mm_3 = aten.mm.default(gelu_2, primals_5)  # f32[2, 3]
+        gelu_3 = aten.gelu.default(mm_3)  # f32[2, 3]
+        sum = aten.sum.default(gelu_3)  # f32[]
+        """,
+    )
 
 
 def test_the_nearest_of_what_exists_is_named_first(joint_graph: Capture) -> None:
@@ -192,14 +243,17 @@ def test_a_compromise_keeps_the_narrow_side_of_a_cast(joint_graph: Capture) -> N
     gm = joint_graph(widened, weight(4, 3, dtype=narrow), weight(3, 8, dtype=narrow), weight(8, 2))
     assert clusters(gm) == ["MatMul+Cast+Exp+:1", "Cast+Exp+:2"]
     assert kept(gm) == {"exp": 4 * 8 * 4}
-    assert apply(gm, "Cast+Exp+:2:-1")
-    assert [line.partition(" = ")[2] for line in forward_text(gm)] == [
-        "aten.mm.default(primals_1, primals_2)  # MUST_SAVE",
-        "aten._to_copy.default(mm)  # MUST_RECOMPUTE",
-        "aten.exp.default(_to_copy)  # MUST_RECOMPUTE",
-        "aten.mm.default(exp, primals_3)",
-        "aten.sum.default(mm_1)",
-    ]
+    assert_tags(
+        plan("Cast+Exp+:2:-1"),
+        gm,
+        """
+        mm = aten.mm.default(primals_1, primals_2)  # bf16[4, 8] | MUST_SAVE
+        _to_copy = aten._to_copy.default(mm, dtype=f32)  # f32[4, 8] | MUST_RECOMPUTE
+        exp = aten.exp.default(_to_copy)  # f32[4, 8] | MUST_RECOMPUTE
+        mm_1 = aten.mm.default(exp, primals_3)  # f32[4, 2]
+        sum = aten.sum.default(mm_1)  # f32[]
+        """,
+    )
     assert kept(gm) == {"mm": 4 * 8 * 2}
 
 
@@ -219,11 +273,11 @@ def test_the_earlier_plan_decides_where_two_take_the_same_tensors(joint_graph: C
     narrow = torch.bfloat16
     arguments = weight(4, 3, dtype=narrow), weight(3, 8, dtype=narrow), weight(8, 2)
     gm = joint_graph(widened, *arguments)
-    assert apply(gm, "Cast+Exp+:2:-1", "MatMul+Cast+Exp+:1:-1")
+    assert run_twice(plan("Cast+Exp+:2:-1", "MatMul+Cast+Exp+:1:-1"), gm)
     assert kept(gm) == {"mm": 4 * 8 * 2}
     torch._dynamo.reset()
     gm = joint_graph(widened, *arguments)
-    assert apply(gm, "MatMul+Cast+Exp+:1:-1", "Cast+Exp+:2:-1")
+    assert run_twice(plan("MatMul+Cast+Exp+:1:-1", "Cast+Exp+:2:-1"), gm)
     assert kept(gm) == {}
 
 
@@ -240,7 +294,7 @@ def test_a_row_says_what_its_plan_saves_when_it_is_set_alone(joint_graph: Captur
     for row in rows:
         torch._dynamo.reset()
         gm = chain_graph(joint_graph)
-        assert apply(gm, str(row.plan))
+        assert run_twice(plan(str(row.plan)), gm)
         assert before - sum(kept(gm).values()) == row.nbytes
 
 

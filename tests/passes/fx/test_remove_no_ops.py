@@ -1,4 +1,4 @@
-"""Graph before, graph after."""
+"""Copies and aliases that only computations read are removed; those that the program can see stay."""
 
 from __future__ import annotations
 
@@ -7,31 +7,59 @@ from typing import Any
 
 import pytest
 import torch
-from run_twice import run_twice
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
 from ort_dynamo.passes.fx.analysis.storage import storages_of
 from ort_dynamo.passes.fx.analysis.views import ALIASES
 from ort_dynamo.passes.fx.remove_no_ops import RemoveNoOps
 
-
-def run(function: Callable[..., Any]) -> tuple[GraphModule, bool]:
-    gm = make_fx(function, tracing_mode="fake")(torch.ones(2, 3))
-    return gm, run_twice(RemoveNoOps(), gm)
+X = torch.ones(2, 3)
 
 
 def test_a_clone_that_is_only_computed_with_goes() -> None:
-    gm, modified = run(lambda x: (x + 1).clone().view(3, 2) * 2)
-    assert modified
-    assert [n.name for n in gm.graph.nodes] == ["x_1", "add", "view", "mul", "output"]
+    assert_fx_rewrites(
+        RemoveNoOps(),
+        """
+        x: f32[2, 3]
+        add = aten.add.Tensor(x, 1)  # f32[2, 3]
+        clone = aten.clone.default(add)  # f32[2, 3]
+        view = aten.view.default(clone, [3, 2])  # f32[3, 2]
+        mul = aten.mul.Tensor(view, 2)  # f32[3, 2]
+        return mul
+        """,
+        """
+        x: f32[2, 3]
+        add = aten.add.Tensor(x, 1)  # f32[2, 3]
+        view = aten.view.default(add, [3, 2])  # f32[3, 2]
+        mul = aten.mul.Tensor(view, 2)  # f32[3, 2]
+        return mul
+        """,
+    )
 
 
-def test_a_detach_that_is_only_computed_with_goes() -> None:
-    gm, modified = run(lambda x: (x + 1).detach().view(3, 2) * 2)
-    assert modified
-    assert [n.name for n in gm.graph.nodes] == ["x_1", "add", "view", "mul", "output"]
+@pytest.mark.parametrize("alias", ["alias", "detach"])
+def test_a_detach_that_is_only_computed_with_goes(alias: str) -> None:
+    assert_fx_rewrites(
+        RemoveNoOps(),
+        f"""
+        x: f32[2, 3]
+        add = aten.add.Tensor(x, 1)  # f32[2, 3]
+        {alias} = aten.{alias}.default(add)  # f32[2, 3]
+        view = aten.view.default({alias}, [3, 2])  # f32[3, 2]
+        mul = aten.mul.Tensor(view, 2)  # f32[3, 2]
+        return mul
+        """,
+        """
+        x: f32[2, 3]
+        add = aten.add.Tensor(x, 1)  # f32[2, 3]
+        view = aten.view.default(add, [3, 2])  # f32[3, 2]
+        mul = aten.mul.Tensor(view, 2)  # f32[3, 2]
+        return mul
+        """,
+    )
 
 
 def test_a_gradient_reads_its_operators_result_under_one_name(joint_graph: Callable[..., GraphModule]) -> None:
@@ -42,12 +70,36 @@ def test_a_gradient_reads_its_operators_result_under_one_name(joint_graph: Calla
 
 
 def test_views_of_the_copy_are_then_views_of_the_original() -> None:
-    gm, modified = run(lambda x: (x + 1).clone().t().split(2)[0].exp() * 2)
-    assert modified
+    gm = assert_fx_rewrites(
+        RemoveNoOps(),
+        """
+        x: f32[2, 3]
+        add = aten.add.Tensor(x, 1)  # f32[2, 3]
+        clone = aten.clone.default(add)  # f32[2, 3]
+        t = aten.t.default(clone)  # f32[3, 2] strides (1, 3)
+        split = aten.split.Tensor(t, 2)
+        getitem = split[0]  # f32[2, 2] strides (1, 3)
+        getitem_1 = split[1]  # f32[1, 2] strides (1, 3)
+        exp = aten.exp.default(getitem)  # f32[2, 2] strides (1, 2)
+        mul = aten.mul.Tensor(exp, 2)  # f32[2, 2] strides (1, 2)
+        return mul
+        """,
+        """
+        x: f32[2, 3]
+        add = aten.add.Tensor(x, 1)  # f32[2, 3]
+        t = aten.t.default(add)  # f32[3, 2] strides (1, 3)
+        split = aten.split.Tensor(t, 2)
+        getitem = split[0]  # f32[2, 2] strides (1, 3)
+        getitem_1 = split[1]  # f32[1, 2] strides (1, 3)
+        exp = aten.exp.default(getitem)  # f32[2, 2] strides (1, 2)
+        mul = aten.mul.Tensor(exp, 2)  # f32[2, 2] strides (1, 2)
+        return mul
+        """,
+    )
     values = {node.name: node for node in gm.graph.nodes}
-    for view in ("t", "split", "getitem"):
-        assert storages_of(values[view]) == storages_of(values["add"])
-    assert storages_of(values["exp"]).isdisjoint(storages_of(values["add"]))
+    for view in ("t_default", "split_tensor", "getitem"):
+        assert storages_of(values[view]) == storages_of(values["add_tensor"])
+    assert storages_of(values["exp_default"]).isdisjoint(storages_of(values["add_tensor"]))
 
 
 @pytest.mark.parametrize(
@@ -59,21 +111,22 @@ def test_views_of_the_copy_are_then_views_of_the_original() -> None:
         lambda x: (x + 1).clone().split(1),
         lambda x: x.clone() * 2,
         lambda x: x.t().clone() * 2,
+        lambda x: (x + 1).detach(),
+        lambda x: (x + 1).detach().t()[0],
+        lambda x: x.detach() * 2,
     ],
-    ids=["the output", "a view is the output", "other strides", "pieces", "of an input", "of a view of an input"],
+    ids=[
+        "the output",
+        "a view is the output",
+        "other strides",
+        "pieces",
+        "of an input",
+        "of a view of an input",
+        "the output, detached",
+        "a view is the output, detached",
+        "of an input, detached",
+    ],
 )
-def test_the_nearest_other_clones_stay(function: Callable[..., Any]) -> None:
-    gm, modified = run(function)
-    assert not modified
-    assert "clone" in [n.name for n in gm.graph.nodes]
-
-
-@pytest.mark.parametrize(
-    "function",
-    [lambda x: (x + 1).detach(), lambda x: (x + 1).detach().t()[0], lambda x: x.detach() * 2],
-    ids=["the output", "a view is the output", "of an input"],
-)
-def test_the_nearest_other_detaches_stay(function: Callable[..., Any]) -> None:
-    gm, modified = run(function)
-    assert not modified
-    assert sum(n.target in ALIASES for n in gm.graph.nodes) == 1
+def test_the_nearest_other_clones_and_detaches_stay(function: Callable[..., Any]) -> None:
+    gm = assert_fx_untouched(RemoveNoOps(), make_fx(function, tracing_mode="fake")(X))
+    assert sum(n.target in {*ALIASES, torch.ops.aten.clone.default} for n in gm.graph.nodes) == 1

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from run_twice import run_twice
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.passes.fx.analysis.aliases import returned_views
 from ort_dynamo.passes.fx.return_no_views import ReturnNoViews
 
@@ -18,9 +18,22 @@ LARGE = (2, 30, 40, 50)  # more than what is copied into memory of torch's anywa
 
 
 def test_a_computed_result_is_returned_as_no_view_and_shares_its_memory() -> None:
-    gm = make_fx(lambda x: [(x + 1).t(), x], tracing_mode="fake")(torch.ones(2, 3))
-    assert run_twice(ReturnNoViews(slice(None)), gm)
-    assert [node.name for node in gm.graph.nodes] == ["x_1", "add", "t", "unviewed", "output"]
+    gm = assert_fx_rewrites(
+        ReturnNoViews(slice(None)),
+        """
+        x: f32[2, 3]
+        add = aten.add.Tensor(x, 1)  # f32[2, 3]
+        t = aten.t.default(add)  # f32[3, 2] strides (1, 3)
+        return [t, x]
+        """,
+        """
+        x: f32[2, 3]
+        add = aten.add.Tensor(x, 1)  # f32[2, 3]
+        t = aten.t.default(add)  # f32[3, 2] strides (1, 3)
+        unviewed = unviewed(t)  # f32[3, 2] strides (1, 3)
+        return [unviewed, x]
+        """,
+    )
     with torch.no_grad():
         result, given = gm(x := torch.ones(2, 3))
     assert not result._is_view()
@@ -31,7 +44,7 @@ def test_a_computed_result_is_returned_as_no_view_and_shares_its_memory() -> Non
 @pytest.mark.parametrize("pass_", [ReturnNoViews(slice(0)), ReturnNoViews(slice(None), frozenset({0}))], ids=str)
 def test_others_stay(pass_: ReturnNoViews) -> None:
     gm = make_fx(lambda x: [(x + 1).t()], tracing_mode="fake")(torch.ones(2, 3))
-    assert not run_twice(pass_, gm)
+    assert_fx_untouched(pass_, gm)
 
 
 def test_views_of_eager_are_told_from_reshapes_that_are_none() -> None:

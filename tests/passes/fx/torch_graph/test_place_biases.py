@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from run_twice import run_twice
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ort_dynamo.marks import CHOSEN
+from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.passes.fx.torch_graph.choice import choose
 from ort_dynamo.passes.fx.torch_graph.place_biases import EPILOGUE, PlaceBiases
+from ort_dynamo.testing import TOLERANCES
 
 aten = torch.ops.aten
 
@@ -27,31 +26,126 @@ def graph(function: Callable[..., Any]) -> GraphModule:
     return gm
 
 
-def count(gm: GraphModule, target: Any) -> int:
-    return len(gm.graph.find_nodes(op="call_function", target=target))
-
-
-READ = {
-    "pointwise": lambda x, w, b: F.gelu(torch.addmm(b, x, w)),
-    "behind a view": lambda x, w, b: F.gelu(torch.addmm(b, x, w).view(2, 3, 8)),
-    "a norm": lambda x, w, b: F.layer_norm(torch.addmm(b, x, w), (8,)),
-    "several": lambda x, w, b: ((y := torch.addmm(b, x, w)).exp(), y.sum(0)),
+TAKEN = {
+    "pointwise": (
+        """
+        x: f32[6, 4]
+        w: f32[4, 8]
+        b: f32[8]
+        addmm = aten.addmm.default(b, x, w)  # f32[6, 8]
+        gelu = aten.gelu.default(addmm)  # f32[6, 8]
+        return gelu
+        """,
+        """
+        x: f32[6, 4]
+        w: f32[4, 8]
+        b: f32[8]
+        mm = aten.mm.default(x, w)  # f32[6, 8]
+        add = aten.add.Tensor(mm, b)  # f32[6, 8]
+        gelu = aten.gelu.default(add)  # f32[6, 8]
+        return gelu
+        """,
+    ),
+    "behind a view": (
+        """
+        x: f32[6, 4]
+        w: f32[4, 8]
+        b: f32[8]
+        addmm = aten.addmm.default(b, x, w)  # f32[6, 8]
+        view = aten.view.default(addmm, [2, 3, 8])  # f32[2, 3, 8]
+        gelu = aten.gelu.default(view)  # f32[2, 3, 8]
+        return gelu
+        """,
+        """
+        x: f32[6, 4]
+        w: f32[4, 8]
+        b: f32[8]
+        mm = aten.mm.default(x, w)  # f32[6, 8]
+        add = aten.add.Tensor(mm, b)  # f32[6, 8]
+        view = aten.view.default(add, [2, 3, 8])  # f32[2, 3, 8]
+        gelu = aten.gelu.default(view)  # f32[2, 3, 8]
+        return gelu
+        """,
+    ),
+    "a norm": (
+        """
+        x: f32[6, 4]
+        w: f32[4, 8]
+        b: f32[8]
+        addmm = aten.addmm.default(b, x, w)  # f32[6, 8]
+        native_layer_norm = aten.native_layer_norm.default(addmm, [8], None, None, 1e-05)
+        getitem = native_layer_norm[0]  # f32[6, 8]
+        getitem_1 = native_layer_norm[1]  # f32[6, 1]
+        getitem_2 = native_layer_norm[2]  # f32[6, 1]
+        return getitem
+        """,
+        """
+        x: f32[6, 4]
+        w: f32[4, 8]
+        b: f32[8]
+        mm = aten.mm.default(x, w)  # f32[6, 8]
+        add = aten.add.Tensor(mm, b)  # f32[6, 8]
+        native_layer_norm = aten.native_layer_norm.default(add, [8], None, None, 1e-05)
+        getitem = native_layer_norm[0]  # f32[6, 8]
+        getitem_1 = native_layer_norm[1]  # f32[6, 1]
+        getitem_2 = native_layer_norm[2]  # f32[6, 1]
+        return getitem
+        """,
+    ),
+    "several": (
+        """
+        x: f32[6, 4]
+        w: f32[4, 8]
+        b: f32[8]
+        addmm = aten.addmm.default(b, x, w)  # f32[6, 8]
+        exp = aten.exp.default(addmm)  # f32[6, 8]
+        sum = aten.sum.dim_IntList(addmm, [0])  # f32[8]
+        return (exp, sum)
+        """,
+        """
+        x: f32[6, 4]
+        w: f32[4, 8]
+        b: f32[8]
+        mm = aten.mm.default(x, w)  # f32[6, 8]
+        add = aten.add.Tensor(mm, b)  # f32[6, 8]
+        exp = aten.exp.default(add)  # f32[6, 8]
+        sum = aten.sum.dim_IntList(add, [0])  # f32[8]
+        return (exp, sum)
+        """,
+    ),
 }
+"""The graph before and after."""
 
 
-@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("name", TAKEN)
 def test_it_goes_to_the_kernels_that_read(name: str) -> None:
-    gm = graph(READ[name])
-    assert run_twice(PlaceBiases(True), gm)
-    assert (count(gm, aten.addmm.default), count(gm, aten.mm.default)) == (0, 1)
-    torch.testing.assert_close(gm(X, W, B), READ[name](X, W, B))
+    assert_fx_rewrites(PlaceBiases(True), *TAKEN[name], tolerance=TOLERANCES[torch.float32])
 
 
 def test_it_is_torchs_where_only_torch_reads() -> None:
     gm = graph(lambda x, w, b: torch.addmm(b, x, w).view(2, 3, 8).sin())
-    assert run_twice(PlaceBiases(True), gm)
-    (node,) = gm.graph.find_nodes(op="call_function", target=aten.addmm.default)
-    assert node.meta[CHOSEN] == EPILOGUE
+    assert_fx_rewrites(
+        PlaceBiases(True),
+        """
+        x_1: f32[6, 4]
+        w_1: f32[4, 8]
+        b_1: f32[8]
+        addmm = aten.addmm.default(b_1, x_1, w_1)  # f32[6, 8]
+        view = aten.view.default(addmm, [2, 3, 8])  # f32[2, 3, 8]
+        sin = aten.sin.default(view)  # f32[2, 3, 8] | chosen='for the test'
+        return sin
+        """,
+        f"""
+        x_1: f32[6, 4]
+        w_1: f32[4, 8]
+        b_1: f32[8]
+        addmm = aten.addmm.default(b_1, x_1, w_1)  # f32[6, 8] | chosen={EPILOGUE!r}
+        view = aten.view.default(addmm, [2, 3, 8])  # f32[2, 3, 8]
+        sin = aten.sin.default(view)  # f32[2, 3, 8] | chosen='for the test'
+        return sin
+        """,
+        gm,
+    )
 
 
 STAYS = {
@@ -67,8 +161,8 @@ STAYS = {
 @pytest.mark.parametrize("name", STAYS)
 def test_others_stay(name: str) -> None:
     gm = graph(STAYS[name])
-    assert not run_twice(PlaceBiases(True), gm)
+    assert_fx_untouched(PlaceBiases(True), gm)
 
 
 def test_nothing_is_torchs_where_nothing_may_be() -> None:
-    assert not run_twice(PlaceBiases(False), graph(lambda x, w, b: torch.addmm(b, x, w).sin()))
+    assert_fx_untouched(PlaceBiases(False), graph(lambda x, w, b: torch.addmm(b, x, w).sin()))

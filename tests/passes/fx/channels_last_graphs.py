@@ -1,0 +1,84 @@
+"""Graphs of convolutions that torch runs, and what LayOutChannelsLast makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from run_twice import run_twice
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ort_dynamo.marks import CHOSEN
+from ort_dynamo.passes.fx.torch_graph.lay_out_channels_last import LayOutChannelsLast
+from ort_dynamo.testing import assert_close
+
+__all__ = ["IMAGES", "WEIGHT", "assert_same", "block", "conv", "laid_out", "traced"]
+
+
+def strides(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        # Of a dimension of one element any stride is right.
+        return tuple(stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1)
+    return [strides(one) for one in value] if isinstance(value, (tuple, list)) else value
+
+
+class _Checked(Interpreter):
+    """Runs a graph and compares each result's strides with its fake value's."""
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if n.op == "call_function" and not _is_free(n) and result is not None:
+            assert strides(result) == strides(n.meta["val"]), n.format_node()
+        return result
+
+
+def _is_free(node: Node) -> bool:
+    """Whether the strides are the kernel's choice, and are made what the graph says by the node that follows."""
+    backward = torch.ops.aten.convolution_backward.default
+    return node.target is backward or (bool(node.all_input_nodes) and node.all_input_nodes[0].target is backward)
+
+
+def traced(function: Callable[..., Any], *inputs: torch.Tensor, chosen: bool = True, mode: str = "fake") -> GraphModule:
+    """Trace a function, all of which torch runs; without `chosen`, all but its ReLU."""
+    gm = make_fx(function, tracing_mode=mode)(*inputs)
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and (chosen or "relu" not in node.name):
+            node.meta[CHOSEN] = True
+    return gm
+
+
+def assert_same(gm: GraphModule, function: Callable[..., Any], *inputs: torch.Tensor) -> None:
+    """Check that a graph computes what the function does, in the same strides."""
+    expected, actual = function(*inputs), _Checked(gm).run(*inputs)
+    for index, (mine, theirs) in enumerate(zip(_leaves(actual), _leaves(expected), strict=True)):
+        assert_close(mine, theirs, f"output {index}")
+
+
+def laid_out(function: Callable[..., Any], *inputs: torch.Tensor, mode: str = "fake") -> tuple[GraphModule, bool]:
+    """The graph of `function`, all torch's, after the pass; it must compute the same, in the same strides."""
+    gm = traced(function, *inputs, mode=mode)
+    modified = run_twice(LayOutChannelsLast(), gm)
+    assert_same(gm, function, *inputs)
+    return gm, modified
+
+
+def _leaves(value: Any) -> list[torch.Tensor]:
+    return [value] if isinstance(value, torch.Tensor) else [one for one in value if one is not None]
+
+
+_SEEDED = torch.Generator().manual_seed(0)
+IMAGES = torch.randn(2, 8, 12, 12, generator=_SEEDED)
+WEIGHT = torch.randn(8, 8, 3, 3, generator=_SEEDED)
+
+
+def conv(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.conv2d(x, w, padding=1)
+
+
+def block(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+    """What ConvNeXt is made of: channels are normalized, and multiplied, as the last dimension."""
+    normed = F.layer_norm(conv(x, w).permute(0, 2, 3, 1), (8,))
+    return x + (F.linear(normed, inside) * scale).permute(0, 3, 1, 2)

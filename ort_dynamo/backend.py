@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.capture.trace import trace, without_gradients
 from ort_dynamo.choose_target import session_device
 from ort_dynamo.compiler import Compilation

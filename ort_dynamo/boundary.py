@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 import torch
 
-from ort_dynamo.torch_internals.answers import ask
+from ort_dynamo.torch_internals.size_guards import ask
 from ort_dynamo.torch_internals.symbols import expression, given_expression, hints, is_unbacked, known_true
 from ort_dynamo.torch_internals.sympy_functions import Max
 

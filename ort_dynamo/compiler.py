@@ -16,7 +16,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 
 from ort_dynamo.build import BuildSpec, PassRecord
 from ort_dynamo.cache.disk import disk_cache
-from ort_dynamo.cache.opened import OpenedIsland, open_island
+from ort_dynamo.cache.open_island import OpenedIsland, open_island
 from ort_dynamo.capture.trace import trace
 from ort_dynamo.choose_target import graph_target, placement_threads
 from ort_dynamo.events import BoxedRun, GraphCompilation, Listener, open_islands

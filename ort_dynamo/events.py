@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule
 
 from ort_dynamo.build import BuildSpec, BuildStage, PassRecord
-from ort_dynamo.cache.opened import OpenedIsland
+from ort_dynamo.cache.open_island import OpenedIsland
 from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.segment.segment import Segmented
 from ort_dynamo.spelled_graph import SpelledGraph

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
-from ort_dynamo.torch_internals.lazy import graph_module
+from ort_dynamo.torch_internals.lazy_code import graph_module
 from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload, overload
 
 __all__ = ["SpelledGraph", "spelled"]

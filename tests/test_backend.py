@@ -15,7 +15,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.compiler import Compilation
 from ort_dynamo.events import Listener
 from ort_dynamo.options.groups import Options

@@ -13,8 +13,8 @@ from torch.fx import GraphModule
 
 from ort_dynamo import backend
 from ort_dynamo.build import BuildStage
-from ort_dynamo.cache import opened
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache import open_island
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.events import BoxedRun, GraphCompilation, Listener
 from ort_dynamo.options.groups import Options
 from ort_dynamo.report.recorder import Records
@@ -106,7 +106,7 @@ def test_a_listener_may_have_islands_opened_another_way(
     listening: Any, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     levels: list[str] = []
-    real = opened.open_graph
+    real = open_island.open_graph
 
     def refused(built: Any, **given: Any) -> Any:
         levels.append(built.session.graph_optimization)
@@ -114,7 +114,7 @@ def test_a_listener_may_have_islands_opened_another_way(
             raise ValueError(f"refused {said}")
         return real(built, **given)
 
-    monkeypatch.setattr(opened, "open_graph", refused)
+    monkeypatch.setattr(open_island, "open_graph", refused)
     listening(OtherWay())
     compiled = torch.compile(lambda x: x @ x.T, backend="ort_train")
     if said == "always":

@@ -16,7 +16,7 @@ from torch._higher_order_ops.map import map as map_
 from torch._library.effects import EffectType
 
 from ort_dynamo import register_lowering
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.lowering import registry
 from ort_dynamo.testing import assert_close, assert_like_eager, eager_reasons
 

@@ -119,12 +119,12 @@ class DiskCache:
         return found
 
     @contextmanager
-    def making(self, key: str) -> Iterator[None]:
-        """Have one process at a time look for what a key has, and make it where there is nothing."""
+    def locked(self, key: str) -> Iterator[None]:
+        """Lock a key across processes while looking it up or building it."""
         with ExitStack() as stack:
             try:
                 if not self._folder.holds(key):
-                    stack.enter_context(self._folder.making(key))
+                    stack.enter_context(self._folder.build_lock(key))
             except (FolderRefusedError, OSError) as error:
                 # Whoever reads or writes the folder says so; here it is only made twice.
                 _log.info("%s: several processes may make %s: %s", self._folder.path, key[:16], error)

@@ -3,7 +3,7 @@
 An entry is one file, which is written beside its place and then moved there, so a reader sees all of it or nothing. Two
 processes that write the same entry do no harm: the second replaces what is equal. Nothing in the folder is followed or
 executed: only regular files of the user's own are read. A process may wait for another one that makes what it wants,
-but not for one that is gone, nor for long (`making.py`).
+but not for one that is gone, nor for long (`build_lock.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ort_dynamo.cache.making import making
+from ort_dynamo.cache.build_lock import build_lock
 from ort_dynamo.runtime.own_files import (
     UNFINISHED,
     FolderRefusedError,
@@ -120,7 +120,7 @@ class CacheFolder:
         write_own_file(self._place(key), data)
         self.make_room()
 
-    def making(self, key: str) -> AbstractContextManager[None]:
+    def build_lock(self, key: str) -> AbstractContextManager[None]:
         """Be the one process that makes a file, or wait until it is there.
 
         Raises, when it is entered:
@@ -129,7 +129,7 @@ class CacheFolder:
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_own_folder(self.path)
-        return making(self.path / f"{UNFINISHED}{key}.lock", partial(self.holds, key))
+        return build_lock(self.path / f"{UNFINISHED}{key}.lock", partial(self.holds, key))
 
     def make_room(self) -> None:
         """Remove files until the others fit, and what processes that are gone have not finished."""

@@ -21,7 +21,7 @@ from ort_dynamo.torch_internals.aot import backward_at_once, metadata
 from ort_dynamo.torch_internals.aot_cache import serializable, tagged
 from ort_dynamo.torch_internals.dynamo import aot_autograd
 from ort_dynamo.torch_internals.fakes import of_fixed_sizes
-from ort_dynamo.torch_internals.lazy import lazily
+from ort_dynamo.torch_internals.lazy_code import lazily
 
 __all__ = ["Compiler", "Partition", "trace", "without_gradients"]
 

@@ -18,9 +18,9 @@ from ort_dynamo.marks import WRITTEN_FOR
 from ort_dynamo.options.groups import DumpOptions
 from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.saving.describe_graph import describe_graph
 from ort_dynamo.saving.files import write_json
 from ort_dynamo.saving.island import IslandFiles
-from ort_dynamo.saving.join import describe_graph
 from ort_dynamo.saving.program import name_nodes, read_program
 
 __all__ = ["SaveFiles"]

@@ -21,7 +21,7 @@ from ort_dynamo.cache.disk import DiskCache, disk_cache, disk_key
 from ort_dynamo.cache.entry import Entry
 from ort_dynamo.cache.graph_key import GraphKey
 from ort_dynamo.cache.kernel_files import kernel_files
-from ort_dynamo.cache.opened import CACHE, Source
+from ort_dynamo.cache.open_island import CACHE, Source
 from ort_dynamo.events import BoxedRun
 from ort_dynamo.options.groups import CacheOptions, SessionSettings
 from ort_dynamo.partition.cut import PartitionRecord

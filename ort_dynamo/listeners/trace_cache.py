@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from ort_dynamo.build import BuildSpec, spell_pass
 from ort_dynamo.cache.disk import context_key, disk_cache, keeps_traces
 from ort_dynamo.cache.function_key import NotKeyableError, spell_function
-from ort_dynamo.cache.opened import OpenedIsland
+from ort_dynamo.cache.open_island import OpenedIsland
 from ort_dynamo.choose_target import placement_threads
 from ort_dynamo.events import BoxedRun, GraphCompilation, Listener
 from ort_dynamo.listeners.stored_code import LOADING, IslandPlace, Loading, StoredCode

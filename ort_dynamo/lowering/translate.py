@@ -24,9 +24,9 @@ from ort_dynamo.lowering.symbols import Symbols, known_dims, symbols_of
 from ort_dynamo.progress import counted
 from ort_dynamo.source_line import user_line
 from ort_dynamo.target import OPSET, Target
-from ort_dynamo.torch_internals.answers import ANSWERS, answering_from, recording
 from ort_dynamo.torch_internals.operators import OpOverload, higher_order
 from ort_dynamo.torch_internals.pytree import tree_leaves
+from ort_dynamo.torch_internals.size_guards import ANSWERS, answering_from, recording
 from ort_dynamo.torch_internals.symbols import DataDependentSizeError, expression, given_expression, known_true
 
 __all__ = ["COND", "Lowered", "lower", "refusal"]

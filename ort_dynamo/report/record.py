@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ort_dynamo.build import BuildRecord, PassRecord
-from ort_dynamo.cache.opened import Source
+from ort_dynamo.cache.open_island import Source
 from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.segment.segment import EagerNode
 

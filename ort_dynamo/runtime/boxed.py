@@ -14,10 +14,10 @@ from ort_dynamo.options.groups import DumpOptions
 from ort_dynamo.runtime.checked_run import checked_once
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.data_errors import data_error
+from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.in_torch import InTorch
 from ort_dynamo.runtime.outer_code import IslandCall, outer_code
 from ort_dynamo.runtime.session_code import Stopped
-from ort_dynamo.runtime.written import written
 
 __all__ = ["Island", "RunWatch", "boxed"]
 
@@ -101,7 +101,7 @@ def boxed(
     asked, asking = in_torch.lines(gm) if in_torch is not None else ((), {})
     lines[1:1] = ["    if watches:", "        note_run()", *asked]
     note_run = partial(_note_run, label)
-    run = written("outer", lines, {**values, **asking, "watches": _watches, "note_run": note_run})
+    run = generate_function("outer", lines, {**values, **asking, "watches": _watches, "note_run": note_run})
     run._boxed_call = True  # type: ignore[attr-defined]
     if options is None or not options.verify_values:
         return run

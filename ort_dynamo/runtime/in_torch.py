@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.outer_code import outer_code
-from ort_dynamo.runtime.written import written
 from ort_dynamo.spelled_graph import SpelledGraph
 from ort_dynamo.torch_internals.decompositions import prim_function
 from ort_dynamo.torch_internals.dispatcher import sees_calls
@@ -41,13 +41,15 @@ class InTorch:
         if self._run is None:
             gm = self._whole.module({})
             _replace_operators(gm)
-            self._run = written("outer", *outer_code(gm, {}))
+            self._run = generate_function("outer", *outer_code(gm, {}))
         return self._run(given)
 
     def around(self, run: Callable[[list[Any]], Any], gm: GraphModule) -> Callable[[list[Any]], Any]:
         """Have calls ask first, as `lines` do, before they reach the boxed function `run`."""
         lines, values = self.lines(gm)
-        asked = written("asked", ["def asked(given):", *lines, "    return run(given)"], {**values, "run": run})
+        asked = generate_function(
+            "asked", ["def asked(given):", *lines, "    return run(given)"], {**values, "run": run}
+        )
         asked._boxed_call = True  # type: ignore[attr-defined]
         return asked
 

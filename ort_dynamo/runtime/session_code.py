@@ -13,8 +13,8 @@ from ort_dynamo.boundary import ValueSpec, inverse, laid_out
 from ort_dynamo.build import BuiltGraph
 from ort_dynamo.runtime import processes
 from ort_dynamo.runtime.binding import Crossing, Run, crossing
+from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.processes import own_session
-from ort_dynamo.runtime.written import written
 from ort_dynamo.torch_internals.dlpack import from_dlpack, to_dlpack
 
 __all__ = ["OwnSession", "Stopped", "session_code"]
@@ -136,7 +136,7 @@ def session_code(
         "owned": owned,
         "specs": built.inputs,
     }
-    run = written("run", lines, {**_COMMON, **values})
+    run = generate_function("run", lines, {**_COMMON, **values})
     own.again = weakref.ref(run)
     return run
 

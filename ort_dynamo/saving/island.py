@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from ort_dynamo.build import BuildStage
 from ort_dynamo.marks import WRITTEN_FOR
 from ort_dynamo.saving.files import write_model
-from ort_dynamo.saving.readable import makers, readable
+from ort_dynamo.saving.readable_names import makers, readable
 
 __all__ = ["IslandFiles", "NamesInFile", "names_in_file", "paths"]
 

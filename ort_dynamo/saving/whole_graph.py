@@ -21,7 +21,7 @@ from ort_dynamo.passes.pipelines import fx_passes, onnx_passes, opset_passes
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.runtime.providers import recorded_cpu_targets
 from ort_dynamo.saving.program import Program, name_nodes
-from ort_dynamo.saving.readable import makers, readable
+from ort_dynamo.saving.readable_names import makers, readable
 from ort_dynamo.source_line import innermost_module, user_line
 from ort_dynamo.target import OPSET, Target
 

@@ -20,7 +20,7 @@ from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.segment.classify import Place, Placement
 from ort_dynamo.torch_internals.aot import views_begin_at_the_input
-from ort_dynamo.torch_internals.lazy import graph_module
+from ort_dynamo.torch_internals.lazy_code import graph_module
 from ort_dynamo.torch_internals.operators import OpOverload, aten, is_mutable
 from ort_dynamo.torch_internals.symbols import by_number
 

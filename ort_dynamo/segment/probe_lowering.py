@@ -12,7 +12,7 @@ from ort_dynamo.cache.graph_key import spell_node
 from ort_dynamo.lowering.translate import refusal
 from ort_dynamo.passes.onnx.fuse_kernels import unmade
 from ort_dynamo.target import Target
-from ort_dynamo.torch_internals.answers import ANSWERS
+from ort_dynamo.torch_internals.size_guards import ANSWERS
 
 __all__ = ["LoweringProbe"]
 

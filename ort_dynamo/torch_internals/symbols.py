@@ -19,7 +19,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from ort_dynamo.torch_internals.answers import ask
+from ort_dynamo.torch_internals.size_guards import ask
 
 __all__ = [
     "DataDependentSizeError",

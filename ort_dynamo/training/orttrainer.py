@@ -23,8 +23,8 @@ from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require
 from ort_dynamo.training.train_step_info import TrainStepInfo
 from ort_dynamo.training.trainer.building import Parts, step_files
-from ort_dynamo.training.trainer.combined import OnnxCombined
 from ort_dynamo.training.trainer.files import StepFiles, check_export
+from ort_dynamo.training.trainer.model_with_loss import OnnxCombined
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.settings import check_device, training_device
 from ort_dynamo.training.trainer.state_dicts import TrainedWeights, model_section

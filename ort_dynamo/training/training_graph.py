@@ -15,8 +15,8 @@ from ort_dynamo.embedding import OPSET, PassOptions, at_opset, write_model
 from ort_dynamo.errors import OpsetError, TrainingGraphError
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.optim.config import _OptimizerConfig
-from ort_dynamo.training.trainer.combined import CombinedModel
 from ort_dynamo.training.trainer.files import StepFiles
+from ort_dynamo.training.trainer.model_with_loss import CombinedModel
 from ort_dynamo.training.trainer.settings import rules_of
 from ort_dynamo.training.trainer.training_state import TrainingState
 from ort_dynamo.training.trainer.whole_step import StepKind

@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.saved_tensors import draws
-from ort_dynamo.passes.fx.analysis.stand_ins import stand_in
+from ort_dynamo.passes.fx.analysis.untagged_operators import stand_in
 from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["HideSeedless"]

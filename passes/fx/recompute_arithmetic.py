@@ -8,7 +8,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.passes.fx.analysis.repeating import repeatable
+from ort_dynamo.passes.fx.analysis.recomputable import repeatable
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, bytes_of, calls, is_tensor, tag
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.operators import aten

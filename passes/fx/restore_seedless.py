@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.passes.fx.analysis.stand_ins import stands_for
+from ort_dynamo.passes.fx.analysis.untagged_operators import stands_for
 from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["RestoreSeedless"]

@@ -18,12 +18,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ort_dynamo.backend  # noqa: F401  # registers the backend
 from ort_dynamo.cache.graph_key import graph_key
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.errors import IntegerDivisionByZeroError
 from ort_dynamo.lowering.translate import lower, refusal
 from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.segment.segment import segment
-from ort_dynamo.torch_internals import answers
+from ort_dynamo.torch_internals import size_guards
 from ort_dynamo.torch_internals.symbols import known_true
 
 aten = torch.ops.aten
@@ -178,8 +178,8 @@ def test_what_no_node_recorded_makes_a_graph_that_is_not_kept(monkeypatch: pytes
     segmented = segment(gm, partial(refusal, target=target), CPU)
     (island,) = segmented.islands.values()
     for node in island.graph.nodes:
-        node.meta.pop(answers.ANSWERS, None)
-    monkeypatch.setattr(answers, "strict", False)
+        node.meta.pop(size_guards.ANSWERS, None)
+    monkeypatch.setattr(size_guards, "strict", False)
     assert not lower(island, target).keyable
 
 

@@ -28,8 +28,8 @@ from torch.fx import GraphModule
 
 from ort_dynamo import choose_target
 from ort_dynamo.build import BuiltGraph
-from ort_dynamo.cache import opened as opened_islands
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache import open_island as opened_islands
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.partition import cut
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
 from ort_dynamo.runtime.capabilities import installed_runtime

@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_map
 
 from ort_dynamo import backend, choose_target
 from ort_dynamo.build import BuiltGraph
-from ort_dynamo.cache import opened
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache import open_island
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.fused_op import DOMAIN
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.partition import cut
@@ -82,7 +82,7 @@ def compiled_for(target: Target, **given: Any) -> Iterator[tuple[Callable[..., A
         patch.setattr(choose_target, "kernels_work", lambda _: True)
         patch.setattr(backend, "session_device", lambda *_: _CUDA)
         patch.setattr(cut, "mark", marked)
-        patch.setattr(opened, "open_graph", open_graph)
+        patch.setattr(open_island, "open_graph", open_graph)
         yield in_eager, found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache.open_island import CACHE
 
 __all__ = ["FakeCuda", "FakeStream", "fake_cuda"]
 

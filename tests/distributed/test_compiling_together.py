@@ -16,7 +16,7 @@ from ranks import RankFailedError, Ranks, describe
 from torch import distributed, nn
 from torch._dynamo.utils import counters
 
-import ort_dynamo.cache.opened
+import ort_dynamo.cache.open_island
 from ort_dynamo.cache.disk import COUNTS
 from ort_dynamo.errors import RanksDisagreeError
 from ort_dynamo.report.record import RECORDS
@@ -47,7 +47,7 @@ def test_one_of_four_ranks_builds_and_three_read(tmp_path: Path) -> None:
 
 def killed_while_it_builds(began: str) -> list[str]:
     """The rank that builds first is killed in the middle of it."""
-    build = ort_dynamo.cache.opened.build_island
+    build = ort_dynamo.cache.open_island.build_island
 
     def build_and_wait(*args: Any) -> Any:
         if os.path.exists(began):
@@ -56,7 +56,7 @@ def killed_while_it_builds(began: str) -> list[str]:
         time.sleep(600)
         raise AssertionError("it was not killed")
 
-    ort_dynamo.cache.opened.build_island = build_and_wait
+    ort_dynamo.cache.open_island.build_island = build_and_wait
     return one_step()
 
 

@@ -16,7 +16,7 @@ from ranks import Ranks, describe
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-import ort_dynamo.cache.opened
+import ort_dynamo.cache.open_island
 
 TIMEOUT = 10.0
 
@@ -30,7 +30,7 @@ def endless(what: str) -> None:
         def refuse(*_: Any) -> Any:
             raise MemoryError("no room for a session")
 
-        ort_dynamo.cache.opened.build_island = refuse
+        ort_dynamo.cache.open_island.build_island = refuse
     net, optimizer = DistributedDataParallel(compiled(model, cache=False)), adam(model.parameters())
     while True:
         for step, (tokens, labels) in enumerate(batches()):

@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import ort_dynamo
 from ort_dynamo.backend import ort_train
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.listeners import record_cuda_graphs
 from ort_dynamo.listeners.record_cuda_graphs import why_not_recorded
 from ort_dynamo.runtime import session, streams

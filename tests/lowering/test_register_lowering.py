@@ -13,7 +13,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import ort_dynamo
 from ort_dynamo import LoweringContext, register_lowering
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.capture.decompositions.table import decompositions
 from ort_dynamo.errors import DuplicateLoweringError
 from ort_dynamo.lowering import registry

@@ -21,8 +21,8 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from ort_dynamo.passes.fx.torch_graph.count_multiplications import CONVOLUTIONS
 from ort_dynamo.passes.fx.torch_graph.slower_operators import FORMS
-from ort_dynamo.passes.fx.torch_graph.work import CONVOLUTIONS
 from ort_dynamo.prices import ConvolutionPrices, WholeGraphPrices
 from ort_dynamo.runtime.providers import usable_target
 from ort_dynamo.target import Target

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 import ort_dynamo
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.passes import outside
 from ort_dynamo.report.record import RECORDS
 

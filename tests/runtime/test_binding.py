@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.errors import ExecutionError
 from ort_dynamo.runtime import binding as module
 from ort_dynamo.runtime.binding import crossing

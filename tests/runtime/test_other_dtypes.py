@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from ort_dynamo.cache import opened as islands
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache import open_island as islands
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.errors import ExecutionError
 from ort_dynamo.runtime import compiled_graph
 from ort_dynamo.runtime.compiled_graph import CompiledGraph

@@ -17,8 +17,8 @@ from torch.fx import Graph, GraphModule
 
 from ort_dynamo.errors import ExecutionError
 from ort_dynamo.runtime.boxed import boxed
+from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.outer_code import RESERVED, IslandCall, outer_code
-from ort_dynamo.runtime.written import written
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ def code(build: Callable[[Graph], Any], run: Callable[..., Any] | None = None, o
             "island_0": IslandCall(run, outputs, Halt, lambda halt: ExecutionError(what=str(halt), place="", error=""))
         }
     )
-    return written("outer", *outer_code(gm, islands))
+    return generate_function("outer", *outer_code(gm, islands))
 
 
 def source(function: Any) -> list[str]:

@@ -15,7 +15,7 @@ _PARENT = """
 import gc, multiprocessing, os, signal, sys, warnings, weakref
 import torch
 import ort_dynamo
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache.open_island import CACHE
 
 warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn of threads in a process that forks
 net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 4))

@@ -15,7 +15,7 @@ from fake_streams import fake_cuda
 
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildRecord, BuiltGraph
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.errors import InvalidOptionError, ProviderNotAvailableError, SessionError
 from ort_dynamo.options.groups import SessionOptions

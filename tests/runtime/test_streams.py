@@ -21,7 +21,7 @@ from torch._dynamo.utils import counters
 
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildRecord, BuiltGraph
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.compiler import build_spec
 from ort_dynamo.errors import SessionError
 from ort_dynamo.options.groups import Options, SessionOptions

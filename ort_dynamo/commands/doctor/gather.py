@@ -67,7 +67,7 @@ def _runtime() -> RuntimeFacts:
 
 def try_device(device_type: str) -> Trial:
     """Run a session of one node in a process of its own: what does not fit can crash it."""
-    command = [sys.executable, "-m", "ort_dynamo.runtime.trial", device_type]
+    command = [sys.executable, "-m", "ort_dynamo.runtime.probe_device", device_type]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:

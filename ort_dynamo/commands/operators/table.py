@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ort_dynamo.capture.decompositions.table import decompositions
-from ort_dynamo.commands.operators.trial import gradient_overloads, taken_dtypes
+from ort_dynamo.commands.operators.probe_dtypes import gradient_overloads, taken_dtypes
 from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.registry import find_lowering, kept_in_eager, registered

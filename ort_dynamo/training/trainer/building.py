@@ -21,9 +21,10 @@ from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.optim.config import _OptimizerConfig
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require
-from ort_dynamo.training.trainer.combined import CombinedModel, OnnxCombined, postprocessed
 from ort_dynamo.training.trainer.files import StepFiles
+from ort_dynamo.training.trainer.model_with_loss import CombinedModel, OnnxCombined, postprocessed
 from ort_dynamo.training.trainer.parallel import LayerReplicas, PipelinedModel, Replicas, StageReplicas, divide_layers
+from ort_dynamo.training.trainer.process_group import Together, ZeroUpdate
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.settings import (
     backend_options,
@@ -33,7 +34,6 @@ from ort_dynamo.training.trainer.settings import (
     rules_of,
 )
 from ort_dynamo.training.trainer.stages import Stages, cuts_of, mesh_of_stages
-from ort_dynamo.training.trainer.together import Together, ZeroUpdate
 from ort_dynamo.training.trainer.traceable_model import answer_mask_questions
 from ort_dynamo.training.trainer.training_state import TrainingState
 

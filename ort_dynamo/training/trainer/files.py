@@ -17,7 +17,7 @@ from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.torch_internals import has_recurrent_layers
 from ort_dynamo.training.trainer.captured_step import capture
-from ort_dynamo.training.trainer.combined import PREFIX, CombinedModel
+from ort_dynamo.training.trainer.model_with_loss import PREFIX, CombinedModel
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.step_files import step_model
 from ort_dynamo.training.trainer.traceable_model import mask_questions_answered, unchanged

@@ -24,10 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ort_dynamo.errors import SeveralProcessesError
 from ort_dynamo.training.trainer.adasum import adasum_hook
-from ort_dynamo.training.trainer.combined import CombinedModel
+from ort_dynamo.training.trainer.model_with_loss import CombinedModel
+from ort_dynamo.training.trainer.process_group import ForwardBackward, Found, Together
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.stages import Stages
-from ort_dynamo.training.trainer.together import ForwardBackward, Found, Together
 from ort_dynamo.training.trainer.training_state import TrainedWeight, local_of, square_sum_over
 
 __all__ = ["LayerReplicas", "PipelinedModel", "Replicas", "StageReplicas", "agree_on", "divide_layers", "plan_of"]

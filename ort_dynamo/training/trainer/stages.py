@@ -15,7 +15,7 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, SplitPoint
 from ort_dynamo.errors import SeveralProcessesError
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.torch_internals import expect_only_what_stages_send, tree_map
-from ort_dynamo.training.trainer.combined import CombinedModel, flat_outputs
+from ort_dynamo.training.trainer.model_with_loss import CombinedModel, flat_outputs
 
 __all__ = ["Stages", "cuts_of", "mesh_of_stages"]
 

@@ -11,7 +11,7 @@ from torch.fx import Node
 from ort_dynamo.boundary import in_order, inverse
 from ort_dynamo.marks import CHANNELS_LAST, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.views import ALIASES, RESHAPES
-from ort_dynamo.passes.fx.torch_graph.choice import ORIGIN
+from ort_dynamo.passes.fx.torch_graph.mark_chosen import ORIGIN
 from ort_dynamo.torch_internals.kernel_layouts import CONVOLUTIONS
 from ort_dynamo.torch_internals.operators import aten
 from ort_dynamo.torch_internals.precision import convolves_in_tf32

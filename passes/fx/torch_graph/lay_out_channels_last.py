@@ -18,13 +18,13 @@ from ort_dynamo.passes.fx.analysis.aliases import AliasSets
 from ort_dynamo.passes.fx.analysis.fake_values import propagate
 from ort_dynamo.passes.fx.analysis.saved_tensors import draws
 from ort_dynamo.passes.fx.analysis.views import ALIASES
-from ort_dynamo.passes.fx.torch_graph.choice import ORIGIN, add_chosen
-from ort_dynamo.passes.fx.torch_graph.work import (
+from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
     CONVOLUTIONS,
     convolution_weight,
     convolves_images,
     weighs_more_than_images,
 )
+from ort_dynamo.passes.fx.torch_graph.mark_chosen import ORIGIN, add_chosen
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.kernel_layouts import IMAGE_OPERATORS, ONEDNN_DTYPES, follows_layout
 from ort_dynamo.torch_internals.operators import OpOverload, aten, is_pointwise

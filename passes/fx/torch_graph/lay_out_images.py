@@ -15,7 +15,6 @@ from ort_dynamo.passes.fx.analysis.fake_values import add_call, propagate
 from ort_dynamo.passes.fx.analysis.fused_readers import is_pointwise
 from ort_dynamo.passes.fx.analysis.saved_tensors import draws
 from ort_dynamo.passes.fx.torch_graph.batch_norm_sums import FORWARD, GRADIENTS, gradients_of, normalized
-from ort_dynamo.passes.fx.torch_graph.choice import choose
 from ort_dynamo.passes.fx.torch_graph.image_nodes import ImageNodes
 from ort_dynamo.passes.fx.torch_graph.images import (
     CAST_ARGUMENTS,
@@ -31,6 +30,7 @@ from ort_dynamo.passes.fx.torch_graph.images import (
     origin,
     viewed,
 )
+from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose
 from ort_dynamo.torch_internals.kernel_layouts import CONVOLUTIONS
 from ort_dynamo.torch_internals.operators import aten
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.passes.fx.torch_graph.choice import choose, computes
-from ort_dynamo.passes.fx.torch_graph.work import (
+from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
     CONVOLUTIONS,
     convolution_weight,
     convolves_images,
@@ -17,6 +16,7 @@ from ort_dynamo.passes.fx.torch_graph.work import (
     is_product,
     multiplications,
 )
+from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose, computes
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.prices import WholeGraphPrices
 from ort_dynamo.target import Target

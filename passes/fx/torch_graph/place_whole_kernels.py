@@ -11,9 +11,9 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.marks import CHANNELS_LAST
-from ort_dynamo.passes.fx.torch_graph.choice import choose, computes
+from ort_dynamo.passes.fx.torch_graph.count_multiplications import CONVOLUTIONS, convolution_weight, multiplications
+from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose, computes
 from ort_dynamo.passes.fx.torch_graph.whole_kernels import ATTENTION, saved
-from ort_dynamo.passes.fx.torch_graph.work import CONVOLUTIONS, convolution_weight, multiplications
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.operators import aten

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ort_dynamo.passes.fx.torch_graph.work import example_elements, example_sizes
+from ort_dynamo.passes.fx.torch_graph.count_multiplications import example_elements, example_sizes
 from ort_dynamo.torch_internals.operators import OpOverload, aten, present
 
 __all__ = ["FORMS", "Form"]

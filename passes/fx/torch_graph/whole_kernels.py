@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from ort_dynamo.passes.fx.torch_graph.work import example_elements
+from ort_dynamo.passes.fx.torch_graph.count_multiplications import example_elements
 from ort_dynamo.prices import KernelPrices
 from ort_dynamo.torch_internals.operators import aten
 

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.aliases import AliasSets
-from ort_dynamo.passes.fx.torch_graph.work import CONVOLUTIONS
+from ort_dynamo.passes.fx.torch_graph.count_multiplications import CONVOLUTIONS
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.operators import (
     OpOverload,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ort_dynamo.cache.opened import CACHE
+from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.target import Target
 

@@ -15,8 +15,8 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.marks import CHOSEN
 from ort_dynamo.passes import pipelines
-from ort_dynamo.passes.fx.torch_graph.choice import choose
 from ort_dynamo.passes.fx.torch_graph.give_kernel_dtypes import GiveKernelDtypes
+from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose
 from ort_dynamo.segment import probe_lowering
 from ort_dynamo.testing import TOLERANCES, assert_like_eager, eager_reasons
 

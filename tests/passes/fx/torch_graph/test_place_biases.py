@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
-from ort_dynamo.passes.fx.torch_graph.choice import choose
+from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose
 from ort_dynamo.passes.fx.torch_graph.place_biases import EPILOGUE, PlaceBiases
 from ort_dynamo.testing import TOLERANCES
 

@@ -92,7 +92,7 @@ def open_island(
     def make() -> CompiledGraph:
         nonlocal source, miss
         found: CompiledGraph | Miss = Miss("unkeyed" if key is None else "off")
-        with nullcontext() if stored is None or place is None else stored.making(place):
+        with nullcontext() if stored is None or place is None else stored.locked(place):
             if stored is not None and place is not None:
                 found = stored.load(place, name, spec, opened)
             if not isinstance(found, Miss):

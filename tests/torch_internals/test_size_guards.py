@@ -11,7 +11,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ort_dynamo.torch_internals import answers, symbols
-from ort_dynamo.torch_internals.answers import Fact, UnrecordedQuestionError, answering_from, ask, recording
+from ort_dynamo.torch_internals.size_guards import Fact, UnrecordedQuestionError, answering_from, ask, recording
 
 N = sympy.Symbol("s0", integer=True)
 

@@ -8,12 +8,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["written"]
+__all__ = ["generate_function"]
 
 _numbers = itertools.count()
 
 
-def written(name: str, lines: Sequence[str], values: Mapping[str, Any]) -> Callable[..., Any]:
+def generate_function(name: str, lines: Sequence[str], values: Mapping[str, Any]) -> Callable[..., Any]:
     """Make a function of its source.
 
     `print(inspect.getsource(function))` shows it, and a traceback that goes through it shows its lines.

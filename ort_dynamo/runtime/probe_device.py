@@ -1,4 +1,4 @@
-"""Opens and runs a session of one node: python -m ort_dynamo.runtime.trial DEVICE, in a process that it may crash."""
+"""Opens and runs a session of one node, in a process that it may crash: python -m ort_dynamo.runtime.probe_device."""
 
 from __future__ import annotations
 

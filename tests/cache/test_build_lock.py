@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ort_dynamo.cache import making as module
-from ort_dynamo.cache.making import making
+from ort_dynamo.cache import build_lock as module
+from ort_dynamo.cache.build_lock import build_lock
 
 pytest.importorskip("fcntl")
 
@@ -20,7 +20,7 @@ SOON = 20.0
 
 
 def hold(lock: Path, began: Path) -> None:
-    with making(lock, lambda: False):
+    with build_lock(lock, lambda: False):
         began.touch()
         time.sleep(600)
 
@@ -37,7 +37,7 @@ def in_thread(lock: Path, made: Path) -> tuple[threading.Thread, list[bool]]:
     found: list[bool] = []
 
     def make() -> None:
-        with making(lock, made.exists):
+        with build_lock(lock, made.exists):
             found.append(made.exists())
 
     thread = threading.Thread(target=make)
@@ -47,7 +47,7 @@ def in_thread(lock: Path, made: Path) -> tuple[threading.Thread, list[bool]]:
 
 def test_whoever_waits_finds_what_was_made(tmp_path: Path) -> None:
     lock, made = tmp_path / "lock", tmp_path / "made"
-    with making(lock, made.exists):
+    with build_lock(lock, made.exists):
         others = [in_thread(lock, made) for _ in range(3)]
         time.sleep(0.1)
         assert all(not found for _, found in others)
@@ -63,10 +63,10 @@ def test_a_maker_that_made_nothing_lets_all_others_go_on_at_once(tmp_path: Path)
     together = threading.Barrier(3, timeout=SOON)
 
     def make() -> None:
-        with making(lock, made.exists):
+        with build_lock(lock, made.exists):
             together.wait()  # reached by three only if none of them waits for another
 
-    with making(lock, made.exists):
+    with build_lock(lock, made.exists):
         threads = [threading.Thread(target=make) for _ in range(3)]
         for thread in threads:
             thread.start()
@@ -93,7 +93,7 @@ def test_nobody_waits_for_a_maker_that_was_killed(tmp_path: Path) -> None:
 def test_nobody_waits_long_for_a_maker_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.2)
     lock = tmp_path / "lock"
-    with making(lock, lambda: False):
+    with build_lock(lock, lambda: False):
         thread, found = in_thread(lock, tmp_path / "made")
         thread.join(SOON)
         assert found == [False]
@@ -111,6 +111,6 @@ def test_a_lock_that_was_left_behind_is_nobody_s(tmp_path: Path) -> None:
 
 def test_what_the_body_raises_frees_the_lock(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
-    with pytest.raises(ValueError, match="the compile failed"), making(lock, lambda: False):
+    with pytest.raises(ValueError, match="the compile failed"), build_lock(lock, lambda: False):
         raise ValueError("the compile failed")
     assert not lock.exists()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from ort_dynamo.runtime import trial
+from ort_dynamo.runtime import probe_device
 
 
 def test_the_node_runs_and_is_right(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["trial", "cpu"])
-    assert trial.main() == 0
+    assert probe_device.main() == 0
     assert capsys.readouterr().out == "\n"
 
 
 def test_a_wrong_result_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["trial", "cpu"])
-    monkeypatch.setattr(trial, "open_graph", lambda *_: lambda x: (x,))
-    assert trial.main() == 1
+    monkeypatch.setattr(probe_device, "open_graph", lambda *_: lambda x: (x,))
+    assert probe_device.main() == 1
     assert capsys.readouterr().out == "the negative of [0.0, 1.0, 2.0] came out as [0.0, 1.0, 2.0]\n"
 
 
@@ -25,6 +25,6 @@ def test_what_torch_raises_is_told(capsys: pytest.CaptureFixture[str], monkeypat
         raise RuntimeError("CUDA error: invalid device function")
 
     monkeypatch.setattr("sys.argv", ["trial", "cpu"])
-    monkeypatch.setattr(trial, "open_graph", refused)
-    assert trial.main() == 1
+    monkeypatch.setattr(probe_device, "open_graph", refused)
+    assert probe_device.main() == 1
     assert capsys.readouterr().out == "RuntimeError: CUDA error: invalid device function\n"

@@ -20,7 +20,7 @@ try:
 except ImportError:  # Windows, where each process makes its own
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["PATIENCE", "making"]
+__all__ = ["PATIENCE", "build_lock"]
 
 PATIENCE = 120.0
 """Seconds that a process waits for another one."""
@@ -30,7 +30,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_
 
 
 @contextlib.contextmanager
-def making(lock: Path, is_made: Callable[[], bool]) -> Iterator[None]:
+def build_lock(lock: Path, is_made: Callable[[], bool]) -> Iterator[None]:
     """Hold a lock while the body looks for something and makes it, or wait until another process has made it.
 
     Args:

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import nn
 
-from ort_dynamo.cache import disk, opened
+from ort_dynamo.cache import disk, open_island
 from ort_dynamo.cache.disk import COUNTS
 from ort_dynamo.cache.entry import read_entry, read_header
 from ort_dynamo.cache.folder import SUFFIX
@@ -218,9 +218,9 @@ def test_another_version_of_the_sources_reads_nothing(place: Path, monkeypatch: 
 @pytest.mark.parametrize("fact", [0, 1])
 def test_another_build_or_processor_reads_nothing(place: Path, monkeypatch: pytest.MonkeyPatch, fact: int) -> None:
     step()
-    facts = list(opened.runtime_facts())
+    facts = list(open_island.runtime_facts())
     facts[fact] += " another"
-    for module in (opened, trace_cache):
+    for module in (open_island, trace_cache):
         monkeypatch.setattr(module, "runtime_facts", lambda: tuple(facts))
     step()
     assert sources() == ["built", "built"]

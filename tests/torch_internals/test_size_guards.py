@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ort_dynamo.torch_internals import answers, symbols
+from ort_dynamo.torch_internals import size_guards, symbols
 from ort_dynamo.torch_internals.size_guards import Fact, UnrecordedQuestionError, answering_from, ask, recording
 
 N = sympy.Symbol("s0", integer=True)
@@ -48,11 +48,11 @@ def test_a_question_inside_a_question_is_part_of_it() -> None:
     with recording() as facts:
         assert ask("outer", (N,), lambda: ask("inner", (N,), lambda: 3)) == 3
     assert facts == [Fact("outer", (N,), 3)]
-    assert not answers.is_watched()
+    assert not size_guards.is_watched()
 
 
 def test_recorded_answers_are_given_and_others_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "strict", False)
+    monkeypatch.setattr(size_guards, "strict", False)
     with answering_from([Fact("big", (N,), True)]) as answered:
         assert ask("big", (N,), lambda: False)
         assert not answered.missing
@@ -68,7 +68,7 @@ def test_tests_do_not_take_a_missing_answer() -> None:
 def test_threads_do_not_mix() -> None:
     seen: list[bool] = []
     with recording() as facts:
-        thread = threading.Thread(target=lambda: seen.append(answers.is_watched()))
+        thread = threading.Thread(target=lambda: seen.append(size_guards.is_watched()))
         thread.start()
         thread.join()
         ask("here", (N,), lambda: True)

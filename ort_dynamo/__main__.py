@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import NamedTuple
 
 from ort_dynamo.commands import cache, demo, doctor, operators, passes
@@ -52,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m ort_dynamo", description='PyTorch training on ONNX Runtime: torch.compile(backend="ort_train").'
     )
+    parser.add_argument("--version", action="version", version=f"ort_dynamo {version('ort-dynamo')}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         subparser = commands.add_parser(name, help=command.summary, description=command.summary)
@@ -62,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OrtDynamoError as error:
         print(f"{parser.prog} {parsed.command}: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader has seen enough, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
+        return 0
 
 
 if __name__ == "__main__":

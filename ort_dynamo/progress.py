@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-__all__ = ["SWITCH", "counted", "showing", "stage"]
+__all__ = ["SWITCH", "counted", "is_shown", "showing", "stage"]
 
 SWITCH = "ORT_DYNAMO_PROGRESS"
 """The environment variable that turns it off, by 0."""
@@ -68,7 +68,7 @@ def showing() -> Iterator[None]:
 
     Of several processes on a machine (torchrun), the first one shows them.
     """
-    if not _wanted():
+    if not is_shown():
         yield
         return
     progress = _Progress()
@@ -99,7 +99,8 @@ def _counted(progress: _Progress, nodes: list[_T], name: str) -> Iterator[_T]:
         progress.advance()
 
 
-def _wanted() -> bool:
+def is_shown() -> bool:
+    """Check that the program has a terminal, which is the one of the first process, and has not switched it off."""
     return (
         os.environ.get(SWITCH, "1") != "0"
         and sys.stderr is not None

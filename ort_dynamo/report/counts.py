@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
-from ort_dynamo.report.places import BY_CHOICE, FALLBACK, Places, by_reason
+from ort_dynamo.progress import is_shown
+from ort_dynamo.report.places import BY_CHOICE, BY_DESIGN, FALLBACK, Places, by_reason
+from ort_dynamo.report.record import GraphRecord
 from ort_dynamo.segment.segment import EagerNode
 from ort_dynamo.torch_internals.dynamo import counters
 
-__all__ = ["report", "report_not_recorded", "say_again"]
+__all__ = ["report", "report_first", "report_not_recorded", "say_again"]
 
 _log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows all of it
 _said: set[tuple[str, str]] = set()
@@ -99,6 +102,35 @@ def report_not_recorded(role: str, reason: str) -> None:
     if (role, reason) not in _said:
         _said.add((role, reason))
         _log.warning("a %s graph runs without a CUDA graph: %s", role, reason)
+
+
+def report_first(graphs: Sequence[GraphRecord]) -> None:
+    """Say once how much of what was compiled runs in ONNX Runtime, and why not more: on the terminal, and at INFO."""
+    if _FIRST in _said:
+        return
+    _said.add(_FIRST)
+    native, design, chosen, eager = (
+        sum(count(graph) for graph in graphs)
+        for count in (
+            lambda graph: graph.native.total(),
+            lambda graph: graph.by_design.total(),
+            lambda graph: graph.chosen.total(),
+            lambda graph: len(graph.eager),
+        )
+    )
+    rest = [
+        f"{chosen} {BY_CHOICE}, which options={{'placement': 'onnxruntime'}} changes" if chosen else "",
+        f"{eager} {FALLBACK}, as the warnings say" if eager else "",
+        f"{design} {BY_DESIGN} (random numbers, collectives)" if design else "",
+    ]
+    line = f"ort_train: {native} of {native + design + chosen + eager} operators run in ONNX Runtime"
+    line = "; ".join([line, *filter(None, rest), "ort_dynamo.summary() says more"])
+    _log.info("%s", line)
+    if is_shown() and not _log.isEnabledFor(logging.INFO):
+        print(line, file=sys.stderr)
+
+
+_FIRST = ("the first compile", "")
 
 
 def say_again() -> None:

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from ort_dynamo.events import GraphCompilation, Listener
 from ort_dynamo.partition.cut import PartitionRecord
-from ort_dynamo.report.counts import report, report_not_recorded
+from ort_dynamo.report.counts import report, report_first, report_not_recorded
 from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord, IslandRecord
 from ort_dynamo.torch_internals.frames import current_compile_id
 
@@ -84,4 +84,5 @@ class Records(Listener):
         seconds = time.perf_counter() - self._begin
         record = CompileRecord(self.partition, tuple(self.graphs), seconds, current_compile_id(), saved)
         self._keep(record)
+        report_first(record.graphs)
         return record

@@ -12,6 +12,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import ort_dynamo
+from ort_dynamo.report import counts
 from ort_dynamo.report.counts import report
 
 
@@ -103,3 +104,32 @@ def test_the_log_the_summary_and_the_counters_have_the_same_numbers(caplog: pyte
     (numbers,) = (one.partition(": ")[2] for one in caplog.messages if one.startswith("inference graph"))
     assert f"nodes: {numbers}\n" in str(ort_dynamo.summary())
     assert f"{counters['ort_train']['chosen_nodes']} in torch by choice (placement), 0 in eager (fallback)" in numbers
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_first_compile_says_how_much_runs_in_onnx_runtime(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(counts, "is_shown", lambda: terminal)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    torch.compile(model, backend="ort_train")(torch.ones(2, 4)).sum().backward()
+    torch.compile(lambda x: x @ x, backend="ort_train")(torch.ones(2, 2))
+    said = [line for line in capsys.readouterr().err.splitlines() if "operators run in ONNX Runtime" in line]
+    native = counters["ort_train"]["native_nodes"] - 1  # the second compile is not said
+    line = f"ort_train: {native} of {native + 1} operators run in ONNX Runtime; 1 in torch by design"
+    assert said == ([f"{line} (random numbers, collectives); ort_dynamo.summary() says more"] if terminal else [])
+    torch._dynamo.reset()
+    torch.compile(lambda x: x @ x, backend="ort_train")(torch.ones(2, 2))
+    assert ("1 of 1 operators" in capsys.readouterr().err) == terminal
+
+
+def test_the_first_compile_says_why_not_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(counts, "is_shown", lambda: True)
+    torch.compile(nn.Conv2d(3, 8, 3), backend="ort_train")(torch.ones(4, 3, 64, 64)).sum().backward()
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "operators run in ONNX Runtime" in line]
+    assert "in torch by choice (placement), which options={'placement': 'onnxruntime'} changes" in line
+    torch._dynamo.reset()
+    torch.compile(lambda x: torch.linalg.svd(x)[1], backend="ort_train")(torch.ones(3, 3))
+    assert "1 in eager (fallback), as the warnings say" in capsys.readouterr().err

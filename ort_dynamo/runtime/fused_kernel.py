@@ -38,9 +38,6 @@ class KernelVariant:
         num_warps: of each block.
         shared: bytes of dynamic shared memory of each block.
         parameters: how many the kernel has. Those behind the operator's are null pointers, at most `TRAILING_NULLS`.
-        registers: of each thread.
-        stack: bytes of each thread, for spilled registers, and where libdevice reduces large arguments (sine, cosine).
-        local: bytes of local memory of each thread.
     """
 
     cubin: bytes = dataclasses.field(repr=False)
@@ -48,9 +45,6 @@ class KernelVariant:
     num_warps: int
     shared: int
     parameters: int
-    registers: int
-    stack: int
-    local: int
 
 
 @dataclass(frozen=True)

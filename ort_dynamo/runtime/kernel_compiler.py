@@ -27,7 +27,7 @@ from ort_dynamo.runtime.triton_workers import TOOL_PATHS, answers
 
 __all__ = ["KernelStore", "compile_kernels", "triton_version"]
 
-_FORMAT = 1
+_FORMAT = 2
 """The version of a stored kernel's bytes; another number gives other keys."""
 
 _TYPES = {

@@ -23,7 +23,7 @@ ARGUMENTS = 16
 
 
 def cubin(image: bytes, num_warps: int = 4, shared: int = 0) -> KernelVariant:
-    return KernelVariant(image, f"entry_{chr(image[0])}", num_warps, shared, 2, 0, 0, 0)
+    return KernelVariant(image, f"entry_{chr(image[0])}", num_warps, shared, 2)
 
 
 BOTH = CompiledKernel(cubin(b"aligned"), cubin(b"unaligned"))

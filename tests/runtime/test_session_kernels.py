@@ -24,7 +24,7 @@ from ort_dynamo.runtime.fused_kernel import CompiledKernel, KernelVariant, Unava
 from ort_dynamo.runtime.providers import find_target
 
 CPU = torch.device("cpu")
-VARIANT = KernelVariant(b"code", "entry", 4, 0, 2, 16, 0, 0)
+VARIANT = KernelVariant(b"code", "entry", 4, 0, 2)
 
 
 @pytest.fixture

@@ -21,8 +21,9 @@ _Given = dict[str, Any]
 
 
 def _by_name(overload: OpOverload, args: tuple[Any, ...], kwargs: _Given) -> _Given:
-    names = [argument.name.rstrip("_") for argument in schema_of(overload).arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    names = [argument.name for argument in schema_of(overload).arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return {name.rstrip("_"): value for name, value in given.items()}  # one has grad_out_, the others grad_out
 
 
 def _attention(ctx: LoweringContext, given: _Given, to_last_key: bool) -> Attention:

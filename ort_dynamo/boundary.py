@@ -16,6 +16,7 @@ from ort_dynamo.torch_internals.sympy_functions import Max
 
 __all__ = [
     "ValueSpec",
+    "has_strides",
     "in_order",
     "input_spec",
     "inverse",
@@ -65,14 +66,14 @@ def physical_order(fake: torch.Tensor) -> tuple[int, ...]:
 
 def _order(fake: torch.Tensor) -> tuple[int, ...]:
     identity = tuple(range(fake.dim()))
-    if _is_contiguous(fake, identity):
+    if has_strides(fake, identity):
         return ()
     strides = hints(fake.stride())
     if None in strides:
         return ()
     # Dimensions of size 1 may carry any stride: they follow their neighbours, by the stable sort.
     order = tuple(sorted(identity, key=lambda axis: -strides[axis]))  # type: ignore[operator]
-    return order if order != identity and _is_contiguous(fake, order) else ()
+    return order if order != identity and has_strides(fake, order) else ()
 
 
 def input_spec(fake: Any) -> ValueSpec | None:
@@ -137,10 +138,11 @@ def _is_symbolic(fake: torch.Tensor) -> bool:
 
 
 def _is_dense(fake: torch.Tensor) -> bool:
-    return _is_contiguous(fake, physical_order(fake) or tuple(range(fake.dim())))
+    return has_strides(fake, physical_order(fake) or tuple(range(fake.dim())))
 
 
-def _is_contiguous(fake: torch.Tensor, order: tuple[int, ...]) -> bool:
+def has_strides(fake: torch.Tensor, order: Sequence[int]) -> bool:
+    """Ask whether memory goes through the dimensions in `order`, without gaps. Installs no guard."""
     return in_order([fake.shape[axis] for axis in order], [fake.stride(axis) for axis in order])
 
 

@@ -88,10 +88,6 @@ class FusedOp:
     source: str = dataclasses.field(repr=False)
     num_warps: int = 4
 
-    def symbol_values(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """The value of each symbol, by the shapes of the inputs."""
-        return tuple(shapes[index][axis] for index, axis in self.symbols)
-
     def programs(self, symbols: Sequence[int]) -> int:
         """How many programs a launch has."""
         return -(-self.count.value(symbols) // self.per_program)

@@ -14,17 +14,17 @@ _KINDS = (".py", ".json")
 
 
 @cache
-def source_digest(package: Path = _PACKAGE) -> str:
-    """SHA-256, as hex, of the names and contents of a package's modules and tables."""
+def source_digest() -> str:
+    """SHA-256, as hex, of the names and contents of this package's modules and tables."""
     found = hashlib.sha256()
     files = [
         Path(folder, name)
-        for folder, _, names in os.walk(package, followlinks=True)  # passes/ is a link in a checkout
+        for folder, _, names in os.walk(_PACKAGE, followlinks=True)  # passes/ is a link in a checkout
         for name in names
         if name.endswith(_KINDS)
     ]
-    for file in sorted(files, key=lambda file: file.relative_to(package).as_posix()):
+    for file in sorted(files, key=lambda file: file.relative_to(_PACKAGE).as_posix()):
         content = file.read_bytes()
-        found.update(f"{file.relative_to(package).as_posix()} {len(content)}\n".encode())
+        found.update(f"{file.relative_to(_PACKAGE).as_posix()} {len(content)}\n".encode())
         found.update(content)
     return found.hexdigest()

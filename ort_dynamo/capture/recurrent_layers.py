@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from ort_dynamo.torch_internals.decompositions import lstm_in_steps
-from ort_dynamo.torch_internals.dispatcher import TRACING_KEYS, forget_dispatch, python_kernels
-from ort_dynamo.torch_internals.operators import OpOverload, aten, is_absent
+from ort_dynamo.torch_internals.dispatcher import replace_traced_kernels
+from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["recurrent_layers"]
 
@@ -58,18 +58,8 @@ def recurrent_layers() -> Iterator[None]:
 def _install() -> None:
     """Put our kernels in the place of torch's decompositions, for good."""
     for packet in (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu):
-        _replace(packet.input, partial(_padded, lstm_in_steps() if packet is aten.lstm else None))
-        _replace(packet.data, _packed)
-
-
-def _replace(overload: OpOverload, kernel: Callable[[_Kernel], _Kernel]) -> None:
-    if is_absent(overload):
-        return
-    table = python_kernels(overload)
-    for key in TRACING_KEYS:
-        if key in table:
-            table[key] = kernel(table[key])
-    forget_dispatch(overload)
+        replace_traced_kernels(packet.input, partial(_padded, lstm_in_steps() if packet is aten.lstm else None))
+        replace_traced_kernels(packet.data, _packed)
 
 
 def _padded(in_steps: _Kernel | None, original: _Kernel) -> _Kernel:

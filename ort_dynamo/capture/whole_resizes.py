@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ort_dynamo.torch_internals.decompositions import resized_lengths
-from ort_dynamo.torch_internals.dispatcher import TRACING_KEYS, forget_dispatch, python_kernels, without_python_kernels
+from ort_dynamo.torch_internals.dispatcher import replace_traced_kernels, without_python_kernels
 from ort_dynamo.torch_internals.operators import OpOverload, aten, is_absent
 from ort_dynamo.torch_internals.symbols import has_symbolic_sizes
 
@@ -74,20 +74,10 @@ def _install() -> None:
     """Put our kernels in the place of torch's decompositions, for good."""
     for packet in _RESIZES:
         if not is_absent(packet.default):
-            _replace(packet.vec, partial(_vec, packet.default))
-            _replace(packet.default, partial(_default, packet.default, _is_fixed))
+            replace_traced_kernels(packet.vec, partial(_vec, packet.default))
+            replace_traced_kernels(packet.default, partial(_default, packet.default, _is_fixed))
     for overload in _SHRINKS:
-        _replace(overload, partial(_default, overload, _is_fixed_shrink))
-
-
-def _replace(overload: OpOverload, kernel: Callable[[_Kernel], _Kernel]) -> None:
-    if is_absent(overload):
-        return
-    table = python_kernels(overload)
-    for key in TRACING_KEYS:
-        if key in table:
-            table[key] = kernel(table[key])
-    forget_dispatch(overload)
+        replace_traced_kernels(overload, partial(_default, overload, _is_fixed_shrink))
 
 
 def _vec(default: OpOverload, original: _Kernel) -> _Kernel:

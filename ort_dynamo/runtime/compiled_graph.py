@@ -59,10 +59,6 @@ class CompiledGraph:
             options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self.run = session_code(built, self._own, device, options, owned=None if stream is None else stream.owned)
 
-    @property
-    def _session(self) -> Any:
-        return self._own.session
-
     def __call__(self, *values: Any) -> tuple[torch.Tensor, ...]:
         """Do what `run` does."""
         return self.run(*values)

@@ -22,7 +22,7 @@ typedef int (*Host)(void **pointers, const int64_t *symbols, int64_t programs);
 
 /* kernel_library.py declares the same structures. */
 typedef struct {
-    const void *image; /* null: there is no such variant */
+    const void *image;
     size_t nbytes;
     const char *entry;
     int64_t num_warps;
@@ -68,8 +68,6 @@ typedef struct {
 
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 
-static _Thread_local char host_message[512];
-
 __attribute__((format(printf, 3, 4)))
 static OrtStatus *failed(const OrtApi *api, const Op *op, const char *format, ...) {
     char reason[768], message[1024];
@@ -114,7 +112,6 @@ static OrtStatus *load_driver(const Kernel *kernel) {
 
 static OrtStatus *load_variant(const Kernel *kernel, const Cubin *cubin, Variant *variant) {
     void *library;
-    if (cubin->image == NULL) return NULL;
     TRY_DRIVER(kernel, cuLibraryLoadData, &library, cubin->image, NULL, NULL, 0, NULL, NULL, 0);
     TRY_DRIVER(kernel, cuLibraryGetKernel, &variant->kernel, library, cubin->entry);
     return NULL;
@@ -223,9 +220,8 @@ static OrtStatus *launch(const Kernel *kernel, const OrtKernelContext *context, 
     }
     for (int64_t i = 0; i < op->is.symbols; i++) arguments[count++] = &symbols[i];
     for (int i = 0; i < TRAILING_NULLS; i++) arguments[count++] = &null; /* Triton's scratch buffers */
-    variant = (bits & 15) == 0 && op->aligned.kernel != NULL ? &op->aligned : &op->unaligned;
+    variant = (bits & 15) == 0 ? &op->aligned : &op->unaligned;
     cubin = variant == &op->aligned ? &op->is.aligned : &op->is.unaligned;
-    if (variant->kernel == NULL) return failed(kernel->api, op, "an address is not a multiple of 16");
     if (programs > INT32_MAX) return failed(kernel->api, op, "%lld programs are too many", (long long)programs);
     TRY(need_context(kernel, context, pointers[op->is.inputs]));
     TRY(allow_shared(kernel, variant, cubin->shared));
@@ -236,11 +232,8 @@ static OrtStatus *launch(const Kernel *kernel, const OrtKernelContext *context, 
 }
 
 static OrtStatus *call_host(const Kernel *kernel, void **pointers, const int64_t *symbols, int64_t programs) {
-    int code;
-    host_message[0] = '\0';
-    code = kernel->op->is.host(pointers, symbols, programs);
+    int code = kernel->op->is.host(pointers, symbols, programs);
     if (code == 0) return NULL;
-    if (host_message[0] != '\0') return failed(kernel->api, kernel->op, "%s", host_message);
     return failed(kernel->api, kernel->op, "the host function gave error %d", code);
 }
 
@@ -335,9 +328,6 @@ Op *fused_create(const Description *given) {
     op->base.KernelComputeV2 = compute;
     return op;
 }
-
-/* A host function in Python says why it failed. */
-void fused_host_message(const char *message) { snprintf(host_message, sizeof host_message, "%s", message); }
 
 static _Thread_local struct {
     const char *domain;

@@ -23,16 +23,7 @@ from ort_dynamo.runtime.c_api import (
     options_address,
     second_copy,
 )
-from ort_dynamo.runtime.fused_kernel import (
-    DRIVER,
-    Cubins,
-    FusedKernel,
-    HostCode,
-    HostFunction,
-    Unavailable,
-    message_of,
-    run_on_host,
-)
+from ort_dynamo.runtime.fused_kernel import DRIVER, CompiledKernel, FusedKernel, HostCode, Unavailable
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.runtime.kernel_driver import Driver, LaunchError, LoadedKernel
 
@@ -166,7 +157,7 @@ class KernelCallbacks:
         op, api = self._ops[address], self._apis[api_address]
 
         def create() -> None:
-            if isinstance(op.kernel.code, Cubins):
+            if isinstance(op.kernel.code, CompiledKernel):
                 with self._lock:
                     self._load(op, op.kernel.code)
             state = self._malloc(ctypes.sizeof(_STATE))
@@ -177,12 +168,11 @@ class KernelCallbacks:
 
         return _status(api, op, create)
 
-    def _load(self, op: _Op, code: Cubins) -> None:
+    def _load(self, op: _Op, code: CompiledKernel) -> None:
         if op.driver is not None:
             return
         self._driver = self._driver or Driver(self._driver_name)
-        op.aligned = None if code.aligned is None else self._driver.load(code.aligned)
-        op.unaligned = None if code.unaligned is None else self._driver.load(code.unaligned)
+        op.aligned, op.unaligned = self._driver.load(code.aligned), self._driver.load(code.unaligned)
         op.driver = self._driver
 
     def _compute(self, state: int, context: int) -> int | None:
@@ -215,9 +205,7 @@ def _run(api: Api, op: _Op, context: int) -> None:
     if programs == 0:
         return
     code = op.kernel.code
-    if isinstance(code, HostFunction):
-        run_on_host(what, code, pointers, symbols)
-    elif isinstance(code, HostCode):
+    if isinstance(code, HostCode):
         given = (c_void_p * len(pointers))(*pointers), (c_int64 * (len(symbols) or 1))(*symbols)
         if error := _HOST(code.address)(*given, programs):
             raise LaunchError(f"the host function gave error {error}")
@@ -227,11 +215,9 @@ def _run(api: Api, op: _Op, context: int) -> None:
 
 def _launch(api: Api, op: _Op, context: int, pointers: Sequence[int], symbols: Sequence[int], programs: int) -> None:
     driver, what = op.driver, op.kernel.op
+    kernel = op.unaligned if any(pointer & 15 for pointer in pointers) else op.aligned
     assert driver is not None
-    is_aligned = not any(pointer & 15 for pointer in pointers)
-    kernel = (op.aligned if is_aligned else None) or op.unaligned
-    if kernel is None:
-        raise LaunchError("an address is not a multiple of 16")
+    assert kernel is not None
     if programs > _MOST_PROGRAMS:
         raise LaunchError(f"{programs} programs are too many")
 
@@ -257,7 +243,8 @@ def _status(api: Api, op: _Op, call: Callable[[], None]) -> int | None:
     except LaunchError as error:
         reason = str(error).encode()
     except BaseException as error:
-        reason = message_of(error)
+        # As ASCII, since ONNX Runtime may cut it anywhere.
+        reason = f"{type(error).__name__}: {error}".encode("ascii", "backslashreplace")
     status: int = api.CreateStatus(FAIL, b"The fused kernel %s failed: %s" % (op.kernel.op.name.encode(), reason))
     return status
 

@@ -17,18 +17,17 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ort_dynamo.fused_op import FusedOp
-from ort_dynamo.runtime.fused_kernel import TRAILING_NULLS
+from ort_dynamo.runtime.fused_kernel import TRAILING_NULLS, CompiledKernel, KernelVariant
 from ort_dynamo.runtime.kernel_source import KernelSourceError, checked_source
 from ort_dynamo.runtime.triton_workers import TOOL_PATHS, answers
 
-__all__ = ["TRAILING_NULLS", "CompiledKernel", "KernelStore", "KernelVariant", "compile_kernels", "triton_version"]
+__all__ = ["KernelStore", "compile_kernels", "triton_version"]
 
-_FORMAT = 1
+_FORMAT = 2
 """The version of a stored kernel's bytes; another number gives other keys."""
 
 _TYPES = {
@@ -44,44 +43,6 @@ _TYPES = {
     16: "*bf16",
 }
 """Element type by ONNX's number (TensorProto.DataType) -> a pointer to it, as Triton calls it."""
-
-
-@dataclass(frozen=True)
-class KernelVariant:
-    """A cubin, and how it is launched: ceil(count / per_program) blocks of 32 × num_warps threads.
-
-    Attributes:
-        cubin: the code, for one architecture.
-        entry: the name of the kernel in it.
-        num_warps: of each block.
-        shared: bytes of dynamic shared memory of each block.
-        parameters: how many the kernel has. Those behind the operator's are null pointers, at most `TRAILING_NULLS`.
-        registers: of each thread.
-        stack: bytes of each thread, for spilled registers, and where libdevice reduces large arguments (sine, cosine).
-        local: bytes of local memory of each thread.
-    """
-
-    cubin: bytes = dataclasses.field(repr=False)
-    entry: str
-    num_warps: int
-    shared: int
-    parameters: int
-    registers: int
-    stack: int
-    local: int
-
-
-@dataclass(frozen=True)
-class CompiledKernel:
-    """One fused kernel for one architecture.
-
-    Attributes:
-        aligned: where all pointers are multiples of 16.
-        unaligned: where they are not.
-    """
-
-    aligned: KernelVariant
-    unaligned: KernelVariant
 
 
 class KernelStore(Protocol):

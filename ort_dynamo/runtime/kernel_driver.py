@@ -8,7 +8,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
-from ort_dynamo.runtime.fused_kernel import TRAILING_NULLS, Cubin
+from ort_dynamo.runtime.fused_kernel import TRAILING_NULLS, KernelVariant
 
 __all__ = ["Driver", "LaunchError", "LoadedKernel"]
 
@@ -76,16 +76,16 @@ class Driver:
         self._prepared: set[tuple[int, int]] = set()
         self._call("cuInit", 0)
 
-    def load(self, cubin: Cubin) -> LoadedKernel:
+    def load(self, variant: KernelVariant) -> LoadedKernel:
         """Load a kernel.
 
         Raises:
             LaunchError: it cannot be loaded.
         """
         library, kernel = c_void_p(), c_void_p()
-        self._call("cuLibraryLoadData", byref(library), cubin.image, None, None, 0, None, None, 0)
-        self._call("cuLibraryGetKernel", byref(kernel), library, cubin.entry.encode())
-        return LoadedKernel(kernel.value or 0, cubin.num_warps, cubin.shared)
+        self._call("cuLibraryLoadData", byref(library), variant.cubin, None, None, 0, None, None, 0)
+        self._call("cuLibraryGetKernel", byref(kernel), library, variant.entry.encode())
+        return LoadedKernel(kernel.value or 0, variant.num_warps, variant.shared)
 
     def need_context(self, ordinal: Callable[[], int | None], output: int) -> None:
         """Give this thread the primary context of the kernel's device, unless it has a context.

@@ -11,20 +11,15 @@ from typing import Any
 from ort_dynamo.fused_op import DOMAIN, Size
 from ort_dynamo.runtime.fused_kernel import (
     DRIVER,
-    Cubin,
-    Cubins,
+    CompiledKernel,
     FusedKernel,
     HostCode,
-    HostFunction,
+    KernelVariant,
     Unavailable,
-    message_of,
-    run_on_host,
 )
 from ort_dynamo.runtime.library_build import built_library
 
 __all__ = ["KernelLibrary"]
-
-_HOST = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
 
 
 class _Cubin(ctypes.Structure):
@@ -79,12 +74,9 @@ class KernelLibrary:
         library.fused_create.argtypes = (ctypes.POINTER(_Description),)
         library.fused_next.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t)
         library.fused_next.restype = None
-        library.fused_host_message.argtypes = (ctypes.c_char_p,)
-        library.fused_host_message.restype = None
         self._made: dict[FusedKernel, int] = {}
-        self._callbacks: list[Any] = []
         self._lock = threading.Lock()
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # for good: kernels have addresses of its callbacks
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # for good: sessions have addresses in the library
 
     @classmethod
     def load(cls, folder: Path | None, driver: str = DRIVER) -> KernelLibrary | Unavailable:
@@ -134,9 +126,9 @@ class KernelLibrary:
             name=op.name.encode(),
             provider=kernel.provider and kernel.provider.encode(),
             driver=self._driver.encode(),
-            host=self._host(kernel),
-            aligned=_cubin(code.aligned) if isinstance(code, Cubins) else _Cubin(),
-            unaligned=_cubin(code.unaligned) if isinstance(code, Cubins) else _Cubin(),
+            host=code.address if isinstance(code, HostCode) else None,
+            aligned=_cubin(code.aligned) if isinstance(code, CompiledKernel) else _Cubin(),
+            unaligned=_cubin(code.unaligned) if isinstance(code, CompiledKernel) else _Cubin(),
             inputs=len(op.inputs),
             outputs=len(op.outputs),
             symbols=len(op.symbols),
@@ -145,31 +137,9 @@ class KernelLibrary:
             number_count=len(numbers),
         )
 
-    def _host(self, kernel: FusedKernel) -> int | None:
-        op, code = kernel.op, kernel.code
-        if isinstance(code, HostCode):
-            return code.address
-        if not isinstance(code, HostFunction):
-            return None
-        tensors = len(op.inputs) + len(op.outputs)
 
-        def host(pointers: Any, symbols: Any, programs: int) -> int:
-            try:
-                run_on_host(op, code, pointers[:tensors], symbols[: len(op.symbols)])
-                return 0
-            except BaseException as error:  # no exception goes through ONNX Runtime: its own gives the message
-                self._library.fused_host_message(message_of(error))
-                return 1
-
-        callback = _HOST(host)
-        self._callbacks.append(callback)
-        return ctypes.cast(callback, ctypes.c_void_p).value
-
-
-def _cubin(cubin: Cubin | None) -> _Cubin:
-    if cubin is None:
-        return _Cubin()
-    return _Cubin(cubin.image, len(cubin.image), cubin.entry.encode(), cubin.num_warps, cubin.shared)
+def _cubin(variant: KernelVariant) -> _Cubin:
+    return _Cubin(variant.cubin, len(variant.cubin), variant.entry.encode(), variant.num_warps, variant.shared)
 
 
 def _numbers(size: Size) -> list[int]:

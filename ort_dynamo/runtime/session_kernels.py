@@ -13,9 +13,9 @@ import torch
 
 from ort_dynamo.build import BuiltGraph
 from ort_dynamo.fused_op import FusedOp
-from ort_dynamo.runtime.fused_kernel import Cubin, Cubins, FusedKernel, Unavailable
+from ort_dynamo.runtime.fused_kernel import FusedKernel, Unavailable
 from ort_dynamo.runtime.kernel_callbacks import KernelCallbacks
-from ort_dynamo.runtime.kernel_compiler import KernelStore, KernelVariant, compile_kernels, triton_version
+from ort_dynamo.runtime.kernel_compiler import KernelStore, compile_kernels, triton_version
 from ort_dynamo.runtime.kernel_registration import registration
 from ort_dynamo.runtime.library_build import compilers
 from ort_dynamo.target import Target
@@ -64,8 +64,7 @@ def session_kernels(
                 _log.warning("ONNX Runtime's kernels compute %s: %s.", op.name, found)
                 _KERNELS[op, capability] = found
                 continue
-            code = Cubins(_cubin(found.aligned), _cubin(found.unaligned))
-            _KERNELS[op, capability] = FusedKernel(op, code, target.provider)
+            _KERNELS[op, capability] = FusedKernel(op, found, target.provider)
         all_found = [_KERNELS[op, capability] for op in built.kernels]
     return tuple(one for one in all_found if isinstance(one, FusedKernel))
 
@@ -87,7 +86,3 @@ def register_kernels(settings: Any, kernels: Sequence[FusedKernel], store: Kerne
         _log.warning("ONNX Runtime's kernels compute what fused kernels would: %s.", way.reason)
     else:
         way.register(settings, kernels)
-
-
-def _cubin(variant: KernelVariant) -> Cubin:
-    return Cubin(variant.cubin, variant.entry, variant.num_warps, variant.shared)

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import select
-import subprocess
 import sys
 from typing import Any
 
@@ -68,17 +67,15 @@ def _variant(kernel: Any, request: dict[str, Any], aligned: bool) -> dict[str, A
     for field, wanted in _PLAIN_LAUNCH.items():
         if (found := getattr(metadata, field, wanted)) != wanted:
             raise ValueError(f"the kernel wants a launch with {field} = {found}")
-    cubin = compiled.asm["cubin"]
     heads = re.findall(r"\.entry\s+(\w+)\s*\((.*?)\)", compiled.asm["ptx"], re.DOTALL)
     if [name for name, _ in heads] != [metadata.name]:
         raise ValueError(f"the module has the entries {[name for name, _ in heads]}")
     return {
-        "cubin": base64.b64encode(cubin).decode(),
+        "cubin": base64.b64encode(compiled.asm["cubin"]).decode(),
         "entry": metadata.name,
         "num_warps": metadata.num_warps,
         "shared": metadata.shared,
         "parameters": heads[0][1].count(".param"),
-        **_resources(cubin, os.path.join(request["folder"], "kernel.cubin")),
     }
 
 
@@ -91,21 +88,6 @@ _PLAIN_LAUNCH = {
     "tmem_size": 0,
 }
 """Field of Triton's metadata -> what it is where a kernel is launched by its grid, its block and its arguments only."""
-
-
-def _resources(cubin: bytes, path: str) -> dict[str, int]:
-    """Registers and local memory of each thread, as NVIDIA's cuobjdump tells them."""
-    from triton import knobs
-
-    with open(path, "wb") as file:
-        file.write(cubin)
-    command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", path]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    functions = re.findall(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", said)
-    if len(functions) != 1:
-        raise ValueError(f"cuobjdump tells of {len(functions)} functions: {said}")
-    registers, stack, local = map(int, functions[0])
-    return {"registers": registers, "stack": stack, "local": local}
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ _LIMIT = 300.0
 _MOST = 32
 """Processes at once, on however many cores: each takes some 200 MB."""
 
-TOOL_PATHS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_CUOBJDUMP_PATH", "TRITON_LIBDEVICE_PATH")
+TOOL_PATHS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_LIBDEVICE_PATH")
 """Environment variables that name NVIDIA's programs where Triton's package does not hold them."""
 
 _FOREIGN = ("DISABLE_", "LLVM_", "MLIR_", "NVPTX_", "PTXAS_", "PYTHONWARNINGS", "TRITON_", "USE_IR_LOC")

@@ -12,15 +12,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ort_dynamo.torch_internals.lookup import private
-from ort_dynamo.torch_internals.operators import OpOverload
+from ort_dynamo.torch_internals.operators import OpOverload, is_absent
 
 __all__ = [
-    "TRACING_KEYS",
     "TorchDispatchMode",
     "as_traced",
     "forget_dispatch",
     "python_kernels",
     "real_kernels",
+    "replace_traced_kernels",
     "sees_calls",
     "without_python_kernels",
 ]
@@ -37,7 +37,7 @@ torch's own C function: it is asked at every run of a session.
 """
 _dispatch_key = private("torch._C:DispatchKey")
 
-TRACING_KEYS: tuple[Any, ...] = tuple(
+_TRACING_KEYS: tuple[Any, ...] = tuple(
     getattr(_dispatch_key, name) for name in ("Autograd", "CompositeImplicitAutograd") if hasattr(_dispatch_key, name)
 )
 """The dispatch keys at which torch registers decompositions that AOTAutograd cannot be told to leave out. Where torch
@@ -93,3 +93,17 @@ def forget_dispatch(overload: OpOverload) -> None:
     cache = getattr(overload, "_dispatch_cache", None)
     if cache is not None:
         cache.clear()
+
+
+def replace_traced_kernels(overload: OpOverload, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put what `make` gives for each of an operator's decompositions in its place, for good.
+
+    Those are replaced that AOTAutograd cannot be told to leave out. An operator that torch lacks has none.
+    """
+    if is_absent(overload):
+        return
+    table = python_kernels(overload)
+    for key in _TRACING_KEYS:
+        if key in table:
+            table[key] = make(table[key])
+    forget_dispatch(overload)

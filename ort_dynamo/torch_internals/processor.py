@@ -6,7 +6,7 @@ import platform
 
 import torch
 
-__all__ = ["instruction_set", "is_x86"]
+__all__ = ["instruction_set"]
 
 
 def instruction_set() -> str:
@@ -19,8 +19,3 @@ def instruction_set() -> str:
         return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     extensions = sorted(name for name, is_there in listed().items() if is_there is True)
     return f"{platform.machine()} {' '.join(extensions)}"
-
-
-def is_x86() -> bool:
-    """Whether this machine's processor is one of Intel's architecture, of 64 bits."""
-    return platform.machine().lower() in ("x86_64", "amd64")

@@ -23,6 +23,7 @@ from ort_dynamo.torch_internals.symbols import optimization_hint
 
 __all__ = [
     "AUTOGRAD_KEYS",
+    "MOST_GRAPHS",
     "CompiledModule",
     "OpOverload",
     "after_backward",
@@ -36,7 +37,6 @@ __all__ = [
     "is_absent",
     "is_container",
     "may_be_dynamic",
-    "most_graphs",
     "namespace",
     "optimization_hint",
     "python_kernels",
@@ -54,13 +54,16 @@ _takes_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
 _optimize = private("torch._dynamo:optimize")
 _config = private("torch._dynamo.config")
 
+MOST_GRAPHS = 64 if _takes_limit else int(getattr(_config, "recompile_limit", 8))
+"""Graphs of one function that Dynamo keeps before it runs in eager: far more than sizes of one, dtypes and changes of
+requires_grad make. torch up to 2.12 cannot be asked to."""
+
 
 def compile_region(
     function: Callable[..., Any],
     backend: Callable[..., Any],
     *,
     dynamic: bool | None,
-    recompile_limit: int,
     whole: bool = False,
     recurrent: bool = False,
 ) -> Callable[..., Any]:
@@ -73,12 +76,11 @@ def compile_region(
         function: what to compile.
         backend: the backend, as a function.
         dynamic: whether all sizes of inputs are symbols, or none; None: those that are marked, or have changed.
-        recompile_limit: how many graphs of one function are kept before it runs in eager, if `most_graphs` gave it.
         whole: whether a call that Dynamo cannot trace as one graph raises what `breaks_graph` knows.
         recurrent: whether to trace nn.LSTM, nn.GRU and nn.RNN, which Dynamo leaves to eager by its own setting.
     """
     entry: Callable[..., Any] = _optimize or torch.compile
-    settings: dict[str, Any] = {"recompile_limit": recompile_limit} if _takes_limit else {}
+    settings: dict[str, Any] = {"recompile_limit": MOST_GRAPHS} if _takes_limit else {}
     if whole:
         settings["nopython" if entry is _optimize else "fullgraph"] = True
     compiled: Callable[..., Any] = entry(backend=backend, dynamic=dynamic, **settings)(function)
@@ -126,11 +128,6 @@ def user_place(error: BaseException) -> str:
 
 
 _PACKAGES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
-
-
-def most_graphs(wanted: int) -> int:
-    """The number of graphs of a function that Dynamo keeps if asked for `wanted`: torch up to 2.12 cannot be asked."""
-    return wanted if _takes_limit else int(getattr(_config, "recompile_limit", 8))
 
 
 CompiledModule: type[Any] = private("torch._dynamo:OptimizedModule", nn.Module)

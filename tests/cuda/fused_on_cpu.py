@@ -12,13 +12,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from numpy_form import computed
 
 from ort_dynamo.build import BuiltGraph
 from ort_dynamo.fused_op import DOMAIN, FusedOp
 from ort_dynamo.passes.onnx import fuse_kernels
 from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel, Load
-from ort_dynamo.passes.onnx.fused_kernels.numpy_form import computed
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.runtime import session
 from ort_dynamo.runtime.fused_kernel import FusedKernel, HostCode

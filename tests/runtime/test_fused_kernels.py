@@ -6,17 +6,28 @@ import ctypes
 import gc
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
-from fused_models import FLOAT, N, Registration, body, model, open_model, rows, rows_kernel, rows_op
+from fused_models import (
+    FLOAT,
+    N,
+    Registration,
+    body,
+    host_code,
+    host_kernel,
+    model,
+    open_model,
+    rows,
+    rows_kernel,
+    rows_op,
+)
 
 from ort_dynamo.fused_op import FusedOp, FusedOutput, Size
-from ort_dynamo.runtime.fused_kernel import Cubins, FusedKernel, HostCode, HostFunction
+from ort_dynamo.runtime.fused_kernel import FusedKernel, HostCode
 from ort_dynamo.runtime.importing import onnxruntime
 
 ONE_NODE = "(float[n, 4] x) => (float[n, 4] y) { y = fused.k (x) }"
@@ -95,7 +106,7 @@ def test_outputs_have_the_shapes_that_symbols_give(registration: Registration) -
         sizes = [(n * rest,), (2 * n, rest), (), (n * n, 3), (0, rest)]
         return [np.full(size, x.sum() + y.sum(), np.float32) for size in sizes]
 
-    kernel = FusedKernel(op, HostFunction(compute, ((Size(2), N), (m,))), None)
+    kernel = host_kernel(op, compute, ((Size(2), N), (m,)))
     graph = (
         "(float[2, n] x, int64[m] z) => (float[a] o0, float[b, m] o1, float o2, float[c, 3] o3, float[d, m] o4)"
         " { o0, o1, o2, o3, o4 = fused.k (x, z) }"
@@ -120,9 +131,6 @@ def test_an_empty_tensor_launches_nothing(registration: Registration) -> None:
 @pytest.mark.parametrize("rounded", [1, 15, 16, 17, 33])
 def test_programs_cover_the_count(registration: Registration, rounded: int) -> None:
     seen = []
-    prototype = ctypes.CFUNCTYPE(
-        ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64), ctypes.c_int64
-    )
 
     def host(pointers: Any, symbols: Any, programs: int) -> int:
         seen.append((symbols[0], programs))
@@ -130,9 +138,8 @@ def test_programs_cover_the_count(registration: Registration, rounded: int) -> N
         target[:] = [value + 1 for value in source]
         return 0
 
-    callback = prototype(host)
-    code = HostCode(ctypes.cast(callback, ctypes.c_void_p).value or 0)
-    session = open_model(model(ONE_NODE.replace("4", "1")), registration, [FusedKernel(rows_op("k", 1), code, None)])
+    kernel = FusedKernel(rows_op("k", 1), host_code(host), None)
+    session = open_model(model(ONE_NODE.replace("4", "1")), registration, [kernel])
     (y,) = run(session, rows(rounded, 1))
     np.testing.assert_array_equal(y, rows(rounded, 1) + 1)
     assert seen == [(rounded, -(-rounded // 16))]
@@ -151,7 +158,7 @@ def test_a_kernel_gets_and_gives_elements_of_each_type(registration: Registratio
     graph = (
         f"(float[n] x) => (float[n] y) {{ a = Cast <to = {int(number)}> (x) b = fused.k (a) y = Cast <to = 1> (b) }}"
     )
-    session = open_model(model(graph), registration, [FusedKernel(op, HostFunction(flipped, ((N,),)), None)])
+    session = open_model(model(graph), registration, [host_kernel(op, flipped, ((N,),))])
     x = np.array([0, 1, 1, 0, 1], np.float32) if dtype == "bool" else np.array([3, 1, 4, 1, 5], np.float32)
     np.testing.assert_array_equal(run(session, x)[0], x[::-1], strict=True)
     assert seen == [number.numpy()]
@@ -166,7 +173,7 @@ def test_an_input_of_another_type_is_refused_at_load(registration: Registration)
 def test_an_input_with_too_few_dimensions_is_an_error_of_the_run(registration: Registration) -> None:
     op = FusedOp("short", (FLOAT,), (FusedOutput(FLOAT, (N,)),), ((0, 1),), N, 16, "")
     graph = "(float[n] x) => (float[n] y) { y = fused.short (x) }"
-    kernel = FusedKernel(op, HostFunction(lambda x: x, ((N,),)), None)
+    kernel = host_kernel(op, lambda x: x, ((N,),))
     with pytest.raises(Exception, match="fused kernel short failed: input 0 has 1 dimensions"):
         run(open_model(model(graph), registration, [kernel]), np.ones(3, np.float32))
 
@@ -218,44 +225,12 @@ def test_two_threads_register_their_own_kernels(registration: Registration) -> N
         assert list(threads.map(opens, (1, 2))) == [True, True]
 
 
-@pytest.mark.parametrize("raised", [ValueError("it is ½ done"), KeyboardInterrupt("stop")], ids=["value", "interrupt"])
-def test_an_exception_of_the_function_is_one_of_the_run(registration: Registration, raised: BaseException) -> None:
-    def fails(x: Any) -> Any:
-        if len(x) == 2:
-            raise raised
-        return x
-
-    session = open_model(model(ONE_NODE), registration, [rows_kernel("k", fails)])
-    said = str(raised).replace("½", r"\\xbd")
-    with pytest.raises(Exception, match=f"The fused kernel k failed: {type(raised).__name__}: {said}"):
-        run(session, rows(2))
-    np.testing.assert_array_equal(run(session, rows(3))[0], rows(3))
-
-
 def test_an_error_number_of_the_host_is_an_exception_of_the_run(registration: Registration) -> None:
-    prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-    callback = prototype(lambda *_: 7)
-    kernel = FusedKernel(rows_op("broken"), HostCode(ctypes.cast(callback, ctypes.c_void_p).value or 0), None)
+    kernel = FusedKernel(rows_op("broken"), host_code(lambda pointers, symbols, _: 7 * (symbols[0] == 2)), None)
     session = open_model(model(ONE_NODE.replace(".k", ".broken")), registration, [kernel])
     with pytest.raises(Exception, match="The fused kernel broken failed: the host function gave error 7"):
         run(session, rows(2))
-
-
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        (lambda x: x[1:], r"output 0 is float32\[1, 4\], expected float32\[2, 4\]"),
-        (lambda x: x.astype(np.float64), r"output 0 is float64\[2, 4\], expected float32\[2, 4\]"),
-        (lambda x: (x, x), "ValueError"),
-        (lambda x: np.negative(x, out=x), "read-only"),
-    ],
-    ids=["shape", "dtype", "count", "writes"],
-)
-def test_a_function_that_breaks_its_contract_is_an_error(
-    registration: Registration, function: Callable[..., Any], said: str
-) -> None:
-    with pytest.raises(Exception, match=said):
-        run(open_model(model(ONE_NODE), registration, [rows_kernel("k", function)]), rows(2))
+    assert run(session, rows(3))[0].shape == (3, 4)
 
 
 def test_memory_is_planned_anew_for_other_shapes(registration: Registration) -> None:
@@ -291,24 +266,18 @@ def test_a_kernel_runs_in_a_branch(registration: Registration) -> None:
     np.testing.assert_array_equal(run(session, np.array(False), rows(2))[0], -rows(2))
 
 
-FITTING = HostFunction(lambda x: x, ((N,),))
-
-
 @pytest.mark.parametrize(
-    ("op", "code"),
+    "op",
     [
-        (FusedOp("k", (FLOAT,), (), ((0, 0),), N, 1, ""), FITTING),
-        (FusedOp("k", (FLOAT,), (FusedOutput(FLOAT, (N,)),), ((1, 0),), N, 1, ""), FITTING),
-        (FusedOp("k", (FLOAT,), (FusedOutput(FLOAT, (N,)),), ((0, -1),), N, 1, ""), FITTING),
-        (FusedOp("k", (FLOAT,), (FusedOutput(FLOAT, (Size(1, (1,)),)),), ((0, 0),), N, 1, ""), FITTING),
-        (FusedOp("k", (FLOAT,), (FusedOutput(FLOAT, (N,)),), (), N, 1, ""), FITTING),
-        (FusedOp("k", (FLOAT,), (FusedOutput(FLOAT, (N,)),), ((0, 0),), N, 0, ""), FITTING),
-        (FusedOp("k", (FLOAT,), (FusedOutput(FLOAT, (N,) * 33),), ((0, 0),), N, 1, ""), FITTING),
-        (rows_op("k"), HostFunction(lambda x: x, ())),
-        (rows_op("k"), HostFunction(lambda x: x, ((Size(1, (1,)),),))),
-        (rows_op("k"), Cubins(None, None)),
+        FusedOp("k", (FLOAT,), (), ((0, 0),), N, 1, ""),
+        FusedOp("k", (FLOAT,), (FusedOutput(FLOAT, (N,)),), ((1, 0),), N, 1, ""),
+        FusedOp("k", (FLOAT,), (FusedOutput(FLOAT, (N,)),), ((0, -1),), N, 1, ""),
+        FusedOp("k", (FLOAT,), (FusedOutput(FLOAT, (Size(1, (1,)),)),), ((0, 0),), N, 1, ""),
+        FusedOp("k", (FLOAT,), (FusedOutput(FLOAT, (N,)),), (), N, 1, ""),
+        FusedOp("k", (FLOAT,), (FusedOutput(FLOAT, (N,)),), ((0, 0),), N, 0, ""),
+        FusedOp("k", (FLOAT,), (FusedOutput(FLOAT, (N,) * 33),), ((0, 0),), N, 1, ""),
     ],
 )
-def test_an_operator_that_refers_to_nothing_is_refused(op: FusedOp, code: HostFunction | Cubins) -> None:
+def test_an_operator_that_refers_to_nothing_is_refused(op: FusedOp) -> None:
     with pytest.raises(ValueError, match=r"^k: "):
-        FusedKernel(op, code, None)
+        FusedKernel(op, HostCode(1), None)

@@ -14,7 +14,7 @@ import pytest
 from fused_models import FLOAT, N, Registration, model, open_model, rows, rows_op
 
 from ort_dynamo.fused_op import FusedOp, FusedOutput, Size
-from ort_dynamo.runtime.fused_kernel import Cubin, Cubins, FusedKernel
+from ort_dynamo.runtime.fused_kernel import CompiledKernel, FusedKernel, KernelVariant
 from ort_dynamo.runtime.importing import onnxruntime
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="the driver that records is built with gcc")
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="the driver 
 ARGUMENTS = 16
 
 
-def cubin(image: bytes, num_warps: int = 4, shared: int = 0) -> Cubin:
-    return Cubin(image, f"entry_{chr(image[0])}", num_warps, shared)
+def cubin(image: bytes, num_warps: int = 4, shared: int = 0) -> KernelVariant:
+    return KernelVariant(image, f"entry_{chr(image[0])}", num_warps, shared, 2)
 
 
-BOTH = Cubins(cubin(b"aligned"), cubin(b"unaligned"))
+BOTH = CompiledKernel(cubin(b"aligned"), cubin(b"unaligned"))
 ONE_NODE = "(float[n, 4] x) => (float[n, 4] y) { y = fused.k (x) }"
 
 
@@ -74,7 +74,7 @@ def launching(registration_with: Callable[[str], Registration], driver: FakeDriv
     return registration_with(driver.path)
 
 
-def kernel_of(code: Cubins, op: FusedOp | None = None) -> FusedKernel:
+def kernel_of(code: CompiledKernel, op: FusedOp | None = None) -> FusedKernel:
     return FusedKernel(op or rows_op("k"), code, None)
 
 
@@ -106,23 +106,12 @@ def test_the_variant_is_chosen_by_the_addresses(
     assert list(launch.words[:2]) == [memory[1] + offset_x, memory[1] + offset_y]
 
 
-def test_one_variant_serves_if_it_can(launching: Registration, driver: FakeDriver, memory: Any) -> None:
-    unaligned = open_model(model(ONE_NODE), launching, [kernel_of(Cubins(None, cubin(b"unaligned")))])
-    run_at(unaligned, memory[1], memory[1] + 128, 2)
-    aligned = open_model(model(ONE_NODE), launching, [kernel_of(Cubins(cubin(b"aligned"), None))])
-    run_at(aligned, memory[1], memory[1] + 128, 2)
-    assert [chr(launch.kernel) for launch in driver.launches()] == ["u", "a"]
-    with pytest.raises(Exception, match="The fused kernel k failed: an address is not a multiple of 16"):
-        run_at(aligned, memory[1] + 4, memory[1] + 128, 2)
-    assert len(driver.launches()) == 2
-
-
 def test_the_arguments_are_inputs_outputs_symbols_and_nulls(launching: Registration, driver: FakeDriver) -> None:
     m = Size(1, (1,))
     outputs = (FusedOutput(FLOAT, (N, m)), FusedOutput(7, (m,)))
     op = FusedOp("k", (FLOAT, 7), outputs, ((0, 0), (1, 0)), N * m * Size(5), 8, "")
     graph = "(float[n] x, int64[m] z) => (float[n, m] a, int64[m] b) { a, b = fused.k (x, z) }"
-    code = Cubins(cubin(b"aligned", 2, 400), cubin(b"unaligned", 8, 800))
+    code = CompiledKernel(cubin(b"aligned", 2, 400), cubin(b"unaligned", 8, 800))
     session = open_model(model(graph), launching, [kernel_of(code, op)])
     x, z = np.ones(3, np.float32), np.ones(7, np.int64)
     a, b = np.empty((3, 7), np.float32), np.empty(7, np.int64)
@@ -183,7 +172,7 @@ def test_a_context_that_is_there_is_kept(launching: Registration, driver: FakeDr
 
 
 def test_much_shared_memory_is_asked_for_once(launching: Registration, driver: FakeDriver, memory: Any) -> None:
-    code = Cubins(cubin(b"aligned", shared=48 * 1024), cubin(b"unaligned", shared=48 * 1024 + 16))
+    code = CompiledKernel(cubin(b"aligned", shared=48 * 1024), cubin(b"unaligned", shared=48 * 1024 + 16))
     session = open_model(model(ONE_NODE), launching, [kernel_of(code)])
     for offset in (0, 0, 4, 4, 0):
         run_at(session, memory[1] + offset, memory[1] + 128, 2)
@@ -192,7 +181,7 @@ def test_much_shared_memory_is_asked_for_once(launching: Registration, driver: F
 
 
 def test_cubins_are_loaded_once_when_a_session_is_opened(launching: Registration, driver: FakeDriver) -> None:
-    code = Cubins(cubin(b"aligned once"), cubin(b"unaligned once"))
+    code = CompiledKernel(cubin(b"aligned once"), cubin(b"unaligned once"))
     sessions = [open_model(model(ONE_NODE), launching, [kernel_of(code)]) for _ in range(2)]
     loads = ["cuLibraryLoadData aligned", "cuLibraryLoadData unalign"]  # the image's first letters
     assert driver.calls("cuLibraryLoadData") == loads
@@ -207,7 +196,7 @@ def test_a_cubin_that_does_not_load_is_an_error_of_opening(
     launching: Registration, driver: FakeDriver, function: str
 ) -> None:
     driver.fail(function, 209)
-    kernel = kernel_of(Cubins(None, cubin(f"unaligned {function}".encode())))
+    kernel = kernel_of(CompiledKernel(cubin(b"aligned"), cubin(f"unaligned {function}".encode())))
     with pytest.raises(Exception, match=rf"The fused kernel k failed: {function} gave error 209 \(FAKE_ERROR\)"):
         open_model(model(ONE_NODE), launching, [kernel])
     driver.library.fake_reset(2)

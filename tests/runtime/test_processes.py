@@ -36,7 +36,7 @@ def torch_trains():
 
 
 def sessions():
-    return [compiled._session for compiled, _ in CACHE._entries.values()]
+    return [compiled._own.session for compiled, _ in CACHE._entries.values()]
 
 
 def step():

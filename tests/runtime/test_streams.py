@@ -314,7 +314,7 @@ def test_a_session_of_a_stream_is_held(like_cuda: FakeCuda, monkeypatch: pytest.
     held: list[object] = []
     monkeypatch.setattr(SessionStream, "hold", lambda self, session: held.append(session))
     compiled = open_graph(built(NEG), find_target("cpu"), CPU)
-    assert held == [compiled._session]
+    assert held == [compiled._own.session]
 
 
 def trained(step: Callable[..., torch.Tensor], model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:

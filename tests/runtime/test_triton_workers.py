@@ -15,7 +15,8 @@ from fused_examples import EXAMPLES, FLOAT, gelu
 from ort_dynamo.cache.folder import CacheFolder
 from ort_dynamo.cache.kernel_files import KernelFiles
 from ort_dynamo.runtime import kernel_compiler, triton_workers
-from ort_dynamo.runtime.kernel_compiler import CompiledKernel, compile_kernels
+from ort_dynamo.runtime.fused_kernel import CompiledKernel
+from ort_dynamo.runtime.kernel_compiler import compile_kernels
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 

@@ -13,7 +13,7 @@ from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.torch_internals.operators import aten, inductor_prims
 
 
-@lowering(aten.clamp.default)
+@lowering(aten.clamp.default, aten.clamp_min.default)
 def clamp(ctx: LoweringContext, self: ir.Value, min: Number | None = None, max: Number | None = None) -> ir.Value:
     """clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"""
     bounds = [bound for bound in (min, max) if bound is not None]
@@ -29,7 +29,7 @@ def clamp(ctx: LoweringContext, self: ir.Value, min: Number | None = None, max: 
     return ctx.cast(result, ctx.out.dtype)
 
 
-@lowering(aten.clamp.Tensor)
+@lowering(aten.clamp.Tensor, aten.clamp_min.Tensor)
 def clamp_tensor(
     ctx: LoweringContext, self: ir.Value, min: ir.Value | None = None, max: ir.Value | None = None
 ) -> ir.Value:
@@ -42,22 +42,10 @@ def clamp_tensor(
     return ctx.cast(result, ctx.out.dtype)
 
 
-@lowering(aten.clamp_min.default)
-def clamp_min(ctx: LoweringContext, self: ir.Value, min: Number) -> ir.Value:
-    """clamp_min(Tensor self, Scalar min) -> Tensor"""
-    return clamp(ctx, self, min)
-
-
 @lowering(aten.clamp_max.default)
 def clamp_max(ctx: LoweringContext, self: ir.Value, max: Number) -> ir.Value:
     """clamp_max(Tensor self, Scalar max) -> Tensor"""
     return clamp(ctx, self, None, max)
-
-
-@lowering(aten.clamp_min.Tensor)
-def clamp_min_tensor(ctx: LoweringContext, self: ir.Value, min: ir.Value) -> ir.Value:
-    """clamp_min.Tensor(Tensor self, Tensor min) -> Tensor"""
-    return clamp_tensor(ctx, self, min)
 
 
 @lowering(aten.clamp_max.Tensor)

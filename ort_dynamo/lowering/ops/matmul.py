@@ -61,13 +61,7 @@ def product(ctx: LoweringContext, a: ir.Value, b: ir.Value, alpha: Number = 1) -
     return result if alpha == 1 else ctx.op.Mul(result, ctx.scalar(alpha, ctx.out.dtype))
 
 
-@lowering(aten.mm.default)
-def mm(ctx: LoweringContext, self: ir.Value, mat2: ir.Value) -> ir.Value:
-    """mm(Tensor self, Tensor mat2) -> Tensor"""
-    return product(ctx, self, mat2)
-
-
-@lowering(aten.bmm.default)
+@lowering(aten.mm.default, aten.bmm.default)
 def bmm(ctx: LoweringContext, self: ir.Value, mat2: ir.Value) -> ir.Value:
     """bmm(Tensor self, Tensor mat2) -> Tensor"""
     return product(ctx, self, mat2)

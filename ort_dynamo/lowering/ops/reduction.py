@@ -254,7 +254,9 @@ def _truth(op_type: str, of_nothing: bool, ctx: LoweringContext, self: ir.Value,
     if reduces_nothing(ctx, self, axes):
         return filled(ctx, of_nothing)
     value = ctx.cast(self, torch.bool)
-    if axes and not (not isinstance(dim, int) and dim is not None and len(dim) == 0 and _keeps_rank(ctx, self)):
+    # any.dims and all.dims with dim=[] reduce nothing.
+    keeps = ctx.node.target in (aten.any.dims, aten.all.dims) and isinstance(dim, Sequence) and not dim
+    if axes and not keeps:
         if all(has_elements(ctx.sizes(self)[a]) for a in axes):
             value = reduce(ctx, op_type, value, axes, keepdim)
         else:  # the kernels for truth values do not reduce nothing
@@ -262,11 +264,6 @@ def _truth(op_type: str, of_nothing: bool, ctx: LoweringContext, self: ir.Value,
             count = reduce(ctx, "ReduceSum", ctx.cast(other, torch.int64), axes, keepdim)
             value = ctx.op.Equal(count, 0) if op_type == "ReduceMin" else ctx.op.Greater(count, 0)
     return ctx.cast(value, ctx.out.dtype)
-
-
-def _keeps_rank(ctx: LoweringContext, self: ir.Value) -> bool:
-    # any.dims and all.dims with dim=[] reduce nothing.
-    return ctx.node.target in (aten.any.dims, aten.all.dims)
 
 
 # -- moments and norms -------------------------------------------------------------------------------------------

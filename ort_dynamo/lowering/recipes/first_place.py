@@ -60,17 +60,15 @@ def first_place(
     return place
 
 
-def first_greatest(
-    ctx: LoweringContext, x: ir.Value, axis: int, size: Size, rank: int, *, op: OpBuilder | None = None
-) -> ir.Value:
+def first_greatest(ctx: LoweringContext, x: ir.Value, axis: int, size: Size, rank: int) -> ir.Value:
     """Give the first index along an axis of the greatest of int32 numbers; the axis stays, with size 1: int64."""
-    op = op or ctx.op
+    op = ctx.op
     if not ctx.target.has_defect("arg_max_of_equals"):
         place: ir.Value = op.ArgMax(x, axis=axis)
         return place
     wide = op.Cast(x, to=ir.DataType.DOUBLE)
     found = op.Equal(wide, op.ReduceMax(wide, [axis], keepdims=1))
-    return first_place(ctx, found, axis, size, rank, op=op)
+    return first_place(ctx, found, axis, size, rank)
 
 
 def _holding(size: Size) -> ir.DataType:

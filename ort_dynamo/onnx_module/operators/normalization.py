@@ -109,6 +109,7 @@ def group_norm(
 
 
 @onnx_operator("LayerNormalization")
+@onnx_operator("LayerNormalization", 1, MICROSOFT)  # ONNX Runtime had it before ONNX
 def layer_norm(
     x: Tensor,
     scale: Tensor,
@@ -130,21 +131,6 @@ def layer_norm(
     inverse = torch.rsqrt(var + epsilon)
     found = ((wide - mean) * inverse).to(x.dtype) * scale
     return (found if bias is None else found + bias), mean, inverse
-
-
-@onnx_operator("LayerNormalization", 1, MICROSOFT)
-def layer_norm_of_runtime(
-    x: Tensor,
-    scale: Tensor,
-    bias: Tensor | None = None,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-5,
-    stash_type: int = 1,
-    outputs: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """ONNX Runtime had it before ONNX."""
-    return layer_norm(x, scale, bias, axis=axis, epsilon=epsilon, stash_type=stash_type, outputs=outputs)
 
 
 def _rms_norm(x: Tensor, scale: Tensor, axis: int, epsilon: float) -> tuple[Tensor, Tensor]:

@@ -43,17 +43,14 @@ from ort_dynamo.training.ortmodule.graph_optimizer_registry import graph_optimiz
 from ort_dynamo.training.ortmodule.saved_models import SavedModels
 from ort_dynamo.training.ortmodule.step_report import StepReport
 from ort_dynamo.training.torch_internals import (
+    MOST_GRAPHS,
     compile_region,
     forget_compiled,
     has_recurrent_layers,
-    most_graphs,
     raised_by_backend,
 )
 
 __all__ = ["ExecutionManager"]
-
-_MOST_GRAPHS = most_graphs(64)
-"""Graphs of one function that Dynamo keeps: far more than sizes of one, dtypes and changes of requires_grad make."""
 
 
 class _Thread(threading.local):
@@ -278,7 +275,7 @@ class _Code:
     def of(cls, kind: type, mode: str) -> _Code:
         """The code for another module of a class."""
         newest = cls._newest.setdefault(kind, {})
-        if mode not in newest or newest[mode].graphs > _MOST_GRAPHS // 4:
+        if mode not in newest or newest[mode].graphs > MOST_GRAPHS // 4:
             newest[mode] = cls(kind.__name__)
         return newest[mode]
 
@@ -300,7 +297,7 @@ def _region(
     entry: Callable[..., Any], backend: Callable[..., Any], module: nn.Module, *, dynamic: bool
 ) -> Callable[..., Any]:
     recurrent = has_recurrent_layers(module)
-    return compile_region(entry, backend, dynamic=dynamic, recompile_limit=_MOST_GRAPHS, recurrent=recurrent)
+    return compile_region(entry, backend, dynamic=dynamic, recurrent=recurrent)
 
 
 class _Drawn:

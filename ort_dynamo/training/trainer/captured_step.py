@@ -18,7 +18,6 @@ from ort_dynamo.training.torch_internals import (
     breaks_graph,
     compile_region,
     may_be_dynamic,
-    most_graphs,
     optimization_hint,
     raised_by_backend,
     spell_outputs,
@@ -104,9 +103,7 @@ def capture(
     """
     seen = _Capture(prefix, description, state, kind, lr)
     given = [_marked(tensor, one.shape) for tensor, one in zip(inputs, description.inputs, strict=True)]
-    region = compile_region(
-        called, seen, dynamic=None, recompile_limit=most_graphs(64), whole=True, recurrent=recurrent
-    )
+    region = compile_region(called, seen, dynamic=None, whole=True, recurrent=recurrent)
     try:
         with torch.set_grad_enabled(kind is not None):
             _, outputs = region(*given)

@@ -32,7 +32,7 @@ from ort_dynamo.training.trainer.model_with_loss import PREFIX, CombinedModel
 from ort_dynamo.training.trainer.process_group import Together, ZeroUpdate
 from ort_dynamo.training.trainer.split_step import SplitStep
 from ort_dynamo.training.trainer.training_state import TrainingState
-from ort_dynamo.training.trainer.whole_step import MOST_GRAPHS, StepKind, WholeStep
+from ort_dynamo.training.trainer.whole_step import StepKind, WholeStep
 
 __all__ = ["RunningModel", "naming_inputs"]
 
@@ -208,9 +208,7 @@ class RunningModel:
 
     def _region(self, called: Callable[..., Any]) -> Callable[..., Any]:
         dynamic = False if self.shares_layers else None  # as in SplitStep
-        return compile_region(
-            called, self._compile, dynamic=dynamic, recompile_limit=MOST_GRAPHS, recurrent=self._recurrent
-        )
+        return compile_region(called, self._compile, dynamic=dynamic, recurrent=self._recurrent)
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled, record = compile_recorded(gm, example_inputs, self.options)

@@ -24,7 +24,7 @@ from ort_dynamo.training.trainer.training_state import (
     square_sum_over,
 )
 from ort_dynamo.training.trainer.update_rules import AdamRule, LambRule, gradient_divisor, gradient_norm
-from ort_dynamo.training.trainer.whole_step import MOST_GRAPHS, StepKind
+from ort_dynamo.training.trainer.whole_step import StepKind
 
 __all__ = ["SplitStep"]
 
@@ -60,9 +60,7 @@ class SplitStep:
         self._options = options
         # Of symbolic sizes and DTensors together torch's tracer makes endless recursions: each size has its graph.
         dynamic = False if together.shares_layers else None
-        self._region = compile_region(
-            called, self._compile, dynamic=dynamic, recompile_limit=MOST_GRAPHS, recurrent=recurrent
-        )
+        self._region = compile_region(called, self._compile, dynamic=dynamic, recurrent=recurrent)
         self.records: list[CompileRecord] = []
         self.trained_nothing = True
         self._gathered: set[str] = set()

@@ -63,10 +63,6 @@ class TrainedWeights:
             found.update({name: _array(one) for name, one in zip(names, weight.moments, strict=False)})
         return found
 
-    def get_optimizer_state(self) -> dict[str, Any]:
-        """Give moments and counts, as a state_dict has them."""
-        return optimizer_section(self._state)
-
 
 def model_section(state: TrainingState, module: nn.Module) -> _Section:
     """Give all weights and buffers in full precision, as arrays: what is trained, what is frozen, and buffers."""

@@ -16,13 +16,12 @@ from torch.fx.traceback import preserve_node_meta
 
 from ort_dynamo.embedding import CompileRecord, Options, compile_step, read_program
 from ort_dynamo.errors import TrainingGraphError
-from ort_dynamo.training.torch_internals import compile_region, most_graphs
+from ort_dynamo.training.torch_internals import compile_region
 from ort_dynamo.training.trainer.training_state import TrainedWeight, TrainingState, UpdateGroup
 from ort_dynamo.training.trainer.update_rules import gradient_divisor, gradient_norm
 
-__all__ = ["MOST_GRAPHS", "StepKind", "WholeStep", "WholeStepModule"]
+__all__ = ["StepKind", "WholeStep", "WholeStepModule"]
 
-MOST_GRAPHS = most_graphs(64)
 """Graphs that are kept of a trainer's step: far more than sizes of one, dtypes and modes make."""
 
 
@@ -188,9 +187,7 @@ class WholeStep:
         self._prefix = prefix
         self._options = options
         self._kind = kind
-        self._region = compile_region(
-            called, self._compile, dynamic=None, recompile_limit=MOST_GRAPHS, whole=True, recurrent=recurrent
-        )
+        self._region = compile_region(called, self._compile, dynamic=None, whole=True, recurrent=recurrent)
         self.has_begun = False
         self._lr = torch.zeros((), dtype=torch.float64)
         self._scale = torch.ones((), dtype=torch.float64)

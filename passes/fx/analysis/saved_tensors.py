@@ -16,8 +16,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import flop_registry
 
 from ort_dynamo.marks import DECIDED_BY, HALF, RECOMPUTE
-from ort_dynamo.passes.fx.analysis.storage import allocation_of, fakes_in, storage_of
+from ort_dynamo.passes.fx.analysis.storage import fakes_in, storage_of
 from ort_dynamo.passes.fx.analysis.views import is_view
+from ort_dynamo.torch_internals.fakes import storage_identity
 from ort_dynamo.torch_internals.operators import OpOverload, aten, is_mutable, prims, schema_of
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.symbols import given_expression, optimization_hint
@@ -344,7 +345,7 @@ def bytes_of(fake: torch.Tensor) -> tuple[int, sympy.Expr]:
 
 def allocations(node: Node) -> list[tuple[int, int]]:
     """The allocations that the tensors in a node's value live in, each with its bytes."""
-    return [(allocation_of(fake), bytes_of(fake)[0]) for fake in fakes_in(node.meta.get("val"))]
+    return [(storage_identity(fake), bytes_of(fake)[0]) for fake in fakes_in(node.meta.get("val"))]
 
 
 def _numel(fake: torch.Tensor) -> int:

@@ -10,7 +10,7 @@ from torch.fx import Node
 from ort_dynamo.torch_internals.fakes import storage_identity
 from ort_dynamo.torch_internals.pytree import tree_leaves
 
-__all__ = ["allocation_of", "fakes_in", "storage_of", "storages_of"]
+__all__ = ["fakes_in", "storage_of", "storages_of"]
 
 
 def fakes_in(tree: Any) -> list[torch.Tensor]:
@@ -31,16 +31,11 @@ def _dense_parts(fake: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (fake,)
 
 
-def allocation_of(fake: torch.Tensor) -> int:
-    """Which allocation a fake tensor lives in; views share one."""
-    return storage_identity(fake)
-
-
 def storage_of(node: Node) -> int:
     """Which allocation a tensor node's value lives in."""
-    return allocation_of(node.meta["val"])
+    return storage_identity(node.meta["val"])
 
 
 def storages_of(node: Node) -> set[int]:
     """The allocations of all tensors in a node's value, which may be a tuple."""
-    return {allocation_of(fake) for fake in fakes_in(node.meta.get("val"))}
+    return {storage_identity(fake) for fake in fakes_in(node.meta.get("val"))}

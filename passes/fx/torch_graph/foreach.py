@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ort_dynamo.passes.fx.torch_graph.images import CAST_ARGUMENTS
+from ort_dynamo.passes.fx.torch_graph.images import CAST_ARGUMENTS, is_known
 from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["FOREACH", "is_count", "is_plain_cast"]
@@ -25,7 +25,7 @@ def is_plain_cast(node: Node) -> bool:
     if not (given.dtype.is_floating_point and result.dtype.is_floating_point and given.layout is torch.strided):
         return False
     is_same = (given.device, given.layout, given.stride()) == (result.device, result.layout, result.stride())
-    return is_same and _is_known(given)
+    return is_same and is_known(given)
 
 
 def is_count(node: Node) -> bool:
@@ -35,7 +35,3 @@ def is_count(node: Node) -> bool:
     source: Any = node.args[0]
     fake = source.meta["val"]
     return source.op == "placeholder" and fake.dim() == 0 and fake.dtype == torch.int64
-
-
-def _is_known(fake: torch.Tensor) -> bool:
-    return all(isinstance(size, int) for size in (*fake.shape, *fake.stride())) and fake.numel() > 0

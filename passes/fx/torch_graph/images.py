@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from ort_dynamo.boundary import in_order, inverse
+from ort_dynamo.boundary import has_strides, inverse
 from ort_dynamo.marks import CHANNELS_LAST, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.views import ALIASES, RESHAPES
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import ORIGIN
@@ -23,8 +22,8 @@ __all__ = [
     "SUMS",
     "VIEWS",
     "channels_last",
-    "has_strides",
     "is_back",
+    "is_known",
     "is_laid_out",
     "is_normalized",
     "is_of_channels",
@@ -76,12 +75,8 @@ def channels_last(rank: int) -> tuple[int, ...]:
     return (0, *range(2, rank), 1) if rank > 1 else tuple(range(rank))
 
 
-def has_strides(fake: torch.Tensor, order: Sequence[int]) -> bool:
-    """Ask whether memory goes through the axes in `order`, without gaps."""
-    return in_order([fake.shape[axis] for axis in order], [fake.stride(axis) for axis in order])
-
-
-def _is_known(fake: torch.Tensor) -> bool:
+def is_known(fake: torch.Tensor) -> bool:
+    """Ask whether sizes and strides are numbers, and there are elements."""
     return all(isinstance(size, int) for size in (*fake.shape, *fake.stride())) and fake.numel() > 0
 
 
@@ -94,7 +89,7 @@ def is_laid_out(node: Node) -> bool:
         return False
     images = [one for one in operands if one.dim() == 4]
     dtypes = {one.dtype for one in images}
-    if len(images) < 2 or not all(map(_is_known, operands)) or len(dtypes) != 1:
+    if len(images) < 2 or not all(map(is_known, operands)) or len(dtypes) != 1:
         return False
     (dtype,) = dtypes
     return dtype in (torch.bfloat16, torch.float16) or (dtype == torch.float32 and convolves_in_tf32())
@@ -108,7 +103,7 @@ def is_back(node: Node) -> bool:
     fake = source.meta["val"]
     axes = [axis % fake.dim() for axis in node.args[1]]  # type: ignore[union-attr]
     is_image = fake.dim() > 2 and axes == inverse(channels_last(fake.dim()))
-    return is_image and _is_known(fake) and has_strides(fake, range(fake.dim()))
+    return is_image and is_known(fake) and has_strides(fake, range(fake.dim()))
 
 
 def is_of_channels(node: Node) -> bool:
@@ -117,13 +112,13 @@ def is_of_channels(node: Node) -> bool:
         return False
     source: Any = node.args[0]
     given, result = source.meta["val"], node.meta["val"]
-    is_image = given.dim() == result.dim() == 4 and _is_known(given) and _is_known(result)
+    is_image = given.dim() == result.dim() == 4 and is_known(given) and is_known(result)
     return is_image and tuple(given.shape[2:]) == (1, 1) and tuple(given.shape[:2]) == tuple(result.shape[:2])
 
 
 def is_normalized(fake: torch.Tensor) -> bool:
     """Ask whether a batch norm of an image becomes sums: it has several channels and places."""
-    rows = fake.numel() // fake.shape[1] if _is_known(fake) else 0
+    rows = fake.numel() // fake.shape[1] if is_known(fake) else 0
     return rows > 1 and fake.shape[1] > 1 and fake.is_floating_point()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.boundary import in_order, inverse, physical_order
+from ort_dynamo.boundary import has_strides, inverse, physical_order
 from ort_dynamo.marks import CHOSEN, HALF, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.aliases import AliasSets
 from ort_dynamo.passes.fx.analysis.fake_values import propagate
@@ -197,7 +197,7 @@ class _Layout:
     def _in_layout(self, image: Node, layout: tuple[int, ...], reader: Node) -> Node | None:
         """An operand in a layout: itself, or a copy; None if a copy would gain nothing."""
         fake = image.meta["val"]
-        if fake.dim() == len(layout) and _has_strides(fake, layout):
+        if fake.dim() == len(layout) and has_strides(fake, layout):
             return image
         is_dense = _is_contiguous(fake) or (image in self._moved and (_is_dense(fake) or _is_expanded(image)))
         if layout != _CHANNELS_LAST or fake.dim() != 4 or not is_dense:
@@ -320,7 +320,7 @@ def _keeps_promise(node: Node, layout: tuple[int, ...]) -> bool:
     """
     results = [_values(node)[0]] if node.target is CONVOLUTIONS[1] else _values(node)
     tensors = [one for one in results if isinstance(one, torch.Tensor) and one.dim() == len(layout)]
-    return all(_has_strides(one, layout) for one in tensors)
+    return all(has_strides(one, layout) for one in tensors)
 
 
 def _is_expanded(node: Any) -> bool:
@@ -364,7 +364,7 @@ def _agrees(fake: torch.Tensor, order: tuple[int, ...]) -> bool:
     missing = len(order) - fake.dim()
     axes = [axis - missing for axis in order if axis >= missing]
     long = [axis for axis in axes if not known_true(fake.shape[axis] == 1) and not known_true(fake.stride(axis) == 0)]
-    return len(long) < 2 or _has_strides(fake, axes)
+    return len(long) < 2 or has_strides(fake, axes)
 
 
 def _strides(value: Any) -> Any:
@@ -381,7 +381,7 @@ def _order_of(fake: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def _is_contiguous(fake: Any) -> bool:
-    return isinstance(fake, torch.Tensor) and _has_strides(fake, range(fake.dim()))
+    return isinstance(fake, torch.Tensor) and has_strides(fake, range(fake.dim()))
 
 
 def _is_dense(fake: torch.Tensor) -> bool:
@@ -390,9 +390,4 @@ def _is_dense(fake: torch.Tensor) -> bool:
 
 
 def _is_channels_last(fake: torch.Tensor) -> bool:
-    return fake.dim() == 4 and _has_strides(fake, _CHANNELS_LAST)
-
-
-def _has_strides(fake: torch.Tensor, order: Sequence[int]) -> bool:
-    """Whether memory goes through the dimensions in `order`, without gaps."""
-    return in_order([fake.shape[axis] for axis in order], [fake.stride(axis) for axis in order])
+    return fake.dim() == 4 and has_strides(fake, _CHANNELS_LAST)

@@ -10,6 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from ort_dynamo.boundary import has_strides
 from ort_dynamo.marks import CHANNELS_LAST, CHOSEN
 from ort_dynamo.passes.fx.analysis.fake_values import add_call, propagate
 from ort_dynamo.passes.fx.analysis.fused_readers import is_pointwise
@@ -22,7 +23,6 @@ from ort_dynamo.passes.fx.torch_graph.images import (
     POOLS,
     SUMS,
     channels_last,
-    has_strides,
     is_back,
     is_laid_out,
     is_normalized,

@@ -102,7 +102,7 @@ class Apply:
         dtype: the type of the result. "convert" gives its one argument that type; comparisons give bools; all others
             take arguments of this type, but for the condition of "where" and of "stop". The latter gives its second
             argument, and ends the kernel with an error where the first is true.
-        function: a name of `numpy_form.FUNCTIONS`.
+        function: a name that `triton_source.py` has a form of.
         arguments: indices of earlier steps.
     """
 

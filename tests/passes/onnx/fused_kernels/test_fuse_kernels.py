@@ -9,11 +9,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 from generated_graphs import GraphMaker, inputs_of
+from numpy_form import computed
 
 from ort_dynamo.fused_op import DOMAIN
 from ort_dynamo.passes.onnx.fuse_kernels import FuseKernels, fused_kernels
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
-from ort_dynamo.passes.onnx.fused_kernels.numpy_form import computed
 from ort_dynamo.runtime.importing import onnxruntime
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>\n'

@@ -10,6 +10,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 from generated_graphs import as_numpy, as_torch
+from kernel_resources import resources
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from test_fuse_kernels import HEADER, fused, kernel_results, with_kernels
 from triton_interpreter import interpret
@@ -17,7 +18,8 @@ from triton_interpreter import interpret
 from ort_dynamo.fused_op import DOMAIN, OWN_KERNELS
 from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops, unmade
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
-from ort_dynamo.runtime.kernel_compiler import CompiledKernel, compile_kernels, triton_version
+from ort_dynamo.runtime.fused_kernel import CompiledKernel
+from ort_dynamo.runtime.kernel_compiler import compile_kernels, triton_version
 
 DTYPES = {"int32": np.int32, "int64": np.int64}
 REFERENCE = {"BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or, "BitwiseXor": np.bitwise_xor}
@@ -190,7 +192,7 @@ def test_they_compile_for_a_device() -> None:
     ops = {op.name: op for text in texts for op in fused_ops(fused(text))}
     for name, found in compile_kernels([*ops.values()], (9, 0)).items():
         assert isinstance(found, CompiledKernel), (name, found)
-        assert found.aligned.local == found.unaligned.local == 0, name
+        assert resources(found.aligned.cubin).local == resources(found.unaligned.cubin).local == 0, name
 
 
 BRANCH = """g (bool c, int64[4] a) => (int64[4] y) {

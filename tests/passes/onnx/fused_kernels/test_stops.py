@@ -15,7 +15,8 @@ from triton_interpreter import InterpreterFailedError, interpret
 from ort_dynamo.fused_op import DOMAIN
 from ort_dynamo.marks import STOPS
 from ort_dynamo.passes.onnx.fuse_kernels import FuseKernels, fused_kernels, fused_ops
-from ort_dynamo.runtime.kernel_compiler import CompiledKernel, compile_kernels, triton_version
+from ort_dynamo.runtime.fused_kernel import CompiledKernel
+from ort_dynamo.runtime.kernel_compiler import compile_kernels, triton_version
 
 needs_triton = pytest.mark.skipif(triton_version() is None, reason="there is no Triton")
 

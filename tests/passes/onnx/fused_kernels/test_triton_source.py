@@ -8,6 +8,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 from generated_graphs import GraphMaker, as_numpy, as_torch, inputs_of
+from kernel_resources import resources
 from test_fuse_kernels import (
     GRADIENT,
     HEADER,
@@ -25,7 +26,8 @@ from triton_interpreter import interpret
 from ort_dynamo.fused_op import DOMAIN
 from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
-from ort_dynamo.runtime.kernel_compiler import CompiledKernel, compile_kernels, triton_version
+from ort_dynamo.runtime.fused_kernel import CompiledKernel
+from ort_dynamo.runtime.kernel_compiler import compile_kernels, triton_version
 
 pytestmark = pytest.mark.skipif(triton_version() is None, reason="there is no Triton")
 
@@ -90,5 +92,6 @@ def test_a_kernel_of_each_kind_compiles_for_a_device_and_spills_nothing() -> Non
     for name, found in compile_kernels([*ops.values()], (9, 0)).items():
         assert isinstance(found, CompiledKernel), (name, found)
         for variant in (found.aligned, found.unaligned):
-            assert variant.local == 0, name
-            assert variant.registers <= 255
+            taken = resources(variant.cubin)
+            assert taken.local == 0, name
+            assert taken.registers <= 255

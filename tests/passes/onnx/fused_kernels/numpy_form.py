@@ -1,4 +1,4 @@
-"""Kernels in NumPy: the tests' reference, and the computation of a kernel where there is no device."""
+"""Fused kernels in NumPy: what the tests compare with, and run where there is no device."""
 
 from __future__ import annotations
 

@@ -1,0 +1,30 @@
+"""What a thread of a compiled kernel takes, as NVIDIA's cuobjdump tells it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Resources(NamedTuple):
+    """Of each thread: registers, and bytes of stack and of local memory, to which registers are spilled."""
+
+    registers: int
+    stack: int
+    local: int
+
+
+def resources(cubin: bytes) -> Resources:
+    """Those of the one function of a cubin."""
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", path]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    ((registers, stack, local),) = re.findall(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", said)
+    return Resources(int(registers), int(stack), int(local))

@@ -17,6 +17,7 @@ from ort_dynamo.marks import CHOSEN
 from ort_dynamo.passes import pipelines
 from ort_dynamo.passes.fx.torch_graph.give_kernel_dtypes import GiveKernelDtypes
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose
+from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.segment import probe_lowering
 from ort_dynamo.testing import TOLERANCES, assert_like_eager, eager_reasons
 
@@ -49,6 +50,7 @@ CHOICES: dict[str, Callable[[Node], bool]] = {
 }
 
 
+@ordering(gives=[Condition.PLACED])  # in the place of PlaceSlowerOperators
 class Choose(PassBase):
     def __init__(self, wanted: Callable[[Node], bool]) -> None:
         super().__init__()

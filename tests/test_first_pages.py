@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/getting_started.md", "docs/troubleshooting.md")
+PAGES = ("README.md", "docs/getting_started.md", "docs/troubleshooting.md", "docs/export_training_graph.md")
 _BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -37,7 +37,7 @@ def test_a_page_prints_what_it_says(page: str, tmp_path: Path) -> None:
 def test_a_block_that_says_something_else_is_found() -> None:
     assert re.fullmatch(".*".join(map(re.escape, ["a ", " c\n"])), "a b c\n")
     assert not re.fullmatch(".*".join(map(re.escape, ["a ", " c\n"])), "a b d\n")
-    assert [len(blocks(page)) for page in PAGES] == [2, 6, 1]
+    assert [len(blocks(page)) for page in PAGES] == [2, 6, 1, 5]
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import onnx
+import onnx.defs
 import onnx_ir as ir
 from torch import Tensor, nn
 
 from ort_dynamo.embedding import OPSET, PassOptions, at_opset, write_model
-from ort_dynamo.errors import OpsetError, TrainingGraphError
+from ort_dynamo.errors import InvalidArgumentError, OpsetError, TrainingGraphError
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.optim.config import _OptimizerConfig
 from ort_dynamo.training.trainer.files import StepFiles
@@ -23,6 +24,13 @@ from ort_dynamo.training.trainer.whole_step import StepKind
 
 __all__ = ["export_training_graph"]
 
+_Part = Literal["forward", "gradients", "step"]
+
+_CONFIGS = (
+    "ort_dynamo.optim.SGDConfig, AdamConfig or LambConfig. An optimizer of torch.optim holds state of its own, and the "
+    "state of the exported optimizer is in the model"
+)
+
 
 def export_training_graph(
     model: nn.Module,
@@ -32,7 +40,7 @@ def export_training_graph(
     path: str | os.PathLike[str] | None = None,
     *,
     loss_fn: Callable[[Any, Any], Tensor] | None = None,
-    part: Literal["forward", "gradients", "step"] = "step",
+    part: _Part = "step",
     gradient_accumulation_steps: int = 1,
     clip_gradient_norm: bool = True,
     loss_scaling: bool = False,
@@ -65,11 +73,16 @@ def export_training_graph(
         opset_version: version of ONNX's operators, 12 or newer, as far as the model's have a form there.
 
     Raises:
+        InvalidArgumentError: `optim_config`, `part` or `opset_version` has a value that it cannot take.
         ValueError: "Invalid model_desc: ...".
         TrainingGraphError: torch cannot trace the model as one graph, or an operator has no form in ONNX, or onnx
             cannot convert it to the opset: the message names each operator, with the reason.
         OSError: the file cannot be written.
     """
+    _check("optim_config", optim_config, isinstance(optim_config, _OptimizerConfig), _CONFIGS)
+    _check("part", part, part in get_args(_Part), "one of " + ", ".join(map(repr, get_args(_Part))))
+    newest = onnx.defs.onnx_opset_version()
+    _check("opset_version", opset_version, opset_version in range(12, newest + 1), f"an int from 12 to {newest}")
     description = _ORTTrainerModelDesc(model_desc)
     if description.loss_index is None:
         raise TrainingGraphError(reason="no output of model_desc is the loss")
@@ -77,6 +90,7 @@ def export_training_graph(
         raise TrainingGraphError(reason=f"{len(inputs)} inputs are given, and model_desc has {len(description.inputs)}")
     names = [one.name for one in description.inputs]
     combined = CombinedModel(model, loss_fn, names, len(description.outputs), description.loss_index, None)
+    combined.check_inputs(inputs)
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     every = {*dict(model.named_parameters(remove_duplicate=False)), *dict(model.named_buffers())}
     gathers = gradient_accumulation_steps
@@ -98,3 +112,9 @@ def export_training_graph(
     if path is not None:
         write_model(made, Path(path))
     return ir.to_proto(made)
+
+
+def _check(name: str, value: object, is_right: bool, expected: str) -> None:
+    """Raise InvalidArgumentError unless an argument is right."""
+    if not is_right:
+        raise InvalidArgumentError(function="export_training_graph", name=name, value=value, expected=expected)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ort_dynamo.errors import TrainingGraphError
+from ort_dynamo.errors import InvalidArgumentError, TrainingGraphError
 from ort_dynamo.training import optim
 from ort_dynamo.training.training_graph import export_training_graph
 
@@ -140,3 +140,31 @@ def test_what_has_no_form_in_an_opset_is_named() -> None:
     message = r"onnx cannot convert it to opset 14: ScatterElements \(.*embedding_dense_backward.*reduction='add'"
     with pytest.raises(TrainingGraphError, match=message):
         exported("embedding", 14, "step")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        (
+            {"optim_config": torch.optim.SGD([torch.zeros(1)])},
+            InvalidArgumentError,
+            "SGDConfig, AdamConfig or Lamb",
+        ),
+        ({"part": "grads"}, InvalidArgumentError, "part='grads': expected one of 'forward', 'gradients', 'step'"),
+        ({"opset_version": 99}, InvalidArgumentError, "opset_version=99: expected an int from 12 to "),
+        ({"opset_version": 11}, InvalidArgumentError, "opset_version=11: expected an int from 12 to "),
+        ({"loss_fn": None}, TrainingGraphError, r"Linear.forward\(\) cannot take 2 inputs: .* give loss_fn"),
+        ({"model": nn.Bilinear(4, 4, 2)}, TrainingGraphError, r"Bilinear.forward\(\) cannot take 1 input: missing"),
+    ],
+)
+def test_an_argument_that_cannot_be_is_said(wrong: dict[str, Any], error: type[Exception], said: str) -> None:
+    description = {"inputs": [("x", [3, 4]), ("y", [3])], "outputs": [("loss", [], True)]}
+    given: dict[str, Any] = {
+        "model": nn.Linear(4, 2),
+        "model_desc": description,
+        "optim_config": optim.SGDConfig(lr=0.1),
+        "inputs": [torch.randn(3, 4), torch.zeros(3, dtype=torch.int64)],
+        "loss_fn": nn.functional.cross_entropy,
+    }
+    with pytest.raises(error, match=said):
+        export_training_graph(**{**given, **wrong})

@@ -54,6 +54,21 @@ class CombinedModel(nn.Module):
         of_model = list(inputs if loss_fn is None else inputs[:-1])
         self._keywords = of_model if _takes(model, of_model) else None
 
+    def check_inputs(self, inputs: Sequence[Tensor]) -> None:
+        """Check that the model's forward can take the inputs that it gets.
+
+        Raises:
+            TrainingGraphError: it cannot.
+        """
+        given = inputs if self.loss_fn is None else inputs[:-1]
+        named = {} if self._keywords is None else dict(zip(self._keywords, given, strict=True))
+        try:
+            inspect.signature(self.model.forward).bind(*(() if named else given), **named)
+        except TypeError as error:
+            count, kind = f"{len(given)} input{'s' * (len(given) != 1)}", type(self.model).__name__
+            advice = "" if self.loss_fn else ". If the last input is for the loss, give loss_fn, which gets it"
+            raise TrainingGraphError(reason=f"{kind}.forward() cannot take {count}: {error}{advice}") from error
+
     def forward(self, *inputs: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Compute the loss, and the outputs in the order of model_desc: the loss among them, the others detached."""
         given = inputs if self.loss_fn is None else inputs[:-1]

@@ -63,10 +63,10 @@ class _Call:
 @ordering(needs=[Condition.FUNCTIONAL])
 @dataclass(frozen=True)
 class CallForeach(PassBase):
-    """What PlaceForeach has marked becomes calls of torch's `foreach` functions, each of at most 64 MiB of results.
+    """Replace nodes that PlaceForeach marked by `foreach` calls of torch, each of at most 64 MiB of results.
 
-    A call stands before the first node that reads a result of it. If only the caller reads them, it stands after the
-    last of what it reads.
+    A call stands before the first node that reads a result of it. If only the caller reads them, the call stands after
+    the last node that it reads.
     """
 
     name: str = "call_foreach"

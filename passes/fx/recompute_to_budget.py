@@ -71,12 +71,12 @@ def _give_up(joint: JointGraph, recomputed: set[Node], limit: float) -> list[Nod
 
 
 class _Offer:
-    """What giving up one allocation takes.
+    """The cost and gain of not saving one allocation.
 
     Attributes:
-        nodes: nodes to compute again, from other kept allocations and inputs.
+        nodes: nodes to recompute, from other saved allocations and inputs.
         sources: the storages of these allocations.
-        possible: whether all of them can be.
+        possible: whether all of them can be recomputed.
         worth: bytes per unit of time.
     """
 

@@ -58,7 +58,7 @@ class _Remaker:
         return bool(self._made)
 
     def _is_remade(self, value: Node) -> bool:
-        """Whether the backward makes a view of its own in the place of `value`."""
+        """Check whether the backward makes its own view in place of the saved view `value`."""
         return (
             value.target in REARRANGEMENTS
             and self._joint.is_forward(value)

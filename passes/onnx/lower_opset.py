@@ -96,7 +96,7 @@ class _Plan:
                 self._replaced.append((node, make, results))
 
     def _older(self, node: ir.Node, make: Builder) -> Sequence[ir.Value] | None:
-        """What stands for a node's outputs; None if they do themselves."""
+        """Give the replacements of a node's outputs; None if the node can stay."""
         new, old = schema_at(node.op_type, self._opset), schema_at(node.op_type, self._version)
         if new is None:
             raise InexpressibleError(f"opset {self._opset} has no such operator")

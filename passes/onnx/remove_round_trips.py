@@ -84,7 +84,7 @@ class _Run:
         self.modified = True
 
     def _is_rounded(self, value: ir.Value, widening: ir.Node) -> bool:
-        """Whether `value` is a rounding that may go, or such roundings moved."""
+        """Check whether `value` is a rounding that may be removed, or made of such roundings by data movement alone."""
         node = value.producer()
         if node is None or node.domain:
             return False

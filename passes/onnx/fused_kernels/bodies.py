@@ -59,7 +59,7 @@ def body_of(group: Group, kernel: Kernel, domain: str, name: str, opset_imports:
 
 
 def is_in_parts(store: Store | ColumnSum, output: ir.Value) -> bool:
-    """Whether a kernel gives the sums of parts in place of an output."""
+    """Check whether a kernel stores the sums of parts in place of an output."""
     return isinstance(store, ColumnSum) and [size.factor for size in store.shape] != list(output.shape or ())
 
 

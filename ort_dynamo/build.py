@@ -78,7 +78,7 @@ class PassRecord:
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """What building an island learned.
+    """Statistics of building an island.
 
     Attributes:
         nodes: ONNX nodes of the model before ONNX Runtime has optimized it, sub-graphs not counted.

@@ -93,7 +93,7 @@ class FusedOp:
         return tuple(shapes[index][axis] for index, axis in self.symbols)
 
     def programs(self, symbols: Sequence[int]) -> int:
-        """How many programs a launch has."""
+        """Count the programs of a launch."""
         return -(-self.count.value(symbols) // self.per_program)
 
 

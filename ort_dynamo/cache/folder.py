@@ -105,7 +105,7 @@ class CacheFolder:
             return file.read(status.st_size)
 
     def holds(self, key: str) -> bool:
-        """Whether a file of this key is there; what it holds is another question."""
+        """Check whether a file of this key is there, without a look at its contents."""
         return self._place(key).is_file()
 
     def write(self, key: str, data: bytes) -> None:

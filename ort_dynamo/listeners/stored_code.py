@@ -126,7 +126,7 @@ class StoredCode(OutputCode):
         self._run = self._entries = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a pickle holds: the islands' models are not in it."""
+        """Give the pickled state: it leaves out the islands' models."""
         return {**self.__dict__, "_entries": None if self._run is None else {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

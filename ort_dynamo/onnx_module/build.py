@@ -33,7 +33,7 @@ _SOURCES = frozenset({"Shape", "Size", "SequenceLength", "ConstantOfShape"})
 """Give a Host for a tensor."""
 
 _OWN_FAILURES = (ArithmeticError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
-"""What Python and torch raise where a node's numbers do not fit together."""
+"""Exceptions that Python and torch raise where a node's numbers do not fit together."""
 
 
 class Builder:

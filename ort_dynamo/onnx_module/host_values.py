@@ -57,7 +57,7 @@ class Host(NamedTuple):
 
 
 Value: TypeAlias = Host | Tensor
-"""What an operator takes that can compute with a Host."""
+"""Argument type of an operator that can compute with a Host."""
 
 Setting: TypeAlias = Annotated[Value, "setting"]
 """An input that says how to compute (axes, sizes, ratios), and so is a Host where it can be, and never a weight."""

@@ -50,7 +50,7 @@ class Stored:
 
 
 Known: TypeAlias = fx.Node | Stored | Host | None
-"""What a name stands for; None for an input that is left out."""
+"""A value that a name stands for; None for an input that is left out."""
 
 
 class Scope:

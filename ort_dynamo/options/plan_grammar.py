@@ -23,7 +23,7 @@ __all__ = ["Plan", "PlanType", "read_plans"]
 
 
 class PlanType(IntEnum):
-    """What a plan does with the tensors of its cluster; ONNX Runtime's numbers."""
+    """The action of a plan on the tensors of its cluster; ONNX Runtime's numbers."""
 
     NONE = 0
     """Nothing: a line that is switched off."""

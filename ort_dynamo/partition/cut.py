@@ -41,11 +41,11 @@ _log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows it
 
 @dataclass(frozen=True)
 class Halves:
-    """What a joint graph is cut into.
+    """The forward and backward graph of a joint graph.
 
     Attributes:
-        forward: the half that keeps tensors for the other.
-        backward: the half that reads them, and computes again what is not kept.
+        forward: the graph that saves tensors for the backward.
+        backward: the graph that reads them, and recomputes the tensors that are not saved.
         passes: the passes that ran on the way.
     """
 
@@ -56,11 +56,11 @@ class Halves:
 
 @dataclass(frozen=True)
 class PartitionRecord:
-    """What became of one joint graph.
+    """The record of partitioning one joint graph.
 
     Attributes:
-        passes: the passes that ran on it and its halves, in order.
-        memory: what is kept for the backward and what is computed again.
+        passes: the passes that ran on it and on its forward and backward graph, in order.
+        memory: the tensors that are saved for the backward, and the nodes that are recomputed.
     """
 
     passes: tuple[PassRecord, ...]
@@ -100,7 +100,7 @@ def tag_recomputed(
 
 
 def _sizes_decide(gm: GraphModule, options: Options) -> bool:
-    """Whether bytes may decide what becomes of a graph.
+    """Check whether the partitioner may decide by bytes.
 
     Ranks that compile the same graph have to make the same islands of it, though their examples of its symbolic sizes
     differ. So where ranks are compared, bytes decide nothing if they depend on these.

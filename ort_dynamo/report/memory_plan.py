@@ -1,4 +1,4 @@
-"""What a model keeps for its backward, and what could be computed again instead, before anything is compiled."""
+"""Report what a model saves for its backward and could recompute instead, before anything is compiled."""
 
 from __future__ import annotations
 

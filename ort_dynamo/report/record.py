@@ -1,4 +1,4 @@
-"""What compiles learned, kept as data: where nodes run, what passes did, what is saved, how long each stage took."""
+"""Records of compiles, as data: where nodes run, what passes did, what is saved, how long each stage took."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class IslandRecord:
 
     @property
     def was_cached(self) -> bool:
-        """Whether it was not built for this graph."""
+        """True if the island was not built for this graph."""
         return self.source != "built"
 
 

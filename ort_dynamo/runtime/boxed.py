@@ -36,9 +36,10 @@ class Island(torch.nn.Module):
         self._places = places
 
     def as_call(self) -> IslandCall:
-        """What the outer graph's code does for it: raise, where ONNX Runtime stopped, an ExecutionError.
+        """Give the call that the outer graph's code makes for the island.
 
-        IndexOutOfBoundsError if at an index in the data, IntegerDivisionByZeroError if at a divisor.
+        It raises an ExecutionError where ONNX Runtime stopped: IndexOutOfBoundsError if at an index in the data,
+        IntegerDivisionByZeroError if at a divisor.
         """
         places = self._places
         return IslandCall(

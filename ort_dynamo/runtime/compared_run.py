@@ -22,7 +22,7 @@ _OTHERS = 0.01
 """The part of integers and truth values that may differ, as where rounding decides a comparison."""
 
 _NODES = 8
-"""How many nodes a message names."""
+"""Number of nodes that a message names."""
 
 
 def compared(

@@ -32,13 +32,13 @@ __all__ = ["CannotBeRecordedError", "open_session", "optimize"]
 
 
 _UNKNOWN_OPTION = re.compile("unknown provider option|failed to (parse|map)", re.IGNORECASE)
-"""How ONNX Runtime's ProviderOptionsParser says that it does not know an option, or its value."""
+"""The error of ONNX Runtime's ProviderOptionsParser for an unknown option, or an unknown value of one."""
 
 _NOT_LOADED = re.compile(
     "CUDA wasn.?t able to be loaded|Failed to load (shared )?library|"
     "CUDA Provider not available|driver version is insufficient|no CUDA-capable device"
 )
-"""How ONNX Runtime, and CUDA through it, say that the provider or its device is not to be had."""
+"""Errors of ONNX Runtime, or of CUDA through it, when the provider or its device is not available."""
 
 _LEFT_TO_THE_CPU = re.compile("assigned to the default CPU EP")
 

@@ -142,7 +142,7 @@ def session_code(
 
 
 def _may_be_empty(value: Any) -> bool:
-    """Whether a session's input or output may have no element."""
+    """Check whether a session's input or output may have no element."""
     return not all(isinstance(size, int) and size for size in value.shape)
 
 

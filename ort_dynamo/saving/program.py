@@ -1,4 +1,4 @@
-"""What the program calls the inputs of one of Dynamo's graphs, and the nodes made of it."""
+"""The program's names for the inputs of one of Dynamo's graphs, and for the nodes made of it."""
 
 from __future__ import annotations
 

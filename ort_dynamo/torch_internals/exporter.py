@@ -1,4 +1,4 @@
-"""What traces a function of onnxscript's torch_lib: parts of torch's own exporter to ONNX."""
+"""Trace a function of onnxscript's torch_lib by parts of torch's own exporter to ONNX."""
 
 from __future__ import annotations
 

@@ -22,5 +22,5 @@ def instruction_set() -> str:
 
 
 def is_x86() -> bool:
-    """Whether this machine's processor is one of Intel's architecture, of 64 bits."""
+    """Check whether this machine's processor is a 64-bit one of Intel's architecture."""
     return platform.machine().lower() in ("x86_64", "amd64")

@@ -1,4 +1,4 @@
-"""What torch answered about sizes while a node was lowered: recorded, so that the key of a graph can hold it.
+"""Record torch's answers about sizes while a node is lowered, so that the key of a graph can hold them.
 
 A lowering sees more of a symbolic size than its expression: whether a guard makes it positive, whether two sizes are
 known to be equal, how a product of sizes simplified. Two graphs alike in everything but these facts may become two
@@ -81,7 +81,7 @@ class Answered:
 _watcher: ContextVar[_Recording | Answered | None] = ContextVar("ort_dynamo answers", default=None)
 
 strict = False
-"""Whether a question without a recorded answer is an error. Tests set it; otherwise the graph is not kept for reuse."""
+"""Make a question without a recorded answer an error. Tests set it; otherwise the graph is not kept for reuse."""
 
 
 def ask(question: str, about: tuple[Any, ...], answer: Callable[[], _T]) -> _T:
@@ -97,7 +97,7 @@ def ask(question: str, about: tuple[Any, ...], answer: Callable[[], _T]) -> _T:
 
 
 def is_watched() -> bool:
-    """Whether questions of this thread are being recorded or answered from records, outside of `ask`."""
+    """Check whether questions of this thread are being recorded or answered from records, outside of `ask`."""
     return _watcher.get() is not None
 
 

@@ -1,4 +1,4 @@
-"""What two trainings say: the demo's lines, and whether its requirements are met."""
+"""Compare two trainings: the demo's lines, and whether its requirements are met."""
 
 from __future__ import annotations
 

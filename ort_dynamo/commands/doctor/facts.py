@@ -1,4 +1,4 @@
-"""What the doctor looks at, as values: whatever follows from it can be asked of a machine that nobody has."""
+"""The facts that the doctor looks at, as values, so that findings can be tested for a machine that nobody has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong, by recorded facts, each with its fix."""
+"""Find problems in the recorded facts, each with its fix."""
 
 from __future__ import annotations
 

@@ -73,12 +73,12 @@ class Sampling:
 
     @property
     def pixels(self) -> Size:
-        """Of one image."""
+        """Number of pixels of one image."""
         return math.prod(self.space)
 
     @property
     def samples(self) -> Size:
-        """Of one image."""
+        """Number of samples of one image."""
         return math.prod(self.out[1:])
 
 

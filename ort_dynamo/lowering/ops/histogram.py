@@ -199,7 +199,7 @@ def _histogram(
     density: bool,
     places: Places,
 ) -> ir.Value:
-    """How many points, or what weight of them, lie in each bin; the last bin holds its upper end."""
+    """Count the points in each bin, or sum their weights; the last bin holds its upper end."""
     op, dtype = ctx.op, _dtype(ctx, self)
     every = math.prod(bins)
     counts = zeros(ctx, self, [every + 1])  # the last one is for what lies outside

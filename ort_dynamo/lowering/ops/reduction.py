@@ -48,12 +48,12 @@ def sum_of_squares(
 
 
 def reduces_nothing(ctx: LoweringContext, value: ir.Value, axes: Sequence[int]) -> bool:
-    """Whether a reduced dimension is zero. Symbolic sizes are at least two."""
+    """Check whether a reduced dimension is zero. Symbolic sizes are at least two."""
     return any(isinstance(size := ctx.sizes(value)[a], int) and size == 0 for a in axes)
 
 
 def count_of(ctx: LoweringContext, value: ir.Value, axes: Sequence[int]) -> Size:
-    """How many elements each result is made of."""
+    """Count the elements that each result is reduced from."""
     count: Size = 1
     for a in axes:
         count = count * ctx.sizes(value)[a]
@@ -213,7 +213,7 @@ def min_dim(ctx: LoweringContext, self: ir.Value, dim: int, keepdim: bool = Fals
 
 
 def is_extremum(ctx: LoweringContext, value: ir.Value, kept: ir.Value) -> ir.Value:
-    """Whether each element is the extremum `kept` of its row. A nan is the extremum, and equal to nothing."""
+    """Mark the elements that are the extremum `kept` of their row. A nan is the extremum, and equal to nothing."""
     found = ctx.op.Equal(value, kept)
     return ctx.op.Or(found, ctx.op.IsNaN(value)) if is_float(value) else found
 

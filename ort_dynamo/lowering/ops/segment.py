@@ -82,7 +82,7 @@ class _Segments:
         return op.Slice(found, [0], ctx.shape([self.segments]), [self.axis])
 
     def count(self, mask: ir.Value) -> ir.Value:
-        """How many entries of each segment are set, int64."""
+        """Count the entries of each segment that are set, int64."""
         ctx = self._ctx
         return self.reduce(ctx.cast(mask, torch.int64), "sum", ctx.constant(0, torch.int64))
 

@@ -32,7 +32,7 @@ def _normalise(op_type: str, ctx: LoweringContext, self: ir.Value, dim: int, hal
 
 
 def _crosses_rows(ctx: LoweringContext, rank: int, dim: int) -> bool:
-    """Whether the CPU's kernels transpose for an axis, which takes them several times as long as all else they do."""
+    """Check whether the CPU's kernels transpose for an axis, which takes several times as long as all else they do."""
     return ctx.target.facts.walks_entries and dim % rank != rank - 1
 
 

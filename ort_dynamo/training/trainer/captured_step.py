@@ -33,7 +33,7 @@ LEARNING_RATE = "learning_rate"
 LOSS_SCALE = "loss_scale"
 _MOMENTS = ("Moment_1", "Moment_2")
 _INPUTS = "inputs"
-"""What the captured function calls its parameter `*inputs`."""
+"""Name of the captured function's parameter `*inputs`."""
 
 
 @dataclass(frozen=True)

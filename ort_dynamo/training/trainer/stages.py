@@ -58,7 +58,7 @@ def mesh_of_stages(combined: nn.Module, stages: int) -> DeviceMesh:
 
 
 _IN_TRACED = "combined.model."
-"""What names of the model begin with in what is traced."""
+"""Name prefix of the model's parameters in the traced module."""
 
 
 class Stages:

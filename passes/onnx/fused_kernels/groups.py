@@ -142,7 +142,7 @@ class _Search:
         return all(self._is_taken(value) for value in values)
 
     def _is_indexed_by_row(self, node: ir.Node) -> bool:
-        """Check whether a GatherElements or ScatterElements has one index for each row of an axis, and adds or sets."""
+        """Check whether GatherElements or ScatterElements has one index per row of an axis, and adds or sets floats."""
         data, indices = node.inputs[:2]
         if data is None or indices is None or self._sizes.find(data) is None or self._sizes.find(indices) is None:
             return False

@@ -150,7 +150,7 @@ def graph_text(gm: GraphModule, nodes: Collection[Node] | None = None) -> str:
 
     Args:
         gm: the graph.
-        nodes: what to print; None for all.
+        nodes: the nodes to print; None for all.
     """
     names: dict[Node, str] = {}
     lines = []

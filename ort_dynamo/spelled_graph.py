@@ -59,7 +59,7 @@ class SpelledGraph:
         """The graph, anew.
 
         Args:
-            modules: what its call_module nodes name.
+            modules: the modules that its call_module nodes name.
         """
         graph = Graph()
         made: list[Node] = []

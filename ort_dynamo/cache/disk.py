@@ -55,7 +55,7 @@ def disk_key(key: GraphKey, facts: Iterable[str]) -> str:
 
     Args:
         key: the island's.
-        facts: what the runtime says of its build and of the machine.
+        facts: the runtime's description of its build and of the machine.
     """
     return context_key([key.digest], facts)
 
@@ -105,7 +105,7 @@ class DiskCache:
         Args:
             key: from `disk_key`.
             name: how errors and files call what comes out.
-            spec: what it was built by.
+            spec: everything that decided how it was built.
             opened: opens it; where that raises SessionError, there is nothing.
         """
         found = self._load(key, lambda entry: opened(entry.built(name, spec.session, in_order=spec.in_order)))

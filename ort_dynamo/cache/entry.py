@@ -141,7 +141,7 @@ def read_entry(data: bytes, key: str) -> Entry:
 
     Args:
         data: the entry.
-        key: what it was asked for by.
+        key: the key by which it was looked up.
 
     Raises:
         EntryError: the bytes are no entry, damaged, of another key, or say what no build says.

@@ -47,7 +47,7 @@ class StoredEntry:
     """One file of the folder.
 
     Attributes:
-        key: what it is found by.
+        key: the key by which it is found.
         path: the file.
         nbytes: its size.
         used: when it was written or read last, in seconds since the epoch.

@@ -42,7 +42,7 @@ class LoweringContext:
         out: its fake output: a FakeTensor, or a tuple of FakeTensor | None.
         op: builder of ai.onnx operators.
         contrib: builder of com.microsoft operators; ask `target.has_op` or `target.takes` first.
-        target: what is compiled for.
+        target: the target of the compile.
         used: for a node with several outputs, the indices that somebody reads.
     """
 

@@ -65,7 +65,7 @@ def lower(gm: GraphModule, target: Target) -> Lowered:
     Args:
         gm: placeholders, get_attr nodes of sub-graphs, and call_function nodes, with fake values in meta["val"]; one
             output node that holds a tuple of tensors.
-        target: what to lower for.
+        target: the target of the lowering.
 
     Raises:
         LoweringError: with the node and the user's line.

@@ -42,7 +42,7 @@ class Builder:
     Args:
         functions: the model's, by what calls them.
         stored: the model's initializers by name.
-        control: what writes the operators that have graphs.
+        control: the functions that write the operators that have graphs.
     """
 
     def __init__(

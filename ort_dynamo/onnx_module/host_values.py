@@ -46,7 +46,7 @@ class Host(NamedTuple):
     Attributes:
         values: the elements; one of a scalar.
         scalar: whether it has rank 0, not 1.
-        dtype: what a tensor of it has.
+        dtype: the dtype of a tensor of it.
         fixed: whether the elements are known when the graph is made, so that they may decide a length.
     """
 

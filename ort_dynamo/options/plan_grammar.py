@@ -39,7 +39,7 @@ class Plan:
 
     Attributes:
         cluster: operator names, each followed by "+" (docs/recompute.md has the names).
-        type: what to do.
+        type: the action of the plan.
         count: how many occurrences in each graph, the earliest first; -1 is all.
     """
 

@@ -73,7 +73,7 @@ def mark(gm: GraphModule, options: Options, target: Target, threads: int) -> tup
     Args:
         gm: a graph that AOTAutograd has traced.
         options: all options.
-        target: what its sessions are compiled for.
+        target: the target of its sessions.
         threads: the number of threads by which placement weighs torch against a session.
     """
     check = options.dump.verify
@@ -89,8 +89,8 @@ def tag_recomputed(
 
     Args:
         joint: a marked joint graph.
-        options: what to compute again, and whether the graph is checked after each pass.
-        target: what its sessions are compiled for.
+        options: which nodes to recompute, and whether the graph is checked after each pass.
+        target: the target of its sessions.
         static: indices of its inputs that are parameters or buffers.
     """
     decide = _sizes_decide(joint, options)
@@ -119,9 +119,9 @@ def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, ta
     Args:
         joint: the joint graph; it gets tags.
         inputs: its inputs.
-        options: what to compute again, and whether the backward is cut further.
-        target: what the sessions are compiled for.
-        kwargs: what AOTAutograd hands to its partition function.
+        options: which nodes to recompute, and whether the backward is cut further.
+        target: the target of the sessions.
+        kwargs: the keyword arguments that AOTAutograd passes to its partition function.
     """
     static = kwargs.get("static_lifetime_input_indices") or ()
     check = options.dump.verify
@@ -161,9 +161,9 @@ def partition(
         joint: the joint graph of AOTAutograd.
         inputs: its inputs.
         options: all options.
-        target: what the sessions are compiled for.
+        target: the target of the sessions.
         threads: the number of threads by which placement weighs torch against a session.
-        kwargs: what AOTAutograd hands to its partition function.
+        kwargs: the keyword arguments that AOTAutograd passes to its partition function.
 
     Returns:
         The forward graph, the backward graph, and a record of the passes and of what is saved.

@@ -35,7 +35,7 @@ class GraphPlan:
 
     Attributes:
         rows: plans to choose from, most bytes first; each says what it does alone, beside recompute_casts.
-        record: what the options given make of the graph.
+        record: the result of the given options for the graph.
     """
 
     rows: tuple[PlanRow, ...]

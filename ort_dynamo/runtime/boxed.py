@@ -26,7 +26,7 @@ class Island(torch.nn.Module):
     """Stands in the outer graph for a compiled island, which `boxed` has it call without this module.
 
     Args:
-        compiled: what runs.
+        compiled: the compiled island that runs.
         places: name of an ONNX node that data can stop -> where it comes from in the user's code.
     """
 

@@ -33,7 +33,7 @@ def compared(
     Args:
         run: runs the session on one value per input.
         built: its graph, with the model before optimizers.
-        target: what the graph was lowered for.
+        target: the target that the graph was lowered for.
         reference: runs that model on values on the CPU.
 
     Returns:

@@ -110,7 +110,7 @@ def misfit(build: CudaBuild, torch_has: TorchCuda, package: str) -> Misfit | Non
 
     Args:
         build: the provider.
-        torch_has: what torch brings.
+        torch_has: the versions that torch brings.
         package: the distribution that the provider is of.
     """
     if not build.missing:

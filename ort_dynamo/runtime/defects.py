@@ -50,9 +50,9 @@ class Defect:
     """One row of the table.
 
     Attributes:
-        name: what `Target.has_defect` is asked for.
+        name: the argument of `Target.has_defect`.
         builds: which have it.
-        wrong: what they do wrong.
+        wrong: the wrong behaviour.
         avoided_by: the modules that work around it, as paths from `ort_dynamo/`.
         providers: whose kernels; None: those of all, or it is no kernel.
         everywhere: whether they do so for every target, without asking.

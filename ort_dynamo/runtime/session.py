@@ -59,9 +59,9 @@ def open_session(
     Args:
         built: the model, under 2 GiB, and how to open it. ONNX Runtime's own order goes depth first from the last
             result; with `built.in_order` its nodes run in the model's.
-        target: what the model was lowered for.
+        target: the target that the model was lowered for.
         device: the torch device of its tensors.
-        stream: what it computes on, if its device has streams.
+        stream: the stream that it computes on, if its device has streams.
         store: where compiled kernels are kept.
 
     Raises:

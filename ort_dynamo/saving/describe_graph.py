@@ -49,7 +49,7 @@ class _Description:
         self._folder = folder
         (self._output,) = outer.graph.find_nodes(op="output")
         unique = UniqueNames()
-        # What goes out first: a value and its copy may have one name, and what leaves a forward has to be found.
+        # Name the outputs first: a value and its copy may have one name, and a forward's outputs have to be found.
         order = dict.fromkeys((*self._output.all_input_nodes, *outer.graph.nodes))
         self._names = {node: unique.fresh(str(node.meta.get(READABLE, node.name))) for node in order}
 

@@ -30,7 +30,7 @@ class Exporter:
         recorder: makes, of an opset, what records the nodes that a function calls.
         recording: a context in which calls of ONNX operators go to a recorder.
         stand_in: makes, of an opset and a value, the value that a function is given for it.
-        errors: what a function raises that does not take its arguments.
+        errors: exceptions that a function raises if it does not take its arguments.
         functions: torch_lib's functions for an overload's full name, "aten::relu", the best first.
     """
 

@@ -196,7 +196,7 @@ def wrap_compiled_call(
     """Put something between a compiled module's caller and its compiled call.
 
     Args:
-        module: what torch.compile(module) gave, or a module after module.compile().
+        module: the result of torch.compile(module), or a module after module.compile().
         wrap: makes of the compiled call what is called in its place.
 
     Returns:

@@ -31,7 +31,7 @@ class Fact(NamedTuple):
     """One answer about sizes.
 
     Attributes:
-        question: what was asked, in words.
+        question: the question, in words.
         about: expressions of the sizes it was asked about.
         answer: None, a bool, an int, or a tuple of ints. None also where reading `about` is all that was done.
     """
@@ -88,7 +88,7 @@ def ask(question: str, about: tuple[Any, ...], answer: Callable[[], _T]) -> _T:
     """The answer to a question about sizes, recorded or looked up where this thread does so; else `answer()`.
 
     Args:
-        question: what is asked, in words.
+        question: the question, in words.
         about: expressions of the sizes it is about, with everything else that the question depends on.
         answer: asks torch. Questions asked in there are part of this one.
     """

@@ -38,7 +38,7 @@ def add_to_all(tensors: Sequence[torch.Tensor], number: int) -> list[torch.Tenso
 
     Args:
         tensors: int64 tensors of one element, on one device.
-        number: what is added.
+        number: the number to add.
     """
     return list(torch._foreach_add(list(tensors), number))
 

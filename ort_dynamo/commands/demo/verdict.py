@@ -26,7 +26,7 @@ class Verdict:
 
     Attributes:
         state: whether it is met.
-        claim: what is required, and what was found.
+        claim: the requirement, and the finding.
     """
 
     state: Literal["ok", "NOT OK", "not checked"]

@@ -181,7 +181,7 @@ def _log_add_exp(base: float) -> Formula:
 
     def formula(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
         op = ctx.op
-        # Of two equal infinities the difference is nan.
+        # The difference of two equal infinities is nan.
         distance = op.Where(op.Equal(a, b), 0.0, op.Abs(op.Sub(a, b)))
         excess = log1p(ctx, op.Exp(op.Mul(distance, -scale)))
         return op.Add(op.Max(a, b), op.Mul(excess, 1 / scale))

@@ -337,7 +337,7 @@ def vector_norm(
         x, dim, keepdim = ctx.op.Reshape(x, [1]), None, False
     sizes, axes = ctx.sizes(self) if rank else (1,), axes_of(dim, max(rank, 1))
     if ord and all(isinstance(sizes[axis], int) and sizes[axis] == 1 for axis in axes):
-        # As torch does, which keeps a number whose power is out of range.
+        # torch does the same, and so keeps a number whose power is out of range.
         alone = ctx.op.Abs(x)
         return ctx.cast(alone if keepdim else ctx.op.Squeeze(alone, axes), ctx.out.dtype)
     return ctx.cast(norm(ctx, x, sizes, ord, axes, keepdim), ctx.out.dtype)

@@ -94,7 +94,7 @@ def capture(
         prefix: what names of parameters begin with in it, beside their names in the state.
         inputs: of the model.
         description: what they and the outputs are called, and which sizes may change.
-        state: what is trained.
+        state: the trained state.
         kind: what the step does; None: its forward alone, without gradients.
         lr: the learning rate that the file begins with.
         recurrent: whether the model has recurrent layers to trace.

@@ -49,7 +49,7 @@ class TrainedWeights:
     """Answers the questions that programs asked the first ORTTrainer's session.
 
     Args:
-        state: what is trained.
+        state: the trained state.
     """
 
     def __init__(self, state: TrainingState) -> None:

@@ -45,7 +45,7 @@ def add_call(
         target: an operator, or a function of numbers.
         args: its arguments.
         kwargs: its keyword arguments.
-        meta: what else the node says.
+        meta: further entries of the node's meta.
     """
     made = graph.call_function(target, args, dict(kwargs or {}))
     made.meta.update(meta or {})

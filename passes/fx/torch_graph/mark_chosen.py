@@ -39,7 +39,7 @@ def add_chosen(
         like: the node that it is made for.
         reason: why torch runs it.
         kept: the keys of that node's meta which it gets, such as ORIGIN.
-        target: what it calls.
+        target: the function that the new node calls.
         args: its arguments.
         kwargs: its keyword arguments.
     """

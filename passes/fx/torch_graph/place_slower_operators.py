@@ -40,7 +40,7 @@ class PlaceSlowerOperators(PassBase):
     them, and so does all that only fills tensors where torch runs the rest.
 
     Attributes:
-        target: what the sessions are compiled for.
+        target: the target of the sessions.
         threads: how many a session would have.
     """
 

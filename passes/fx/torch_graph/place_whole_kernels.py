@@ -45,7 +45,7 @@ class PlaceWholeKernels(PassBase):
     laid out for them is shared.
 
     Attributes:
-        target: what the sessions are compiled for.
+        target: the target of the sessions.
     """
 
     target: Target

@@ -136,7 +136,7 @@ def find_regions(
         dtype: the narrow type.
         sizes: of the whole model.
         allowed: the operands of a node that may become narrow.
-        proof: what must be known of a node before it may become narrow.
+        proof: the facts that a node needs before it may become narrow.
     """
     nodes = {node: operands for node in graph if (operands := allowed(node)) is not None}
     analysis = _Analysis(graph, dtype, sizes, _proven(nodes, dtype, proof))

@@ -17,7 +17,7 @@ def body_of(group: Group, kernel: Kernel, domain: str, name: str, opset_imports:
     """The function that computes a group by copies of its nodes. Its constants are nodes: a function holds no tensors.
 
     Args:
-        group: what it computes.
+        group: the group of nodes that it computes.
         kernel: that computes it; its sums of parts are the function's, too.
         domain: of the function.
         name: of the function.

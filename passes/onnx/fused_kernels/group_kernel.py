@@ -47,8 +47,8 @@ class Group:
 
     Attributes:
         nodes: in the order of the graph; no path between two of them leads through another node.
-        inputs: what they read and do not make, without numbers that are part of the kernel.
-        outputs: what others read of them.
+        inputs: values that they read and do not make, without constants that are part of the kernel.
+        outputs: their results that other nodes read.
         columns: sizes of the axes that its rows have; none where nothing is reduced.
     """
 
@@ -71,7 +71,7 @@ def kernel_of(group: Group, shapes: Shapes, *, in_parts: bool = True) -> Kernel:
     """Make the kernel that computes a group's outputs. One that is a sum of columns may become the sums of parts.
 
     Args:
-        group: what it computes.
+        group: the group of nodes that it computes.
         shapes: the sizes of each value.
         in_parts: whether many rows are summed in parts.
 

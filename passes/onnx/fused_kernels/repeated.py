@@ -40,7 +40,7 @@ def repeated(
     """Give the nodes that a kernel computes again in place of its inputs: all that pay, then casts of half types alone.
 
     Args:
-        inputs: what the kernel would read.
+        inputs: the values that the kernel would read.
         nbytes: the bytes that reading a value costs, and writing it where that is for this reader.
         may_repeat: whether a node is arithmetic, or changes a shape.
     """
@@ -92,7 +92,7 @@ class Shared:
     Attributes:
         chosen: the groups, without what they do again.
         repeated: for each, these nodes.
-        kept: what the graph returns.
+        kept: the values that the graph returns.
     """
 
     chosen: Sequence[Group]

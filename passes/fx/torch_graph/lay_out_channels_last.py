@@ -115,19 +115,13 @@ class _Layout:
             propagate([node])
 
     def _wants_channels_last(self, convolution: Node) -> bool:
-        """Check whether channels_last makes a convolution faster.
-
-        oneDNN has a kernel for its dtype, and the layout does not reorder a weight that is larger than the activations.
-        """
+        """Check whether a convolution gains: oneDNN takes its dtype, and no larger weight is reordered instead."""
         weight = convolution_weight(convolution)
         reorders = weighs_more_than_images(convolution) and math.prod(weight.shape[2:]) != 1
         return weight.dtype in ONEDNN_DTYPES and not reorders
 
     def _is_as_traced(self, node: Node) -> bool:
-        """Check whether the node reads operands in their traced layout.
-
-        No operand has another layout, or the node only asks for contiguous operands, and they are contiguous.
-        """
+        """Check whether the operands have their traced layout, or are contiguous for a node that only asks that."""
         moved = [argument for argument in node.all_input_nodes if argument in self._moved]
         return not moved or (node.target in _CONTIGUOUS and all(_is_contiguous(one.meta["val"]) for one in moved))
 

@@ -131,7 +131,7 @@ def _checked(
 
 
 _SECTIONS = 8
-"""Into how many a backward is cut at most: what is alive exceeds what eager holds by an eighth of what is freed."""
+"""Maximum number of backward sections: live tensors then exceed eager's by an eighth of the freed bytes."""
 
 
 @_checked()

@@ -18,7 +18,7 @@ from ort_dynamo.passes.ordering import Condition, ordering
 __all__ = ["CallForeach", "add_to_all", "cast_all"]
 
 _MOST_BYTES = 64 << 20
-"""Bytes of the results of one call: what is computed early, or late, is in memory the longer."""
+"""Maximum bytes of the results of one call: a result that is computed early, or read late, is in memory longer."""
 
 
 def cast_all(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:

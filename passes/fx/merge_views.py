@@ -23,7 +23,7 @@ __all__ = ["MergeViews"]
 @ordering(gives=[Condition.VIEWS_MERGED], ends=[Condition.VIEWS_AS_TRACED])
 @dataclass(frozen=True)
 class MergeViews(PassBase):
-    """A view becomes what shows the same elements already: an equal view, or the tensor that it leads back to.
+    """Replace a view by an earlier view with the same elements, or by the tensor that it leads back to.
 
     1. A view of x with the sizes, strides and offset of x, or of an earlier view of x, becomes that one. So `t(t(x))`
        becomes x (the gradient of a linear layer's weight is such a pair), and the views that queries, keys and values

@@ -1,4 +1,4 @@
-"""The backward recomputes what pointwise operators make of fewer bytes than they are."""
+"""Recompute in the backward the results of pointwise ops that are larger than their inputs."""
 
 from __future__ import annotations
 

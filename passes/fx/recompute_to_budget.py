@@ -1,4 +1,4 @@
-"""The backward recomputes what costs least time for its bytes, down to a budget: the option memory_budget."""
+"""Recompute in the backward the nodes that take the least time for their bytes, down to the option memory_budget."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RecomputeToBudget(PassBase):
 
 
 def _give_up(joint: JointGraph, recomputed: set[Node], limit: float) -> list[Node]:
-    """Choose what to recompute beside `recomputed`, so that at most `limit` bytes are saved, or as few as can be."""
+    """Choose nodes to recompute beside `recomputed`, so that at most `limit` bytes are saved, or as few as can be."""
     kept = {storage_of(one.nodes[0]): one for one in joint.cut(recomputed).kept}
     again = set(recomputed)
     total = sum(one.nbytes for one in kept.values())

@@ -1,4 +1,4 @@
-"""The gradient of a cross-entropy adds one number a row to what it multiplies, and makes no matrix of zeros for it."""
+"""Add one number per row in the gradient of a cross-entropy, without a matrix of zeros as large as the logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reader takes what was computed in a wider type as computed, not rounded and widened again."""
+"""Read values in the wider type in which they were computed, not rounded and widened again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds what could be recomputed, in the units of ONNX Runtime's memory optimizer: clusters of operators."""
+"""Find recompute candidates, in the units of ONNX Runtime's memory optimizer: clusters of operators."""
 
 from __future__ import annotations
 

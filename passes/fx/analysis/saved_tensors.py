@@ -1,4 +1,4 @@
-"""Finds what a joint graph's forward saves for its backward, and what it costs to recompute that."""
+"""Find the tensors that a joint graph's forward saves for its backward, and the cost of recomputing them."""
 
 from __future__ import annotations
 

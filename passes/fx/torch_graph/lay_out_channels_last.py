@@ -126,7 +126,7 @@ class _Layout:
         return not moved or (node.target in _CONTIGUOUS and all(_is_contiguous(one.meta["val"]) for one in moved))
 
     def _expand_late(self, node: Node) -> None:
-        """Compute of an element what was computed of each copy of it: what is expanded then has any layout.
+        """Compute each element once, before it is expanded: the expanded result then has any layout.
 
         The gradient of a mean, for one, is divided by the number of elements, and a convolution reads it.
         """
@@ -269,7 +269,7 @@ def _add(like: Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 
 def _put_in_half_of(copied: Node, reader: Node) -> None:
-    """Have a copy computed where its reader is; what the backward alone reads is not the forward's to copy."""
+    """Compute a copy in its reader's graph: the forward does not copy a tensor that only the backward reads."""
     if reader.meta.get(HALF) == copied.meta.get(HALF):
         return
     for key in (HALF, RECOMPUTE, "ac_graph_id"):
@@ -283,7 +283,7 @@ def _copy(source: Node, layout: torch.memory_format) -> Node:
 
 
 def _copied_as(traced: torch.Tensor, source: Node) -> list[Node]:
-    """A copy of `source` with the strides of a fake value, which is contiguous or a permutation of what is."""
+    """A copy of `source` with the strides of a fake value, which is contiguous in some order of its dimensions."""
     if _is_contiguous(traced):
         return [_copy(source, torch.contiguous_format)]
     order = physical_order(traced)

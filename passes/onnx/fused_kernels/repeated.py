@@ -1,4 +1,4 @@
-"""Finds what a kernel computes again, because it takes fewer bytes to read than its result."""
+"""Find nodes that a kernel recomputes, because their inputs have fewer bytes than their result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch.compile(backend="ort_train") calls."""
+"""The backend that torch.compile(backend="ort_train") calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tensors cross the boundary of a session, which only knows contiguous ones: shared by lowering and runtime."""
+"""Layout of tensors at the boundary of a session, which only takes contiguous ones: shared by lowering and runtime."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ValueSpec:
-    """How one value crosses.
+    """The form in which one value crosses the boundary of a session.
 
     Attributes:
         dtype: torch dtype; int64 or float64 for a number.
@@ -77,7 +77,7 @@ def _order(fake: torch.Tensor) -> tuple[int, ...]:
 
 
 def input_spec(fake: Any) -> ValueSpec | None:
-    """How a graph's input enters, by its fake value: a strided tensor or a number; None for anything else."""
+    """Give the form of a graph's input, by its fake value: a strided tensor or a scalar; None for anything else."""
     if isinstance(fake, (int, torch.SymInt)):
         return ValueSpec(torch.int64, is_number=True)
     if isinstance(fake, (float, torch.SymFloat)):
@@ -88,7 +88,7 @@ def input_spec(fake: Any) -> ValueSpec | None:
 
 
 def output_spec(fake: torch.Tensor) -> ValueSpec:
-    """How a graph's output, a strided tensor, leaves."""
+    """Give the form of a graph's output, a strided tensor."""
     return ValueSpec(fake.dtype, physical_order(fake), strides=promised_strides(fake))
 
 
@@ -147,7 +147,7 @@ def has_strides(fake: torch.Tensor, order: Sequence[int]) -> bool:
 
 
 def in_order(sizes: Sequence[int | torch.SymInt], strides: Sequence[int | torch.SymInt]) -> bool:
-    """Whether strides are those of contiguous memory; dimensions of size 1 may have any. Installs no guard."""
+    """Check whether strides are contiguous; dimensions of size 1 may have any. Installs no guard."""
     expected: int | torch.SymInt = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if not known_true(size == 1):
@@ -158,7 +158,7 @@ def in_order(sizes: Sequence[int | torch.SymInt], strides: Sequence[int | torch.
 
 
 def _same_stride(stride: int | torch.SymInt, expected: int | torch.SymInt) -> bool:
-    """Whether a stride is the expected one, of a tensor that has elements: Max(1, size) is the size then."""
+    """Check whether a stride is the expected one, for a tensor that has elements: Max(1, size) is the size then."""
     if known_true(stride == expected):
         return True
     if not isinstance(stride, torch.SymInt):

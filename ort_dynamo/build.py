@@ -30,7 +30,7 @@ class BuildSpec:
         passes: the ONNX passes, in order, each identified by its class and parameters.
         session: how the session is opened.
         dump: where the model is written, and whether it is checked: an island that is to be saved is built for that.
-        target: what is lowered for.
+        target: the target of the lowering.
         device: the device of the session's tensors.
         in_order: whether the nodes run in AOTAutograd's order (docs/decisions/0005-order-of-a-backward.md).
     """
@@ -78,7 +78,7 @@ class PassRecord:
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """What building an island learned.
+    """Statistics of building an island.
 
     Attributes:
         nodes: ONNX nodes of the model before ONNX Runtime has optimized it, sub-graphs not counted.
@@ -124,7 +124,7 @@ class BuiltGraph:
         keyable: whether it may serve other islands with its key: all that lowering asked about sizes is in that.
         origins: name of an ONNX node that data can stop -> index of the FX node, among all of its island, that it was
             lowered from. Islands that share what is built have their nodes in one order.
-        record: what building it learned.
+        record: the statistics of building it.
         kernels: of the fused operators that the model has.
         reference: with the option verify_sessions, the model before ONNX Runtime has optimized it.
     """

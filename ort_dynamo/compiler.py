@@ -63,7 +63,7 @@ class Compilation:
 
     @cached_property
     def target(self) -> Target:
-        """What the sessions are compiled for. A graph that torch's cache has whole asks for none."""
+        """The target that sessions are compiled for. A graph that comes whole from torch's cache does not read it."""
         return graph_target(self.device, self.options)
 
     @cached_property

@@ -22,7 +22,7 @@ TORCH_TO_ONNX: dict[torch.dtype, ir.DataType] = {
 
 
 def is_representable(dtype: torch.dtype) -> bool:
-    """Whether values of `dtype` can cross into an ONNX Runtime session."""
+    """Check whether values of `dtype` can cross into an ONNX Runtime session."""
     return dtype in TORCH_TO_ONNX
 
 

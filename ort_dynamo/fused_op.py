@@ -73,7 +73,7 @@ class FusedOp:
         inputs: element types by ONNX's numbers. Tensors are contiguous.
         outputs: likewise, with shapes.
         symbols: (index of an input, axis) whose size is the symbol's value.
-        count: what is divided among programs: elements, or rows.
+        count: the number of elements, or rows, divided among programs.
         per_program: how many of these each program computes.
         source: of the kernel, in Triton's language: a module with one `triton.jit` function.
         num_warps: of each program.
@@ -89,7 +89,7 @@ class FusedOp:
     num_warps: int = 4
 
     def programs(self, symbols: Sequence[int]) -> int:
-        """How many programs a launch has."""
+        """Count the programs of a launch."""
         return -(-self.count.value(symbols) // self.per_program)
 
 

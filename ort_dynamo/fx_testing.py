@@ -150,7 +150,7 @@ def graph_text(gm: GraphModule, nodes: Collection[Node] | None = None) -> str:
 
     Args:
         gm: the graph.
-        nodes: what to print; None for all.
+        nodes: the nodes to print; None for all.
     """
     names: dict[Node, str] = {}
     lines = []
@@ -206,7 +206,7 @@ def _argument(value: Any, names: dict[Node, str]) -> str:
 
 
 def _said(node: Node) -> Iterator[str]:
-    """What a line says of a node beside the call: its value, and its marks in the order of their names."""
+    """Give the rest of a node's line after the call: its value, and its marks in the order of their names."""
     value = node.meta.get("val")
     if value is not None and not isinstance(value, (list, tuple)):  # the lines that take out its parts say theirs
         yield _value(value)

@@ -78,7 +78,7 @@ KERNEL_READS = "ort_dynamo.kernel_reads"
 """On the gradient of one: index of such an argument -> the dtype that torch's kernel takes it in."""
 
 READABLE = "ort_dynamo.readable"
-"""What saved files call the node's value; there only where files are saved."""
+"""The name of the node's value in saved files; set only if files are saved."""
 
 SCOPE = "ort_dynamo.scope"
 """Where the node is, as saved files say it: the innermost module's path, or the traced function's name."""
@@ -117,15 +117,15 @@ STOPS = "ort_dynamo.stops"
 """On a Where: a fused kernel stops where its condition holds, as torch's kernel does at such an index."""
 
 READS_ROUNDED = "ort_dynamo.reads_rounded"
-"""What this node reads must be rounded to torch's dtype, though it is computed in a wider one."""
+"""On a node that computes in a wider dtype: its inputs must be rounded to torch's dtype."""
 
 # -- names of ONNX nodes, which ONNX Runtime repeats in its messages -------------------------------------------
 
 ZERO_DIVISOR = "zero_divisor"
-"""How the name of a node begins that fails where an integer is divided by zero."""
+"""Name prefix of a node that fails where an integer is divided by zero."""
 
 REFUSED = "refused"
-"""How the name of a node begins that fails at data which eager's kernel refuses; eager's words follow ": "."""
+"""Name prefix of a node that fails at data which eager's kernel refuses; eager's words follow ": "."""
 
 EMPTY = "empty"
 """The same, of a reduction over no elements, at which eager raises an IndexError or a RuntimeError."""

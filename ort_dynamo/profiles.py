@@ -10,7 +10,7 @@ __all__ = ["CPU", "CUDA", "CUDA_FUSED", "Profile"]
 
 @dataclass(frozen=True)
 class Profile:
-    """How the kernels of a provider compute, and how torch's do on the same device.
+    """Facts about the kernels of a provider, and about torch's on the same device.
 
     Attributes:
         sums_in_order: its sums add one number after another, and so lose digits where they are long. CUDA's add in a

@@ -9,7 +9,7 @@ from torch.fx import Node
 __all__ = ["describe", "innermost_module", "module_path", "modules", "user_line"]
 
 _ROOT = re.compile(r"^(L\['\w+'\]|self)\.?")
-"""What Dynamo writes before a module's path: the local variable that holds the outermost module."""
+"""Dynamo's prefix of a module's path: the local variable that holds the outermost module."""
 
 
 def user_line(node: Node) -> str:

@@ -59,7 +59,7 @@ class SpelledGraph:
         """The graph, anew.
 
         Args:
-            modules: what its call_module nodes name.
+            modules: the modules that its call_module nodes name.
         """
         graph = Graph()
         made: list[Node] = []
@@ -106,7 +106,7 @@ _MODULES = ("_operator", "math", "torch", "ort_dynamo")
 
 
 def _is_importable(target: Any) -> bool:
-    """Whether a pickle of a function is its name."""
+    """Check whether a pickle of a function holds just its name."""
     module, name = getattr(target, "__module__", None) or "", getattr(target, "__qualname__", "")
     return module.partition(".")[0] in _MODULES and bool(name) and "<" not in name and "." not in name
 

@@ -1,4 +1,4 @@
-"""What a graph is compiled for, as a value: passes and lowerings ask it, never the installed runtime."""
+"""The target of a compile, as a value: passes and lowerings ask it, never the installed runtime."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ class Target:
     fuses_kernels: bool = False
 
     def has_defect(self, name: str) -> bool:
-        """Whether it does wrong what this row of `runtime/defects.py` says."""
+        """Check whether the target has the defect of this row of `runtime/defects.py`."""
         return name in self.defects
 
     def has_op(self, op_type: str, domain: str = "") -> bool:
-        """Whether any kernel of this operator exists."""
+        """Check whether any kernel of this operator exists."""
         return (self.contrib_ops or not domain) and (domain, op_type) in self.kernels
 
     def takes(self, op_type: str, domain: str, types: Mapping[str, ir.DataType]) -> bool:
-        """Whether one kernel of the operator takes all of these type-variable bindings.
+        """Check whether one kernel of the operator takes all of these type-variable bindings.
 
         Variables that a kernel does not constrain are free. An operator without any kernel takes nothing.
         """
@@ -80,7 +80,7 @@ class Target:
         return self._answers[asked]
 
     def makes_kernel(self, op_type: str, domain: str, types: Mapping[str, ir.DataType]) -> bool:
-        """Whether each node of an operator becomes a fused kernel, alone if nothing joins it, and so needs no other.
+        """Check whether each node of an operator becomes a fused kernel, if need be alone, and needs no other kernel.
 
         Its inputs and outputs then need sizes that a fused kernel takes: `fuse_kernels.unmade` tells.
         """
@@ -112,5 +112,5 @@ class Target:
 
     @property
     def is_training_build(self) -> bool:
-        """Whether its kernels are those of onnxruntime-training 1.19.2, which are older than all others'."""
+        """True if its kernels are those of onnxruntime-training 1.19.2, older than those of all other builds."""
         return self.package == TRAINING_PACKAGE

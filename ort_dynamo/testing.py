@@ -187,9 +187,9 @@ def _strip(graph: onnx.GraphProto) -> None:
 
 @contextmanager
 def saved_for_backward(*own: torch.Tensor) -> Iterator[dict[int, int]]:
-    """What autograd saves inside the context: address of an allocation -> its bytes; those of `own` do not count.
+    """Record the tensors that autograd saves inside the context: address of an allocation -> its bytes.
 
-    Autograd does not check under hooks whether a saved tensor has been written to.
+    Allocations of `own` do not count. Autograd does not check under hooks whether a saved tensor has been written to.
     """
     skipped = {tensor.untyped_storage().data_ptr() for tensor in own}
     kept: dict[int, int] = {}
@@ -212,7 +212,7 @@ def patch_facts(patch: Any, **facts: Any) -> None:
 
 
 def eager_reasons() -> dict[str, int]:
-    """What stayed in eager since the counters were cleared: "<target>: <reason>" -> nodes."""
+    """Give the fallbacks since the counters were cleared: "<target>: <reason>" -> nodes."""
     return dict(counters["ort_train_eager"])
 
 

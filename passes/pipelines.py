@@ -131,7 +131,7 @@ def _checked(
 
 
 _SECTIONS = 8
-"""Into how many a backward is cut at most: what is alive exceeds what eager holds by an eighth of what is freed."""
+"""Maximum number of backward sections: live tensors then exceed eager's by an eighth of the freed bytes."""
 
 
 @_checked()
@@ -166,7 +166,7 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
         return (*expand, *biases)
     facts = target.facts
     whole = facts.leaves_convolution_gradients or facts.leaves_normalizations or facts.leaves_attention
-    # What torch runs whole is known after the first two, so that the third finds no boundary there to pay for.
+    # The first two decide what torch runs as a whole, so that the third pays for no boundary there.
     return (
         *expand,
         *([LayOutImages()] if facts.lays_out_images else []),

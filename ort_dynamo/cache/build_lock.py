@@ -80,7 +80,7 @@ def _try_to_lock(descriptor: int) -> bool:
 
 
 def _is_still(lock: Path, descriptor: int) -> bool:
-    """Whether the file is still there under its name."""
+    """Check whether the file is still there under its name."""
     try:
         return os.path.samestat(os.stat(lock), os.fstat(descriptor))
     except FileNotFoundError:

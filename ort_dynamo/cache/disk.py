@@ -1,4 +1,4 @@
-"""What islands were built of, kept from one process to the next.
+"""On-disk cache of compiled islands.
 
 The key is the graph key with all that the bytes depend on beside it: the code of this package, Python, the build of
 ONNX Runtime, and the instruction set that its optimizers look at. Nothing here can fail a compile: what cannot be read
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 COUNTS: Counter[str] = Counter()
-"""Of this process: "hit", or the reason of a miss -> how often."""
+"""Lookups of this process: "hit", or the reason of a miss -> how often."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def disk_key(key: GraphKey, facts: Iterable[str]) -> str:
 
     Args:
         key: the island's.
-        facts: what the runtime says of its build and of the machine.
+        facts: the runtime's description of its build and of the machine.
     """
     return context_key([key.digest], facts)
 
@@ -77,9 +77,9 @@ def disk_cache(options: CacheOptions) -> DiskCache | None:
 
 
 def keeps_traces(options: CacheOptions) -> bool | None:
-    """Whether AOTAutograd's results are kept, too, by torch, which unpickles what it reads; raises as `disk_cache`.
+    """Check whether torch keeps AOTAutograd's results, too; torch unpickles them when it reads them.
 
-    None where that is left to what it gains.
+    None leaves the decision to the gain. Raises as `disk_cache`.
     """
     return cache_place(options.disk_cache, options.cache_dir) is not None and traces_are_kept(options.trace_cache)
 
@@ -105,7 +105,7 @@ class DiskCache:
         Args:
             key: from `disk_key`.
             name: how errors and files call what comes out.
-            spec: what it was built by.
+            spec: everything that decided how it was built.
             opened: opens it; where that raises SessionError, there is nothing.
         """
         found = self._load(key, lambda entry: opened(entry.built(name, spec.session, in_order=spec.in_order)))
@@ -131,7 +131,7 @@ class DiskCache:
             yield
 
     def holds(self, key: str) -> bool:
-        """Whether there is an entry of a key, as far as its name goes."""
+        """Check whether there is an entry of a key, as far as its name goes."""
         return self._folder.holds(key)
 
     def _load(self, key: str, read: Callable[[Entry], _T]) -> _T | Miss:

@@ -1,4 +1,4 @@
-"""What is built of an island, as the bytes of a cache entry: a checksum, a header of JSON, and the ONNX model.
+"""The bytes of a cache entry, a built island: a checksum, a header of JSON, and the ONNX model.
 
 Reading one executes nothing and opens no file: a model that refers to data outside it is refused.
 """
@@ -88,10 +88,10 @@ def read_header(data: bytes) -> tuple[dict[str, Any], memoryview]:
 
 @dataclass(frozen=True)
 class Entry:
-    """What an entry says.
+    """The contents of a cache entry.
 
     Attributes:
-        name: how the process that built it called it.
+        name: its name in the process that built it.
         optimization: ONNX Runtime's level of optimization that it is to be opened with.
         model, inputs, outputs, dtypes, origins, record, kernels: as in BuiltGraph.
     """
@@ -107,10 +107,10 @@ class Entry:
     kernels: tuple[FusedOp, ...]
 
     def built(self, name: str, session: SessionSettings, *, in_order: bool) -> BuiltGraph:
-        """What was built, as it is opened.
+        """Give the built island, with the settings to open it.
 
         Args:
-            name: how errors and files call it.
+            name: its name in errors and files.
             session: how to open it where the entry does not say that it is optimized.
             in_order: whether its nodes run in the model's order.
 
@@ -141,7 +141,7 @@ def read_entry(data: bytes, key: str) -> Entry:
 
     Args:
         data: the entry.
-        key: what it was asked for by.
+        key: the key by which it was looked up.
 
     Raises:
         EntryError: the bytes are no entry, damaged, of another key, or say what no build says.

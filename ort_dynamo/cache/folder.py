@@ -47,7 +47,7 @@ class StoredEntry:
     """One file of the folder.
 
     Attributes:
-        key: what it is found by.
+        key: the key by which it is found.
         path: the file.
         nbytes: its size.
         used: when it was written or read last, in seconds since the epoch.
@@ -105,7 +105,7 @@ class CacheFolder:
             return file.read(status.st_size)
 
     def holds(self, key: str) -> bool:
-        """Whether a file of this key is there; what it holds is another question."""
+        """Check whether a file of this key is there, without a look at its contents."""
         return self._place(key).is_file()
 
     def write(self, key: str, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What a Python function does, spelled as text: for keys that must change when the function does.
+"""The behaviour of a Python function, spelled as text: for keys that must change when the function does.
 
 The spelling holds bytecode, constants, defaults, what the closure captured and every global that the code reads,
 functions among them in turn. Names and line numbers of its source do not enter. Functions and modules of packages whose
@@ -118,7 +118,7 @@ def _walk_globals(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_named(value: Any) -> bool:
-    """Whether the module and name of `value` say what it is: it stands at the top of a module with a known version."""
+    """Check whether the module and name of `value` identify it: it is at the top of a module with a known version."""
     module = getattr(value, "__module__", None)
     return module is not None and _is_versioned(module) and "<" not in value.__qualname__
 

@@ -125,7 +125,7 @@ class _Writer:
         self.lines.extend(f"leaves {output_spec(fake)}" for fake in fakes if _is_strided(fake))
 
     def symbols(self) -> list[str]:
-        """What the symbols are, in order of first sight: kind, and what sympy takes for granted of them."""
+        """Describe the symbols, in order of first sight: the kind of each, and what sympy assumes about it."""
         return [f"{name}: {kind(symbol)} {assumptions(symbol)}" for symbol, name in self._symbols.items()]
 
     def _spell_fact(self, fact: Fact) -> str:
@@ -183,7 +183,7 @@ class _Writer:
 
 
 def _is_strided(fake: Any) -> TypeGuard[torch.Tensor]:
-    """Whether a fake value is a tensor that has strides."""
+    """Check whether a fake value is a tensor that has strides."""
     return isinstance(fake, torch.Tensor) and fake.layout is torch.strided
 
 

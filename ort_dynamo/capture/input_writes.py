@@ -21,8 +21,10 @@ _IN_PLACE = frozenset(
 
 
 _REPLACING = frozenset({"set_", "shallow_copy_data_", "resize_storage_bytes_", "tracable_create_parameter"})
-"""How Dynamo spells that an input gets other memory; torch 2.15 writes `x.data = y` as the second, older ones as the
-first."""
+"""Dynamo's operators that give an input other memory.
+
+torch 2.15 writes `x.data = y` as the second, older ones as the first.
+"""
 
 
 def keeps_input_writes(gm: GraphModule) -> bool:

@@ -46,11 +46,11 @@ _SHRINKS = (aten.softshrink.default, aten.hardshrink.default)
 
 
 class _Thread(threading.local):
-    """What this thread traces.
+    """State of this thread's tracing.
 
     Attributes:
         whole: whether resizes stay whole.
-        inside: the one that is on its way to torch's own kernel.
+        inside: the resize that is on its way to torch's own kernel.
     """
 
     whole: bool = False

@@ -87,7 +87,7 @@ class StoredCode(OutputCode):
         outer: the outer graph, with its islands.
         whole: the graph before it was cut into islands.
         islands: where they are stored; one that is None cannot be, and so the whole is not kept.
-        record: what the compile learned.
+        record: the record of the compile.
         partition: of a forward, what the cut of its joint graph did.
         cache: where the islands are looked for if no compile of this project says so.
         run: runs the graph; a file does not hold it.
@@ -126,7 +126,7 @@ class StoredCode(OutputCode):
         self._run = self._entries = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a pickle holds: the islands' models are not in it."""
+        """Give the pickled state: it leaves out the islands' models."""
         return {**self.__dict__, "_entries": None if self._run is None else {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -105,7 +105,7 @@ def _origins(gm: GraphModule, model: ir.Model) -> dict[str, int]:
 
 
 _STOPPED_BY_DATA = ("Gather", "Scatter")
-"""How the names of operators begin whose kernels look at indices. A zero divisor stops a Gather, too."""
+"""Name prefixes of operators whose kernels check indices. A zero divisor stops a Gather, too."""
 
 
 def _optimized_in_order(built: BuiltGraph, lowered: ir.Model, spec: BuildSpec) -> BuiltGraph:

@@ -190,7 +190,7 @@ class LoweringBuilder(GraphBuilder):
         )
 
     def _takes(self, op_type: str, domain: str, bound: Mapping[str, ir.DataType]) -> bool:
-        """Whether the provider, or a fused kernel, computes an operator of these types."""
+        """Check whether the provider, or a fused kernel, computes an operator of these types."""
         return self.target.takes(op_type, domain, bound) or self.target.makes_kernel(op_type, domain, bound)
 
     def check_kernel(self, node: ir.Node) -> None:
@@ -235,7 +235,7 @@ def _attribute(name: str, value: Any) -> Any:
 
 
 def _fits(array: npt.NDArray[Any], dtype: ir.DataType) -> bool:
-    """Whether `dtype` holds finite numbers of this size: as torch counts, unsigned integers hold negative ones, too."""
+    """Check whether `dtype` holds finite numbers of this size. As in torch, unsigned integers hold negative ones."""
     if not array.size or dtype == ir.DataType.BOOL:
         return True
     # Python compares integers with floats exactly, numpy does not.

@@ -1,4 +1,4 @@
-"""What a lowering is given: the node, its fake outputs, the op builder, the target."""
+"""The context of a lowering: the node, its fake outputs, the op builder, the target."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataTy
 
 
 def is_empty(sizes: Iterable[Size]) -> bool:
-    """Whether a tensor of `sizes` is known to have no elements; installs no guard."""
+    """Check whether a tensor of `sizes` is known to have no elements; installs no guard."""
     return any(isinstance(size, int) and size == 0 for size in sizes)
 
 
@@ -42,7 +42,7 @@ class LoweringContext:
         out: its fake output: a FakeTensor, or a tuple of FakeTensor | None.
         op: builder of ai.onnx operators.
         contrib: builder of com.microsoft operators; ask `target.has_op` or `target.takes` first.
-        target: what is compiled for.
+        target: the target of the compile.
         used: for a node with several outputs, the indices that somebody reads.
     """
 
@@ -161,7 +161,7 @@ class LoweringContext:
         return any(isinstance(leaf, torch.Tensor) and leaf.dtype in _HALF for leaf in tree_leaves(self.out))
 
     def has_fused_matmul(self, value: ir.Value) -> bool:
-        """Whether there is a FusedMatMul, com.microsoft's product with transposes and a factor, for `value`'s dtype."""
+        """Check whether FusedMatMul, com.microsoft's matmul with transposes and a factor, takes `value`'s dtype."""
         assert value.dtype is not None
         return self.target.takes("FusedMatMul", "com.microsoft", {"T": value.dtype})
 

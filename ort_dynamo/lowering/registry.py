@@ -159,7 +159,7 @@ def is_from_outside(target: object) -> bool:
 
 
 def has_outside_lowerings() -> bool:
-    """Whether a user has registered any."""
+    """Check whether a user has registered any lowering."""
     return bool(_FROM_OUTSIDE)
 
 

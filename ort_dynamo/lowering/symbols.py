@@ -21,7 +21,7 @@ __all__ = ["FoundSymbols", "Symbols", "broadcast", "factors", "known_dims", "sam
 
 
 def same_size(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
-    """Whether two sizes are the same polynomial of size symbols; others may be equal, too. Installs no guard."""
+    """Check whether two sizes are the same polynomial of size symbols; others may be equal, too. Installs no guard."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
     first, second = expression(a), expression(b)
@@ -29,7 +29,7 @@ def same_size(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
 
 
 def same_sizes(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt]) -> bool:
-    """Whether two shapes have the same sizes, by `same_size`."""
+    """Check whether two shapes have the same sizes, by `same_size`."""
     return len(a) == len(b) and all(map(same_size, a, b))
 
 

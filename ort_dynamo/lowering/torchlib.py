@@ -87,7 +87,7 @@ def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def has_function(overload: OpOverload) -> bool:
-    """Whether torch_lib has a function for `overload`; without what traces it, none."""
+    """Check whether torch_lib has a function for `overload`; False without the exporter that traces it."""
     try:
         return _find_function(overload) is not None
     except ExporterMissingError:

@@ -65,7 +65,7 @@ def lower(gm: GraphModule, target: Target) -> Lowered:
     Args:
         gm: placeholders, get_attr nodes of sub-graphs, and call_function nodes, with fake values in meta["val"]; one
             output node that holds a tuple of tensors.
-        target: what to lower for.
+        target: the target of the lowering.
 
     Raises:
         LoweringError: with the node and the user's line.
@@ -147,7 +147,7 @@ def _refusal(node: Node, target: Target, unmade: Unmade) -> str | None:
 
 
 def _may_be_empty(node: Node) -> bool:
-    """Whether a tensor that a node reads or gives has no element, or a size that may be 0 by what is known of it."""
+    """Check whether a tensor that a node reads or gives has no element, or a size that guards allow to be 0."""
     values = [node.meta.get("val"), *(argument.meta.get("val") for argument in node.all_input_nodes)]
     tensors = (one for one in tree_leaves(values) if isinstance(one, torch.Tensor))
     return not all(known_true(size > 0) for tensor in tensors for size in tensor.shape)

@@ -33,7 +33,7 @@ _SOURCES = frozenset({"Shape", "Size", "SequenceLength", "ConstantOfShape"})
 """Give a Host for a tensor."""
 
 _OWN_FAILURES = (ArithmeticError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
-"""What Python and torch raise where a node's numbers do not fit together."""
+"""Exceptions that Python and torch raise where a node's numbers do not fit together."""
 
 
 class Builder:
@@ -42,7 +42,7 @@ class Builder:
     Args:
         functions: the model's, by what calls them.
         stored: the model's initializers by name.
-        control: what writes the operators that have graphs.
+        control: the functions that write the operators that have graphs.
     """
 
     def __init__(

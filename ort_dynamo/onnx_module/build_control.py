@@ -166,4 +166,4 @@ def _scan(
 
 
 CONTROL: dict[str, Callable[..., Sequence[Known]]] = {"If": _if, "Loop": _loop, "Scan": _scan}
-"""What writes the nodes that have graphs."""
+"""Functions that write the nodes that have graphs."""

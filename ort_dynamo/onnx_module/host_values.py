@@ -46,7 +46,7 @@ class Host(NamedTuple):
     Attributes:
         values: the elements; one of a scalar.
         scalar: whether it has rank 0, not 1.
-        dtype: what a tensor of it has.
+        dtype: the dtype of a tensor of it.
         fixed: whether the elements are known when the graph is made, so that they may decide a length.
     """
 
@@ -57,7 +57,7 @@ class Host(NamedTuple):
 
 
 Value: TypeAlias = Host | Tensor
-"""What an operator takes that can compute with a Host."""
+"""Argument type of an operator that can compute with a Host."""
 
 Setting: TypeAlias = Annotated[Value, "setting"]
 """An input that says how to compute (axes, sizes, ratios), and so is a Host where it can be, and never a weight."""

@@ -22,7 +22,7 @@ class Stored:
 
     Attributes:
         key: its key below the module.
-        data: what it is at first; None for an initializer whose data has been taken out, which is large.
+        data: its first value; None for an initializer whose data has been taken out, which is large.
         dtype: of its elements.
         shape: of it.
         weight: whether it can be trained.
@@ -50,7 +50,7 @@ class Stored:
 
 
 Known: TypeAlias = fx.Node | Stored | Host | None
-"""What a name stands for; None for an input that is left out."""
+"""A value that a name stands for; None for an input that is left out."""
 
 
 class Scope:
@@ -59,8 +59,8 @@ class Scope:
     Args:
         outer: the scope of the graph around; None in a function.
         opsets: the version of each domain.
-        attributes: what the attributes of a function are in this call; None outside of functions.
-        types: what onnx found out about the values.
+        attributes: the attributes of a function in this call; None outside of functions.
+        types: the types that onnx inferred for the values.
     """
 
     def __init__(

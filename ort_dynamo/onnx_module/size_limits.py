@@ -11,7 +11,7 @@ from ort_dynamo.onnx_module.host_values import Host
 __all__ = ["check_sizes"]
 
 MOST_ELEMENTS = 1 << 31
-"""Of a new tensor whose size is a constant of the file."""
+"""Maximum number of elements of a new tensor whose size is a constant of the file."""
 
 
 def _product(args: Sequence[Any], at: int) -> Any:
@@ -32,7 +32,7 @@ _ELEMENTS: dict[str, tuple[tuple[int, ...], Callable[[Sequence[Any]], Any]]] = {
     "Upsample": ((1,), lambda args: _product(args, 1)),
     "Range": ((0, 1, 2), _steps),
 }
-"""Of which inputs the size of the result comes, and how; what else the size depends on is at least 1."""
+"""The inputs that the size of the result depends on, and its formula; other factors of the size are at least 1."""
 
 
 def check_sizes(op_type: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -64,7 +64,7 @@ def cache_place(disk_cache: bool | None = None, cache_dir: str | None = None) ->
 
 
 def traces_are_kept(trace_cache: bool | None = None) -> bool | None:
-    """Whether torch is to keep AOTAutograd's results; None where neither option nor variable says so.
+    """Check whether torch is to keep AOTAutograd's results; None where neither option nor variable says so.
 
     Args:
         trace_cache: the option; None goes by ORT_DYNAMO_TRACE_CACHE.

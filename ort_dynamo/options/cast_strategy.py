@@ -11,7 +11,7 @@ __all__ = ["PropagateCastOpsStrategy", "checked_allow", "checked_level", "checke
 
 
 class PropagateCastOpsStrategy(enum.IntEnum):
-    """How casts between float32 and a narrower type are moved; the values are ONNX Runtime's.
+    """The way to move casts between float32 and a narrower type; the values are ONNX Runtime's.
 
     Attributes:
         NONE: only casts that do nothing, repeat one another or cancel are removed.

@@ -1,4 +1,4 @@
-"""What values of options may be, where several options ask the same."""
+"""Checks of option values that several options share."""
 
 from __future__ import annotations
 

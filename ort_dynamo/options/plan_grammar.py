@@ -23,7 +23,7 @@ __all__ = ["Plan", "PlanType", "read_plans"]
 
 
 class PlanType(IntEnum):
-    """What a plan does with the tensors of its cluster; ONNX Runtime's numbers."""
+    """The action of a plan on the tensors of its cluster; ONNX Runtime's numbers."""
 
     NONE = 0
     """Nothing: a line that is switched off."""
@@ -39,7 +39,7 @@ class Plan:
 
     Attributes:
         cluster: operator names, each followed by "+" (docs/recompute.md has the names).
-        type: what to do.
+        type: the action of the plan.
         count: how many occurrences in each graph, the earliest first; -1 is all.
     """
 

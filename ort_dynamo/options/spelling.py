@@ -1,4 +1,4 @@
-"""What a misspelt name was meant to be."""
+"""Suggest the name that a misspelt one was meant to be."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ __all__ = ["nearest"]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Of the known names the nearest, as the end of a message: " (did you mean 'x'?)", or nothing."""
+    """Find the nearest of the known names, as the end of a message: " (did you mean 'x'?)", or nothing."""
     matches = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""

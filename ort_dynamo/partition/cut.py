@@ -41,11 +41,11 @@ _log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows it
 
 @dataclass(frozen=True)
 class Halves:
-    """What a joint graph is cut into.
+    """The forward and backward graph of a joint graph.
 
     Attributes:
-        forward: the half that keeps tensors for the other.
-        backward: the half that reads them, and computes again what is not kept.
+        forward: the graph that saves tensors for the backward.
+        backward: the graph that reads them, and recomputes the tensors that are not saved.
         passes: the passes that ran on the way.
     """
 
@@ -56,11 +56,11 @@ class Halves:
 
 @dataclass(frozen=True)
 class PartitionRecord:
-    """What became of one joint graph.
+    """The record of partitioning one joint graph.
 
     Attributes:
-        passes: the passes that ran on it and its halves, in order.
-        memory: what is kept for the backward and what is computed again.
+        passes: the passes that ran on it and on its forward and backward graph, in order.
+        memory: the tensors that are saved for the backward, and the nodes that are recomputed.
     """
 
     passes: tuple[PassRecord, ...]
@@ -73,7 +73,7 @@ def mark(gm: GraphModule, options: Options, target: Target, threads: int) -> tup
     Args:
         gm: a graph that AOTAutograd has traced.
         options: all options.
-        target: what its sessions are compiled for.
+        target: the target of its sessions.
         threads: the number of threads by which placement weighs torch against a session.
     """
     check = options.dump.verify
@@ -89,8 +89,8 @@ def tag_recomputed(
 
     Args:
         joint: a marked joint graph.
-        options: what to compute again, and whether the graph is checked after each pass.
-        target: what its sessions are compiled for.
+        options: which nodes to recompute, and whether the graph is checked after each pass.
+        target: the target of its sessions.
         static: indices of its inputs that are parameters or buffers.
     """
     decide = _sizes_decide(joint, options)
@@ -100,7 +100,7 @@ def tag_recomputed(
 
 
 def _sizes_decide(gm: GraphModule, options: Options) -> bool:
-    """Whether bytes may decide what becomes of a graph.
+    """Check whether the partitioner may decide by bytes.
 
     Ranks that compile the same graph have to make the same islands of it, though their examples of its symbolic sizes
     differ. So where ranks are compared, bytes decide nothing if they depend on these.
@@ -119,9 +119,9 @@ def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, ta
     Args:
         joint: the joint graph; it gets tags.
         inputs: its inputs.
-        options: what to compute again, and whether the backward is cut further.
-        target: what the sessions are compiled for.
-        kwargs: what AOTAutograd hands to its partition function.
+        options: which nodes to recompute, and whether the backward is cut further.
+        target: the target of the sessions.
+        kwargs: the keyword arguments that AOTAutograd passes to its partition function.
     """
     static = kwargs.get("static_lifetime_input_indices") or ()
     check = options.dump.verify
@@ -161,9 +161,9 @@ def partition(
         joint: the joint graph of AOTAutograd.
         inputs: its inputs.
         options: all options.
-        target: what the sessions are compiled for.
+        target: the target of the sessions.
         threads: the number of threads by which placement weighs torch against a session.
-        kwargs: what AOTAutograd hands to its partition function.
+        kwargs: the keyword arguments that AOTAutograd passes to its partition function.
 
     Returns:
         The forward graph, the backward graph, and a record of the passes and of what is saved.

@@ -1,1 +1,1 @@
-"""What became of a model's graphs: counted, written to files, planned."""
+"""Reports about a model's graphs: counted, written to files, planned."""

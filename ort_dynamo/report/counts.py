@@ -1,4 +1,4 @@
-"""What became of each graph: counted in torch._dynamo's counters, and said once per reason until Dynamo is reset."""
+"""Count the placement of each graph's nodes in torch._dynamo's counters, and log each reason once per Dynamo reset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model keeps for its backward, and what could be computed again instead, before anything is compiled."""
+"""Report what a model saves for its backward and could recompute instead, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GraphPlan:
 
     Attributes:
         rows: plans to choose from, most bytes first; each says what it does alone, beside recompute_casts.
-        record: what the options given make of the graph.
+        record: the result of the given options for the graph.
     """
 
     rows: tuple[PlanRow, ...]

@@ -75,7 +75,7 @@ class Places:
 
     @property
     def eager_nodes(self) -> int:
-        """How many nodes are fallbacks."""
+        """Number of fallback nodes."""
         return sum(nodes.count for nodes in self.eager)
 
     def __str__(self) -> str:

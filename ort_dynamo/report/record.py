@@ -1,4 +1,4 @@
-"""What compiles learned, kept as data: where nodes run, what passes did, what is saved, how long each stage took."""
+"""Records of compiles, as data: where nodes run, what passes did, what is saved, how long each stage took."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class IslandRecord:
         name: how errors and saved files call it.
         source: "memory": one with the same graph key was compiled before in this process, and its session serves again;
             "disk": what one was built of was stored, by this process or another; "built": it was built.
-        build: what building it learned, also where that was done before.
+        build: the statistics of building it, also where it was built before.
         seconds: time to build and open it, or to find it.
         miss: why it was built and not read: "absent", "damaged", "refused", "unreadable" (cache/disk.py), "unkeyed" or
             "off"; empty where it was not built.
@@ -39,7 +39,7 @@ class IslandRecord:
 
     @property
     def was_cached(self) -> bool:
-        """Whether it was not built for this graph."""
+        """True if the island was not built for this graph."""
         return self.source != "built"
 
 
@@ -75,7 +75,7 @@ class CompileRecord:
     """One of Dynamo's graphs, compiled.
 
     Attributes:
-        partition: what became of the joint graph; None where there are no gradients.
+        partition: the record of the partitioner; None where there are no gradients.
         graphs: forward and backward in the order in which they were compiled, or one inference graph.
         seconds: the time of the whole, AOTAutograd's trace included.
         compile_id: torch's name for this compile, such as "0/1"; None where torch gives none.

@@ -20,7 +20,7 @@ _BACKEND = "ort_dynamo.backend"
 
 @dataclass(frozen=True)
 class FunctionNote:
-    """What Dynamo says of one function of the program; its str is a line.
+    """Dynamo's note on one function of the program; its str is a line.
 
     Attributes:
         function: the function's name; of a module compiled in place, its class and "forward".
@@ -38,10 +38,10 @@ class FunctionNote:
 
 @dataclass(frozen=True)
 class Summary:
-    """What was compiled since the process began or torch._dynamo.reset(); its str is a page of text.
+    """A summary of the compiles since the process began or torch._dynamo.reset(); its str is a page of text.
 
-    Of the last 1,024 compiles. Dynamo does not tell for which backend it gave up on a function, so skipped frames are
-    those of all backends; all else is this one's.
+    It covers the last 1,024 compiles. Dynamo does not tell for which backend it gave up on a function, so skipped
+    frames are those of all backends; all else is this one's.
 
     Attributes:
         compiles: calls of the backend, one for each of Dynamo's graphs.
@@ -49,7 +49,7 @@ class Summary:
         islands: parts of graphs that ONNX Runtime runs, each by one session.
         cache_hits: those islands that took the session of an earlier one.
         native: overload, as text -> nodes that ONNX Runtime runs.
-        by_design: overload, as text -> nodes that torch runs by design: random draws and collectives.
+        by_design: overload, as text -> nodes that torch runs by design: random ops and collectives.
         chosen: "overload: reason", as text -> nodes that torch runs by choice, since it is faster. They are compiled:
             the option `placement` decides, and they are no fallback.
         eager: fallbacks: nodes that torch runs in eager because ONNX Runtime cannot run them.
@@ -77,7 +77,7 @@ class Summary:
 
     @property
     def eager_nodes(self) -> int:
-        """How many nodes are fallbacks: torch runs them because ONNX Runtime cannot."""
+        """Number of fallback nodes: torch runs them because ONNX Runtime cannot."""
         return sum(nodes.count for nodes in self.eager)
 
     def __str__(self) -> str:
@@ -150,7 +150,7 @@ def _collect(
 
 
 def _is_ours(function: Sequence[Frame], seen: Sequence[Frame], ours: Collection[str | None]) -> bool:
-    """Whether this backend compiled something of a function, or of the one that it hands over to."""
+    """Check whether this backend compiled some part of a function, or of the one that it hands over to."""
     broken = _broken_before_operators(function)
     entered = _entered_at(broken, seen) if broken is not None else None
     return any(frame.compile_id in ours for frame in (*function, *([entered] if entered else [])))

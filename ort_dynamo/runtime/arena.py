@@ -13,11 +13,11 @@ _ROOM = 1.5
 
 
 class SharedArena:
-    """What the forward's results leave when they are freed, the backward takes, and other graphs after them.
+    """One arena for all sessions: memory that the forward frees serves the backward, and other graphs after it.
 
     The arena grows by regions, and free neighbours merge within a region only. So there should be few: the first one
-    has room for the first training graph, each further one is twice as large as the one before it, up to a GiB. What is
-    not touched of a region takes no memory, but for ONNX Runtime's table of it, 1/32 of its size.
+    has room for the first training graph, each further one is twice as large as the one before it, up to a GiB. An
+    untouched part of a region takes no memory, but for ONNX Runtime's table of it, 1/32 of its size.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class SharedArena:
 
     @property
     def registered(self) -> bool:
-        """Whether the arena is there; its regions cannot be changed any more then."""
+        """True if the arena is there; its regions cannot be changed any more then."""
         return self._registered
 
     def expect(self, nbytes: int) -> None:

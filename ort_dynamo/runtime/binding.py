@@ -45,7 +45,7 @@ Fetches are empty, and get the results; or they hold memory of the results' shap
 
 @dataclass(frozen=True)
 class Crossing:
-    """How tensors reach the sessions of the installed build and come back.
+    """The functions of the installed build by which tensors reach the sessions and come back.
 
     Attributes:
         vector: makes an empty vector of values, with `reserve(count)`, `push_back(capsule)` and `dlpack_at(index)`.
@@ -80,7 +80,7 @@ _MEMORY = {"cpu", "cuda", "default_memory"}
 
 
 def _signature(owner: Any, method: str) -> str:
-    """What pybind writes into a method's docstring; empty if there is no such method, or no signature in it."""
+    """Give the signature that pybind writes into a method's docstring; empty if there is no method or signature."""
     return getattr(owner, method, None).__doc__ or ""
 
 

@@ -26,7 +26,7 @@ class Island(torch.nn.Module):
     """Stands in the outer graph for a compiled island, which `boxed` has it call without this module.
 
     Args:
-        compiled: what runs.
+        compiled: the compiled island that runs.
         places: name of an ONNX node that data can stop -> where it comes from in the user's code.
     """
 
@@ -36,9 +36,10 @@ class Island(torch.nn.Module):
         self._places = places
 
     def as_call(self) -> IslandCall:
-        """What the outer graph's code does for it: raise, where ONNX Runtime stopped, an ExecutionError.
+        """Give the call that the outer graph's code makes for the island.
 
-        IndexOutOfBoundsError if at an index in the data, IntegerDivisionByZeroError if at a divisor.
+        It raises an ExecutionError where ONNX Runtime stopped: IndexOutOfBoundsError if at an index in the data,
+        IntegerDivisionByZeroError if at a divisor.
         """
         places = self._places
         return IslandCall(

@@ -1,4 +1,4 @@
-"""What the installed ONNX Runtime can do, asked by its package name and version.
+"""Capabilities of the installed ONNX Runtime, found by its package name and version.
 
 Never by trial: some gradient operators crash the process when a session with them is opened.
 """
@@ -86,12 +86,12 @@ class InstalledRuntime:
 
     @property
     def has_gradient_kernels(self) -> bool:
-        """Whether this is the training build."""
+        """True if this is the training build."""
         return self.package == TRAINING_PACKAGE
 
     @property
     def bounds_spinning(self) -> bool:
-        """Whether "session.intra_op.spin_duration_us" is used: from the oldest release in which it was measured."""
+        """True if "session.intra_op.spin_duration_us" is used: from the oldest release in which it was measured."""
         return release(self.version) >= (1, 31)
 
 
@@ -132,9 +132,10 @@ def installed_runtime() -> InstalledRuntime:
 
 @lru_cache(maxsize=1)
 def runtime_facts() -> tuple[str, ...]:
-    """What the bytes of an optimized model depend on beside options: the build of ONNX Runtime, and the processor.
+    """Give the facts, beside options, that the bytes of an optimized model depend on.
 
-    Its optimizers choose the blocks of convolutions by the vectors that the processor has.
+    They are the build of ONNX Runtime and the processor: its optimizers choose the blocks of convolutions by the
+    vectors that the processor has.
     """
     runtime = installed_runtime()
     build = getattr(onnxruntime(), "get_build_info", lambda: "")()

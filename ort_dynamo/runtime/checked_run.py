@@ -102,7 +102,7 @@ def _compare(node: Node, result: Any) -> None:
 
 
 def _agree(promised: Any, real: Any) -> bool:
-    """Whether numbers are equal, but for symbols."""
+    """Check whether numbers are equal; a symbol equals any number."""
     return all(isinstance(one, torch.SymInt) or one == other for one, other in zip(promised, real, strict=True))
 
 
@@ -113,5 +113,5 @@ def _strides_of_long(fake: torch.Tensor, real: torch.Tensor) -> tuple[list[Any],
 
 
 def _is_free(node: Node) -> bool:
-    """Whether a kernel chooses the strides: the gradient of a convolution's weight, which is then put in order."""
+    """Check whether a kernel chooses the strides: of a convolution's weight gradient, made contiguous afterwards."""
     return any(one.target is CONVOLUTIONS[1] for one in node.all_input_nodes)

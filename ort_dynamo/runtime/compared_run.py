@@ -22,7 +22,7 @@ _OTHERS = 0.01
 """The part of integers and truth values that may differ, as where rounding decides a comparison."""
 
 _NODES = 8
-"""How many nodes a message names."""
+"""Number of nodes that a message names."""
 
 
 def compared(
@@ -33,7 +33,7 @@ def compared(
     Args:
         run: runs the session on one value per input.
         built: its graph, with the model before optimizers.
-        target: what the graph was lowered for.
+        target: the target that the graph was lowered for.
         reference: runs that model on values on the CPU.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Whether ONNX Runtime's CUDA provider fits the CUDA libraries that are there: torch's, and nvidia's wheels."""
+"""Check whether ONNX Runtime's CUDA provider fits the CUDA libraries that are there: torch's, and nvidia's wheels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["CudaBuild", "Misfit", "TorchCuda", "installed_cuda_build", "misfit",
 _PROVIDER = "libonnxruntime_providers_cuda.so"
 
 _OF_CUDA = re.compile(r"lib(cu|nv)")
-"""How the names of CUDA's libraries begin: cudart, cublas, cublasLt, cudnn, cufft, curand, nvrtc."""
+"""Name prefixes of CUDA's libraries: cudart, cublas, cublasLt, cudnn, cufft, curand, nvrtc."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def misfit(build: CudaBuild, torch_has: TorchCuda, package: str) -> Misfit | Non
 
     Args:
         build: the provider.
-        torch_has: what torch brings.
+        torch_has: the versions that torch brings.
         package: the distribution that the provider is of.
     """
     if not build.missing:
@@ -183,7 +183,7 @@ def _loads(name: str) -> bool:
 
 
 def torch_cuda() -> TorchCuda:
-    """What the installed torch brings."""
+    """Find the versions of the installed torch, and of its CUDA and cuDNN."""
     cudnn: Any = torch.backends.cudnn
     return TorchCuda(str(torch.__version__), torch.version.cuda, cudnn.version())
 

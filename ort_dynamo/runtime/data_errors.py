@@ -19,13 +19,13 @@ __all__ = ["data_error"]
 _NODE = re.compile(r"Name:\s*'([^']*)'")
 
 _OUT_OF_BOUNDS = re.compile(r"out of (data )?bounds|out of range|invalid (index|indice) found", re.IGNORECASE)
-"""How the kernels of Gather and Scatter and their kin say it."""
+"""Messages of the kernels of Gather, Scatter and the like about an index out of bounds."""
 
 _INDEX = (
     re.compile(r"idx=(?P<index>-?\d+) must be within the inclusive range \[-?\d+,\s*(?P<last>-?\d+)\]"),
     re.compile(r"bounds \[-?\d+\s*,\s*(?P<last>-?\d+)\]\.? Actual value is (?P<index>-?\d+)"),
 )
-"""How those say it that name the index: Gather, GatherElements."""
+"""Those of these messages that name the index: of Gather and GatherElements."""
 
 
 def data_error(words: str, places: Mapping[str, str]) -> ExecutionError:

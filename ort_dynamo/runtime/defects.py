@@ -1,4 +1,4 @@
-"""What ONNX Runtime's releases do wrong, and who works around it: one table.
+"""Known defects of ONNX Runtime's releases, and their workarounds: one table.
 
 A workaround that costs something is there only where `Target.has_defect` says so. One that costs nothing is written for
 every target ("everywhere"), and a comment beside it names the defect. Slowness is a defect where nodes of ours are
@@ -32,7 +32,7 @@ class Builds:
     before: tuple[int, ...] | None = None
 
     def include(self, package: str, version: str) -> bool:
-        """Whether a build is one of them."""
+        """Check whether a build is one of them."""
         if self.training != (package == TRAINING_PACKAGE):
             return False
         number = release(version)
@@ -50,9 +50,9 @@ class Defect:
     """One row of the table.
 
     Attributes:
-        name: what `Target.has_defect` is asked for.
+        name: the argument of `Target.has_defect`.
         builds: which have it.
-        wrong: what they do wrong.
+        wrong: the wrong behaviour.
         avoided_by: the modules that work around it, as paths from `ort_dynamo/`.
         providers: whose kernels; None: those of all, or it is no kernel.
         everywhere: whether they do so for every target, without asking.

@@ -17,11 +17,11 @@ _ENTRY = struct.Struct("<qQ")  # Elf64_Dyn
 
 
 class Dependencies(NamedTuple):
-    """What a shared library asks of the loader.
+    """The loader entries of a shared library.
 
     Attributes:
-        needed: names of libraries, in the order in which they are looked for.
-        folders: where it has them looked for first, as absolute paths.
+        needed: names of the libraries that it needs, in the order in which the loader looks for them.
+        folders: absolute paths of the folders where the loader looks first.
     """
 
     needed: tuple[str, ...]

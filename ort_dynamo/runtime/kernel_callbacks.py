@@ -59,7 +59,7 @@ class _Op:
         self.sizes = functools.lru_cache(maxsize=64)(self._sizes)
 
     def _sizes(self, symbols: tuple[int, ...]) -> tuple[int, list[Any]]:
-        """How many programs there are, and the dimensions of each output."""
+        """Give the number of programs, and the dimensions of each output."""
         op = self.kernel.op
         shapes = [[size.value(symbols) for size in output.shape] for output in op.outputs]
         return op.programs(symbols), [(c_int64 * len(shape))(*shape) for shape in shapes]

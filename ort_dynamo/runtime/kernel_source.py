@@ -153,5 +153,5 @@ def _nodes(function: ast.FunctionDef) -> list[ast.AST]:
 
 
 def _is_text(statement: ast.stmt) -> bool:
-    """Whether a statement is a docstring."""
+    """Check whether a statement is a docstring."""
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

@@ -25,13 +25,13 @@ __all__ = ["IslandCall", "outer_code"]
 
 @dataclass(frozen=True)
 class IslandCall:
-    """How an island is called.
+    """The parts of a call of an island.
 
     Attributes:
         run: takes the island's inputs and returns a tuple of its outputs.
-        outputs: how many they are.
-        stopped: what it raises when ONNX Runtime stopped.
-        error: makes of that the error that the user gets.
+        outputs: number of outputs.
+        stopped: the exception of `run` when ONNX Runtime stopped.
+        error: turns that exception into the error that the user gets.
     """
 
     run: Callable[..., tuple[torch.Tensor, ...]]

@@ -63,7 +63,7 @@ def write_own_file(path: Path, data: bytes) -> None:
 
 
 def belongs_to_another(status: os.stat_result) -> bool:
-    """Whether another user owns what has this status."""
+    """Check whether another user owns the file that has this status."""
     return hasattr(os, "getuid") and status.st_uid != os.geteuid()
 
 

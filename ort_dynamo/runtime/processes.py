@@ -20,7 +20,7 @@ from typing import Any
 __all__ = ["current", "own_session", "stays_at_exit"]
 
 current = 0
-"""How many forks there are between the first process and this one: another number, another process."""
+"""Number of forks between the first process and this one: another number means another process."""
 
 _sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 _staying: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -32,13 +32,13 @@ __all__ = ["CannotBeRecordedError", "open_session", "optimize"]
 
 
 _UNKNOWN_OPTION = re.compile("unknown provider option|failed to (parse|map)", re.IGNORECASE)
-"""How ONNX Runtime's ProviderOptionsParser says that it does not know an option, or its value."""
+"""The error of ONNX Runtime's ProviderOptionsParser for an unknown option, or an unknown value of one."""
 
 _NOT_LOADED = re.compile(
     "CUDA wasn.?t able to be loaded|Failed to load (shared )?library|"
     "CUDA Provider not available|driver version is insufficient|no CUDA-capable device"
 )
-"""How ONNX Runtime, and CUDA through it, say that the provider or its device is not to be had."""
+"""Errors of ONNX Runtime, or of CUDA through it, when the provider or its device is not available."""
 
 _LEFT_TO_THE_CPU = re.compile("assigned to the default CPU EP")
 
@@ -59,9 +59,9 @@ def open_session(
     Args:
         built: the model, under 2 GiB, and how to open it. ONNX Runtime's own order goes depth first from the last
             result; with `built.in_order` its nodes run in the model's.
-        target: what the model was lowered for.
+        target: the target that the model was lowered for.
         device: the torch device of its tensors.
-        stream: what it computes on, if its device has streams.
+        stream: the stream that it computes on, if its device has streams.
         store: where compiled kernels are kept.
 
     Raises:

@@ -142,7 +142,7 @@ def session_code(
 
 
 def _may_be_empty(value: Any) -> bool:
-    """Whether a session's input or output may have no element."""
+    """Check whether a session's input or output may have no element."""
     return not all(isinstance(size, int) and size for size in value.shape)
 
 
@@ -236,7 +236,7 @@ def _cast_to(specs: Sequence[ValueSpec], values: Sequence[Any]) -> list[Any] | N
 
     Args:
         specs: of all inputs.
-        values: what was fed; tensors are permuted as their specs say.
+        values: the inputs; tensors are permuted as their specs say.
     """
     pairs = list(zip(specs, values, strict=True))
     if all(spec.is_number or value.dtype is spec.dtype for spec, value in pairs):

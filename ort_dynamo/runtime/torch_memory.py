@@ -22,14 +22,14 @@ _OF_AN_ARENA = frozenset(["arena_extend_strategy", "gpu_external_alloc", "gpu_ex
 
 
 class TorchMemory:
-    """What sessions compute with comes from torch's pool and goes back there after each run.
+    """Allocator that gives sessions memory of torch's pool, and returns it there after each run.
 
-    So `torch.cuda.memory_allocated` and its kin count it, `torch.cuda.empty_cache` frees it, and what one graph leaves
-    the next one takes. The provider's own options for it (gpu_external_alloc and gpu_external_free) cannot be used: it
-    refuses them beside a stream that is given. An allocator of the process that is made with the same options can, by
-    sessions whose setting "session.use_env_allocators" is "1". torch has no C function of the wanted kind, so
-    ONNX Runtime calls Python here: for a run that it has seen before, once for all that is planned, and once for each
-    kernel's workspace.
+    So `torch.cuda.memory_allocated` and its kin count it, `torch.cuda.empty_cache` frees it, and the next graph takes
+    the memory that one graph leaves. The provider's own options for it (gpu_external_alloc and gpu_external_free)
+    cannot be used: it refuses them beside a stream that is given. An allocator of the process that is made with the
+    same options can, by sessions whose setting "session.use_env_allocators" is "1". torch has no C function of the
+    wanted kind, so ONNX Runtime calls Python here: for a run that it has seen before, once for all that is planned, and
+    once for each kernel's workspace.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class TorchMemory:
         self._lock = threading.Lock()
 
     def serves(self, provider_options: Collection[str]) -> bool:
-        """Whether a session takes its memory here: not if its options ask for an arena of its own."""
+        """Check whether a session takes its memory here: not if its options ask for an arena of its own."""
         return hasattr(onnxruntime(), "create_and_register_allocator_v2") and _OF_AN_ARENA.isdisjoint(provider_options)
 
     def register(self, provider: str, device: torch.device) -> None:
@@ -81,7 +81,7 @@ class TorchMemory:
             self._raised.error = error
 
     def raised(self) -> Exception | None:
-        """What torch raised in this thread where it was asked for memory, since the last such question."""
+        """Give the error that torch raised in this thread when asked for memory, since the last call of this method."""
         error: Exception | None = self._raised.__dict__.pop("error", None)
         return error
 

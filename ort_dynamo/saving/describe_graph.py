@@ -49,7 +49,7 @@ class _Description:
         self._folder = folder
         (self._output,) = outer.graph.find_nodes(op="output")
         unique = UniqueNames()
-        # What goes out first: a value and its copy may have one name, and what leaves a forward has to be found.
+        # Name the outputs first: a value and its copy may have one name, and a forward's outputs have to be found.
         order = dict.fromkeys((*self._output.all_input_nodes, *outer.graph.nodes))
         self._names = {node: unique.fresh(str(node.meta.get(READABLE, node.name))) for node in order}
 
@@ -133,13 +133,13 @@ class _Description:
 
 
 def _is_result(node: Node) -> bool:
-    """Whether a node takes a result out of an island."""
+    """Check whether a node takes a result out of an island."""
     source = node.args[0] if node.target is operator.getitem else None
     return isinstance(source, Node) and source.op == "call_module"
 
 
 def _crossing(spec: ValueSpec, names: Sequence[str] | None, index: int) -> dict[str, Any]:
-    """How a value enters or leaves a session, as far as it is not just itself."""
+    """Describe a value that enters or leaves a session: its name, dtype, and any reordering, strides or conversion."""
     said: dict[str, Any] = {"name": names[index] if names else None, "dtype": _dtype(spec.dtype)}
     if spec.order:
         said["order"] = list(spec.order)

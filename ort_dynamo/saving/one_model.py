@@ -198,7 +198,7 @@ class _Join:
             self._values[called] = self.transposed(value, back, called)
 
     def _entering(self, one: Mapping[str, Any]) -> ir.Value:
-        """What an island's input reads: a value, permuted if its session sees it so, or a number."""
+        """Give the value that an island's input reads: a value, permuted if its session sees it so, or a constant."""
         if "value" not in one:
             return self._constant(np.asarray(one["given"], one["dtype"]), f"{one['name']}/given")
         value = self._values[one["value"]]
@@ -306,4 +306,4 @@ _ONNX: Mapping[str, _Spelled] = {
     "aten.view.default": _reshaped,
     "ort_dynamo.passes.fx.own_results.owned": _same,
 }
-"""What torch does between sessions and ONNX has a word for; all else is an ATen node."""
+"""ONNX's spellings of operators that torch runs between sessions; all else is an ATen node."""

@@ -1,4 +1,4 @@
-"""What the program calls the inputs of one of Dynamo's graphs, and the nodes made of it."""
+"""The program's names for the inputs of one of Dynamo's graphs, and for the nodes made of it."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def name_nodes(gm: GraphModule, program: Program, saved: Mapping[str, str] | Non
     "layers.3.mlp/mm_1". Nodes outside of all modules begin with the program's name.
 
     Args:
-        gm: what AOTAutograd has made, forward and backward after the partition.
+        gm: a graph of AOTAutograd, forward or backward after the partition.
         program: of the function that it comes from.
         saved: names of the forward's nodes, for those of them that are the backward's inputs.
     """

@@ -120,7 +120,7 @@ def _without_trial(node: Node, carried: Set[Any]) -> Place | None:
 
 
 def _follows_from_inputs(node: Node, carried: Set[Any]) -> bool:
-    """Whether `node` reads a size of a computed tensor, of no other symbols than those that inputs carry."""
+    """Check whether `node` reads a size of a computed tensor that has only symbols which inputs carry."""
     return bool(
         node.target in _SIZE_READS
         and node.all_input_nodes[0].op != "placeholder"
@@ -131,7 +131,7 @@ def _follows_from_inputs(node: Node, carried: Set[Any]) -> bool:
 
 
 def _is_host(node: Node) -> bool:
-    """Whether the node computes no tensor: arithmetic on Python numbers alone, and assertions."""
+    """Check whether the node computes no tensor: it is arithmetic on Python scalars alone, or an assertion."""
     if node.target in _SIZE_READS or node.target in _ASSERTIONS:
         return True
     values = [node.meta.get("val"), *(argument.meta.get("val") for argument in node.all_input_nodes)]

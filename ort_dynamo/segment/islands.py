@@ -107,7 +107,7 @@ class _Builder:
         return value, chain
 
     def makes_view(self, node: Node) -> bool:
-        """Whether `node` is a view that any island can re-make."""
+        """Check whether `node` is a view that any island can re-make."""
         return node in self._lowered and is_remakable_view(node)
 
     # -- the outer graph ---------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class _Island:
         return self._inside[value]
 
     def _belongs(self, node: Node) -> bool:
-        """Whether the island holds `node`: its own, views of what it imports, and sub-graphs of its operators."""
+        """Check whether the island holds `node`: its own nodes, views of its inputs, sub-graphs of its operators."""
         return node in self._group or self._builder.makes_view(node) or is_subgraph(node)
 
     def _import(self, node: Node) -> None:
@@ -252,7 +252,7 @@ class _Island:
 
 
 def _needs_contiguous(node: Node) -> bool:
-    """Whether the operator of `node` says that a compiler has to hand it contiguous tensors."""
+    """Check whether the operator of `node` says that a compiler has to hand it contiguous tensors."""
     target = node.target
     return (
         isinstance(target, OpOverload) and torch.Tag.needs_contiguous_strides in target.tags and not is_mutable(target)
@@ -266,5 +266,5 @@ def _attributes(gm: GraphModule, graph: Graph) -> dict[str, Any]:
 
 
 def is_subgraph(node: Node) -> bool:
-    """Whether `node` is a graph that a higher-order operator runs."""
+    """Check whether `node` is a graph that a higher-order operator runs."""
     return node.op == "get_attr" and isinstance(node.meta.get("val"), GraphModule)

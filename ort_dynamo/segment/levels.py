@@ -51,17 +51,17 @@ def levels(graph: Graph, placements: Mapping[Node, Placement]) -> dict[Node, int
 
 
 def writes(node: Node, place: Place | None) -> bool:
-    """Whether the node, which runs at `place`, writes to a tensor that others see."""
+    """Check whether the node, which runs at `place`, writes to a tensor that others see."""
     return place is Place.WRITE or (place is not Place.LOWERED and _is_mutable(node))
 
 
 def is_wait(node: Node) -> bool:
-    """Whether the node waits for a collective that an earlier one has started."""
+    """Check whether the node waits for a collective that an earlier node has started."""
     return isinstance(node.target, OpOverload) and str(node.target).endswith("c10d_functional.wait_tensor.default")
 
 
 def is_ordered(node: Node, place: Place | None) -> bool:
-    """Whether a node that torch runs has an effect or draws: an operator that is not ATen's may do either."""
+    """Check whether a node that torch runs is a random op or has an effect; operators outside of ATen may."""
     target = node.target
     if is_wait(node):
         return False
@@ -73,5 +73,5 @@ def is_ordered(node: Node, place: Place | None) -> bool:
 
 
 def _is_mutable(node: Node) -> bool:
-    """Whether the operator writes to an argument: no edge says who reads that before, and who afterwards."""
+    """Check whether the operator writes to an argument: no edge says who reads it before the write, and who after."""
     return isinstance(node.target, OpOverload) and is_mutable(node.target)

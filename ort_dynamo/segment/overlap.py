@@ -73,7 +73,7 @@ def _with_late_waits(graph: Graph, placements: Mapping[Node, Placement], levels:
 
 
 def _moves(node: Node, placements: Mapping[Node, Placement]) -> bool:
-    """Whether the node may run later at no cost: a wait, or a view that whoever reads it makes again."""
+    """Check whether the node may run later at no cost: it is a wait, or a view that its readers make again."""
     if node not in placements:
         return False
     return is_wait(node) or (placements[node].place is Place.LOWERED and is_remakable_view(node))
@@ -104,7 +104,10 @@ def _with_early_starts(
 
 
 def _first(nodes: list[Node], placements: Mapping[Node, Placement]) -> set[Node]:
-    """Of what torch runs at one level, the starts that need no wait of it, and what has to run before them."""
+    """Find the collective starts at one level that need none of its waits, and the nodes that have to run before them.
+
+    `nodes` are the nodes that torch runs at that level.
+    """
     behind_waits: set[Node] = set()
     ordered: list[Node] = []
     last_start = 0
@@ -120,7 +123,7 @@ def _first(nodes: list[Node], placements: Mapping[Node, Placement]) -> set[Node]
 
 
 def _last(nodes: list[Node]) -> set[Node]:
-    """Of what torch runs at one level, the waits for what none of it reads."""
+    """Find the waits whose tensors no other node reads among `nodes`, those that torch runs at one level."""
     return {node for node in nodes if is_wait(node) and node.users.keys().isdisjoint(nodes)}
 
 
@@ -137,10 +140,10 @@ def _ancestors(nodes: Iterable[Node], among: Iterable[Node]) -> set[Node]:
 
 
 def _source(node: Node) -> Node:
-    """The node that runs: what an operator's several results are taken out of cannot cross a boundary."""
+    """The op behind a getitem; tuples cannot cross an island boundary."""
     return node.all_input_nodes[0] if node.target is operator.getitem else node
 
 
 def _is_large(node: Node) -> bool:
-    """Whether torch counts its multiplications: matrix products, convolutions, fused attention."""
+    """Check whether torch counts the node's multiplications: matmuls, convolutions, fused attention."""
     return isinstance(node.target, OpOverload) and node.target.overloadpacket in flop_registry

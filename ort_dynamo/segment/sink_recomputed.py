@@ -49,7 +49,7 @@ def _may_move(node: Node, places: Mapping[Node, Place]) -> bool:
 
 
 def _is_held(source: Node) -> bool:
-    """Whether a value lives as long as the graph runs: a parameter or an input of the program."""
+    """Check whether a value lives as long as the graph runs: it is a parameter or an input of the program."""
     return source.op == "placeholder" and str(source.target).startswith("primals")
 
 

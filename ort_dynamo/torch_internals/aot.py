@@ -37,17 +37,18 @@ def backward_at_once() -> AbstractContextManager[Any]:
 
 
 def metadata() -> ViewAndMutationMeta | None:
-    """What AOTAutograd knows of the graph that is being compiled; None where it is not at work or does not tell."""
+    """Give AOTAutograd's metadata of the graph that is being compiled; None where it is not at work or is silent."""
     context = None if _tracing_context is None else _tracing_context.try_get()
     return None if context is None else context.fw_metadata
 
 
 @functools.cache
 def views_begin_at_the_input() -> bool:
-    """Whether AOTAutograd, making a view of an input as a result says that lies in other memory, adds their offsets.
+    """Check whether AOTAutograd adds the offsets of input and result when it turns a result into a view of that input.
 
-    torch 2.15 does. 2.13 and earlier take the result's offset for one from the start of the input's memory. Asked by
-    making one such view; where torch lacks the function, which all tested versions have: no.
+    It makes such a view for a result that says that it lies in other memory. torch 2.15 adds the offsets; 2.13 and
+    earlier take the result's offset for one from the start of the input's memory. The check makes one such view. Where
+    torch lacks the function, which all tested versions have, the answer is no.
     """
     make_view = private("torch._functorch._aot_autograd.functional_utils:gen_alias_from_base")
     if make_view is None:

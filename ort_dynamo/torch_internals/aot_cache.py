@@ -25,11 +25,11 @@ AOT_CACHE = (
     and hasattr(_config, "bundled_autograd_cache")
     and hasattr(torch.compiler.config, "cache_key_tag")
 )
-"""Whether this torch keeps what a backend compiles."""
+"""True if this torch keeps the results of a backend."""
 
 
 def precompiles() -> bool:
-    """Whether the program has torch keep what Dynamo found out, too (TORCH_CACHING_PRECOMPILE)."""
+    """Check whether the program has torch keep Dynamo's results, too (TORCH_CACHING_PRECOMPILE)."""
     return bool(getattr(_dynamo_config, "caching_precompile", False))
 
 

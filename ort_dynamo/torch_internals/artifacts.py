@@ -1,4 +1,4 @@
-"""What `torch.compiler.save_cache_artifacts` takes along, and `load_cache_artifacts` gives back."""
+"""Add data to `torch.compiler.save_cache_artifacts`, and take it back from `load_cache_artifacts`."""
 
 from __future__ import annotations
 

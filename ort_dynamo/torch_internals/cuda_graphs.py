@@ -39,7 +39,7 @@ def _describe() -> Any:
 
 
 def has_graph_trees() -> bool:
-    """Whether torch has them where they are looked for; all tested versions do."""
+    """Check whether torch has its CUDA graph trees where this module looks for them; all tested versions do."""
     return not (_trees("cudagraphify_impl") is None or _trees("get_manager") is None or _describe() is None)
 
 

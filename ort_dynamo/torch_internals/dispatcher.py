@@ -31,7 +31,7 @@ _python_dispatcher = private("torch._dispatch.python:enable_python_dispatcher", 
 _disable_autocast = private("torch._C:_DisableAutocast", nullcontext)
 _no_python_dispatcher = private("torch._dispatch.python:no_python_dispatcher", nullcontext)
 sees_calls: Callable[[], int] = private("torch._C:_len_torch_dispatch_stack", lambda: 1)
-"""How many modes, of torch's or of the program's, see the calls made now; without an answer, one.
+"""Function that counts the modes, of torch's or of the program's, that see the calls made now; without an answer, one.
 
 torch's own C function: it is asked at every run of a session.
 """

@@ -20,7 +20,7 @@ _backend_failed = private("torch._dynamo.exc:BackendCompilerFailed", ())
 
 
 def is_random_number(placeholder: Node) -> bool:
-    """Whether an input of Dynamo's graph is a number that the program drew with Python's `random`.
+    """Check whether an input of Dynamo's graph is a number that the program drew with Python's `random`.
 
     Dynamo marks placeholders with their sources. Without the mark or its class, no: the number is then rounded to the
     dtype that Dynamo traced it with.
@@ -29,6 +29,6 @@ def is_random_number(placeholder: Node) -> bool:
 
 
 def raised_by_backend(error: BaseException) -> BaseException | None:
-    """What a backend raised, of the error that Dynamo makes of it; None for errors of anybody else."""
+    """Give the backend's error inside the error that Dynamo makes of it; None for errors of anybody else."""
     inner: BaseException | None = getattr(error, "inner_exception", None) or error.__cause__
     return inner if isinstance(error, _backend_failed) else None

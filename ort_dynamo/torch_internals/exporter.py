@@ -1,4 +1,4 @@
-"""What traces a function of onnxscript's torch_lib: parts of torch's own exporter to ONNX."""
+"""Trace a function of onnxscript's torch_lib by parts of torch's own exporter to ONNX."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Exporter:
         recorder: makes, of an opset, what records the nodes that a function calls.
         recording: a context in which calls of ONNX operators go to a recorder.
         stand_in: makes, of an opset and a value, the value that a function is given for it.
-        errors: what a function raises that does not take its arguments.
+        errors: exceptions that a function raises if it does not take its arguments.
         functions: torch_lib's functions for an overload's full name, "aten::relu", the best first.
     """
 

@@ -1,4 +1,4 @@
-"""What Dynamo made of the frames that it looked at, and which compiled modules it never looks into."""
+"""Read Dynamo's results for the frames that it looked at, and the compiled modules that it never looks into."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Frame:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether this is what follows a graph break of a function."""
+        """True if this frame continues a function after a graph break."""
         return _RESUMED.fullmatch(self.function) is not None
 
 
@@ -186,7 +186,7 @@ def uncompiled(model: Any) -> Any:
 
 
 def is_compiled_function(function: Callable[..., Any]) -> bool:
-    """Whether torch.compile has made `function`, from another one."""
+    """Check whether torch.compile has made `function` from another one."""
     return hasattr(function, "_torchdynamo_orig_callable")
 
 
@@ -196,7 +196,7 @@ def wrap_compiled_call(
     """Put something between a compiled module's caller and its compiled call.
 
     Args:
-        module: what torch.compile(module) gave, or a module after module.compile().
+        module: the result of torch.compile(module), or a module after module.compile().
         wrap: makes of the compiled call what is called in its place.
 
     Returns:
@@ -217,16 +217,17 @@ def _compiled_with(module: nn.Module) -> object:
 
 
 def _calls_inlined(call: Any) -> bool:
-    """Whether a module's compiled call enters it by a function of Dynamo's own, in which no rule leaves it out.
+    """Check whether a module's compiled call enters the module through an inner function of Dynamo's.
 
-    torch 2.15 does so for the modules that its rules leave out; older ones do not.
+    None of Dynamo's rules leaves the module out there. torch 2.15 does so for the modules that its rules leave out;
+    older ones do not.
     """
     code = getattr(_held(call, "fn"), "__code__", None)
     return code is not None and code.co_filename == getattr(_external_utils, "__file__", None)
 
 
 def _held(call: Any, name: str) -> Any:
-    """What the closure of torch's wrapper around a compiled call holds under `name`, or None."""
+    """Find the value that the closure of torch's wrapper around a compiled call holds under `name`, or None."""
     while call is not None and "callback" not in (names := _free_names(call)):
         call = getattr(call, "__wrapped__", None)
     return call.__closure__[names.index(name)].cell_contents if call is not None and name in names else None

@@ -116,7 +116,7 @@ _POINTWISE_WITHOUT_TAG = frozenset(
 
 
 def follows_layout(target: object) -> bool:
-    """Whether a pointwise operator's results are laid out as its operands, if these have one dense layout.
+    """Check whether a pointwise operator's results have its operands' layout, if the operands have one dense layout.
 
     Operands that are broadcast do not count if their own strides are in the same order. The promise is: if the fake
     result has the layout, the real one has it.

@@ -11,7 +11,7 @@ _missing: set[str] = set()
 
 
 def private(path: str, otherwise: Any = None) -> Any:
-    """What `path` names, "module:attribute" or "module", or `otherwise` where the installed torch lacks it."""
+    """Give the object at `path`, "module:attribute" or "module", or `otherwise` if the installed torch lacks it."""
     try:
         return _find(path)
     except (ImportError, AttributeError):

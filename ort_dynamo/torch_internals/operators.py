@@ -162,7 +162,7 @@ def absent_operators() -> tuple[str, ...]:
 
 
 def is_absent(overload: object) -> bool:
-    """Whether `overload` only stands for one that the installed torch lacks."""
+    """Check whether `overload` only stands for one that the installed torch lacks."""
     return isinstance(overload, AbsentOperator)
 
 
@@ -188,7 +188,7 @@ def schema_of(overload: OpOverload) -> FunctionSchema:
 
 
 def is_mutable(overload: OpOverload) -> bool:
-    """Whether the operator writes to an argument."""
+    """Check whether the operator writes to an argument."""
     return schema_of(overload).is_mutable
 
 
@@ -205,7 +205,7 @@ def written_argument(overload: OpOverload) -> tuple[int, str] | None:
 
 
 def is_pointwise(target: object) -> bool:
-    """Whether what a node calls is an operator that torch says computes element by element."""
+    """Check whether a node's target is an operator that torch tags as pointwise."""
     return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
 
 
@@ -222,7 +222,7 @@ def in_place_of(overload: OpOverload) -> OpOverload | None:
 
 
 def can_decompose(overload: OpOverload) -> bool:
-    """Whether the operator is a composite one, which torch itself takes apart. Without an answer: no."""
+    """Check whether the operator is a composite one, which torch itself decomposes. Without an answer: no."""
     asked = getattr(overload, "_can_decompose", None)
     return asked is not None and bool(asked())
 

@@ -16,7 +16,7 @@ _default_store = private("torch.distributed.distributed_c10d:_get_default_store"
 
 @dataclass(frozen=True)
 class GroupStore:
-    """What the processes of the default group share.
+    """The store that the processes of the default group share.
 
     Attributes:
         store: a torch.distributed.Store.

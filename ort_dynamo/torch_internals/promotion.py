@@ -1,4 +1,4 @@
-"""How operators promote dtypes, and which memory format their kernels see in a tensor."""
+"""Type promotion of operators, and the memory format that their kernels see in a tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def is_contiguous(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is known to be contiguous; installs no guard. Without torch's function it may install one."""
+    """Check whether a tensor is known to be contiguous; installs no guard, unless torch lacks its function."""
     return bool(_is_contiguous(tensor))
 
 
@@ -34,7 +34,7 @@ def memory_format_of(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def _is_like_channels_last(tensor: torch.Tensor) -> bool:
-    """Whether strides grow from the channels over the last to the first spatial dimension to the batch."""
+    """Check whether strides grow from the channels over the last to the first spatial dimension to the batch."""
     if tensor.dim() not in _CHANNELS_LAST or tensor.stride(1) == 0:
         return False
     least = 0

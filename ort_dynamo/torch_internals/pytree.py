@@ -9,5 +9,5 @@ __all__ = ["is_container", "tree_leaves", "tree_map"]
 
 
 def is_container(kind: type) -> bool:
-    """Whether a class is registered with torch as a container of values."""
+    """Check whether a class is registered with torch as a container of values."""
     return kind in SUPPORTED_NODES

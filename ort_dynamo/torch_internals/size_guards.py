@@ -1,4 +1,4 @@
-"""What torch answered about sizes while a node was lowered: recorded, so that the key of a graph can hold it.
+"""Record torch's answers about sizes while a node is lowered, so that the key of a graph can hold them.
 
 A lowering sees more of a symbolic size than its expression: whether a guard makes it positive, whether two sizes are
 known to be equal, how a product of sizes simplified. Two graphs alike in everything but these facts may become two
@@ -31,7 +31,7 @@ class Fact(NamedTuple):
     """One answer about sizes.
 
     Attributes:
-        question: what was asked, in words.
+        question: the question, in words.
         about: expressions of the sizes it was asked about.
         answer: None, a bool, an int, or a tuple of ints. None also where reading `about` is all that was done.
     """
@@ -81,14 +81,14 @@ class Answered:
 _watcher: ContextVar[_Recording | Answered | None] = ContextVar("ort_dynamo answers", default=None)
 
 strict = False
-"""Whether a question without a recorded answer is an error. Tests set it; otherwise the graph is not kept for reuse."""
+"""Make a question without a recorded answer an error. Tests set it; otherwise the graph is not kept for reuse."""
 
 
 def ask(question: str, about: tuple[Any, ...], answer: Callable[[], _T]) -> _T:
     """The answer to a question about sizes, recorded or looked up where this thread does so; else `answer()`.
 
     Args:
-        question: what is asked, in words.
+        question: the question, in words.
         about: expressions of the sizes it is about, with everything else that the question depends on.
         answer: asks torch. Questions asked in there are part of this one.
     """
@@ -97,7 +97,7 @@ def ask(question: str, about: tuple[Any, ...], answer: Callable[[], _T]) -> _T:
 
 
 def is_watched() -> bool:
-    """Whether questions of this thread are being recorded or answered from records, outside of `ask`."""
+    """Check whether questions of this thread are being recorded or answered from records, outside of `ask`."""
     return _watcher.get() is not None
 
 

@@ -77,7 +77,7 @@ def expression(number: int | _Symbolic) -> sympy.Expr:
 
 
 def known_true(condition: bool | torch.SymBool) -> bool:
-    """Whether a condition on sizes holds for all that the guards let in; False where that is not known.
+    """Check whether a condition on sizes holds for all that the guards let in; False where that is not known.
 
     `statically_known_true` in all versions.
     """
@@ -88,7 +88,7 @@ def known_true(condition: bool | torch.SymBool) -> bool:
 
 
 def is_nonnegative(size: int | torch.SymInt) -> bool:
-    """Whether a size is nonnegative by what torch assumes of its symbols: those of dimensions are positive."""
+    """Check whether a size is nonnegative by torch's assumptions on its symbols; dimensions are positive."""
     if isinstance(size, int):
         return size >= 0
     expr = given_expression(size)
@@ -96,7 +96,7 @@ def is_nonnegative(size: int | torch.SymInt) -> bool:
 
 
 def is_unbacked(*sizes: int | torch.SymInt) -> bool:
-    """Whether one of `sizes` depends on data: it has a symbol of another kind, and no hint.
+    """Check whether one of `sizes` depends on data: it has a symbol of another kind, and no hint.
 
     `has_free_unbacked_symbols` in all versions.
     """
@@ -107,7 +107,7 @@ def is_unbacked(*sizes: int | torch.SymInt) -> bool:
 
 
 def has_hint_of_one(size: int | torch.SymInt) -> bool:
-    """Whether a size is 1 in the example: for one that torch has looked at, so that a guard holds it."""
+    """Check whether a size is 1 in the example: for one that torch has looked at, so that a guard holds it."""
     if isinstance(size, int):
         return size == 1
     return ask("1 in the example", (given_expression(size),), lambda: hints([size]) == [1])
@@ -143,7 +143,7 @@ def product_of(size: torch.SymInt, exprs: Iterable[sympy.Expr]) -> list[int | to
 
 
 def kind(symbol: sympy.Symbol) -> str:
-    """What a size symbol stands for: "SIZE", "FLOAT", "UNBACKED_INT" ….
+    """Give the kind of a size symbol: "SIZE", "FLOAT", "UNBACKED_INT" ….
 
     torch tells them apart by the first letters of their names, in all versions.
     """
@@ -151,7 +151,7 @@ def kind(symbol: sympy.Symbol) -> str:
 
 
 def assumptions(symbol: sympy.Symbol) -> dict[str, bool]:
-    """What sympy takes for granted of a symbol, and simplifies by: {"integer": True, "positive": True, …}."""
+    """Give sympy's assumptions about a symbol, by which it simplifies: {"integer": True, "positive": True, …}."""
     return dict(sorted(symbol.assumptions0.items()))
 
 

@@ -38,7 +38,7 @@ _no_dispatch = private("torch._C:_disabled_torch_dispatch_impl")
 
 
 def are_plain(values: Iterable[Any]) -> bool:
-    """Whether a session reads all that these values are; a number is plain."""
+    """Check whether a session can read everything that these values hold; a scalar is plain."""
     if transform_level() is not None:
         return False  # what is drawn depends on the transform, too
     return all(not isinstance(value, torch.Tensor) or _is_plain(value) for value in values)
@@ -57,7 +57,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
-    """Whether vmap, functorch's or the one of torch.autograd, maps over the tensor or over its tangent."""
+    """Check whether vmap, functorch's or the one of torch.autograd, maps over the tensor or over its tangent."""
     if _is_batched(tensor) or _is_legacy_batched(tensor):
         return True
     tangent = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ import os
 __all__ = ["TORCHRUN", "local_rank_of_environment", "torchrun_says"]
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torch.distributed.init_process_group needs of them."""
+"""The variables that torch.distributed.init_process_group needs."""
 
 
 def local_rank_of_environment(otherwise: int) -> int:

@@ -34,7 +34,7 @@ __all__ = ["IODescription", "LossScaler", "ModelDescription", "ORTTrainer", "loa
 
 _SCALE = "loss_scale"
 _DEFAULT_SCALE = "default_loss_scale_input_name"
-"""What the loss scale was called before the first step; always understood."""
+"""The name of the loss scale before the first step; always understood."""
 
 
 class ORTTrainer:

@@ -159,7 +159,7 @@ def may_be_dynamic(tensor: torch.Tensor, axis: int) -> None:
 
 def after_backward(function: Callable[[], None]) -> None:
     """Have a function called where the running backward ends; to be called inside one, in a hook."""
-    # What DDP and FSDP use; torch has no public name for it.
+    # DDP and FSDP use it; torch has no public name for it.
     Variable._execution_engine.queue_callback(function)
 
 

@@ -18,7 +18,7 @@ from ort_dynamo.passes.ordering import Condition, ordering
 __all__ = ["CallForeach", "add_to_all", "cast_all"]
 
 _MOST_BYTES = 64 << 20
-"""Bytes of the results of one call: what is computed early, or late, is in memory the longer."""
+"""Maximum bytes of the results of one call: a result that is computed early, or read late, is in memory longer."""
 
 
 def cast_all(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -38,7 +38,7 @@ def add_to_all(tensors: Sequence[torch.Tensor], number: int) -> list[torch.Tenso
 
     Args:
         tensors: int64 tensors of one element, on one device.
-        number: what is added.
+        number: the number to add.
     """
     return list(torch._foreach_add(list(tensors), number))
 
@@ -63,10 +63,10 @@ class _Call:
 @ordering(needs=[Condition.FUNCTIONAL])
 @dataclass(frozen=True)
 class CallForeach(PassBase):
-    """What PlaceForeach has marked becomes calls of torch's `foreach` functions, each of at most 64 MiB of results.
+    """Replace nodes that PlaceForeach marked by `foreach` calls of torch, each of at most 64 MiB of results.
 
-    A call stands before the first node that reads a result of it. If only the caller reads them, it stands after the
-    last of what it reads.
+    A call stands before the first node that reads a result of it. If only the caller reads them, the call stands after
+    the last node that it reads.
     """
 
     name: str = "call_foreach"

@@ -1,4 +1,4 @@
-"""A backward is cut into sections, so that what the forward saved is freed on the way."""
+"""Cut a backward into sections, so that tensors that the forward saved are freed on the way."""
 
 from __future__ import annotations
 

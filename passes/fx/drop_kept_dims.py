@@ -46,12 +46,12 @@ class DropKeptDims(PassBase):
 
 
 def _keeps(node: Node) -> bool:
-    """Whether the sum keeps the dimensions that it sums over, for somebody."""
+    """Check whether the sum keeps the dimensions that it sums over, and has readers."""
     return len(node.args) > 2 and node.args[2] is True and bool(node.users)
 
 
 def _drops(view: Node, node: Node) -> bool:
-    """Whether a reader of the sum is the sum without the kept dimensions, computed again where the sum is."""
+    """Check whether a reader only drops the kept dimensions of the sum, and is recomputed exactly where the sum is."""
     return view.target in REARRANGEMENTS and tagged_alike(view, node) and _sizes(view) == _kept(node)
 
 

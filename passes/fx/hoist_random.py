@@ -115,7 +115,7 @@ def _mark(node: Node) -> Node:
 
 
 _INHERITED = ("stack_trace", "nn_module_stack", "seq_nr", HALF, RECOMPUTE, "ac_graph_id")
-"""What torch and torch.utils.checkpoint say of a draw in its meta, and new nodes in its place say as well."""
+"""Meta keys that new nodes copy from the random op they replace: those of torch and torch.utils.checkpoint."""
 
 
 class _Rewriter:

@@ -23,7 +23,7 @@ __all__ = ["MergeViews"]
 @ordering(gives=[Condition.VIEWS_MERGED], ends=[Condition.VIEWS_AS_TRACED])
 @dataclass(frozen=True)
 class MergeViews(PassBase):
-    """A view becomes what shows the same elements already: an equal view, or the tensor that it leads back to.
+    """Replace a view by an earlier view with the same elements, or by the tensor that it leads back to.
 
     1. A view of x with the sizes, strides and offset of x, or of an earlier view of x, becomes that one. So `t(t(x))`
        becomes x (the gradient of a linear layer's weight is such a pair), and the views that queries, keys and values
@@ -75,7 +75,7 @@ class _Merger:
         return modified
 
     def _same(self, node: Node, root: Node) -> Node:
-        """What shows the same elements as `node`, a view of `root`, before it; `node` itself where nothing does."""
+        """Find `root` or an earlier view of it with the elements and layout of `node`; without one, give `node`."""
         self._shown.setdefault(_layout(root, root), root)
         same = self._shown.setdefault(_layout(root, node), node)
         promised = node in self._outputs and (same in self._outputs or root.op != "call_function")
@@ -83,7 +83,7 @@ class _Merger:
 
 
 def _is_reshaped_twice(node: Node, source: Any) -> bool:
-    """Whether `node` can be a view of what `source`, its argument, is a view of."""
+    """Check whether `node`, a reshape of the reshape `source`, can be a view of the tensor that `source` views."""
     if node.target not in RESHAPES or source.target not in RESHAPES:
         return False
     viewed = source.args[0]
@@ -91,17 +91,17 @@ def _is_reshaped_twice(node: Node, source: Any) -> bool:
 
 
 def _stands_for(node: Node, view: Node) -> bool:
-    """Whether readers of a view may read `node`: an input, or what is computed again where the view is."""
+    """Check whether readers of a view may read `node`: it is an input, or it is recomputed where the view is."""
     return node.op != "call_function" or tagged_alike(node, view)
 
 
 def _shares_memory(node: Node, root: Node) -> bool:
-    """Whether `node` shows memory of `root`, which sizes and strides describe: both are tensors with strides."""
+    """Check whether `node` is a strided alias of `root`: both are strided tensors in one storage."""
     return is_tensor(node) and is_tensor(root) and storage_of(node) == storage_of(root)
 
 
 def _layout(root: Node, node: Node) -> tuple[Any, ...]:
-    """What tells views of one tensor apart: equal for two that show the same elements alike."""
+    """Give the key of a view: it is equal for two views that show the same elements of `root` in the same layout."""
     fake = node.meta["val"]
     numbers = (*fake.shape, *fake.stride(), fake.storage_offset())
     return (root, len(fake.shape), *map(given_expression, numbers))

@@ -1,4 +1,4 @@
-"""Small results get memory that torch owns: what ONNX Runtime allocated cannot be resized in place."""
+"""Give small results memory that torch owns: memory that ONNX Runtime allocated cannot be resized in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backward recomputes what takes no longer to make again than to keep: arithmetic of tensors that live anyway."""
+"""Recompute arithmetic on live tensors in the backward, where that takes no longer than saving its result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["RecomputeArithmetic"]
 _ARITHMETIC = (aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.neg)
 
 _NORMALIZATIONS = (aten.native_layer_norm, aten._fused_rms_norm)
-"""Their statistics stay saved; their gradients read what they normalize, so that lives anyway."""
+"""Their statistics stay saved; their gradients read their inputs, so those live anyway."""
 
 
 @ordering(needs=[Condition.READS_OF_MUTATED_SAVED])
@@ -29,11 +29,11 @@ class RecomputeArithmetic(PassBase):
     1. Of a tensor with one number, like x/2, whatever its size. A GELU that is spelled out, x/2 (1 + tanh(...)), saves
        five tensors, and three with this pass.
     2. Of several tensors, and by layer and RMS normalization, where the result has `least` bytes or more: such a
-       tensor is in no cache any more when the backward reads it. So of a SwiGLU and a normalization that are spelled
-       out, what the products read is not kept beside what it is made of.
+       tensor is in no cache any more when the backward reads it. So for a SwiGLU or a normalization that is spelled
+       out, only the operands of the elementwise chain are saved, not the result that the matmuls read.
 
-    What is computed again counts as saved to the operators after it: the backward makes it anyway. So of an RMS
-    normalization that is spelled out neither the normalized tensor nor its product with the weight is kept.
+    A recomputed result counts as saved to the operators after it: the backward makes it anyway. So for an RMS
+    normalization that is spelled out, neither the normalized tensor nor its product with the weight is saved.
 
     Such an operator passes over memory about as often as keeping its result does, so a step takes no longer.
 

@@ -1,4 +1,4 @@
-"""The backward recomputes what one pointwise operator makes of tensors that live anyway."""
+"""Recompute in the backward the result of one pointwise op whose inputs are live anyway."""
 
 from __future__ import annotations
 

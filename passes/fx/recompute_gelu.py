@@ -17,7 +17,7 @@ __all__ = ["RecomputeGelu"]
 
 _PRODUCTS = (aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.linear, aten.matmul)
 
-# What a GELU spelled out by hand is made of (x/2 (1 + erf(x/√2)), and its tanh approximation).
+# The operators of a GELU spelled out by hand: x/2 (1 + erf(x/√2)), and its tanh approximation.
 _SQUASH = (aten.tanh, aten.erf)
 _POINTWISE = (aten.mul, aten.add, aten.pow, aten.div, *_SQUASH)
 

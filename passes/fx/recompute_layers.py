@@ -1,4 +1,4 @@
-"""The forward saves what enters a layer, and the backward recomputes its inside: transformer_layer_recompute."""
+"""Save the inputs of each layer, and recompute its inside in the backward: transformer_layer_recompute."""
 
 from __future__ import annotations
 

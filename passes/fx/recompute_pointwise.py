@@ -1,4 +1,4 @@
-"""The backward recomputes what pointwise operators make of fewer bytes than they are."""
+"""Recompute in the backward the results of pointwise ops that are larger than their inputs."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class RecomputePointwise(PassBase):
 
 @dataclass(frozen=True)
 class _Making:
-    """How a value is made again.
+    """A way to recompute a value.
 
     Attributes:
-        repeated: the operators, its own among them; none if it is read as it is.
-        read: the allocations that it is made of, with their bytes.
+        repeated: the operators to recompute, the value's own among them; none if the value is read.
+        read: the allocations that the recompute reads, with their bytes.
     """
 
     repeated: frozenset[Node]
@@ -93,13 +93,17 @@ class _Search:
                 yield from {*making.repeated, *made}
 
     def _saves_a_write(self, made: Sequence[Node], making: _Making) -> bool:
-        """Whether the forward need not write a value, while it writes what the value is made of: a matmul's result."""
+        """Check whether recomputing a value saves the forward a write.
+
+        The forward writes the tensors that the recompute reads anyway, such as a matmul's result, but need not write
+        the value.
+        """
         unwritten = sum(nbytes for storage, nbytes in making.read.items() if storage not in self._written)
         is_small = unwritten <= making.nbytes // FEW
         return is_small and all(self._is_read_by_kernels(one, backward=False) for one in made)
 
     def _is_read_by_kernels(self, value: Node, *, backward: bool) -> bool:
-        """Whether all that reads a value in one half can be one kernel with what makes it."""
+        """Check whether the kernel that computes a value can hold every reader in the forward, or in the `backward`."""
         return all(
             self._joint.is_forward(user) == backward
             or is_read_in_kernel(user)
@@ -108,7 +112,7 @@ class _Search:
         )
 
     def _made_of(self, node: Node) -> _Making:
-        """How a saved value is made of the fewest bytes."""
+        """Find the way to recompute a saved value that reads the fewest bytes."""
         known: dict[Node, _Making] = {}
         for source in self._behind(node):
             known[source] = self._making(source, known, is_saved=source is node)

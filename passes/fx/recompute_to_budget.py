@@ -1,4 +1,4 @@
-"""The backward recomputes what costs least time for its bytes, down to a budget: the option memory_budget."""
+"""Recompute in the backward the nodes that take the least time for their bytes, down to the option memory_budget."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RecomputeToBudget(PassBase):
 
 
 def _give_up(joint: JointGraph, recomputed: set[Node], limit: float) -> list[Node]:
-    """Choose what to recompute beside `recomputed`, so that at most `limit` bytes are saved, or as few as can be."""
+    """Choose nodes to recompute beside `recomputed`, so that at most `limit` bytes are saved, or as few as can be."""
     kept = {storage_of(one.nodes[0]): one for one in joint.cut(recomputed).kept}
     again = set(recomputed)
     total = sum(one.nbytes for one in kept.values())
@@ -71,12 +71,12 @@ def _give_up(joint: JointGraph, recomputed: set[Node], limit: float) -> list[Nod
 
 
 class _Offer:
-    """What giving up one allocation takes.
+    """The cost and gain of not saving one allocation.
 
     Attributes:
-        nodes: nodes to compute again, from other kept allocations and inputs.
+        nodes: nodes to recompute, from other saved allocations and inputs.
         sources: the storages of these allocations.
-        possible: whether all of them can be.
+        possible: whether all of them can be recomputed.
         worth: bytes per unit of time.
     """
 

@@ -1,4 +1,4 @@
-"""The backward makes views of its own, of what the forward's views are views of."""
+"""Rebuild the forward's views in the backward instead of saving them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["RemakeViews"]
 class RemakeViews(PassBase):
     """Where the backward reads a view that the forward has made, it makes that view again and reads its own.
 
-    So the forward saves what is viewed, once, and not one view or several of it. Both are the same memory. But torch
+    So the forward saves the viewed tensor once, and not one view or several of it. Both are the same memory. But torch
     makes each view that crosses, in a microsecond or two, and in a session a view costs less or nothing: a product has
     an attribute for a weight that it reads transposed.
 
@@ -58,7 +58,7 @@ class _Remaker:
         return bool(self._made)
 
     def _is_remade(self, value: Node) -> bool:
-        """Whether the backward makes a view of its own in the place of `value`."""
+        """Check whether the backward makes its own view in place of the saved view `value`."""
         return (
             value.target in REARRANGEMENTS
             and self._joint.is_forward(value)

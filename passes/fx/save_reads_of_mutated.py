@@ -1,4 +1,4 @@
-"""The forward saves what it computes from a tensor that is written to: recomputed, it would see the write."""
+"""Save results that are computed from a mutated tensor: a recompute would see the write."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["SaveReadsOfMutated"]
 @ordering(needs=[Condition.AS_TRACED], gives=[Condition.READS_OF_MUTATED_SAVED])
 @dataclass(frozen=True)
 class SaveReadsOfMutated(PassBase):
-    """The pass tags MUST_SAVE what reads an input that is written to when the forward has run: a buffer, mostly.
+    """The pass tags MUST_SAVE the readers of an input that the forward writes to at its end: a buffer, mostly.
 
     AOTAutograd copies such an input where the gradients read it themselves. It does not know what will be
     computed again; a recomputation would keep the input, and autograd would find it changed. Takes precedence over

@@ -1,4 +1,4 @@
-"""The gradient of a cross-entropy adds one number a row to what it multiplies, and makes no matrix of zeros for it."""
+"""Add one number per row in the gradient of a cross-entropy, without a matrix of zeros as large as the logits."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
 
 
 def _is_zero(value: ir.Value | None) -> bool:
-    """Whether the value is a Pad, by zeros, of what has no element."""
+    """Check whether the value is zero: a Pad, with zeros, of a tensor without elements."""
     pad = _made_by(value, "Pad")
     if pad is None or len(pad.inputs) > 2 or pad.attributes.get_string("mode", "constant") != "constant":
         return False
@@ -115,13 +115,13 @@ def _is_zero(value: ir.Value | None) -> bool:
 
 
 def _is_exponential(value: ir.Value, like: ir.Value) -> bool:
-    """Whether the value is the exponential of what has the shape of `like`."""
+    """Check whether the value is the exponential of a tensor that has the shape of `like`."""
     node = _made_by(value, "Exp")
     return node is not None and (y := node.inputs[0]) is not None and y.shape == like.shape
 
 
 def _is_sum(value: ir.Value | None, of: ir.Value, axis: int) -> bool:
-    """Whether the value is the sum of `of` along one axis, which is kept."""
+    """Check whether the value is the sum of `of` along one axis, which is kept."""
     node = _made_by(value, "ReduceSum")
     if node is None or node.inputs[0] is not of or not node.attributes.get_int("keepdims", 1) or len(node.inputs) != 2:
         return False

@@ -62,7 +62,7 @@ def unmade(model: ir.Model) -> str | None:
 @ordering(needs=[Condition.CASTS_MOVED, Condition.NO_DEAD_NODES])
 @dataclass(frozen=True)
 class FuseKernels(ir.passes.InPlacePass):
-    """Pointwise operators, reductions of rows and what only moves between them become nodes of the domain of ours.
+    """Fuse pointwise operators, reductions of rows and data movement between them into nodes of our own domain.
 
     Each such node is a custom operator, which a session with the library computes by one launch, and a function of the
     model, whose body is the nodes that it stands for: any other session runs these. `fused_kernels` gives the kernels.

@@ -20,8 +20,11 @@ __all__ = ["KeepHalf"]
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 _ROUNDED_ONCE = frozenset({"Abs", "Add", "Max", "Min", "Mul", "Neg", "Relu", "Sub", "Where"})
-"""Of two half-width numbers, each gives the same in half width as in float32 and rounded: no product of two of them has
-more bits than float32 holds, and the rounding of a sum to float32 first changes nothing (Figueroa, 1995)."""
+"""Operators whose half-width result equals the float32 result, rounded.
+
+No product of two half-width numbers has more bits than float32 holds, and the rounding of a sum to float32 first
+changes nothing (Figueroa, 1995).
+"""
 
 
 @ordering(needs=[Condition.CASTS_OF_EACH])
@@ -85,7 +88,7 @@ def _is_for_kernel(node: ir.Node | None) -> bool:
 
 
 def _in_half(value: ir.Value | None, dtype: ir.DataType) -> ir.Value | np.ndarray | None:
-    """What stands for a float32 input in `dtype`: the value that was widened, or a constant; None if nothing does."""
+    """Find a float32 input in `dtype`: the value that was widened, or a constant; None if there is neither."""
     if value is None or value.dtype == ir.DataType.BOOL:
         return value
     node = value.producer()
@@ -99,7 +102,7 @@ def _in_half(value: ir.Value | None, dtype: ir.DataType) -> ir.Value | np.ndarra
 
 
 def _has_neighbour(inputs: Sequence[ir.Value | np.ndarray | None], output: ir.Value) -> bool:
-    """Whether an input is a rounding of what was computed wider, or a reader of the output computes wider."""
+    """Check whether an input was rounded from a wider value, or a reader of the output computes in a wider type."""
     return any(_is_rounded(value) for value in inputs if isinstance(value, ir.Value)) or _is_widened(output)
 
 

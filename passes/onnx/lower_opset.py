@@ -66,7 +66,7 @@ class _Plan:
     Args:
         version: the opset that the nodes are to be of.
         opset: that which they are of.
-        metadata: what new nodes have.
+        metadata: the metadata of new nodes.
         fresh: gives a name that no value and no node has.
     """
 
@@ -96,7 +96,7 @@ class _Plan:
                 self._replaced.append((node, make, results))
 
     def _older(self, node: ir.Node, make: Builder) -> Sequence[ir.Value] | None:
-        """What stands for a node's outputs; None if they do themselves."""
+        """Give the replacements of a node's outputs; None if the node can stay."""
         new, old = schema_at(node.op_type, self._opset), schema_at(node.op_type, self._version)
         if new is None:
             raise InexpressibleError(f"opset {self._opset} has no such operator")

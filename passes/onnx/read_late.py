@@ -1,4 +1,4 @@
-"""What reads nothing but a graph's inputs runs just before it is read."""
+"""Move nodes that read only a graph's inputs to just before their first reader."""
 
 from __future__ import annotations
 

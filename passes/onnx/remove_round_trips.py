@@ -1,4 +1,4 @@
-"""A reader takes what was computed in a wider type as computed, not rounded and widened again."""
+"""Read values in the wider type in which they were computed, not rounded and widened again."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class _Run:
         self.modified = True
 
     def _is_rounded(self, value: ir.Value, widening: ir.Node) -> bool:
-        """Whether `value` is a rounding that may go, or such roundings moved."""
+        """Check whether `value` is a rounding that may be removed, or made of such roundings by data movement alone."""
         node = value.producer()
         if node is None or node.domain:
             return False

@@ -13,7 +13,7 @@ __all__ = ["RemoveUnreadNodes"]
 
 @dataclass(frozen=True)
 class RemoveUnreadNodes(ir.passes.InPlacePass):
-    """A node goes if no node, no sub-graph and no output reads what it makes.
+    """Remove a node if no node, no sub-graph and no output reads its results.
 
     onnx_ir's RemoveUnusedNodesPass removes an If or a Loop and leaves what its sub-graphs read: the nodes inside
     still count as readers there. It runs afterwards, for initializers and optional outputs.

@@ -1,4 +1,4 @@
-"""A shape is taken of what a cast reads, not of what it makes."""
+"""Take shapes of the input of a cast, not of its result."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def _with_value(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
 
 
 _OTHER: dict[OpOverload, Callable[..., torch.Tensor]] = {
-    # As at::_foreach_maximum.Scalar does it: maximum takes no number.
+    # at::_foreach_maximum.Scalar does the same: maximum takes no scalar.
     aten._foreach_maximum.Scalar: torch.clamp_min,
     aten._foreach_maximum.ScalarList: torch.clamp_min,
     aten._foreach_maximum.List: torch.maximum,

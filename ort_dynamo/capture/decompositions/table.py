@@ -113,5 +113,5 @@ def _left_whole(formulas: Mapping[OpOverload, Callable[..., Any]]) -> dict[OpOve
 
 
 def _draws(overload: OpOverload) -> bool:
-    """Whether the overload itself draws; a composite one (dropout, lstm) leaves that to what it calls."""
+    """Check whether the overload itself is a random op; a composite (dropout, lstm) leaves that to the ops it calls."""
     return torch.Tag.nondeterministic_seeded in overload.tags and not can_decompose(overload)

@@ -18,7 +18,7 @@ __all__ = ["Outcome", "Task", "Trace", "train_side_by_side"]
 
 @dataclass(frozen=True)
 class Task:
-    """What to train.
+    """A training task.
 
     Attributes:
         name: a short name.

@@ -1,4 +1,4 @@
-"""What two trainings say: the demo's lines, and whether its requirements are met."""
+"""Compare two trainings: the demo's lines, and whether its requirements are met."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Verdict:
 
     Attributes:
         state: whether it is met.
-        claim: what is required, and what was found.
+        claim: the requirement, and the finding.
     """
 
     state: Literal["ok", "NOT OK", "not checked"]

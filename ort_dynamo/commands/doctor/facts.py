@@ -1,4 +1,4 @@
-"""What the doctor looks at, as values: whatever follows from it can be asked of a machine that nobody has."""
+"""The facts that the doctor looks at, as values, so that findings can be tested for a machine that nobody has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RuntimeFacts:
         path: its folder; "" where it does not import.
         providers: execution providers of the build, whether or not they load.
         cuda: its CUDA provider, if it has one.
-        error: what its import raised; "" where it imports.
+        error: the error of its import; "" where it imports.
     """
 
     distributions: tuple[tuple[str, str], ...]
@@ -36,7 +36,7 @@ class Trial:
 
     Attributes:
         on: "cpu" or "cuda".
-        said: what went wrong; "" where it ran, and its result was right.
+        said: the failure, in words; "" where it ran, and its result was right.
     """
 
     on: str
@@ -53,7 +53,7 @@ class CacheFacts:
         writable: whether files can be made in it, or it can be made.
         entries: how many it has.
         nbytes: their size.
-        max_bytes: what they may take.
+        max_bytes: the most bytes that they may take.
         error: why it is not to be used; "" where nothing speaks against it.
     """
 
@@ -76,7 +76,7 @@ class Facts:
         torch: torch's CUDA.
         devices: names of the CUDA devices that torch sees.
         runtime: the module `onnxruntime`.
-        trials: what was tried; nothing is where the module does not import, or several distributions provide it.
+        trials: the trials; none where the module does not import, or several distributions provide it.
         cache: the folder of compiled graphs.
     """
 

@@ -1,4 +1,4 @@
-"""What is wrong, by recorded facts, each with its fix."""
+"""Find problems in the recorded facts, each with its fix."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Finding:
 def findings(facts: Facts) -> tuple[Finding, ...]:
     """All findings, what others may follow from first."""
     runtime = tuple(_runtime(facts))
-    # Of files of two builds, or of none, nothing more can be said.
+    # If the files are of two builds, or of none, no other check makes sense.
     sessions = () if runtime else (*_cpu(facts), *_cuda(facts))
     return (*_packages(facts), *runtime, *sessions, *_cache(facts))
 

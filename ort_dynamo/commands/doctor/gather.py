@@ -27,7 +27,7 @@ _SECONDS = 120
 """A session of one node takes a hundredth; the rest is importing torch on a slow disk, and starting CUDA."""
 
 _LIBRARY_ERROR = re.compile(r"with error: (?P<why>.+)")
-"""How ONNX Runtime's log says on stderr why a provider's library does not load."""
+"""ONNX Runtime's log on stderr, where it says why a provider's library does not load."""
 
 
 def gather() -> Facts:
@@ -76,7 +76,7 @@ def try_device(device_type: str) -> Trial:
 
 
 def explain(status: int, out: str, err: str) -> str:
-    """What a trial's process said of what went wrong; "" if nothing did."""
+    """Explain what went wrong in a trial's process, by its output; "" if nothing did."""
     if status == 0:
         return ""
     said = out.strip() or f"its process ended with status {status}, {(err.strip().splitlines() or ['silently'])[-1]}"

@@ -204,7 +204,7 @@ def softplus_backward(
     plain = isinstance(beta, (int, float)) and beta == 1
     scaled = x if plain else op.Mul(x, ctx.scalar(beta, dtype))
     result = op.Mul(dy, sigmoid(ctx, scaled))
-    # As in the forward: above the threshold the slope is 1, to the last digit where that is high.
+    # Above the threshold the slope is 1, as in the forward; to the last digit where the threshold is high.
     if not (isinstance(threshold, (int, float)) and threshold >= (20 if dtype == torch.float32 else 40)):
         result = op.Where(op.Greater(scaled, ctx.scalar(threshold, dtype)), dy, result)
     return ctx.cast(result, ctx.out.dtype)

@@ -48,7 +48,7 @@ def _tiled(ctx: LoweringContext, value: ir.Value, pool: Pool, sizes: Sequence[Si
 
 
 def _lengths(ctx: LoweringContext, pool: Pool, count_include_pad: bool, dtype: torch.dtype) -> list[ir.Value]:
-    """What torch divides by: the places of a window along each axis that lie in the input or its padding."""
+    """Give torch's divisors: along each axis, the number of places of a window that lie in the input or its padding."""
     op = ctx.op
     lengths = []
     for size, out, k, s, p in zip(pool.sizes, pool.out, pool.kernel, pool.stride, pool.padding, strict=True):
@@ -60,7 +60,7 @@ def _lengths(ctx: LoweringContext, pool: Pool, count_include_pad: bool, dtype: t
 
 
 def _is_uniform(pool: Pool, count_include_pad: bool) -> bool:
-    """Whether all windows are known to divide by the same number."""
+    """Check whether all windows are known to divide by the same number."""
     if any(pool.padding) and not count_include_pad:
         return False
     excess = fixed(pool.excess)
@@ -201,7 +201,7 @@ _LONGEST = 1 << 10
 
 
 def _averages(sizes: Sequence[Size], out: Sequence[Size]) -> list[LinearMap] | None:
-    """What each axis is multiplied by, where its sizes are known.
+    """Give the matrix that each axis is multiplied by; None where sizes are symbolic or too long.
 
     A tenth of the work of gathering the windows; with onnxruntime-training 1.19.2, less than its kernels for tiles.
     """

@@ -22,7 +22,7 @@ from ort_dynamo.torch_internals.operators import aten
 
 @dataclass(frozen=True)
 class _Normalized:
-    """What a batch normalization gives, in the accumulation dtype; all but `y` of shape (C,)."""
+    """The results of a batch normalization, in the accumulation dtype; all but `y` of shape (C,)."""
 
     y: ir.Value
     mean: ir.Value

@@ -181,7 +181,7 @@ def _log_add_exp(base: float) -> Formula:
 
     def formula(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
         op = ctx.op
-        # Of two equal infinities the difference is nan.
+        # The difference of two equal infinities is nan.
         distance = op.Where(op.Equal(a, b), 0.0, op.Abs(op.Sub(a, b)))
         excess = log1p(ctx, op.Exp(op.Mul(distance, -scale)))
         return op.Add(op.Max(a, b), op.Mul(excess, 1 / scale))
@@ -266,10 +266,10 @@ def _finish(ctx: LoweringContext, value: ir.Value, shape: ir.Value | None) -> ir
 def _unexpanded(
     ctx: LoweringContext, self: Operand, other: Operand
 ) -> tuple[dict[ir.Value, ir.Value], ir.Value | None]:
-    """What operands that are expanded were expanded from, and the shape the result must still be expanded to.
+    """Find the sources of expanded operands, and the shape that the result must still be expanded to.
 
-    Gradients of sums and means are full of expanded tensors. Beside a tensor of the full shape the operator
-    broadcasts by itself; beside a number the expansion can wait.
+    Gradients of sums and means are full of expanded tensors. Beside a tensor of the full shape the operator broadcasts
+    by itself; beside a scalar the expansion can wait.
     """
     for one, another in ((self, other), (other, self)):
         node = one.producer() if isinstance(one, ir.Value) else None

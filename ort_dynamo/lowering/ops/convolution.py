@@ -68,7 +68,7 @@ def convolution(
 
 
 def _has_kernel(ctx: LoweringContext, dtype: torch.dtype) -> bool:
-    """Whether ONNX Runtime convolves `dtype`, or a wider one in its place."""
+    """Check whether ONNX Runtime convolves `dtype`, or a wider one in its place."""
     return ctx.target.takes("Conv", "", {"T": onnx_dtype(float_dtype(dtype))})
 
 
@@ -231,7 +231,7 @@ class _Gradient:
 
     @property
     def _weight_outweighs(self) -> bool:
-        """Whether the weight has more elements than the gradient, so that mirroring it takes longer than Conv saves.
+        """True if the weight has more elements than the gradient: mirroring it then takes longer than Conv saves.
 
         Conv takes 0.8 of the other kernels' time at 64 channels of 56 x 56 places, 1.4 at 256 channels of 4 x 4.
         """

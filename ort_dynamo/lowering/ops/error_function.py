@@ -57,7 +57,7 @@ def erfc(ctx: LoweringContext, x: ir.Value) -> ir.Value:
 # -- erf ---------------------------------------------------------------------------------------------------------
 
 _TAYLOR = tuple(2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1)) for n in range(19))
-"""Of erf(x) / x in powers of x²; the next term is below 1e-18 up to |x| = 1."""
+"""Taylor coefficients of erf(x) / x in powers of x²; the next term is below 1e-18 up to |x| = 1."""
 
 
 def erf(ctx: LoweringContext, x: ir.Value) -> ir.Value:

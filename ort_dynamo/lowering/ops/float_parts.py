@@ -46,7 +46,7 @@ def _parts(ctx: LoweringContext, x: ir.Value, dtype: torch.dtype) -> tuple[ir.Va
 
 
 def _without_parts(ctx: LoweringContext, x: ir.Value) -> ir.Value:
-    """Whether `x` is zero, infinite or NaN."""
+    """Mark the elements of `x` that are zero, infinite or NaN."""
     op = ctx.op
     magnitude = op.Abs(x)
     return op.Not(op.And(op.Greater(magnitude, 0.0), op.Less(magnitude, math.inf)))

@@ -159,7 +159,7 @@ def _cotangent_derivative(ctx: LoweringContext, n: int, x: ir.Value) -> ir.Value
     """π times the n-th derivative of cot(π x), a polynomial in cot(π x) of degree n + 1."""
     op = ctx.op
     if n == 1:
-        # As torch has it: sin(π x) is not zero at the poles but for 0, and the result is large there, not infinite.
+        # torch agrees: rounded, sin(π x) is zero at the pole 0 alone; at other poles the result is large, not infinite.
         sine = op.Sin(op.Mul(x, math.pi))
         return op.Div(-(math.pi**2), op.Mul(sine, sine))
     angle = _angle(ctx, x)

@@ -73,12 +73,12 @@ class Sampling:
 
     @property
     def pixels(self) -> Size:
-        """Of one image."""
+        """Number of pixels of one image."""
         return math.prod(self.space)
 
     @property
     def samples(self) -> Size:
-        """Of one image."""
+        """Number of samples of one image."""
         return math.prod(self.out[1:])
 
 
@@ -291,7 +291,7 @@ def grid_sampler_backward(
     if mode == _NEAREST:
         return grad_image, zeros(ctx, grid, ctx.sizes(grid))
     table = _table(ctx, this, image)
-    # How much each tap's pixel agrees with the gradient: (N, samples).
+    # The dot product of each tap's pixel with the gradient: (N, samples).
     agree = [op.ReduceSum(op.Mul(op.Gather(table, row, axis=0), grad), [2], keepdims=0) for row in rows]
     numbers = []
     for axis in reversed(range(len(axes))):

@@ -37,7 +37,7 @@ class _Groups:
     def products(
         self, rows: ir.Value, matrices: ir.Value | None, others: ir.Value | None, width: Size = 0
     ) -> tuple[ir.Value | None, ir.Value | None]:
-        """Of each group, its `rows` times its matrix, and its part of `others`, transposed, times its `rows`.
+        """Multiply each group's `rows` by its matrix, and its part of `others`, transposed, by its `rows`.
 
         Args:
             rows: (S, N).

@@ -158,7 +158,7 @@ def _even_edges(
             low = _finite(ctx, low, high, f"torch.histogramdd: the range of dimension {index} is not finite", 0)
         same = op.Equal(low, high)
         low, high = op.Where(same, op.Sub(low, 0.5), low), op.Where(same, op.Add(high, 0.5), high)
-        # As torch.linspace has it: from both ends.
+        # torch.linspace computes from both ends, too.
         step = op.Div(op.Sub(high, low), float(count))
         places = ctx.builder.constant(np.arange(count + 1), onnx_dtype(dtype))
         front = op.Add(low, op.Mul(places, step))
@@ -199,7 +199,7 @@ def _histogram(
     density: bool,
     places: Places,
 ) -> ir.Value:
-    """How many points, or what weight of them, lie in each bin; the last bin holds its upper end."""
+    """Count the points in each bin, or sum their weights; the last bin holds its upper end."""
     op, dtype = ctx.op, _dtype(ctx, self)
     every = math.prod(bins)
     counts = zeros(ctx, self, [every + 1])  # the last one is for what lies outside

@@ -40,7 +40,7 @@ def _left_shift(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dty
 
 def _right_shift(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> ir.Value:
     op = ctx.op
-    # As far as there are bits; so it is with a negative number of places, too.
+    # Limit the shift to the width of the dtype; a negative number of places counts as too large.
     most = torch.iinfo(dtype).bits - 1
     places = op.Where(op.Or(op.Less(b, 0), op.Greater(b, most)), 8 if dtype == torch.uint8 else most, b)
     if not _has_shifts(ctx):

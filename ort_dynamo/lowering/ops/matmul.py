@@ -28,7 +28,7 @@ def transposed(value: ir.Value) -> ir.Value | None:
 
 
 def _fits_attribute(ctx: LoweringContext, factor: Number) -> bool:
-    """Whether `factor` can be an attribute: not symbolic, nor too fine for float32 beside float64 operands."""
+    """Check whether `factor` can be an attribute: not symbolic, nor too fine for float32 beside float64 operands."""
     if not isinstance(factor, (int, float)):
         return False
     return ctx.out.dtype is not torch.float64 or factor == float(np.float32(factor))

@@ -90,7 +90,7 @@ def _fused_dtype(ctx: LoweringContext, *values: ir.Value | None) -> torch.dtype 
 
 
 def _has_kernel(ctx: LoweringContext, length: Size) -> bool:
-    """Whether LayerNormalization takes rows of `length` elements, and is accurate."""
+    """Check whether LayerNormalization takes rows of `length` elements, and is accurate."""
     if ctx.target.has_defect("layer_norm_of_one") and not (isinstance(length, int) and length > 1):
         return False
     return not is_long(length) or (isinstance(length, int) and not ctx.target.facts.sums_in_order)

@@ -49,7 +49,7 @@ def _along(
 def _of_all(statistic: Statistic, ctx: LoweringContext, self: ir.Value) -> ir.Value:
     """median(Tensor self) -> Tensor"""
     dtype, sizes = ctx.dtype(self), ctx.sizes(self)
-    # Of no elements torch gives NaN, as an integer the least one.
+    # Without elements torch gives NaN, or the least integer.
     of_nothing = math.nan if dtype.is_floating_point else -(1 << 63) if dtype == torch.int64 else None
     if is_empty(sizes):
         if of_nothing is None:
@@ -147,7 +147,7 @@ def mode(ctx: LoweringContext, self: ir.Value, dim: int = -1, keepdim: bool = Fa
     self = none_missing(ctx, self, [a], called(ctx))
     values, positions = sorted_along(ctx, self, size, dim, largest=False)
     places = positions_along(ctx, a, size, rank)
-    # How far each sorted entry is from the first of its run of equals; the farthest ends the longest run.
+    # Measure how far each sorted entry is from the first of its run of equals; the farthest ends the longest run.
     changes = op.Not(op.Equal(cut(ctx, values, a, 1, sys.maxsize), cut(ctx, values, a, 0, -1)))
     begins = op.Mul(op.Cast(changes, to=ir.DataType.INT64), cut(ctx, places, a, 1, sys.maxsize))
     begins = op.Concat(op.Mul(cut(ctx, positions, a, 0, 1), 0), begins, axis=a)

@@ -107,7 +107,7 @@ def hardshrink(ctx: LoweringContext, self: ir.Value, lambd: Number = 0.5) -> ir.
     op, limit = ctx.op, ctx.scalar(lambd, dtype)
     if not ctx.target.facts.walks_entries or not (isinstance(lambd, (int, float)) and math.isfinite(lambd)):
         return ctx.cast(op.Where(op.LessOrEqual(op.Abs(x), limit), ctx.scalar(0, dtype), x), ctx.out.dtype)
-    # What is infinite is beyond the limit, and nan stays nan in a product with zero, too.
+    # Infinite elements are beyond the limit, and nan stays nan in a product with zero, too.
     return ctx.cast(op.Mul(x, op.Cast(op.Greater(op.Abs(x), limit), to=x.dtype)), ctx.out.dtype)
 
 

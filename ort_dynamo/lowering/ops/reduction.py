@@ -48,12 +48,12 @@ def sum_of_squares(
 
 
 def reduces_nothing(ctx: LoweringContext, value: ir.Value, axes: Sequence[int]) -> bool:
-    """Whether a reduced dimension is zero. Symbolic sizes are at least two."""
+    """Check whether a reduced dimension is zero. Symbolic sizes are at least two."""
     return any(isinstance(size := ctx.sizes(value)[a], int) and size == 0 for a in axes)
 
 
 def count_of(ctx: LoweringContext, value: ir.Value, axes: Sequence[int]) -> Size:
-    """How many elements each result is made of."""
+    """Count the elements that each result is reduced from."""
     count: Size = 1
     for a in axes:
         count = count * ctx.sizes(value)[a]
@@ -213,7 +213,7 @@ def min_dim(ctx: LoweringContext, self: ir.Value, dim: int, keepdim: bool = Fals
 
 
 def is_extremum(ctx: LoweringContext, value: ir.Value, kept: ir.Value) -> ir.Value:
-    """Whether each element is the extremum `kept` of its row. A nan is the extremum, and equal to nothing."""
+    """Mark the elements that are the extremum `kept` of their row. A nan is the extremum, and equal to nothing."""
     found = ctx.op.Equal(value, kept)
     return ctx.op.Or(found, ctx.op.IsNaN(value)) if is_float(value) else found
 
@@ -334,7 +334,7 @@ def vector_norm(
         x, dim, keepdim = ctx.op.Reshape(x, [1]), None, False
     sizes, axes = ctx.sizes(self) if rank else (1,), axes_of(dim, max(rank, 1))
     if ord and all(isinstance(sizes[axis], int) and sizes[axis] == 1 for axis in axes):
-        # As torch does, which keeps a number whose power is out of range.
+        # torch does the same, and so keeps a number whose power is out of range.
         alone = ctx.op.Abs(x)
         return ctx.cast(alone if keepdim else ctx.op.Squeeze(alone, axes), ctx.out.dtype)
     return ctx.cast(norm(ctx, x, sizes, ord, axes, keepdim), ctx.out.dtype)

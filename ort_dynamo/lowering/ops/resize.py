@@ -55,7 +55,7 @@ def _map(ctx: LoweringContext, axis: Resize[int]) -> LinearMap:
 
 
 def _repeats(axes: Sequence[Resize[int]]) -> list[int] | None:
-    """How often each place is repeated, if all places of an axis are repeated equally often."""
+    """Count the repeats of each place, one count per axis; None if the places of an axis repeat unequally often."""
     counts = []
     for axis in axes:
         count = axis.out // axis.size
@@ -148,7 +148,7 @@ def _smooth_backward(
 
 
 def _is_symbolic_antialiased(mode: str, sizes: Sequence[Size], out: Sequence[Size]) -> bool:
-    """Of the other modes, torch decomposes those with symbolic sizes."""
+    """Check whether an antialiased mode has symbolic sizes. torch decomposes the other modes if sizes are symbolic."""
     return mode.endswith("_aa") and fixed((*sizes[-2:], *out)) is None
 
 

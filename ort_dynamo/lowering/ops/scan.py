@@ -46,7 +46,7 @@ _SMALL = 1 << 12
 
 
 def _walks_entries(ctx: LoweringContext, sizes: Sequence[Size], a: int) -> bool:
-    """Whether CumSum would step from entry to entry, which takes the CPU's kernels 3 to 8 ns each."""
+    """Check whether CumSum would step from entry to entry, which takes the CPU's kernels 3 to 8 ns each."""
     if not ctx.target.facts.walks_entries or a != len(sizes) - 1 or any(map(size_is_zero, sizes)):
         return False
     count = math.prod(sizes)
@@ -106,7 +106,7 @@ def _running_extremum(op_type: str, ctx: LoweringContext, self: ir.Value, dim: i
 
 
 def _neutral(op_type: str, value: ir.Value) -> float:
-    """What a Max or Min of numbers like `value` begins with."""
+    """Give the neutral element of a Max or Min of numbers like `value`."""
     if is_float(value):
         return -math.inf if op_type == "Max" else math.inf
     assert value.dtype is not None

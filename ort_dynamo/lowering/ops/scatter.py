@@ -196,7 +196,7 @@ def _divide_by_count(
 
 
 def _neutral(reduce: str | None, dtype: torch.dtype) -> int | float:
-    """What the reduction of nothing gives."""
+    """Give the result of reducing no element."""
     if reduce in ("sum", "mean"):
         return 0
     if reduce == "prod":

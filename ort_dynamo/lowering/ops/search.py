@@ -70,7 +70,7 @@ def _search(
 def places_among(
     ctx: LoweringContext, boundaries: ir.Value, rank: int, size: Size, x: ir.Value, x_rank: int, right: bool
 ) -> ir.Value:
-    """How many of `size` boundaries along the last of `rank` dimensions lie before each entry of `x`, int64.
+    """Count, of `size` boundaries along the last of `rank` dimensions, those that lie before each entry of `x`; int64.
 
     With `right` those equal to it count, too; nan lies behind all.
     """

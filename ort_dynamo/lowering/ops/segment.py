@@ -56,7 +56,7 @@ class _Segments:
             counted, ends, first = op.Sub(after, before), marks, 1
         self.counted = counted
         self.lengths = op.Unsqueeze(counted, list(range(-inner, 0))) if inner else counted
-        # How many segments end at or before each entry.
+        # Count the segments that end at or before each entry.
         size = ctx.scalar(self.sizes[self.axis], torch.int64)
         ones = op.Expand(ctx.constant(1, torch.int64), op.Shape(ends))
         none = zeros(ctx, marks, [*outer, self.sizes[self.axis] + 1])
@@ -82,7 +82,7 @@ class _Segments:
         return op.Slice(found, [0], ctx.shape([self.segments]), [self.axis])
 
     def count(self, mask: ir.Value) -> ir.Value:
-        """How many entries of each segment are set, int64."""
+        """Count the entries of each segment that are set, int64."""
         ctx = self._ctx
         return self.reduce(ctx.cast(mask, torch.int64), "sum", ctx.constant(0, torch.int64))
 
@@ -117,7 +117,7 @@ def segment_reduce(
         # Defect comparisons_lose_nan.
         result = op.Where(op.Greater(segments.count(op.IsNaN(x)), 0), math.nan, result)
     if reduce == "mean":
-        # Of nothing it is nan, or what was given.
+        # The mean of no elements is nan, or the initial value.
         length = ctx.cast(segments.lengths, dtype)
         result = op.Div(result, length if initial is None else op.Max(length, 1.0))
     return ctx.cast(result, ctx.out.dtype)

@@ -25,14 +25,14 @@ def _normalise(op_type: str, ctx: LoweringContext, self: ir.Value, dim: int, hal
     x = ctx.cast(self, ctx.out.dtype) if half_to_float else self
     if ctx.rank(self) == 0:
         return ctx.reshape(getattr(ctx.op, op_type)(ctx.reshape(x, [1]), axis=0), [])
-    # Of float64: defect double_log_softmax.
+    # The condition on float64 avoids the defect double_log_softmax.
     if _crosses_rows(ctx, ctx.rank(self), dim) or (op_type == "LogSoftmax" and x.dtype == ir.DataType.DOUBLE):
         return _by_formula(op_type, ctx, ctx.cast(x, float_dtype(ctx.out.dtype)), ctx.sizes(self), dim)
     return getattr(ctx.op, op_type)(x, axis=dim)
 
 
 def _crosses_rows(ctx: LoweringContext, rank: int, dim: int) -> bool:
-    """Whether the CPU's kernels transpose for an axis, which takes them several times as long as all else they do."""
+    """Check whether the CPU's kernels transpose for an axis, which takes several times as long as all else they do."""
     return ctx.target.facts.walks_entries and dim % rank != rank - 1
 
 

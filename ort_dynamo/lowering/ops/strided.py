@@ -79,7 +79,7 @@ def as_strided_scatter(
 def _restates_all(
     ctx: LoweringContext, self: ir.Value, size: Sequence[Size], stride: Sequence[Size], offset: Size | None
 ) -> bool:
-    """Whether as_strided sees all elements of `self` in order, and so is a reshape."""
+    """Check whether as_strided sees all elements of `self` in order, and so is a reshape."""
     fake = ctx.fake(self)
     return (
         same_size(fake.storage_offset(), fake.storage_offset() if offset is None else offset)

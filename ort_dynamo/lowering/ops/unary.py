@@ -21,7 +21,7 @@ Formula = Callable[[LoweringContext, ir.Value], ir.Value]
 
 
 def is_float(value: ir.Value) -> bool:
-    """Whether `value` has a floating-point dtype."""
+    """Check whether `value` has a floating-point dtype."""
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
@@ -32,7 +32,7 @@ def truncate(ctx: LoweringContext, x: ir.Value) -> ir.Value:
 
 
 def sign_bit(ctx: LoweringContext, x: ir.Value) -> ir.Value:
-    """Whether the sign bit is set, so true for -0.0."""
+    """Mark the elements whose sign bit is set, which holds for -0.0."""
     op = ctx.op
     return op.Less(op.Where(op.Equal(x, 0.0), op.Reciprocal(x), x), 0.0) if is_float(x) else op.Less(x, 0)
 

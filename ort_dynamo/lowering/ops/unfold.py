@@ -1,4 +1,4 @@
-"""What lies under a sliding window as columns, and the sum of columns as an image."""
+"""Gather the elements under a sliding window as columns, and sum columns into an image."""
 
 from __future__ import annotations
 

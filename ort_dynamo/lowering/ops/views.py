@@ -18,7 +18,7 @@ from ort_dynamo.torch_internals.symbols import has_hint_of_one, is_nonnegative, 
 
 
 def size_is_zero(size: Size) -> bool:
-    """Whether a size is zero; a symbolic size with a known value never is. Installs no guard."""
+    """Check whether a size is zero; a symbolic size with a known value never is. Installs no guard."""
     return same_size(size, 0)
 
 
@@ -167,7 +167,7 @@ _OFTEN = 32
 
 
 def _repeats_entries(sizes: Sequence[Size], new: Sequence[Size]) -> bool:
-    """Whether each of the entries is to come a few times in a row, and nothing else is expanded.
+    """Check whether each entry is repeated a few times in a row, and nothing else is expanded.
 
     The CPU's Expand takes 10 ns for each entry then, in float32 with 2 of each 14 times as long as a Transpose of
     copies, with 32 of each four times.

@@ -1,1 +1,1 @@
-"""What lowerings call to write several nodes: sums, loops, branches, windows, places of scatters."""
+"""Helpers by which lowerings write several nodes: sums, loops, branches, windows, indices of scatters."""

@@ -17,7 +17,7 @@ from ort_dynamo.torch_internals.symbols import is_unbacked
 __all__ = ["average", "integer_total", "is_long", "is_short", "sums_integers_exactly", "total"]
 
 _STRIDED, _CONTIGUOUS = 1024, 4096
-"""How many numbers one ReduceSum may add up: of leading dimensions, and of the last ones.
+"""Maximum number of elements that one ReduceSum may add up: of leading dimensions, and of the last ones.
 
 ONNX Runtime's CPU kernels add one number after another (eight at a time where they lie side by side), torch adds
 pairwise. ONNX Runtime's sum of a million times 0.1 is off by 9e-4 of itself, that of a column of as many by 1e-2. In
@@ -27,16 +27,16 @@ stages, like here, it is off by less than 1e-5.
 _SMALLEST_FACTOR = 16
 
 _LONG = 1 << 16
-"""How many numbers a kernel may add up without being off by more than 1e-6."""
+"""Maximum number of elements that a kernel may add up without being off by more than 1e-6."""
 
 
 def is_short(count: Size) -> bool:
-    """Whether `count` numbers can be summed in any order without much loss."""
+    """Check whether `count` numbers can be summed in any order without much loss."""
     return isinstance(count, int) and count <= _STRIDED
 
 
 def is_long(count: Size) -> bool:
-    """Whether the sum of `count` numbers is, or may be, off by more than 1e-6 when a kernel makes it in one stage."""
+    """Check whether a kernel's sum of `count` numbers in one stage is, or may be, off by more than 1e-6."""
     return not isinstance(count, int) or count > _LONG
 
 
@@ -172,7 +172,7 @@ def _stages(shape: Sequence[Size], summed: Sequence[int]) -> list[list[int]]:
 
 
 def sums_integers_exactly(ctx: LoweringContext) -> bool:
-    """Whether ReduceSum and ReduceProd compute integers as integers."""
+    """Check whether ReduceSum and ReduceProd compute integers as integers."""
     target = ctx.target
     return not (target.has_defect("integer_sums_in_float64") or target.has_defect("integers_reduced_in_float32"))
 
@@ -238,7 +238,7 @@ def _times_ones(
 
 
 def _was_narrow(value: ir.Value) -> bool:
-    """Whether `value` was cast from a dtype whose sums of less than 2^37 numbers float64 holds."""
+    """Check whether `value` was cast from a dtype whose sums of less than 2^37 numbers float64 holds."""
     node = value.producer()
     if node is None or node.op_type != "Cast" or node.inputs[0] is None or value.dtype != ir.DataType.INT64:
         return False

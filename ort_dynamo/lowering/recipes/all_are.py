@@ -12,7 +12,7 @@ __all__ = ["all_are"]
 
 
 def all_are(op: OpBuilder, value: ir.Value, number: float, axes: Any, *, keepdim: bool) -> ir.Value:
-    """Whether all numbers over some axes equal `number`, which may be infinite.
+    """Compute whether all numbers over some axes equal `number`, which may be infinite.
 
     Args:
         op: makes the nodes.

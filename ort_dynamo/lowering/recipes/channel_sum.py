@@ -13,8 +13,11 @@ from ort_dynamo.lowering.recipes.accurate_sum import total
 __all__ = ["channel_product_sum", "channel_sum"]
 
 _LONGEST_DOT, _SHORTEST_DOT = 1 << 14, 1 << 9
-"""How many numbers one dot product of ONNX Runtime may have: longer ones lose digits, shorter ones take longer than a
-product and its sum. A plane of 32 by 32 takes 0.6 of that time, one of 64 by 64 a half to a fifth."""
+"""Maximum and minimum length of one dot product of ONNX Runtime.
+
+A longer one loses digits. A shorter one takes longer than a product and its sum: a plane of 32 by 32 takes 0.6 of that
+time, one of 64 by 64 a half to a fifth.
+"""
 
 
 def channel_sum(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:

@@ -20,7 +20,7 @@ Ordering = Callable[[OpBuilder, Sequence[ir.Value | None]], ir.Value]
 
 
 def ordering(target: Target, op_type: str, domain: str, inputs: Sequence[ir.Value | None]) -> Ordering | None:
-    """What stands in for an operator whose kernel does not put int64 in order; None where the kernel serves."""
+    """Find the replacement of an operator whose kernel does not order int64 correctly; None where the kernel serves."""
     if not target.has_defect("int64_order") or domain or not inputs:
         return None
     first = inputs[0]
@@ -52,7 +52,7 @@ def _clipped(op: OpBuilder, inputs: Sequence[ir.Value | None]) -> ir.Value:
 
 
 def _is_exact(bound: ir.Value | None) -> bool:
-    """Whether a bound is a constant that float64 holds."""
+    """Check whether a bound is a constant that float64 holds."""
     number = None if bound is None or bound.const_value is None else bound.const_value.numpy()
     return number is not None and bool(abs(int(number)) <= 1 << 53)
 

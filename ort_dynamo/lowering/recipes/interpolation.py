@@ -22,7 +22,7 @@ __all__ = ["Length", "LinearMap", "Resize", "apply_maps", "resize_map", "source_
 
 Matrix = npt.NDArray[np.float64]
 Length = TypeVar("Length", bound=Size)
-"""Of an axis: int where a matrix is made here, Size where the session makes it (antialias.py)."""
+"""Type of an axis' length: int where a matrix is made here, Size where the session makes it (antialias.py)."""
 
 _DENSE = 512
 """The longest axis that is worth a dense product: it takes work in proportion to the product of both lengths."""
@@ -68,7 +68,7 @@ class LinearMap:
 
     @property
     def is_identity(self) -> bool:
-        """Whether nothing changes."""
+        """True if the map changes nothing."""
         after, before = self.matrix.shape
         return after == before and bool(
             (self.support == np.eye(after, dtype=np.bool_)).all() and (self.matrix.diagonal() == 1).all()

@@ -36,7 +36,7 @@ class Sliding:
 
     @property
     def rank(self) -> int:
-        """How many dimensions the window slides along."""
+        """Number of dimensions that the window slides along."""
         return len(self.kernel)
 
     @property
@@ -46,7 +46,7 @@ class Sliding:
 
     @property
     def is_tiled(self) -> bool:
-        """Whether the places of the window lie side by side."""
+        """True if the places of the window lie side by side."""
         return self.stride == self.kernel and set(self.dilation) == {1}
 
     @property
@@ -56,7 +56,7 @@ class Sliding:
 
     @property
     def remainders(self) -> list[Size]:
-        """How many of the last places of the padded image no window reaches, because the stride steps over them."""
+        """Number of last places along each axis of the padded image that no window reaches; the stride skips them."""
         return [n + 2 * p - covered for n, p, covered in zip(self.sizes, self.padding, self.covered, strict=True)]
 
 

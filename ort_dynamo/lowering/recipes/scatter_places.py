@@ -56,7 +56,10 @@ def of_rows(ctx: LoweringContext, sizes: Sequence[Size], rows: ir.Value) -> Scat
 def of_entries(
     ctx: LoweringContext, sizes: Sequence[Size], axis: int, index: ir.Value, counts: Sequence[Size]
 ) -> ScatterPlaces:
-    """What `index`, of shape `counts`, names along `axis` of a tensor of shape `sizes`; negative is out of bounds."""
+    """The entries that `index`, of shape `counts`, names along `axis` of a tensor of shape `sizes`.
+
+    A negative index is out of bounds.
+    """
     index, shape = ctx.cast(index, torch.int64), ctx.shape(sizes)
     if axis == len(sizes) - 1 or not ctx.target.has_defect("slow_scatter_along_leading_axes"):
         return ScatterPlaces(from_start(ctx, index), axis, shape)

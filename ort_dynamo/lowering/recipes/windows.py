@@ -88,7 +88,7 @@ class Pool:
 
     @property
     def rank(self) -> int:
-        """How many dimensions are pooled."""
+        """Number of pooled dimensions."""
         return len(self.kernel)
 
     @property
@@ -128,12 +128,12 @@ class Pool:
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether no two windows share an element."""
+        """True if no two windows share an element."""
         return all(s > reach for s, reach in zip(self.stride, self.reach, strict=True))
 
     @property
     def covers(self) -> bool:
-        """Whether the windows are tiles that leave out no element of the input."""
+        """True if the windows are tiles that leave out no element of the input."""
         return (
             self.stride == self.kernel
             and not any(self.padding)
@@ -157,7 +157,7 @@ class Windows:
     inside: ir.Value
 
     def lengths(self, ctx: LoweringContext, dtype: torch.dtype) -> ir.Value:
-        """How many elements of the input each window has, (out,)."""
+        """Count the elements of the input in each window, (out,)."""
         return ctx.op.ReduceSum(ctx.cast(self.inside, dtype), [1], keepdims=0)
 
 

@@ -16,7 +16,7 @@ __all__: list[str] = []
 _Reduction: TypeAlias = Literal["none", "mean", "sum"]
 
 _NO_CLASS = -100
-"""What torch ignores by default: no class has this number."""
+"""The target that torch ignores by default: no class has this number."""
 
 
 @onnx_operator("NegativeLogLikelihoodLoss")

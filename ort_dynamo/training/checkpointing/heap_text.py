@@ -14,7 +14,7 @@ from typing import IO
 __all__ = ["read_heap_text"]
 
 _REFERENCE = struct.Struct("<IQI")
-"""What a dataset has of a text: its bytes, the address of its collection, its index there."""
+"""A dataset's reference to a text: its bytes, the address of its collection, its index there."""
 
 _COLLECTION = struct.Struct("<4sB3xQ")
 """Signature, version, bytes of the collection with this header."""

@@ -324,7 +324,7 @@ class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when th
 
 _CONTAINERS = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 _OWN = frozenset({"_compiled_call_impl", "_original_forward"})
-"""What torch and accelerate note on a module that they change, and take for its own."""
+"""Attributes that torch and accelerate set on a module that they change, and take for the module's own."""
 
 _PROPERTIES = frozenset({"training", "_orig_mod"})
 

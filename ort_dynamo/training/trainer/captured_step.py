@@ -32,7 +32,7 @@ LEARNING_RATE = "learning_rate"
 LOSS_SCALE = "loss_scale"
 _MOMENTS = ("Moment_1", "Moment_2")
 _INPUTS = "inputs"
-"""What the captured function calls its parameter `*inputs`."""
+"""Name of the captured function's parameter `*inputs`."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def capture(
         prefix: what names of parameters begin with in it, beside their names in the state.
         inputs: of the model.
         description: what they and the outputs are called, and which sizes may change.
-        state: what is trained.
+        state: the trained state.
         kind: what the step does; None: its forward alone, without gradients.
         lr: the learning rate that the file begins with.
         recurrent: whether the model has recurrent layers to trace.

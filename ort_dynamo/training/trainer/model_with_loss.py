@@ -21,7 +21,7 @@ from ort_dynamo.training.torch_internals import tree_map
 __all__ = ["PREFIX", "CombinedModel", "OnnxCombined", "flat_outputs", "postprocessed"]
 
 PREFIX = "model."
-"""What the names of the parameters of a model begin with in CombinedModel."""
+"""Name prefix of a model's parameters in CombinedModel."""
 
 
 class CombinedModel(nn.Module):

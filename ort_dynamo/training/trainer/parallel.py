@@ -126,7 +126,7 @@ _FIRST_THEN_SECOND = (
 """Paths below a module: of layers that are divided by outputs, and of the one that follows them."""
 
 _POINTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.LeakyReLU, nn.Mish, nn.Dropout, nn.Identity)
-"""What may be between the two layers of a pair in an nn.Sequential: it computes the same of each part."""
+"""Modules that may be between the two layers of a pair in an nn.Sequential: each computes the same of each part."""
 
 _STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
@@ -134,7 +134,7 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
     "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
 }
-"""What transformers calls styles -> torch's."""
+"""transformers' name of a style -> torch's style."""
 
 
 def plan_of(model: nn.Module, parts: int) -> dict[str, ParallelStyle]:

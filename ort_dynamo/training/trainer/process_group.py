@@ -21,7 +21,7 @@ from ort_dynamo.training.trainer.training_state import TrainedWeight
 __all__ = ["ForwardBackward", "Found", "Together", "ZeroUpdate"]
 
 Found = tuple[Any, Sequence[Tensor | None]]
-"""What a forward gave, the loss detached, and each weight's gradient; None of one that was not reached."""
+"""The results of a forward, the loss detached, and each weight's gradient; None for a weight that was not reached."""
 
 
 @dataclass(frozen=True)

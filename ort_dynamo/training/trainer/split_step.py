@@ -58,7 +58,7 @@ class SplitStep:
         self._zero = zero
         self._state = state
         self._options = options
-        # Of symbolic sizes and DTensors together torch's tracer makes endless recursions: each size has its graph.
+        # torch's tracer recurses endlessly on symbolic sizes with DTensors, so each size has its graph.
         dynamic = False if together.shares_layers else None
         self._region = compile_region(called, self._compile, dynamic=dynamic, recurrent=recurrent)
         self.records: list[CompileRecord] = []

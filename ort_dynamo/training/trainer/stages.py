@@ -58,7 +58,7 @@ def mesh_of_stages(combined: nn.Module, stages: int) -> DeviceMesh:
 
 
 _IN_TRACED = "combined.model."
-"""What names of the model begin with in what is traced."""
+"""Name prefix of the model's parameters in the traced module."""
 
 
 class Stages:
@@ -109,7 +109,7 @@ class Stages:
             found.append({name for one in of_stage for name in names.get(id(one), ())})
         for index, one in enumerate(found):
             weights = pipe.get_stage_module(index).named_parameters()
-            # Of a weight that several stages use, torch's tracer gives each a copy, which nobody would keep the same.
+            # torch's tracer gives each stage its own copy of a shared weight; nobody would keep the copies the same.
             copies = {name.removeprefix(_IN_TRACED) for name, weight in weights if id(weight) not in names}
             if shared := sorted(copies | one & {name for other in found[index + 1 :] for name in other}):
                 reason = f"stages of the pipeline share {', '.join(shared)}. Cut so that one stage has all uses of them"

@@ -37,7 +37,7 @@ __all__ = [
 
 _FULL = "full_precision"
 _OLD_FULL = "fp32"
-"""What the first files called it."""
+"""Its name in the first files."""
 
 _SHARED = "shared_optimizer_state"
 _MOMENTS = ("Moment_1", "Moment_2")
@@ -49,7 +49,7 @@ class TrainedWeights:
     """Answers the questions that programs asked the first ORTTrainer's session.
 
     Args:
-        state: what is trained.
+        state: the trained state.
     """
 
     def __init__(self, state: TrainingState) -> None:

@@ -1,1 +1,1 @@
-"""What passes share: what they read off graphs, and edits that are too long for the pass that makes them."""
+"""Analyses of graphs that passes share, and edits that are too long for the pass that makes them."""

@@ -118,11 +118,11 @@ class AliasSets:
         return self._members[self._find(node)]
 
     def is_given(self, node: Node) -> bool:
-        """Whether a tensor node may share memory with an input of the graph."""
+        """Check whether a tensor node may share memory with an input of the graph."""
         return self._find(node) in self._given
 
     def is_private(self, node: Node) -> bool:
-        """Whether no input and no output of the graph may share memory with a tensor node.
+        """Check whether a tensor node shares memory with no input and no output of the graph.
 
         Only then may the node become an alias of another private one: a caller writes to inputs and outputs, and what
         the forward saves is one of its outputs.
@@ -130,7 +130,7 @@ class AliasSets:
         return self._find(node) not in self._returned and not self.is_given(node)
 
     def may_merge(self, node: Node, other: Node) -> bool:
-        """Whether two tensor nodes may become aliases of each other: no caller could tell."""
+        """Check whether two tensor nodes may become aliases of each other without an effect that a caller could see."""
         return self.is_private(node) and self.is_private(other)
 
     def join(self, node: Node, other: Node) -> None:

@@ -45,7 +45,7 @@ def add_call(
         target: an operator, or a function of numbers.
         args: its arguments.
         kwargs: its keyword arguments.
-        meta: what else the node says.
+        meta: further entries of the node's meta.
     """
     made = graph.call_function(target, args, dict(kwargs or {}))
     made.meta.update(meta or {})
@@ -159,7 +159,7 @@ _RESIZE = ("set_", "resize_", "resize_as_", "resize_storage_bytes_")
 
 
 def _is_propagated(node: Node) -> bool:
-    """Whether a node's value follows from its call.
+    """Check whether a node's fake value follows from its call.
 
     An island's, a higher-order operator's and that of a function with `keeps_value` are given by who made the node. A
     symbol that depends on data is bound to the value that the trace gave.
@@ -209,7 +209,7 @@ def _fake_mode(nodes: Iterable[Node]) -> Iterator[None]:
 
 
 def _agree(old: Any, new: Any, *, offsets: bool = True) -> bool:
-    """Whether two fake values of one call agree in all but memory, and with `offsets` in where they begin there."""
+    """Check whether two fake values of one call agree in everything but memory; `offsets` compares storage offsets."""
     before, after = tree_leaves(old), tree_leaves(new)
     return len(before) == len(after) and all(_leaves_agree(*both, offsets) for both in zip(before, after, strict=True))
 
@@ -233,7 +233,7 @@ def _numbers(fake: torch.Tensor, offset: bool) -> tuple[int | torch.SymInt, ...]
 
 
 def _same_number(old: Any, new: Any) -> bool:
-    """Whether numbers are known to be equal. Arithmetic may spell one size in several ways."""
+    """Check whether two scalars are known to be equal. Arithmetic may spell one size in several ways."""
     return bool(given_expression(old) == given_expression(new)) or known_true(old == new)
 
 
@@ -242,7 +242,10 @@ def _described(value: Any) -> str:
 
 
 def _same(old: Any, new: Any, made: Mapping[int, Node]) -> bool:
-    """Whether a node's new value says what its old one does, where nodes before it live in the allocations `made`."""
+    """Check whether a node's new fake value says the same as its old one.
+
+    `made` are the allocations in which the nodes before it live.
+    """
     if not _agree(old, new):
         return False
     paired: dict[int, int] = {}

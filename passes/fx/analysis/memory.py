@@ -83,14 +83,14 @@ class Recomputed:
 
 @dataclass(frozen=True)
 class MemoryRecord:
-    """What became of one joint graph. Bytes of symbolic sizes are those of their example.
+    """The result of partitioning one joint graph. Bytes of symbolic sizes are those of their example.
 
     Attributes:
-        saved: what the forward keeps beside inputs and parameters, in its order.
-        recomputed: what the backward recomputes, in its order.
+        saved: tensors that the forward saves, in its order; inputs and parameters are not counted.
+        recomputed: nodes that the backward recomputes, in its order.
         nbytes_without: bytes that would be saved if nothing were recomputed.
         forward_peak: most bytes that the forward holds at once, inputs of the graph and parameters not counted.
-        backward_peak: the same of the backward; what the forward has saved is counted.
+        backward_peak: the same of the backward; the forward's saved tensors are counted.
     """
 
     saved: tuple[SavedTensor, ...]

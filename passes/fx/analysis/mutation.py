@@ -1,4 +1,4 @@
-"""What a graph writes to its inputs."""
+"""Find the inputs that a graph writes to."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _mutated_inputs(gm: GraphModule) -> Iterator[Node]:
 
 
 def writes_input(node: Node) -> bool:
-    """Whether `node` is ATen's `copy_`, `set_` or the like on an input, or resizes its storage."""
+    """Check whether `node` is ATen's `copy_`, `set_` or the like on an input, or resizes an input's storage."""
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace not in ("aten", "inductor"):
         return False

@@ -1,4 +1,4 @@
-"""What a computation of an ATen graph is called in a plan: ONNX's or ONNX Runtime's word where there is one."""
+"""Names of ATen computations in a memory plan: ONNX's or ONNX Runtime's word where there is one."""
 
 from __future__ import annotations
 

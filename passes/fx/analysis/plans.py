@@ -1,4 +1,4 @@
-"""Finds what could be recomputed, in the units of ONNX Runtime's memory optimizer: clusters of operators."""
+"""Find recompute candidates, in the units of ONNX Runtime's memory optimizer: clusters of operators."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """What one plan, alone, does for one graph.
+    """The effect of one plan, alone, on one graph.
 
     Attributes:
         plan: the plan for all occurrences; its str is the text to set.
         frequency: occurrences.
-        nbytes: bytes that the forward no longer keeps; symbolic sizes by their example.
+        nbytes: bytes that the forward no longer saves; symbolic sizes by their example.
         size: the same in symbols.
         time: estimated time that the backward takes longer, as a share of the forward's.
     """
@@ -89,9 +89,9 @@ def find_candidates(joint: JointGraph) -> list[Candidate]:
 
 
 def decide(joint: JointGraph, chosen: Iterable[Candidate]) -> dict[Node, CheckpointPolicy]:
-    """What each node of the forward gets if these candidates are taken, the earlier ones first.
+    """Find the policy of each forward node if these candidates are taken, the earlier ones first.
 
-    Nodes that the backward then does not need get nothing: torch would keep their inputs all the same.
+    A node that the backward then does not need gets no policy: torch would save its inputs all the same.
     """
     wanted: dict[Node, CheckpointPolicy] = {}
     for candidate in chosen:
@@ -129,10 +129,10 @@ def plan_rows(joint: JointGraph) -> tuple[PlanRow, ...]:
 
 @dataclass(frozen=True)
 class _Available:
-    """What the backward has without the allocations of one maker.
+    """The tensors that the backward has without the allocations of one maker.
 
     Attributes:
-        storages: allocations that are kept, and inputs.
+        storages: allocations that are saved, and inputs.
         again: nodes that it recomputes already.
     """
 
@@ -192,7 +192,7 @@ class _Available:
 
 
 def _widens(node: Node) -> bool:
-    """Whether `node` is a cast to a dtype of more bytes."""
+    """Check whether `node` is a cast to a dtype of more bytes."""
     if not calls(node, CASTS):
         return False
     (source,) = node.all_input_nodes[:1]

@@ -1,4 +1,4 @@
-"""Finds the operators whose saved results the backward can make again of what lives anyway."""
+"""Find saved tensors that the backward can recompute from tensors that live anyway."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["repeatable"]
 def repeatable(
     joint: JointGraph, lives: frozenset[int], chooses: Callable[[Node, Node], bool], *, chained: bool = False
 ) -> Iterator[Node]:
-    """Yield the nodes that make saved results, with their views, where what stays saved suffices to repeat them.
+    """Yield the nodes that make saved results, with their views, if the other saved tensors suffice to recompute them.
 
     Of an operator with several results it is the first that is made again; the others stay saved. What is tagged
     already is left alone, and counts as not saved.

@@ -1,4 +1,4 @@
-"""Finds what a joint graph's forward saves for its backward, and what it costs to recompute that."""
+"""Find the tensors that a joint graph's forward saves for its backward, and the cost of recomputing them."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class Cut:
-    """What a set of recomputed nodes means.
+    """The effect of recomputing a set of nodes.
 
     Attributes:
-        kept: what the forward keeps, inputs of the graph not counted: they live anyway.
+        kept: tensors that the forward saves; inputs of the graph are not counted, because they stay alive anyway.
         again: the nodes that the backward really recomputes, in order.
     """
 
@@ -99,7 +99,7 @@ class JointGraph:
         self._forward = {node: index for index, node in enumerate(self.forward)}
 
     def is_forward(self, node: Node) -> bool:
-        """Whether `node` is one of the forward's computations."""
+        """Check whether `node` is a computation of the forward."""
         return node in self._forward
 
     def position(self, node: Node) -> int:
@@ -140,7 +140,7 @@ class JointGraph:
         return {node for node in self.forward if must_recompute(node)}
 
     def cut(self, recomputed: Collection[Node]) -> Cut:
-        """What is saved and what is recomputed if the nodes `recomputed` are tagged, where the backward needs them."""
+        """Find the saved and the recomputed nodes if `recomputed` are tagged, as far as the backward needs them."""
         wanted = list(self.read_by_backward)
         seen, again, kept = set(wanted), set(), []
         while wanted:
@@ -202,9 +202,10 @@ class JointGraph:
 
 
 def can_recompute(node: Node) -> bool:
-    """Whether computing `node` twice gives the same and has no effect, and nobody has decided about it yet.
+    """Check whether `node` can be recomputed.
 
-    Random draws, effects, collectives and what torch.utils.checkpoint's policies have tagged are left alone.
+    Computing it twice has to give the same result and no effect, and it must not have a policy yet. So random ops,
+    effects, collectives and nodes tagged by torch.utils.checkpoint's policies are left alone.
     """
     if node.op != "call_function" or RECOMPUTE in node.meta:
         return False
@@ -221,7 +222,7 @@ def can_recompute(node: Node) -> bool:
 
 
 def draws(node: Node) -> bool:
-    """Whether `node` draws from a generator.
+    """Check whether `node` is a random op, which draws from a generator.
 
     ATen tags attention as random for its dropout; with probability 0 it draws nothing.
     """
@@ -250,17 +251,17 @@ CASTS = (aten._to_copy, prims.convert_element_type)
 
 
 def calls(node: Node, packets: Collection[object]) -> bool:
-    """Whether `node` calls an overload of one of the operators `packets`."""
+    """Check whether `node` calls an overload of one of the operators `packets`."""
     return getattr(node.target, "overloadpacket", None) in packets
 
 
 def must_recompute(node: Node) -> bool:
-    """Whether the partitioner will recompute `node`."""
+    """Check whether the partitioner will recompute `node`."""
     return node.meta.get(RECOMPUTE) in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 def tagged_alike(a: Node, b: Node) -> bool:
-    """Whether two nodes have the same policy, or none: one is kept or computed again where the other is."""
+    """Check whether two nodes have the same recompute policy, or none: both are saved, or both are recomputed."""
     return a.meta.get(RECOMPUTE) is b.meta.get(RECOMPUTE)
 
 
@@ -297,15 +298,15 @@ def _flops(node: Node) -> float:
 
 @dataclass(frozen=True)
 class _Attention:
-    """How an attention operator has its query, key and value.
+    """The layout of an attention operator's query, key and value.
 
-    torch's own count refuses heads that several queries share up to torch 2.11, and takes rows for heads where the
+    torch's own count refuses heads that several queries share up to torch 2.11. It takes rows for heads where the
     operators behind `scaled_dot_product_attention` have these the other way around.
 
     Attributes:
         query: index of the query, which key and value follow.
         rows: the dimension of a tensor's rows, from the end.
-        products: of matrices, in units of the forward's.
+        products: matmuls, in units of the forward's.
     """
 
     query: int = 0
@@ -357,12 +358,12 @@ def _is_forward(node: Node) -> bool:
 
 
 def is_tangent(node: Node) -> bool:
-    """Whether the node is a gradient that a joint or backward graph is given."""
+    """Check whether the node is a tangent: a gradient that a joint or backward graph takes as input."""
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 
 def is_tensor(node: Node) -> bool:
-    """Whether the node's value is one tensor with memory of its own, which sparse ones have not."""
+    """Check whether the node's value is one strided tensor. A sparse tensor has no memory of its own."""
     fake = node.meta.get("val")
     return isinstance(fake, torch.Tensor) and fake.layout is torch.strided
 
@@ -372,5 +373,5 @@ def _is_floating(node: Node) -> bool:
 
 
 def is_number(node: Node) -> bool:
-    """Whether the node's value is a Python or symbolic number."""
+    """Check whether the node's value is a Python scalar or a symbolic one."""
     return isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))

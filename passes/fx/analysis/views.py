@@ -64,7 +64,7 @@ MULTI_VIEWS = frozenset(
 
 
 def is_view(node: Node) -> bool:
-    """Whether a computation's tensors all live in allocations of its inputs: views, and taking a tuple apart."""
+    """Check whether a node only makes views: all its tensors live in allocations of its inputs. A getitem counts."""
     if node.op != "call_function":
         return False
     given: set[int] = set().union(*map(storages_of, node.all_input_nodes))
@@ -80,9 +80,9 @@ def maker_of(node: Node) -> Node:
 
 
 def is_remakable_view(node: Node) -> bool:
-    """Whether `node` is one of VIEWS, or one of the views that a MULTI_VIEWS node gives.
+    """Check whether `node` is one of VIEWS, or one of the views that a MULTI_VIEWS node gives.
 
-    What stands on the other side of a boundary can make such a view again from its first argument.
+    A reader on the other side of a boundary can make such a view again from its first argument.
     """
     if node.target is operator.getitem:
         return isinstance(node.args[0], Node) and node.args[0].target in MULTI_VIEWS

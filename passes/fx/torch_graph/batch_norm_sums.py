@@ -184,7 +184,7 @@ def gradients_of(
     given: Sequence[Any] = wanted  # type: ignore[assignment]
     of_image = None
     if given[0]:
-        # Of whole images, so that no kernel is for the channels alone.
+        # Compute on whole activations, so that no kernel is for the channels alone.
         share = add(aten.add.Tensor, add(aten.mul.Tensor, scaled, along), total)
         left = add(aten.sub.Tensor, g, add(aten.mul.Tensor, share, 1 / rows))
         left = add(aten.mul.Tensor, left, deviation)

@@ -42,12 +42,12 @@ def convolution_weight(node: Node) -> torch.Tensor:
 
 
 def convolves_images(node: Node) -> bool:
-    """Whether a node is a convolution in two dimensions, or the gradient of one."""
+    """Check whether a node is a two-dimensional convolution or the gradient of one."""
     return node.target in CONVOLUTIONS and convolution_weight(node).dim() == 4
 
 
 class _Arguments(NamedTuple):
-    """What both of CONVOLUTIONS are given."""
+    """The arguments that both operators of CONVOLUTIONS take."""
 
     image: Any
     weight: Any
@@ -68,7 +68,7 @@ def _arguments(node: Node) -> _Arguments:
 
 
 def is_product(node: Node) -> bool:
-    """Whether a convolution is a product of matrices: its windows have one element, or do not overlap."""
+    """Check whether a convolution is one matmul: its windows have one element, or they do not overlap."""
     given = _arguments(node)
     kernel = tuple(convolution_weight(node).shape[2:])
     if given.groups != 1 or any(given.padding):
@@ -83,12 +83,12 @@ def _filled(given: Any, kernel: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def is_depthwise(node: Node) -> bool:
-    """Whether a convolution takes each channel by itself."""
+    """Check whether a convolution is depthwise: each channel is convolved by itself."""
     return bool(convolution_weight(node).shape[1] == 1)
 
 
 def weighs_more_than_images(node: Node) -> bool:
-    """Whether the weight of a convolution has more elements than the images that it meets, by the example's sizes."""
+    """Check whether a convolution's weight has more elements than its activations, by the example's sizes."""
     given = _arguments(node)
     weight, images = (example_elements(one.meta["val"]) for one in (given.weight, given.image))
     return weight > images
@@ -119,5 +119,5 @@ def example_sizes(fake: torch.Tensor) -> list[int]:
 
 
 def example_elements(fake: torch.Tensor) -> int:
-    """How many elements the example has."""
+    """Count the elements of a tensor, by the example's sizes."""
     return math.prod(example_sizes(fake))

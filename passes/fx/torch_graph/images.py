@@ -62,7 +62,7 @@ CAST_ARGUMENTS = frozenset({"dtype", "layout", "device"})
 """Arguments of a cast that leaves the order in memory as it is."""
 
 _KEPT = (*ORIGIN, RECOMPUTE, "ac_graph_id")
-"""What a call has of the node that it is added for, whether torch.utils.checkpoint recomputes it included."""
+"""Meta keys that an added call copies from the node that it is for, torch.utils.checkpoint's recompute tag included."""
 
 
 def origin(node: Node) -> dict[str, Any]:

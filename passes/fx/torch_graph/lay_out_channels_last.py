@@ -115,18 +115,18 @@ class _Layout:
             propagate([node])
 
     def _wants_channels_last(self, convolution: Node) -> bool:
-        """Whether a convolution gains: oneDNN has it, and no larger weight is reordered in the images' place."""
+        """Check whether a convolution gains: oneDNN takes its dtype, and no larger weight is reordered instead."""
         weight = convolution_weight(convolution)
         reorders = weighs_more_than_images(convolution) and math.prod(weight.shape[2:]) != 1
         return weight.dtype in ONEDNN_DTYPES and not reorders
 
     def _is_as_traced(self, node: Node) -> bool:
-        """Whether no operand of a node has moved, or the node only asks that those are contiguous, and they are."""
+        """Check whether the operands have their traced layout, or are contiguous for a node that only asks that."""
         moved = [argument for argument in node.all_input_nodes if argument in self._moved]
         return not moved or (node.target in _CONTIGUOUS and all(_is_contiguous(one.meta["val"]) for one in moved))
 
     def _expand_late(self, node: Node) -> None:
-        """Compute of an element what was computed of each copy of it: what is expanded then has any layout.
+        """Compute each element once, before it is expanded: the expanded result then has any layout.
 
         The gradient of a mean, for one, is divided by the number of elements, and a convolution reads it.
         """
@@ -260,7 +260,7 @@ class _Layout:
 
 
 _KEPT = (*ORIGIN, RECOMPUTE, "ac_graph_id")
-"""What a node that is made has of the one that it is for, whether torch.utils.checkpoint recomputes it included."""
+"""Meta keys that a new node copies from the node that it is for, torch.utils.checkpoint's recompute tag included."""
 _REASON = "torch's convolutions are faster in channels_last"
 
 
@@ -269,7 +269,7 @@ def _add(like: Node, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 
 def _put_in_half_of(copied: Node, reader: Node) -> None:
-    """Have a copy computed where its reader is; what the backward alone reads is not the forward's to copy."""
+    """Compute a copy in its reader's graph: the forward does not copy a tensor that only the backward reads."""
     if reader.meta.get(HALF) == copied.meta.get(HALF):
         return
     for key in (HALF, RECOMPUTE, "ac_graph_id"):
@@ -283,7 +283,7 @@ def _copy(source: Node, layout: torch.memory_format) -> Node:
 
 
 def _copied_as(traced: torch.Tensor, source: Node) -> list[Node]:
-    """A copy of `source` with the strides of a fake value, which is contiguous or a permutation of what is."""
+    """A copy of `source` with the strides of a fake value, which is contiguous in some order of its dimensions."""
     if _is_contiguous(traced):
         return [_copy(source, torch.contiguous_format)]
     order = physical_order(traced)
@@ -309,12 +309,12 @@ def _values(node: Node) -> Sequence[Any]:
 
 
 def _is_unplaced(node: Node) -> bool:
-    """Whether the node has no place of its own, or one that no session has: a draw, a collective, part of a tuple."""
+    """Check whether no session runs the node and it needs no placement: a random op, a collective, a getitem."""
     return node.target is operator.getitem or not isinstance(node.target, OpOverload)
 
 
 def _keeps_promise(node: Node, layout: tuple[int, ...]) -> bool:
-    """Whether fake tensors agree with the table: results of the layout's rank have it.
+    """Check whether the fake tensors agree with the table: results of the layout's rank have that layout.
 
     The gradient of a convolution's weight may have any layout.
     """
@@ -328,7 +328,7 @@ def _is_expanded(node: Any) -> bool:
 
 
 def _is_of_one_expanded(node: Node) -> bool:
-    """Whether a pointwise operator reads one tensor, an expanded one, and computes of each copy the same."""
+    """Check whether a node is a pointwise op whose only input is an expanded tensor; all copies get one value."""
     return (
         is_pointwise(node.target)
         and node.target is not aten.clone.default
@@ -349,7 +349,7 @@ def _has_shape(node: Node, value: torch.Tensor) -> bool:
 
 
 def _is_repeated(fake: torch.Tensor) -> bool:
-    """Whether a tensor is expanded: elements along a dimension are one element."""
+    """Check whether a tensor is expanded: the elements along one of its dimensions are one element in memory."""
     return any(
         known_true(step == 0) and not known_true(size == 1)
         for size, step in zip(fake.shape, fake.stride(), strict=True)
@@ -357,7 +357,7 @@ def _is_repeated(fake: torch.Tensor) -> bool:
 
 
 def _agrees(fake: torch.Tensor, order: tuple[int, ...]) -> bool:
-    """Whether an operand that is broadcast or expanded leaves the order of the others' dimensions as it is.
+    """Check whether a broadcast or expanded operand leaves the order of the other operands' dimensions unchanged.
 
     It has at most one dimension of several elements, or these lie in memory in that order.
     """
@@ -385,7 +385,7 @@ def _is_contiguous(fake: Any) -> bool:
 
 
 def _is_dense(fake: torch.Tensor) -> bool:
-    """Whether some order of the dimensions makes the tensor contiguous."""
+    """Check whether the tensor is contiguous in some order of its dimensions."""
     return _order_of(fake) is not None
 
 

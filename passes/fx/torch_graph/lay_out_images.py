@@ -175,7 +175,7 @@ class _Images(ImageNodes):
     # -- what sessions compute ---------------------------------------------------------------------------------------
 
     def _compute(self, node: Node) -> bool:
-        """Compute element by element what was computed so, of images with their channels last."""
+        """Compute a pointwise op on activations in channels_last."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dim() < 3 or draws(node):
             return False

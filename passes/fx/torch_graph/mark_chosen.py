@@ -1,4 +1,4 @@
-"""What the placement passes leave on a node: that torch runs it by choice, and why; and nodes that they add."""
+"""Mark nodes that torch runs by choice, with the reason, and add such nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ort_dynamo.passes.fx.analysis.fake_values import add_call
 __all__ = ["ORIGIN", "add_chosen", "choose", "computes"]
 
 ORIGIN = ("nn_module_stack", "stack_trace", "seq_nr", "original_aten", "from_node", HALF)
-"""What a node that is made for another says as that one does: where it is from, and in which half."""
+"""Meta keys that a new node copies from the node that it is for: its origin, and whether it is in the backward."""
 
 
 def choose(nodes: Iterable[Node], reason: str) -> bool:
@@ -26,7 +26,7 @@ def choose(nodes: Iterable[Node], reason: str) -> bool:
 
 
 def computes(node: Node) -> bool:
-    """Whether a node calls an operator, and does not only take a result apart."""
+    """Check whether a node calls an operator; a getitem does not."""
     return node.op == "call_function" and node.target is not operator.getitem
 
 
@@ -39,7 +39,7 @@ def add_chosen(
         like: the node that it is made for.
         reason: why torch runs it.
         kept: the keys of that node's meta which it gets, such as ORIGIN.
-        target: what it calls.
+        target: the function that the new node calls.
         args: its arguments.
         kwargs: its keyword arguments.
     """

@@ -1,4 +1,4 @@
-"""Have torch compute in one kernel what a session would launch a kernel each for, tensor after tensor."""
+"""Leave many small operators to torch, which runs them in one kernel; a session launches one for each tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions run in torch where that is faster, and with them what would wait for them."""
+"""Leave convolutions in torch where that is faster, with the nodes that would wait for them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class PlaceInTorch(PassBase):
 
 
 def _gain(graph: Graph, faster: Sequence[Node], prices: WholeGraphPrices) -> float:
-    """Estimate what is gained if torch runs all: above 0 if it is faster."""
+    """Estimate the gain if torch runs the whole graph: above 0 if it is faster."""
     convolutions = set(faster)
     return sum(
         multiplications(node) * (prices.depthwise if is_depthwise(node) else prices.convolution)

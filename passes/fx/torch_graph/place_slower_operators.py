@@ -40,7 +40,7 @@ class PlaceSlowerOperators(PassBase):
     them, and so does all that only fills tensors where torch runs the rest.
 
     Attributes:
-        target: what the sessions are compiled for.
+        target: the target of the sessions.
         threads: how many a session would have.
     """
 
@@ -91,7 +91,7 @@ def _elements(node: Node) -> int:
 
 
 def _is_the_sessions(node: Node) -> bool:
-    """Whether a node computes a tensor that torch has no reason to."""
+    """Check whether a node computes a tensor that torch has no reason to compute."""
     return (
         node.op == "call_function"
         and node.target is not operator.getitem
@@ -103,7 +103,7 @@ def _is_the_sessions(node: Node) -> bool:
 
 
 def _fills(node: Node, readers: Set[Node]) -> bool:
-    """Whether a node makes a tensor from no other, and only `readers` read it."""
+    """Check whether a node makes a tensor from no other tensor, and only `readers` read it."""
     return _is_the_sessions(node) and _reads_no_data(node) and bool(node.users) and node.users.keys() <= readers
 
 

@@ -1,4 +1,7 @@
-"""What torch has one kernel for, and a session many, runs in torch where each node is a launch: on a GPU."""
+"""Leave in torch, on a GPU, the operators that are one kernel of torch and many in a session.
+
+A session launches a kernel for each node.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class PlaceWholeKernels(PassBase):
     laid out for them is shared.
 
     Attributes:
-        target: what the sessions are compiled for.
+        target: the target of the sessions.
     """
 
     target: Target
@@ -83,7 +86,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def _convolves_most(nodes: Iterable[Node]) -> bool:
-    """Whether convolutions multiply more than products of matrices do, by the example's sizes."""
+    """Check whether convolutions take more multiplications than matmuls, by the example's sizes."""
     counts = {True: 0, False: 0}
     for node in nodes:
         counts[node.target in CONVOLUTIONS] += multiplications(node)

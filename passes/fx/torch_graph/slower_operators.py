@@ -32,7 +32,7 @@ def _argument(index: int) -> Callable[[Node], int]:
 
 
 def _read_of_table(node: Node) -> int:
-    """Of an embedding bag: of the rows that are read, not of their sums."""
+    """Count the elements of the rows that an embedding bag reads, not those of its results."""
     return example_elements(_given(node, 1)) * example_sizes(_given(node, 0))[-1]
 
 
@@ -60,7 +60,7 @@ class Form:
     when: Callable[[Node], bool] = _always
 
     def takes(self, node: Node) -> bool:
-        """Whether a node is of the form and dtype that were measured."""
+        """Check whether a node is of the measured form and dtype."""
         first = node.args[0]
         return isinstance(first, Node) and bool(first.meta["val"].dtype == torch.float32) and self.when(node)
 

@@ -123,7 +123,10 @@ def _is_fresh(node: Node) -> bool:
 
 
 def _can_be_overwritten(over: Node, writer: Node, place: Mapping[Node, int], sharing: Sequence[Node]) -> bool:
-    """Whether `writer` may write over `over`, in the memory of the nodes `sharing`, the first of which allocated it."""
+    """Check whether `writer` may write its result over `over`.
+
+    `sharing` are the nodes that share that memory; the first of them allocated it.
+    """
     return (
         _same_layout(over.meta.get("val"), writer.meta.get("val"))
         and (over is sharing[0] or known_true(over.meta["val"].numel() == sharing[0].meta["val"].numel()))
@@ -134,7 +137,7 @@ def _can_be_overwritten(over: Node, writer: Node, place: Mapping[Node, int], sha
 
 
 def _reads_only(user: Node) -> bool:
-    """Whether `user` is one of torch's operators: their schemas say what shares memory with their inputs."""
+    """Check whether `user` is an ATen operator: their schemas declare which results alias their inputs."""
     return isinstance(user.target, OpOverload) and user.target.namespace == "aten"
 
 

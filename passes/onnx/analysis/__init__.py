@@ -1,1 +1,1 @@
-"""What passes on onnx_ir.Model share: what they ask about a model, and the edit that each of them makes."""
+"""Analyses of an onnx_ir.Model that passes share, and the edit that all of them make."""

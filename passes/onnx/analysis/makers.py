@@ -1,4 +1,4 @@
-"""What a node of an ONNX graph waits for."""
+"""Find the nodes that a node of an ONNX graph depends on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts what a pass has made in the place of a node."""
+"""Replace a node by the nodes that a pass has made."""
 
 from __future__ import annotations
 

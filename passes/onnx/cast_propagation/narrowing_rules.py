@@ -45,7 +45,7 @@ LEVEL_2 = frozenset({"Add", "BiasGelu", "Dropout", "FastGelu", "Gelu", "LayerNor
 NORMALIZATIONS = frozenset({
     "LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
 })  # fmt: skip
-"""What allow_layer_norm_mod_precision allows, at every level."""
+"""Operators that allow_layer_norm_mod_precision allows, at every level."""
 
 _NARROW_OUTPUTS = {
     "SimplifiedLayerNormalization": (0,),
@@ -56,7 +56,7 @@ _NARROW_OUTPUTS = {
 
 
 class Proof(enum.Enum):
-    """What must be known of a node's surroundings before it may become narrow.
+    """The facts about a node's neighbours that it needs before it may become narrow.
 
     GIVEN: everything it reads in float32 was widened from the narrow type, over nodes that could be narrow at most.
     WANTED: everything it makes in float32 is rounded to the narrow type anyway, likewise.
@@ -68,7 +68,7 @@ class Proof(enum.Enum):
 
     @property
     def passes_on(self) -> bool:
-        """Whether what is known on one side of such a node is known on the other as well."""
+        """True if a fact about one side of such a node holds on the other side as well."""
         return self is not Proof.GIVEN_AND_WANTED
 
 

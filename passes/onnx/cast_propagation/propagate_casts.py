@@ -37,7 +37,7 @@ _BYTES_PER_ELEMENT = 4 + 2  # one side of such a cast is float32, the other has 
 
 @dataclass(frozen=True)
 class CastSummary:
-    """What a run of the pass did to the casts between float32 and the narrow types.
+    """The effect of one run of the pass on the casts between float32 and the narrow types.
 
     Attributes:
         before: casts before the run, without those that nothing reads, which are just removed.
@@ -208,7 +208,7 @@ def _check_known(allow: Iterable[str], target: Target) -> None:
 
 
 def _may_have_casts(model: ir.Model) -> bool:
-    """Whether there may be casts between float32 and a narrow type: a look at each node and value, no more."""
+    """Check whether there may be casts between float32 and a narrow type. It looks at each node and value once."""
     nodes = list(model.graph.all_nodes())
     casts = [node for node in nodes if node.op_type == "Cast"]
     graphs = [model.graph, *model.graph.subgraphs()] if casts else []

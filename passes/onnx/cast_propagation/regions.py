@@ -26,7 +26,7 @@ _GUESS = 512  # elements for each unknown dimension: only to choose among labels
 
 
 def is_cast(node: ir.Node | None, to: ir.DataType, source: ir.DataType | None = None) -> bool:
-    """Whether a node is a Cast to `to`, and from `source` if that is given."""
+    """Check whether a node is a Cast to `to`, and from `source` if that is given."""
     if node is None or node.op_type != "Cast" or node.domain or node.inputs[0] is None:
         return False
     return node.attributes.get_int("to") == to and source in (None, node.inputs[0].dtype)
@@ -73,7 +73,7 @@ class _Cast:
     readers: tuple[ir.Node, ...]
 
     def needed(self, narrow: Collection[ir.Node]) -> bool:
-        """Whether these labels need the cast."""
+        """Check whether the cast is needed if the nodes `narrow` compute in the narrow type."""
         made_narrow = self.maker in narrow if self.maker is not None else not self.narrowing
         wanted = self.always or any((reader in narrow) == self.narrowing for reader in self.readers)
         return made_narrow != self.narrowing and wanted
@@ -136,7 +136,7 @@ def find_regions(
         dtype: the narrow type.
         sizes: of the whole model.
         allowed: the operands of a node that may become narrow.
-        proof: what must be known of a node before it may become narrow.
+        proof: the facts that a node needs before it may become narrow.
     """
     nodes = {node: operands for node in graph if (operands := allowed(node)) is not None}
     analysis = _Analysis(graph, dtype, sizes, _proven(nodes, dtype, proof))
@@ -192,7 +192,7 @@ def _proven(
 
 
 def _representable(value: ir.Value, dtype: ir.DataType) -> bool:
-    """Whether `value` is a small constant whose elements `dtype` holds exactly."""
+    """Check whether `value` is a small constant whose elements `dtype` holds exactly."""
     if (tensor := foldable(value)) is None:
         return False
     array = tensor.numpy()

@@ -187,12 +187,12 @@ _ROUNDED = frozenset({"Cast", "Where"})
 
 
 def needs_kernel(node: ir.Node) -> bool:
-    """Whether a node has to be a kernel, or a part of one, since the provider has none for it."""
+    """Check whether a node has to be a fused kernel, or a part of one, because the provider has no kernel for it."""
     return not node.domain and node.op_type in OWN_KERNELS
 
 
 def computes(node: ir.Node) -> bool:
-    """Whether a kernel can compute the node: an operator of the table, of types that are known and taken."""
+    """Check whether a fused kernel can compute the node: the table has the operator, and takes its types."""
     if node.domain not in ("", "com.microsoft") or node.op_type not in _FORMULAS or None in node.inputs:
         return False
     typed = node.inputs[1 if node.op_type == "Where" else 0]
@@ -204,7 +204,7 @@ def computes(node: ir.Node) -> bool:
 
 
 def _casts(node: ir.Node, target: ir.DataType) -> bool:
-    """Whether a cast is to a type that holds the numbers: of those that do not fit integers, devices make others."""
+    """Check whether the target type holds the values of a cast; devices convert values that do not fit differently."""
     source = node.inputs[0]
     return source is not None and (target not in _INTEGERS or source.dtype in _INTEGERS | {ir.DataType.BOOL})
 

@@ -17,7 +17,7 @@ def body_of(group: Group, kernel: Kernel, domain: str, name: str, opset_imports:
     """The function that computes a group by copies of its nodes. Its constants are nodes: a function holds no tensors.
 
     Args:
-        group: what it computes.
+        group: the group of nodes that it computes.
         kernel: that computes it; its sums of parts are the function's, too.
         domain: of the function.
         name: of the function.
@@ -59,7 +59,7 @@ def body_of(group: Group, kernel: Kernel, domain: str, name: str, opset_imports:
 
 
 def is_in_parts(store: Store | ColumnSum, output: ir.Value) -> bool:
-    """Whether a kernel gives the sums of parts in place of an output."""
+    """Check whether a kernel stores the sums of parts in place of an output."""
     return isinstance(store, ColumnSum) and [size.factor for size in store.shape] != list(output.shape or ())
 
 

@@ -14,7 +14,7 @@ _MOST_PARTS = 1024
 
 
 def summed_axes(node: ir.Node) -> int | None:
-    """How many leading axes of float32 or float64 numbers a ReduceSum adds up, of those that it has; None of others."""
+    """Count the leading axes that a ReduceSum of float32 or float64 adds up; None if it sums other axes, or all."""
     if node.op_type != "ReduceSum" or node.domain or len(node.inputs) != 2:
         return None
     x, axes = node.inputs[0], constant_of(node.inputs[1])
@@ -26,10 +26,10 @@ def summed_axes(node: ir.Node) -> int | None:
 
 
 def part_of(rows: int, *, whole: bool) -> int | None:
-    """How many rows one program adds up: a divisor of all; None where there is no good one.
+    """Find the number of rows that one program adds up: a divisor of all rows, or None if no divisor is good.
 
-    It follows from these arguments alone, so that results are the same on every device. The sums of the parts are
-    added in a second kernel: there are enough of them to keep a device busy, and few enough to be added by one program.
+    It follows from these arguments alone, so that results are the same on every device. The sums of the parts are added
+    in a second kernel: there are enough of them to keep a device busy, and few enough to be added by one program.
 
     Args:
         rows: all of them.

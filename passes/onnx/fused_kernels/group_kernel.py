@@ -38,7 +38,7 @@ MOVES = frozenset({
 """Operators that compute nothing and whose elements are found by arithmetic of places."""
 
 _LEAST_RUN = 8
-"""How many neighbours in memory are read by neighbouring points at least: 16 bytes of a half type."""
+"""Minimum number of neighbouring elements that neighbouring points read: 16 bytes of a half type."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Group:
 
     Attributes:
         nodes: in the order of the graph; no path between two of them leads through another node.
-        inputs: what they read and do not make, without numbers that are part of the kernel.
-        outputs: what others read of them.
+        inputs: values that they read and do not make, without constants that are part of the kernel.
+        outputs: their results that other nodes read.
         columns: sizes of the axes that its rows have; none where nothing is reduced.
     """
 
@@ -71,7 +71,7 @@ def kernel_of(group: Group, shapes: Shapes, *, in_parts: bool = True) -> Kernel:
     """Make the kernel that computes a group's outputs. One that is a sum of columns may become the sums of parts.
 
     Args:
-        group: what it computes.
+        group: the group of nodes that it computes.
         shapes: the sizes of each value.
         in_parts: whether many rows are summed in parts.
 
@@ -250,11 +250,11 @@ class _Lowering:
 
     @property
     def _has_no_other(self) -> bool:
-        """Whether the group is one node that only a kernel computes, however badly that reads."""
+        """True if the group is one node that only a fused kernel can compute, however badly its reads are laid out."""
         return len(self._group.nodes) == 1 and needs_kernel(self._group.nodes[0])
 
     def _is_in_runs(self, strides: Sequence[Size]) -> bool:
-        """Whether the innermost loops repeat one element, or walk along neighbours."""
+        """Check whether the innermost loops repeat one element, or walk along neighbours in memory."""
         run = Size()
         for count, stride in zip(reversed(self._loops), reversed(strides), strict=True):
             if not stride.factor and run == Size():
@@ -266,7 +266,7 @@ class _Lowering:
 
     @property
     def _counts(self) -> tuple[Size, ...]:
-        """How often each loop runs, and behind them the pieces and places of which one is read."""
+        """The trip count of each loop, followed by the number of pieces and places of which one is read."""
         return (*self._loops, *(count for *_, count in self._fixed))
 
     def _regrouped(self, sequence: Sequence[int], shape: Sequence[Size]) -> Layout:

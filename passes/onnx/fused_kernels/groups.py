@@ -142,7 +142,7 @@ class _Search:
         return all(self._is_taken(value) for value in values)
 
     def _is_indexed_by_row(self, node: ir.Node) -> bool:
-        """Whether GatherElements or ScatterElements has one index for each row of an axis, and adds or sets floats."""
+        """Check whether GatherElements or ScatterElements has one index per row of an axis, and adds or sets floats."""
         data, indices = node.inputs[:2]
         if data is None or indices is None or self._sizes.find(data) is None or self._sizes.find(indices) is None:
             return False
@@ -230,7 +230,7 @@ class _Search:
         return (sums.points, sums.columns) if read and is_of_columns else None
 
     def _has_way_around(self, first: _Cluster, second: _Cluster) -> bool:
-        """Whether a path between two clusters leads through a third."""
+        """Check whether a path between two clusters leads through a third."""
         return bool(first.descendants & second.ancestors or second.descendants & first.ancestors)
 
     def _merge(self, first: _Cluster, second: _Cluster, points: Size, columns: tuple[Size, ...]) -> None:
@@ -309,7 +309,7 @@ class _Search:
         return Group(tuple(nodes), tuple(read_by(nodes)), tuple(outputs), columns)
 
     def _is_read(self, value: ir.Value, inside: frozenset[ir.Node]) -> bool:
-        """Whether others than these nodes read a value."""
+        """Check whether a node outside of `inside` reads a value, or the graph returns it."""
         return value in self._kept or any(node not in inside for node, _ in value.uses())
 
     def _without_edges(self, nodes: list[ir.Node]) -> list[ir.Node]:
@@ -331,7 +331,10 @@ class _Search:
 
 
 def _pays(nodes: Sequence[ir.Node]) -> bool:
-    """Whether a kernel is better than the nodes: there are several, or one that ONNX Runtime lacks or is slow at."""
+    """Check whether a fused kernel pays off.
+
+    It has several nodes, or one that ONNX Runtime lacks or is slow at.
+    """
     several = sum(node.op_type not in _FREE for node in nodes) > 1
     return several or any(needs_kernel(node) or summed_axes(node) is not None for node in nodes)
 

@@ -1,4 +1,4 @@
-"""Finds what a session computes on the host: sizes, and the numbers that say where an operator reads."""
+"""Find values that a session computes on the host: sizes, and the indices by which an operator reads."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ Step = Load | Counter | Constant | Apply | Reduce | Total
 
 @dataclass(frozen=True)
 class Store:
-    """What one output holds.
+    """The contents of one output.
 
     Attributes:
         step: index of the step whose value it is.
@@ -203,12 +203,12 @@ class Kernel:
 
     @property
     def has_row_numbers(self) -> bool:
-        """Whether rows are reduced, so that a program has to hold them as wholes."""
+        """True if rows are reduced, so that a program has to hold whole rows."""
         return any(isinstance(step, Reduce) for step in self.steps)
 
     @property
     def stops(self) -> bool:
-        """Whether numbers can end it with an error."""
+        """True if some input values end the kernel with an error."""
         return any(isinstance(step, Apply) and step.function == "stop" for step in self.steps)
 
     @cached_property
@@ -221,7 +221,7 @@ class Kernel:
 
     @property
     def is_long(self) -> bool:
-        """Whether its rows are reduced block by block."""
+        """True if its rows are reduced block by block."""
         return self.has_row_numbers and product(self.column_loops).factor > MOST_COLUMNS
 
     @property

@@ -1,4 +1,4 @@
-"""Finds what a kernel computes again, because it takes fewer bytes to read than its result."""
+"""Find nodes that a kernel recomputes, because their inputs have fewer bytes than their result."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MOST_NODES = 12
 
 
 class _Making(NamedTuple):
-    """How a value is had.
+    """A way to get a value.
 
     Attributes:
-        nodes: that are computed again; none if the value is read.
-        read: what is read, with its bytes.
+        nodes: nodes that are recomputed; none if the value is read.
+        read: the values that are read, with their bytes.
     """
 
     nodes: frozenset[ir.Node]
@@ -40,7 +40,7 @@ def repeated(
     """Give the nodes that a kernel computes again in place of its inputs: all that pay, then casts of half types alone.
 
     Args:
-        inputs: what the kernel would read.
+        inputs: the values that the kernel would read.
         nbytes: the bytes that reading a value costs, and writing it where that is for this reader.
         may_repeat: whether a node is arithmetic, or changes a shape.
     """
@@ -92,7 +92,7 @@ class Shared:
     Attributes:
         chosen: the groups, without what they do again.
         repeated: for each, these nodes.
-        kept: what the graph returns.
+        kept: the values that the graph returns.
     """
 
     chosen: Sequence[Group]
@@ -126,7 +126,7 @@ class Shared:
         return found
 
     def _reads(self, reader: ir.Node, value: ir.Value) -> bool:
-        """Whether a node reads a value from outside of its group."""
+        """Check whether a node reads a value from outside of its group."""
         home, producer = self._home.get(reader), value.producer()
         assert producer is not None
         repeating = self._repeating.get(reader, ())
@@ -139,7 +139,7 @@ class Shared:
 
 
 def read_by(nodes: Sequence[ir.Node]) -> list[ir.Value]:
-    """What nodes read and do not make, without what is part of their kernel."""
+    """Find the values that nodes read and do not make, without constants and operands that are part of the kernel."""
     inside, found = set(nodes), dict[ir.Value, None]()
     for node in nodes:
         is_placed = (node.op_type in MOVES and node.op_type != "Concat") or node.op_type.startswith("Reduce")

@@ -1,4 +1,4 @@
-"""Checks that a program can compute what depends on sums over rows when it has added all of them."""
+"""Check that a program can compute the steps that depend on sums over rows when it has added all rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the programs of a kernel share its points, in Triton's language."""
+"""Distribute the points of a kernel over its programs, in Triton's language."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Rows:
 
     @property
     def _sums_all(self) -> bool:
-        """Whether each program adds up all rows, so that there are few programs."""
+        """True if each program adds up all rows, so that there are few programs."""
         rows = product(self.kernel.row_loops)
         return not self.kernel.has_row_numbers and bool(self.kernel.part) and rows == Size(self.kernel.part)
 
@@ -118,7 +118,7 @@ class Rows:
 
     @property
     def per_program(self) -> int:
-        """How much of it each program does."""
+        """Rows that each program computes."""
         return self.kernel.part or self.rows
 
     @property
@@ -128,7 +128,7 @@ class Rows:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all columns of a tile are columns of the rows."""
+        """True if all columns of a tile are columns of the rows."""
         return self.columns % self.block == 0
 
     def head(self) -> Iterator[str]:
@@ -261,7 +261,7 @@ def _counter(kernel: Kernel, access: Callable[[Sequence[Size]], tuple[str, str]]
 
 
 def _is_wide(kernel: Kernel) -> bool:
-    """Whether offsets may exceed 32 bits."""
+    """Check whether offsets may exceed 32 bits."""
     loads = [step for step in kernel.steps if isinstance(step, Load)]
     if kernel.count.symbols or any(size.symbols for load in loads for size in (load.offset, *load.strides)):
         return True

@@ -1,1 +1,1 @@
-"""What ONNX's operators were in older opsets, and how what came later is said there."""
+"""Rewrite ONNX's operators for older opsets."""

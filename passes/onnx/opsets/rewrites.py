@@ -1,4 +1,4 @@
-"""How what an older schema cannot say is said with more operators; each form computes exactly the same."""
+"""Rewrite, with more operators, nodes that an older schema cannot express; each form computes exactly the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _END = 2**63 - 1
 
 
 def rewritten(node: ir.Node, since: int, version: int, make: Builder) -> Sequence[ir.Value] | None:
-    """What stands for a node's outputs in an older opset; None where the general rule is to decide.
+    """Give the replacements of a node's outputs in an older opset; None where the general rule decides.
 
     Args:
         node: a node of ai.onnx.
@@ -157,7 +157,7 @@ def _reshape(node: ir.Node, version: int, make: Builder) -> Sequence[ir.Value] |
 
 
 def _sizes(constant: list[int] | None, result: ir.Value, shape: ir.Value) -> list[int | ir.SymbolicDim | None]:
-    """What is known about the sizes that a reshape asks for; a -1 cannot become zero where zero is a size."""
+    """Give the known facts about the sizes that a reshape asks for. A -1 cannot become zero where zero is a size."""
     if constant is not None:
         return [*constant]
     if result.shape is not None:

@@ -121,7 +121,7 @@ def _same_default(schema: Schema, name: str, default: onnx.AttributeProto) -> bo
 
 
 def _says_nothing(name: str, attribute: ir.Attr, schema: Schema) -> bool:
-    """Whether an attribute has the value that holds without it."""
+    """Check whether an attribute has its default value."""
     if name == "dilations":  # its default, which depends on the rank, is in no schema
         return all(number == 1 for number in attribute.as_ints())
     default = schema.attributes[name].default_value if name in schema.attributes else None

@@ -38,7 +38,7 @@ class MatrixConvolution:
 
     @property
     def _channels(self) -> int:
-        """Of the image."""
+        """Number of channels of the image."""
         return self.form.groups * self.form.weight[1]
 
     def _columns(self, image: ir.Value) -> ir.Value:
@@ -55,7 +55,10 @@ class MatrixConvolution:
         return self.ctx.reshape(result, [self.batch, self.form.weight[0], *self.out])
 
     def transpose(self, value: ir.Value, weight: ir.Value) -> ir.Value:
-        """Of a value (N, groups * A, *out): the image that each entry adds its multiple of the kernel to."""
+        """Transpose the convolution of `value` (N, groups * A, *out).
+
+        The result is the image to which each entry adds its multiple of the kernel.
+        """
         op, form = self.ctx.op, self.form
         matrices = op.Transpose(op.Reshape(weight, [form.groups, *self._heights]), perm=[0, 2, 1])
         columns = op.MatMul(matrices, op.Reshape(value, [0, form.groups, self._heights[0], -1]))
@@ -64,7 +67,7 @@ class MatrixConvolution:
         return fold(self.ctx, columns, leading, form.sliding(self.sizes, self.out))
 
     def correlate(self, image: ir.Value, value: ir.Value) -> ir.Value:
-        """Of an image and a value (N, groups * A, *out), the sum over all places: (groups * A, B, *kernel)."""
+        """Correlate an image with `value` (N, groups * A, *out): the sum over all places, (groups * A, B, *kernel)."""
         op, form = self.ctx.op, self.form
         height, width = self._heights
         rows = op.Transpose(op.Reshape(value, [0, form.groups, height, -1]), perm=[1, 2, 0, 3])

@@ -17,7 +17,7 @@ __all__ = ["ConvolutionForm", "ConvolutionSteps", "convolution_form", "per_dimen
 
 @dataclass(frozen=True)
 class ConvolutionSteps:
-    """How the kernel of a convolution walks, whatever its size: one number for each spatial dimension."""
+    """The steps of a convolution's kernel, whatever its size: one number for each spatial dimension."""
 
     stride: list[int]
     padding: list[int]
@@ -28,13 +28,13 @@ class ConvolutionSteps:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Of the ONNX operators Conv, ConvTranspose and ConvGrad."""
+        """The attributes of the ONNX operators Conv, ConvTranspose and ConvGrad."""
         return {"strides": self.stride, "pads": self.padding * 2, "dilations": self.dilation, "group": self.groups}
 
 
 @dataclass(frozen=True)
 class ConvolutionForm(ConvolutionSteps):
-    """What is fixed about a convolution whose weight has a known shape.
+    """The constants of a convolution whose weight has a known shape.
 
     Attributes:
         weight: shape of the weight, (out, in / groups, *kernel); transposed, (in, out / groups, *kernel).
@@ -68,11 +68,11 @@ class ConvolutionForm(ConvolutionSteps):
 
     @property
     def reaches_stride(self) -> bool:
-        """Whether the output padding makes room for one more window, as a dilation allows."""
+        """True if the output padding makes room for one more window, as a dilation allows."""
         return any(extra >= s for extra, s in zip(self.output_padding, self.stride, strict=True))
 
     def remainders(self, sizes: Sequence[Size], out: Sequence[Size]) -> list[Size]:
-        """How many of the last places of the padded input no window reaches."""
+        """Count, in each dimension, the last places of the padded input that no window reaches."""
         return self.sliding(sizes, out).remainders
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from program_rounding import Rounded
 from program_run import Compile, Observed, Raised, observe
@@ -17,7 +18,7 @@ from program_text import Program
 from torch import Tensor
 from torch._dynamo import guards
 
-from ort_dynamo.target import Target
+from ort_dynamo.testing import patch_facts
 
 __all__ = ["MODES", "SETTINGS", "Baseline", "Case", "Difference", "baseline", "check", "differences"]
 
@@ -216,7 +217,8 @@ def _backend(backend: str, case: Case, **given: Any) -> Compile:
 
 @contextmanager
 def _tiny_sizes() -> Iterator[None]:
-    with mock.patch.object(Target, "section_bytes", 256), mock.patch.object(Target, "repeated_bytes", 1):
+    with pytest.MonkeyPatch.context() as patch:
+        patch_facts(patch, section_bytes=256, repeated_bytes=1)
         yield
 
 

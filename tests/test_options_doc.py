@@ -73,3 +73,24 @@ def test_every_mode_is_in_the_table_with_its_options() -> None:
         for name, options in MODES.items()
     }
     assert said == expected
+
+
+def test_nothing_of_ours_uses_a_name_of_an_earlier_release() -> None:
+    old = "|".join(name for name in DEPRECATED if name not in (*DEBUG, "provider_options"))  # which are keys
+    used = re.compile(rf'"({old})":')
+    fields = (
+        "tests/training",
+        "tests/options",
+        "tests/passes",
+        "tests/test_options_doc.py",
+        "docs/options.md",
+        "docs/migrating",
+    )
+    found = {
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for folder in ("tests", "bench", "examples", "docs")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".md") and not path.relative_to(ROOT).as_posix().startswith(fields)
+        for match in used.finditer(path.read_text())
+    }
+    assert not found

@@ -29,10 +29,10 @@ __all__ = ["WORTH_IT", "TraceCache", "kept_key", "loading"]
 def kept_key(gm: GraphModule, options: Options) -> str | None:
     """Give the part of the key of AOTAutograd's cache that is ours; None where that keeps nothing of `gm`.
 
-    Nothing is kept of graphs with symbolic floats: what was assumed of one (that it is 0.25, where an operator takes it
+    Nothing is kept of graphs with symbolic floats: an assumption about one (that it is 0.25, where an operator takes it
     as a constant) is a guard that AOTAutograd does not keep, and so it would take the result for any other number. Nor
-    where a program has added passes on FX graphs or lowerings: they decide what is traced, and could do anything. What
-    is recorded in CUDA graphs is not kept either.
+    where a program has added passes on FX graphs or lowerings: they decide the trace, and could do anything. Graphs
+    that are recorded in CUDA graphs are not kept either.
     """
     extra = options.passes.extra_passes
     if options.session.cuda_graphs:
@@ -75,11 +75,11 @@ def _is_wanted(gm: GraphModule, options: Options) -> bool:
 
 
 class TraceCache(Listener):
-    """Gives AOTAutograd what it keeps of a graph, and has what it has kept find its islands.
+    """Gives AOTAutograd our results to store with a graph, and has stored results find their islands.
 
     Args:
         options: all options.
-        records: what is learned of the compile.
+        records: the records of the compile.
     """
 
     def __init__(self, options: Options, records: Records) -> None:

@@ -1,9 +1,9 @@
 """Compiles fused kernels to cubins, which needs Triton and no device, and keeps them where the caller says.
 
-A kernel is compiled twice: for pointers that are multiples of 16 bytes, and for any pointers. What is kept is found by
-a hash of all that it depends on, and carries a hash of its own. That hash finds damage; it does not stop somebody who
-writes into the folder on purpose. So the caller gives a store that reads the user's own files only, as the cache of
-compiled graphs does. What it reads is code of a device: it is loaded into a CUDA context, and never runs on the host.
+A kernel is compiled twice: for pointers that are multiples of 16 bytes, and for any pointers. A stored kernel is found
+by a hash of all that it depends on, and carries a hash of its own. That hash finds damage; it does not stop somebody
+who writes into the folder on purpose. So the caller gives a store that reads the user's own files only, as the cache of
+compiled graphs does. The store holds code of a device: it is loaded into a CUDA context, and never runs on the host.
 Sources are checked before Triton sees them (`kernel_source.py`), wherever they come from.
 """
 

@@ -84,7 +84,7 @@ def _private_folder() -> Path:
 
 @functools.cache
 def _name() -> str:
-    """The library's name, by the source, the flags, and what machines with one home may differ in."""
+    """The library's name, by the source, the flags, and all in which machines with one home may differ."""
     machine = " ".join((platform.system(), platform.machine(), *platform.libc_ver()))
     parts = (_CODE.read_bytes(), _CODE.with_suffix(".h").read_bytes(), " ".join(_FLAGS).encode(), machine.encode())
     return "fused-" + hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]

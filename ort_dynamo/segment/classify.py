@@ -28,7 +28,7 @@ __all__ = ["Place", "Placement", "classify"]
 
 
 class Place(Enum):
-    """Who runs a node, and as what."""
+    """Which of torch and ONNX Runtime runs a node, and why."""
 
     LOWERED = auto()
     """An island takes it."""
@@ -41,13 +41,13 @@ class Place(Enum):
     COLLECTIVE = auto()
     """Communication with other processes, or the wait for it: torch's by design, as the process group is torch's."""
     OBSERVER = auto()
-    """It shows a value to the program (statistics of activations): torch's by design, as what looks is Python."""
+    """It shows a value to the program (statistics of activations): torch's by design, as the observer is Python."""
     HOST = auto()
     """Arithmetic on Python numbers (symbolic sizes), an assertion or a constant, which torch has for free."""
     INPUT_SIZE = auto()
     """A size of a computed tensor that follows from the sizes of the graph's inputs: nobody has to wait for it."""
     WRITE = auto()
-    """An input written to: what stands before it runs before it, what follows runs after."""
+    """An input written to: all nodes before it run before it, all nodes after it run after."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ _ASSERTIONS = (aten._assert_async.default, aten._assert_async.msg, aten._assert_
 
 
 def _without_trial(node: Node, carried: Set[Any]) -> Place | None:
-    """The place of a node that is torch's whatever can be lowered, or None."""
+    """The place of a node that torch runs even if it can be lowered, or None."""
     if node.meta.get(DRAWN):
         return Place.DRAWN
     if isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES:

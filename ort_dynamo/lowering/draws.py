@@ -1,4 +1,4 @@
-"""Random draws as ONNX operators, for models that are files: what runs here leaves them to torch.
+"""Random ops as ONNX operators, for models that are files: a graph that runs here leaves them to torch.
 
 Each node has a seed of its own, made of its name: equal draws are not one draw, and a model draws the same in every new
 session. The numbers are not torch's.

@@ -1,8 +1,8 @@
 """Leave to torch the calls that its kernels refuse, or may refuse, for dtypes, a dimension or sizes.
 
-Most kernels check what fake tensors do not check: a lowering or a decomposition would compute such a call without a
-word, or would fail in words of its own. So torch runs the operator, which computes or raises eager's own error. It also
-runs a mix of dtypes for which `kernel_dtypes.py` has no rule.
+Most kernels make checks that fake tensors do not make: a lowering or a decomposition would compute such a call without
+a word, or would fail in words of its own. So torch runs the operator, which computes or raises eager's own error. It
+also runs a mix of dtypes for which `kernel_dtypes.py` has no rule.
 """
 
 from __future__ import annotations

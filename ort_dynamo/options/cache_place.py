@@ -51,7 +51,7 @@ def cache_place(disk_cache: bool | None = None, cache_dir: str | None = None) ->
 
     Args:
         disk_cache: the option; None goes by ORT_DYNAMO_CACHE, which is on unless it is 0.
-        cache_dir: the option; None goes by ORT_DYNAMO_CACHE_DIR, else by what the platform has for caches of a user.
+        cache_dir: the option; None goes by ORT_DYNAMO_CACHE_DIR, else by the platform's folder for caches of a user.
 
     Raises:
         InvalidVariableError: ORT_DYNAMO_CACHE or ORT_DYNAMO_CACHE_SIZE has a value that it cannot take.

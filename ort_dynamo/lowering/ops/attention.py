@@ -76,7 +76,7 @@ def attention(
     dropout_p: float,
     scale: float | None,
 ) -> Attention:
-    """The attention of an operator's arguments; refuses what has no form here."""
+    """The attention of an operator's arguments; refuses arguments that have no form here."""
     if dropout_p != 0:
         raise ctx.refuse("dropout inside a fused attention")
     if isinstance(scale, torch.SymFloat):
@@ -226,7 +226,7 @@ def _backward(
 
 
 def results(ctx: LoweringContext, this: Attention, query: ir.Value, value: ir.Value) -> tuple[ir.Value | None, ...]:
-    """The outputs of a forward: output, log-sum-exp in the operator's shape, and what only dropout would need."""
+    """The outputs of a forward: output, log-sum-exp in the operator's shape, and dropout's, which nothing needs."""
     output, lse = _forward(ctx, this, ctx.sizes(value)[-1], need_lse=1 in ctx.used)
     results: list[ir.Value | None] = [ctx.cast(output, ctx.out[0].dtype)]
     results.append(None if lse is None else ctx.cast(_shaped(ctx, this, query, lse), ctx.out[1].dtype))

@@ -119,7 +119,7 @@ def _divided(
     divisor_override: int | None,
     dtype: torch.dtype,
 ) -> ir.Value:
-    """A value (…, *out) divided by what torch divides the windows' sums by."""
+    """A value (…, *out) divided by torch's divisor of the windows' sums."""
     if not dtype.is_floating_point:
         places = _lengths(ctx, pool, count_include_pad, dtype)
         return ctx.op.Div(value, divisor_override or functools.reduce(ctx.op.Mul, _columns(ctx, places)))

@@ -59,7 +59,7 @@ def _scaled(ctx: LoweringContext, op_type: str, left: Operand, right: Operand, a
 
 
 def _check_sum(ctx: LoweringContext, op_type: str, operands: tuple[Operand, Operand], alpha: Number) -> None:
-    """Refuse what torch's kernels reject: differences of bools, and integers times a fraction."""
+    """Refuse sums that torch's kernels reject: differences of bools, and integers times a fraction."""
     out = ctx.out.dtype
     if op_type == "Sub" and any(
         ctx.dtype(one) == torch.bool if isinstance(one, ir.Value) else isinstance(one, bool) for one in operands

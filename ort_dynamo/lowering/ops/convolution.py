@@ -54,8 +54,8 @@ def convolution(
         return op.Conv(input, weight, bias, **form.attributes)
     if not form.reaches_stride:
         return op.ConvTranspose(input, weight, bias, output_padding=form.output_padding, **form.attributes)
-    # ONNX Runtime takes an output padding below the stride only. Less padding at the end gives the same places, and
-    # what lies beyond all windows is nothing but bias.
+    # ONNX Runtime takes an output padding below the stride only. Less padding at the end gives the same positions, and
+    # positions beyond all windows are nothing but bias.
     pads = zip(form.padding, form.output_padding, strict=True)
     ends, extra = zip(*((max(p - e, 0), max(e - p, 0)) for p, e in pads), strict=True)
     beyond = [max(e - s + 1, 0) for e, s in zip(extra, form.stride, strict=True)]
@@ -281,7 +281,7 @@ class _Gradient:
         return op.Transpose(found, perm=[1, 0, *rest])
 
     def _of_weight_by_offsets(self, image: ir.Value, filters: ir.Value, remainders: Sequence[Size]) -> ir.Value:
-        """One matrix product per place of the kernel, between `filters` and what of `image` lies under that place."""
+        """One matmul per position of the kernel, between `filters` and the part of `image` under that position."""
         op, form = self.ctx.op, self.form
         out, inner, *kernel = form.weight
         order = [1, 0, *range(2, 2 + len(kernel))]

@@ -98,7 +98,7 @@ def _place(ctx: LoweringContext, this: Sampling, coordinate: ir.Value, size: ir.
 def _padded(ctx: LoweringContext, this: Sampling, place: ir.Value, size: ir.Value) -> tuple[ir.Value, ir.Value | None]:
     """(`place` brought into the image as the padding mode says, its derivative or None for 1)
 
-    What is not a number is where torch's kernels find it: in an image at 0, in a volume at the end, or without padding
+    NaN is placed as torch's kernels place it: in an image at 0, in a volume at the end, or without padding
     outside.
     """
     op = ctx.op

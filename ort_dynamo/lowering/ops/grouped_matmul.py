@@ -147,7 +147,7 @@ def grouped_mm(
 def grouped_mm_fallback(ctx: LoweringContext, input: ir.Value, weight: ir.Value, offs: ir.Value) -> ir.Value:
     """transformers::grouped_mm_fallback(Tensor input, Tensor weight, Tensor offs) -> Tensor
 
-    What the models of transformers 5 with experts call under torch.compile unless their weights are bfloat16.
+    The models of transformers 5 with experts call it under torch.compile unless their weights are bfloat16.
     """
     found, _ = _Groups(ctx, offs).products(input, weight, None, ctx.sizes(weight)[-1])
     assert found is not None

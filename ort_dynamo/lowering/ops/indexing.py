@@ -105,7 +105,7 @@ def _positions(ctx: LoweringContext, indices: Sequence[ir.Value], sizes: Sequenc
 
 
 def _broadcast(shapes: Sequence[Sequence[Size]]) -> list[Size]:
-    """The shape that `shapes` broadcast to, by what is known statically; installs no guard."""
+    """The shape that `shapes` broadcast to, by statically known sizes; installs no guard."""
     result: list[Size] = [1] * max(map(len, shapes))
     for shape in shapes:
         for place, size in enumerate(shape, start=len(result) - len(shape)):

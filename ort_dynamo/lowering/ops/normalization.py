@@ -25,7 +25,7 @@ def inverse_root(ctx: LoweringContext, variance: ir.Value, eps: float) -> ir.Val
 
 
 def read_what_is_kept(ctx: LoweringContext, sizes: Sequence[Size]) -> None:
-    """Have statistics over `sizes` taken of what the gradient will read, if these are two or three elements.
+    """Have statistics over `sizes` taken of the values that the gradient will read, if these are two or three elements.
 
     Their gradient nearly vanishes, for two but for eps. It does not if the statistics are those of a result before it
     was rounded to bfloat16 and kept. From four elements on, such statistics give the more accurate gradient.

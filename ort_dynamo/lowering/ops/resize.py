@@ -27,7 +27,7 @@ from ort_dynamo.torch_internals.operators import aten
 def _axes(
     mode: str, sizes: Sequence[Length], out: Sequence[Length], rest: Sequence[Any], dtype: torch.dtype
 ) -> list[Resize[Length]]:
-    """The resized axes; `rest` is what follows the sizes in a signature: align_corners, not for nearest, and scales."""
+    """The resized axes; `rest` follows the sizes in a signature: align_corners, not for nearest, and scales."""
     align_corners, scales = (False, rest) if mode.startswith("nearest") else (bool(rest[0]), rest[1:])
     factors = [*scales, *[None] * (len(out) - len(scales))]
     axes = zip(sizes[-len(out) :], out, factors, strict=True)
@@ -42,7 +42,7 @@ def _fixed_axes(
 
 
 _LARGEST_MATRIX = 1 << 24
-"""Entries. Beyond, finding what torch's kernel does to every unit vector costs more than the kernel ever would."""
+"""Entries. Beyond, the images of all unit vectors under torch's kernel cost more to find than the kernel ever would."""
 
 
 def _map(ctx: LoweringContext, axis: Resize[int]) -> LinearMap:

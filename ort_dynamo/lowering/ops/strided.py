@@ -1,7 +1,7 @@
 """as_strided: the elements of a tensor's memory under other sizes and strides.
 
 A session sees elements, not memory. Where each element lies in memory is known from the fake tensor's own strides, so
-that a place in memory becomes a place among the elements, as long as the tensor holds what lies there.
+that an offset in memory becomes an index among the elements, as long as the tensor holds the element there.
 """
 
 from __future__ import annotations

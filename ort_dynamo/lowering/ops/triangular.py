@@ -18,7 +18,7 @@ Milliseconds, float32, one thread, onnxruntime 1.31.1; matrices, size, right sid
 | 1, 1024, 16 | 0.26 | 23 |
 | 4096, 8, 8 | 1.0 | 8.6 |
 
-What is like the last two stays in eager.
+Calls like the last two stay in eager.
 """
 
 from __future__ import annotations

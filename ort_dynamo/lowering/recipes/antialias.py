@@ -111,7 +111,7 @@ def _product(op: OpBuilder, value: ir.Value, matrix: ir.Value, place: int, trans
 
 
 def _spread(op: OpBuilder, value: ir.Value, matrix: AntialiasedMatrix, place: int, transposed: bool) -> ir.Value:
-    """The product, where infinity and NaN reach only what is under the filter: found by products of marks."""
+    """The matmul, where infinity and NaN reach only elements under the filter: found by matmuls of marks."""
     dtype = value.dtype
     assert dtype is not None
 

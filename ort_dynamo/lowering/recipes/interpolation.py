@@ -93,7 +93,7 @@ def source_index(axis: Resize[int]) -> npt.NDArray[np.int64]:
 
 @functools.lru_cache(maxsize=64)
 def resize_map(axis: Resize[int]) -> LinearMap:
-    """Find what a resize makes of the unit vectors."""
+    """Find the images of the unit vectors under a resize."""
     if axis.mode.startswith("nearest"):
         matrix = np.eye(axis.size)[source_index(axis)]
         return LinearMap(matrix, matrix != 0)

@@ -61,7 +61,7 @@ class Sliding:
 
 
 def patches(ctx: LoweringContext, image: ir.Value, leading: Sequence[Size], window: Sliding) -> ir.Value:
-    """Take what of `image` (*leading, *sizes) lies under each position of the window: (*leading, *kernel, *out).
+    """Take the elements of `image` (*leading, *sizes) under each position of the window: (*leading, *kernel, *out).
 
     `leading` are two sizes.
     """

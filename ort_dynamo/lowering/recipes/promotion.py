@@ -44,7 +44,7 @@ def promote(
 
 
 def rounded(number: Number, dtype: torch.dtype) -> Number:
-    """Round `number` to what float16 or bfloat16 would hold; any other dtype leaves it alone."""
+    """Round `number` to a value of float16 or bfloat16; any other dtype leaves it alone."""
     if dtype in (torch.float16, torch.bfloat16) and isinstance(number, (int, float)):
         return float(np.asarray(number, onnx_dtype(dtype).numpy()))
     return number

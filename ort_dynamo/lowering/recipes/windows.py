@@ -1,4 +1,4 @@
-"""Pooling windows: their sizes, and tables of the places under them for what ONNX's operators do not cover."""
+"""Pooling windows: their sizes, and tables of the indices under them for windows that ONNX's operators do not cover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads off ATen's arguments what is fixed about a convolution."""
+"""Reads the constants of a convolution off ATen's arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ConvolutionForm", "ConvolutionSteps", "convolution_form", "per_dimen
 
 @dataclass(frozen=True)
 class ConvolutionSteps:
-    """The steps of a convolution's kernel, whatever its size: one number for each spatial dimension."""
+    """The steps of a convolution's kernel, of any size: one number for each spatial dimension."""
 
     stride: list[int]
     padding: list[int]

@@ -23,13 +23,13 @@ __all__ = ["CutIntoSections"]
 class CutIntoSections(PassBase):
     """The pass marks the nodes of a backward with the number of their section, where the forward saves much.
 
-    A session holds its inputs until it returns. So with one session all that was saved is alive when the last gradient
-    is made, where eager has freed it by then. Each section is run by sessions of its own, and its end frees what no
-    later one reads: the peak falls by almost the smaller of what is saved and the gradients. Sections free about as
-    much each, and end where the least is handed from one to the next, which is between layers; equal layers then share
-    a session.
+    A session holds its inputs until it returns. So with one session all saved tensors are alive when the last gradient
+    is made, where eager has freed them by then. Each section is run by sessions of its own, and its end frees the
+    tensors that no later one reads: the peak falls by almost the smaller of saved tensors and gradients. Sections free
+    about as much each, and end where the least is handed from one to the next, which is between layers; equal layers
+    then share a session.
 
-    A node that reads inputs of the graph alone, such as a cast of what was saved, goes to the section of its first
+    A node that reads inputs of the graph alone, such as a cast of a saved tensor, goes to the section of its first
     reader, and so does a view.
 
     Args:
@@ -68,7 +68,7 @@ def _places(nodes: Sequence[Node]) -> dict[Node, int]:
         if moves and node.users and all(user in place for user in node.users):
             place[node] = min(place[user] for user in node.users)
     for node in nodes:
-        if node.target is operator.getitem:  # what an operator's several results are taken out of cannot cross
+        if node.target is operator.getitem:  # a tuple of results cannot cross
             (source, *_) = node.all_input_nodes
             place[node] = place.get(source, place[node])
     return place
@@ -103,7 +103,7 @@ def _ends(freed: Sequence[int], handed_on: Sequence[int], least: int, most: int)
 
     Of equal layers that free no more than a share each, one ends among these places.
     """
-    until = [0, *accumulate(freed)]  # what is freed before each place
+    until = [0, *accumulate(freed)]  # bytes that are freed before each index
     share = max(least, -(-until[-1] // most))
     ends: list[int] = []
     begin = 0

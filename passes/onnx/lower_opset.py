@@ -168,7 +168,7 @@ def _replace(node: ir.Node, make: Builder, results: Sequence[ir.Value]) -> None:
 
 
 def _drop_unread_constant(value: ir.Value) -> None:
-    """Remove what was an input and is an attribute now."""
+    """Remove a value that was an input and is an attribute now."""
     if value.uses() or value.is_graph_output() or value.is_graph_input():
         return
     node, graph = value.producer(), value.graph

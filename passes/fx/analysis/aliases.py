@@ -51,7 +51,7 @@ def _annotated(node: Node, target: OpOverload) -> Iterator[Node]:
 def returned_views(graph: Graph) -> frozenset[int]:
     """The indices of a traced graph's outputs that are views to autograd: the last operator is one that says so.
 
-    `detach` says so, too, but what it gives is no view to autograd.
+    `detach` is a view operator, too, but its result is no view to autograd.
     """
     (output,) = graph.find_nodes(op="output")
     return frozenset(index for index, node in enumerate(output.args[0]) if isinstance(node, Node) and _is_view(node))
@@ -124,8 +124,8 @@ class AliasSets:
     def is_private(self, node: Node) -> bool:
         """Check whether a tensor node shares memory with no input and no output of the graph.
 
-        Only then may the node become an alias of another private one: a caller writes to inputs and outputs, and what
-        the forward saves is one of its outputs.
+        Only then may the node become an alias of another private one: a caller writes to inputs and outputs, and
+        tensors that the forward saves are among its outputs.
         """
         return self._find(node) not in self._returned and not self.is_given(node)
 
@@ -160,5 +160,5 @@ def _is_tuple(node: Node) -> bool:
 
 
 def _results(node: Node) -> Sequence[Any]:
-    """The keys of what a node gives: itself, or the pairs by which getitem nodes ask for parts of a tuple."""
+    """The keys of a node's results: itself, or the pairs by which getitem nodes ask for parts of a tuple."""
     return [(node, index) for index in range(len(node.meta["val"]))] if _is_tuple(node) else [node]

@@ -54,7 +54,7 @@ def add_call(
 
 
 def derived_meta(node: Node) -> dict[str, Any]:
-    """Give what a call that is part of a node says as that one does: all but its value."""
+    """Give the meta of a call that is part of a node: all of the node's meta but its value."""
     return {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta")}
 
 

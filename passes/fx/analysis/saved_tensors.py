@@ -185,7 +185,7 @@ class JointGraph:
 
     @cached_property
     def inputs_read_by_backward(self) -> frozenset[int]:
-        """Storages of the inputs that the backward reads: they live as long as what is kept."""
+        """Storages of the inputs that the backward reads: they live as long as saved tensors."""
         inputs = filter(is_tensor, self.gm.graph.find_nodes(op="placeholder"))
         return frozenset(storage_of(node) for node in inputs if any(map(self._in_backward, node.users)))
 

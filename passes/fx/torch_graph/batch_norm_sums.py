@@ -1,6 +1,6 @@
-"""Batch normalization in training as sums over places and arithmetic, of images whose channels come last.
+"""Batch normalization in training as sums over positions and arithmetic, of images whose channels come last.
 
-Sums over rows and arithmetic are what fused kernels compute. The mean and the variance of a channel are taken in one
+Fused kernels compute sums over rows and arithmetic. The mean and the variance of a channel are taken in one
 pass over the image, of numbers less a shift s that lies among them:
 
     mean = s + sum(x - s) / n
@@ -93,7 +93,7 @@ GRADIENTS: frozenset[OpOverload] = frozenset(
 
 
 class _Builder:
-    """Adds calls where the graph inserts, with what one node says of where it is from."""
+    """Adds calls where the graph inserts, with one node's metadata on its origin."""
 
     def __init__(self, like: Node, meta: Mapping[str, Any]) -> None:
         self._graph, self._meta = like.graph, meta
@@ -114,8 +114,8 @@ def normalized(node: Node, image: Node, meta: Mapping[str, Any]) -> Normalized:
 
     Args:
         node: calls an operator of FORWARD, and trains.
-        image: what it normalizes, channels last; contiguous, of known sizes, with several places.
-        meta: what the calls say.
+        image: the image to normalize, channels last; contiguous, of known sizes, with several positions.
+        meta: the metadata of the calls.
     """
     add, places = _Builder(node, meta), FORWARD[node.target]  # type: ignore[index]
     _, weight, bias, *_ = node.args
@@ -172,7 +172,7 @@ def gradients_of(
         image: channels last; of known sizes.
         mean: of each channel.
         deviation: one over the deviation, with eps.
-        meta: what the calls say.
+        meta: the metadata of the calls.
     """
     add = _Builder(node, meta)
     weight, wanted = node.args[2], node.args[9]

@@ -20,7 +20,7 @@ __all__ = ["ImageNodes"]
 class ImageNodes:
     """The images of a graph that is rewritten from its first node to its last, and the nodes that show them.
 
-    An image has channels as axis 1, and any number of other axes. What is laid out has an inner node, which is
+    An image has channels as axis 1, and any number of other axes. One that is laid out has an inner node, which is
     contiguous with the channels last. The image's own node goes, if a session computes the inner one in its place.
     """
 

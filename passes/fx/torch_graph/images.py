@@ -126,8 +126,8 @@ def viewed(node: Node, inner: Node) -> tuple[Any, tuple[Any, ...], bool] | None:
     """Write a view of an image as a call on its inner node.
 
     Returns:
-        What it calls, the arguments, and whether the result is an image with its channels last rather than the view
-        itself. None if there is no such call.
+        The function to call, the arguments, and whether the result is an image with its channels last rather than the
+        view itself. None if there is no such call.
     """
     source: Any = node.args[0]
     rank, shape = source.meta["val"].dim(), node.meta["val"].shape

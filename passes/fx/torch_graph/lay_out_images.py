@@ -44,9 +44,9 @@ READS = "torch's kernel reads channels_last, a session's does not"
 class LayOutImages(PassBase):
     """Lay out images around two-dimensional convolutions in channels_last, and have torch run those convolutions.
 
-    The graph is rewritten with explicit permutations: what a convolution gives is permuted to (rows, height, width,
+    The graph is rewritten with explicit permutations: the result of a convolution is permuted to (rows, height, width,
     channels), which is a view, the operators that follow compute such contiguous tensors, and the next convolution
-    reads the permutation back. Values do not change, whatever the layout of the tensors turns out to be. A batch norm
+    reads the permutation back. Values do not change, in any layout that the tensors may get. A batch norm
     that trains becomes sums over places and arithmetic (`batch_norm_sums.py`), which fused kernels compute. An operator
     that has no form here reads a contiguous copy.
 
@@ -100,7 +100,7 @@ class _Images(ImageNodes):
                 return True
         return False
 
-    # -- what torch runs ---------------------------------------------------------------------------------------------
+    # -- nodes that torch runs ---------------------------------------------------------------------------------------
 
     def _convolve(self, node: Node) -> None:
         is_forward = node.target is CONVOLUTIONS[0]
@@ -172,7 +172,7 @@ class _Images(ImageNodes):
             if item.args[1] in images:
                 self._note(item, traced[item.args[1]])
 
-    # -- what sessions compute ---------------------------------------------------------------------------------------
+    # -- nodes that sessions compute ---------------------------------------------------------------------------------
 
     def _compute(self, node: Node) -> bool:
         """Compute a pointwise op on activations in channels_last."""

@@ -87,10 +87,10 @@ def _made(
 
 @dataclass(frozen=True)
 class Shared:
-    """Groups that each do some nodes of others again.
+    """Groups that each recompute some nodes of others.
 
     Attributes:
-        chosen: the groups, without what they do again.
+        chosen: the groups, without the nodes that they recompute.
         repeated: for each, these nodes.
         kept: the values that the graph returns.
     """
@@ -100,7 +100,7 @@ class Shared:
     kept: set[ir.Value]
 
     def groups(self, in_order: Callable[[Iterable[ir.Node]], list[ir.Node]]) -> list[Group]:
-        """The groups with what they do again, and with the outputs that are then still read."""
+        """The groups with the nodes that they recompute, and with the outputs that are then still read."""
         found = []
         for group, repeated in zip(self.chosen, self.repeated, strict=True):
             nodes = in_order([*group.nodes, *repeated])
@@ -131,7 +131,7 @@ class Shared:
         assert producer is not None
         repeating = self._repeating.get(reader, ())
         if any(producer not in self.repeated[index] and index != self._home.get(producer) for index in repeating):
-            return True  # by what a group does again
+            return True  # by a recomputed node of a group
         if home is not None:
             return home != self._home.get(producer) and producer not in self.repeated[home]
         # A node that others do again is itself done only for the rest of its readers.

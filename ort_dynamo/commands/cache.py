@@ -106,7 +106,7 @@ def _verify(folder: CacheFolder, *, remove: bool) -> int:
 
 
 def _read(folder: CacheFolder, stored: StoredEntry) -> Entry | str:
-    """The entry, or what is wrong with it."""
+    """The entry, or its fault."""
     from ort_dynamo.cache.entry import EntryError, read_entry
     from ort_dynamo.cache.folder import FolderRefusedError
 
@@ -143,7 +143,7 @@ def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
         sys.argv = before
         sys.path.remove(str(script.resolve().parent))
     if precompiles():
-        torch.compiler.save_cache_artifacts()  # writes down what Dynamo found out, which it does not do by itself
+        torch.compiler.save_cache_artifacts()  # writes down Dynamo's findings, which Dynamo does not do by itself
     misses = sum(COUNTS.values()) - COUNTS["hit"]
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(COUNTS.items()) if reason != "hit")
     print(f"{COUNTS['hit']} graphs read from {folder.path}, {misses} built{f' ({reasons})' if misses else ''}")

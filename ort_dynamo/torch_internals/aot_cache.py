@@ -1,4 +1,4 @@
-"""AOTAutograd's own cache on disk: what torch has of it, behind torch's switches."""
+"""AOTAutograd's own cache on disk: torch's functions for it, behind torch's switches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def precompiles() -> bool:
 
 
 def serializable(compile_graph: Callable[..., Any]) -> Any:
-    """Tell AOTAutograd that what a compiler gives is an OutputCode, which it may keep."""
+    """Tell AOTAutograd that a compiler's result is an OutputCode, which it may store."""
     return _compiler(OutputCode, compile_graph)
 
 

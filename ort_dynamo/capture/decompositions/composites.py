@@ -136,7 +136,7 @@ def _linspace(
 
 
 def _bernoulli(self: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    """1 with probability `self`, else 0: the draw reads no data, the comparison runs with what surrounds it.
+    """1 with probability `self`, else 0: the random op reads no data, the comparison runs with the nodes around it.
 
     On the CPU it is the numbers that eager draws: one for each element, in the order of a contiguous tensor, in float64
     or else float32. CUDA's kernel draws in an order of its own.

@@ -171,7 +171,7 @@ def _power(self: torch.Tensor, exponent: Any) -> Any:
 
 
 def _of_images(overload: OpOverload) -> Callable[..., Any]:
-    """Make `overload` contiguous first what is neither that nor channels last, as its CPU kernels do."""
+    """Make an input of `overload` contiguous first if it is neither that nor channels last, as its CPU kernels do."""
 
     def decomposition(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.device.type != "cpu" or is_contiguous(self) or _is_channels_last(self):
@@ -218,4 +218,4 @@ LAYOUTS: Mapping[OpOverload, Callable[..., Any]] = present(
         },
     }
 )
-"""Overload -> what is traced in its place, with the overload's own arguments."""
+"""Overload -> the function that is traced in its place, with the overload's own arguments."""

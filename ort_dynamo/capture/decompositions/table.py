@@ -39,7 +39,7 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     2. Random draws: torch draws them in eager's order only if they reach us as eager calls them. Those of COMPOSITES
        are draws of eager's own numbers and arithmetic on them.
 
-    Operators in LAYOUTS have both: their decomposition only changes what layout they are traced with.
+    Operators in LAYOUTS have both: their decomposition only changes the layout that they are traced with.
     """
     return _decompositions(registered(), frozenset(filter(is_from_outside, LAYOUTS)))
 

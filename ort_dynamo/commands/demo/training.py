@@ -52,7 +52,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Both trainings, and what became of the compiled one.
+    """Both trainings, and where the compiled one ran.
 
     Attributes:
         eager, ort: the two trainings.

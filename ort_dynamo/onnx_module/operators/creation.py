@@ -44,7 +44,7 @@ def one_hot(indices: Tensor, depth: Setting, values: Value, *, axis: int = -1) -
 
 @onnx_operator("NonZero")
 def non_zero(x: Tensor) -> Tensor:
-    """The indices of what is not 0, a row for each axis."""
+    """The indices of nonzero elements, a row for each axis."""
     return torch.transpose(torch.nonzero(x), 0, 1)
 
 

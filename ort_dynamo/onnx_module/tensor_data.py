@@ -24,8 +24,7 @@ _FIELDS: dict[torch.dtype, tuple[str, Any, torch.dtype]] = {
     torch.float64: ("double_data", np.float64, torch.float64),
     torch.int64: ("int64_data", np.int64, torch.int64),
 }
-"""The field of each dtype's elements, where they are not in raw_data, and the dtypes by which numpy and torch read
-it."""
+"""The field of each dtype's elements, where they are not in raw_data, and numpy's and torch's dtypes for it."""
 
 _BITS = {torch.float16, torch.bfloat16}
 """Kept in int32_data as the bits of 16."""

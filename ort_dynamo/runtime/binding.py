@@ -1,4 +1,4 @@
-"""The only module that uses private names of ONNX Runtime: how tensors cross, how a session runs on them.
+"""The module that uses private names of ONNX Runtime: how tensors cross, how a session runs on them.
 
 Private calls are faster than public ones and change between releases without notice. Which of the two are taken is
 decided once in a process, by asking the installed build for its signatures, never by its version number:

@@ -253,8 +253,7 @@ def custom_name(given: object) -> str | None:
 
 
 def all_overloads(library: str) -> Iterator[tuple[str, OpOverload]]:
-    """(operator, overload) of all that the dispatcher knows in `library`; without its list, those that torch.ops has
-    met."""
+    """(operator, overload) of all that the dispatcher knows in `library`; without its list, those torch.ops has met."""
     source = getattr(torch.ops, library)
     list_names = private("torch._C:_dispatch_get_all_op_names")
     names = list_names() if list_names is not None else [f"{library}::{packet}" for packet in dir(source)]

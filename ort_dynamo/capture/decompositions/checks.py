@@ -25,8 +25,8 @@ _inside: ContextVar[bool] = ContextVar("_inside", default=False)
 
 
 def checked(overload: OpOverload, decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Make `decomposition` check its arguments as eager's kernel does; itself for operators that eager takes apart,
-    too."""
+    """Make `decomposition` check its arguments as eager's kernel does; unchanged for operators that eager
+    decomposes."""
     if can_decompose(overload):
         return decomposition
     check = _CHECKS.get(overload)

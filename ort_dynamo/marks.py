@@ -39,7 +39,7 @@ RECOMPUTE = "recompute"
 """torch's own: the CheckpointPolicy that both partitioners obey. torch.utils.checkpoint and passes of ours set it."""
 
 HALF = "partitioner_tag"
-"""torch's own: "is_forward" or "is_backward", by the half of the joint graph that the node was traced in."""
+"""torch's own: "is_forward" or "is_backward", by the part of the joint graph that the node was traced in."""
 
 DECIDED_BY = "ort_dynamo.decided_by"
 """The name of the pass of ours that set RECOMPUTE; absent where torch.utils.checkpoint did."""

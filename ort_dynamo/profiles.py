@@ -19,9 +19,9 @@ class Profile:
             the CPU it has the one kernel that uses all of the processor.
         walks_entries: kernels that are no plain arithmetic take nanoseconds for each entry, or walk along memory badly.
             On the CPU: Gather of single entries, CumSum, Softmax over an axis that is not the last, Where, Softplus,
-            Tan and its kin, scatters of single entries, a product of a row and a column.
+            Tan and its kin, scatters of single entries, a matmul of a row and a column.
         normalizes_batches: BatchNormalization in training mode is used; only the CPU's was measured.
-        convolves_slower_than_torch: torch's convolutions take less time, but for those that are products of matrices.
+        convolves_slower_than_torch: torch's convolutions take less time, but for those that are matmuls.
             On the CPU torch's are oneDNN's.
         has_slower_operators: the operators of `prices.operators` take longer than torch's kernels.
         lays_out_channels_last: torch's kernels are faster in channels_last where they run all of a graph.
@@ -29,7 +29,8 @@ class Profile:
         leaves_normalizations: torch computes a normalization, or its gradient, that takes a session many nodes.
         lays_out_images: torch convolves in channels_last between sessions, whose fused kernels compute in that order.
         leaves_attention: torch computes attention and its gradient, which never make the scores as a whole.
-        weighs_by_convolution: the gradient of a convolution's weight is one Conv, not a product for each of its places.
+        weighs_by_convolution: the gradient of a convolution's weight is one Conv, not a matmul for each of its
+            positions.
         computes_in_half: a single operator of float16 or bfloat16 stays in that, where a kernel takes it.
         shares_the_processor: its threads and torch's want the same cores.
         shares_an_arena: all sessions of the process take their memory from one arena.

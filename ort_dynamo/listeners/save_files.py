@@ -43,7 +43,7 @@ class SaveFiles(Listener):
         self._graphs: list[Mapping[str, Any]] = []
 
     def cut(self, graphs: Mapping[str, GraphModule], partition: PartitionRecord | None) -> None:
-        """Name the nodes of graphs; a tensor that a forward saves has one name in both halves."""
+        """Name the nodes of graphs; a tensor that a forward saves has one name in forward and backward."""
         first, *others = graphs.values()
         saved = name_nodes(first, self._program)
         for gm in others:

@@ -1,4 +1,4 @@
-"""When AOTAutograd keeps its results, under which key, and how these find the rest again."""
+"""When AOTAutograd keeps its results, under which key, and how they find the islands."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def kept_key(gm: GraphModule, options: Options) -> str | None:
 WORTH_IT = 250
 """Nodes of Dynamo's graphs that a process compiles before results are kept unasked.
 
-A node's tracing, cutting, trial and lowering take some 8 ms together, which a later process saves. torch's first key
+A node's tracing, cutting, probe and lowering take some 8 ms together, which a later process saves. torch's first key
 takes 1.3 s, in this process and the later one: it reads torch's sources and imports inductor. (Measured with GPT-2,
 BERT, Llama, ViT and ResNet on torch 2.13, two cores.)
 """

@@ -181,7 +181,7 @@ class _Walk:
     def add_argument(self, node: Node) -> None:
         """Add, as an input, a value that a node reads that is lowered alone."""
         fake = node.meta["val"]
-        if isinstance(fake, (tuple, list)):  # getitem of an eager node
+        if isinstance(fake, (tuple, list)):  # getitem of a fallback node
             self._values[node] = tuple(None if f is None else self._fake_input(node.name, f) for f in fake)
         else:
             self.add_input(node, _input_spec(node))

@@ -233,7 +233,7 @@ class SessionSettings:
 
     Attributes:
         deterministic: torch.use_deterministic_algorithms() was on.
-        tf32: torch let CUDA round float32 to TF32 in products of matrices and in convolutions alike. ONNX Runtime has
+        tf32: torch let CUDA round float32 to TF32 in matmuls and in convolutions alike. ONNX Runtime has
             one switch for the two, so it is off where torch rounds in one of them only.
         searches_convolutions: torch.backends.cudnn.benchmark was on.
         cuda_graphs: the session is recorded in a CUDA graph.

@@ -50,7 +50,7 @@ class GraphRecord:
     Attributes:
         role: "forward", "backward", "inference" or "training".
         native: overload, as text -> its nodes inside islands.
-        by_design: overload, as text -> its nodes that torch runs by design: random draws and collectives.
+        by_design: overload, as text -> its nodes that torch runs by design: random ops and collectives.
         chosen: "overload: reason", as text -> its nodes that torch runs by choice, since it is faster.
         eager: the nodes that stay in eager because they must, with reasons and lines.
         islands: the islands, in the order in which they run.

@@ -1,6 +1,6 @@
 """Capabilities of the installed ONNX Runtime, found by its package name and version.
 
-Never by trial: some gradient operators crash the process when a session with them is opened.
+Never by a probe: some gradient operators crash the process when a session with them is opened.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _table(entries: Iterable[tuple[str, str, dict[str, list[str]]]], runtime: In
 
 
 _MOVES_TRANSPOSES = ("TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider")
-"""Our transposes are attributes of products, and steps take the same time without these optimizers."""
+"""Our transposes are attributes of matmuls, and steps take the same time without these optimizers."""
 
 
 _FUSIONS_OF_NORMS = (

@@ -1,4 +1,4 @@
-"""Says where each node of one half (forward, backward or inference graph) runs, and why.
+"""Says where each node of a forward, backward or inference graph runs, and why.
 
 A size of a lowered tensor that follows from the inputs' sizes is computed from those, so that no island ends for it. An
 assertion is torch's as well: an island computes the condition, torch reads it and raises.
@@ -37,7 +37,7 @@ class Place(Enum):
     CHOSEN = auto()
     """An island could take it, and torch runs it faster (passes/fx/torch_graph/place_in_torch.py); it has a reason."""
     DRAWN = auto()
-    """A random draw with no data input (passes/fx/hoist_random), torch's by design."""
+    """A random op with no data input (passes/fx/hoist_random), torch's by design."""
     COLLECTIVE = auto()
     """Communication with other processes, or the wait for it: torch's by design, as the process group is torch's."""
     OBSERVER = auto()

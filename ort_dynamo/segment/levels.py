@@ -41,7 +41,7 @@ def levels(graph: Graph, placements: Mapping[Node, Placement]) -> dict[Node, int
             opens = not lowered and argument in placements and placements[argument].place is Place.LOWERED
             level = max(level, found[argument] + opens)
         if not lowered and is_ordered(node, place):
-            # Effects and draws keep eager's order among themselves.
+            # Effects and random ops keep eager's order among themselves.
             last_ordered = level = max(level, last_ordered)
         if writes(node, place):
             earliest = level = max(level, done)

@@ -9,8 +9,8 @@ its start at once. Here
 - the nodes of the island before it that a start does not need become an island of their own, which runs while others
   communicate, if there is a matmul, a convolution or an attention in it: less does not repay a session's call.
 
-Starts keep their order among themselves and with draws and effects, so all ranks communicate in the same order. No wait
-passes a write to a tensor, since a tensor that is being sent may be read until the wait is over.
+Starts keep their order among themselves and with random ops and effects, so all ranks communicate in the same order. No
+wait passes a write to a tensor, since a tensor that is being sent may be read until the wait is over.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _with_late_waits(graph: Graph, placements: Mapping[Node, Placement], levels:
 
 
 def _moves(node: Node, placements: Mapping[Node, Placement]) -> bool:
-    """Check whether the node may run later at no cost: it is a wait, or a view that its readers make again."""
+    """Check whether the node may run later at no cost: it is a wait, or a view that its readers rebuild."""
     if node not in placements:
         return False
     return is_wait(node) or (placements[node].place is Place.LOWERED and is_remakable_view(node))

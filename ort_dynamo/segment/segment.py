@@ -54,7 +54,7 @@ class Segmented:
         islands: island name (the submodule's) -> its graph.
         eager: the nodes that stay in eager because they must.
         native: overload, as text -> its nodes inside islands.
-        by_design: overload, as text -> its nodes that torch runs by design: random draws and collectives.
+        by_design: overload, as text -> its nodes that torch runs by design: random ops and collectives.
         chosen: "overload: reason" -> its nodes that torch runs by choice, since it is faster.
     """
 

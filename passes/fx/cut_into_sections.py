@@ -57,7 +57,7 @@ class CutIntoSections(PassBase):
 
 
 def _places(nodes: Sequence[Node]) -> dict[Node, int]:
-    """Node -> its place in the graph, or the one that it can move to for free: that of its first reader."""
+    """Node -> its index in the graph, or the one that it can move to for free: that of its first reader."""
     place = {node: index for index, node in enumerate(nodes)}
     computed: set[Node] = set()
     for node in nodes:
@@ -75,7 +75,7 @@ def _places(nodes: Sequence[Node]) -> dict[Node, int]:
 
 
 def _sweep(gm: GraphModule, place: Mapping[Node, int], freed: Collection[str]) -> tuple[list[int], list[int]]:
-    """Place -> bytes of saved tensors that it is the last to read, and bytes that a section's end there hands on."""
+    """Index -> bytes of saved tensors that it is the last to read, and bytes that a section's end there hands on."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     (output,) = gm.graph.find_nodes(op="output")
     last: dict[int, int] = {}
@@ -99,9 +99,9 @@ def _sweep(gm: GraphModule, place: Mapping[Node, int], freed: Collection[str]) -
 
 
 def _ends(freed: Sequence[int], handed_on: Sequence[int], least: int, most: int) -> list[int]:
-    """The places where sections end, but for the last: each frees one to two shares, and hands on as little as can be.
+    """The indices where sections end, but for the last: each frees one to two shares, and hands on as little as can be.
 
-    Of equal layers that free no more than a share each, one ends among these places.
+    Of equal layers that free no more than a share each, one ends among these indices.
     """
     until = [0, *accumulate(freed)]  # bytes that are freed before each index
     share = max(least, -(-until[-1] // most))

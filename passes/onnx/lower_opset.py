@@ -65,7 +65,7 @@ class _Plan:
 
     Args:
         version: the opset that the nodes are to be of.
-        opset: that which they are of.
+        opset: the opset that they are of.
         metadata: the metadata of new nodes.
         fresh: gives a name that no value and no node has.
     """

@@ -24,10 +24,10 @@ class RestoreOrder(ir.passes.InPlacePass):
     included. AOTAutograd's order takes each gradient when it can be taken.
 
     A node that was not there before (a fusion that kept no name) comes right after its inputs' makers. Kahn's algorithm
-    (CACM 5(11), 1962) with a queue ordered by place.
+    (CACM 5(11), 1962) with a queue ordered by index.
 
     Attributes:
-        places: name of a value -> its place in the order to restore. Outputs left out have no name and no place.
+        places: name of a value -> its index in the order to restore. Outputs left out have no name and no index.
     """
 
     places: Mapping[str, int] = field(repr=False)

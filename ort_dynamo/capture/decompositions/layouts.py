@@ -119,7 +119,7 @@ def _keeps_format(overload: OpOverload) -> Callable[..., Any]:
 
 
 def _native_dropout_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> Any:
-    """The kernel is a product in the layout of the gradient; torch's decomposition copies it to a memory format."""
+    """The kernel is a matmul in the layout of the gradient; torch's decomposition copies it to a memory format."""
     if is_contiguous(grad_output) or _is_channels_last(grad_output):
         return NotImplemented
     return grad_output * (mask.to(grad_output.dtype) * scale)

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention with its gradient: the fused operators that torch dispatches to, as plain products.
+"""Scaled dot-product attention with its gradient: the fused operators that torch dispatches to, as plain matmuls.
 
 The forward gives the log-sum-exp of each row of scores, the backward recomputes the probabilities from it:
 
@@ -89,7 +89,7 @@ def attention(
         raise ctx.refuse("an attention over nothing")
     dtype = ctx.dtype(query)
     accumulate = float_dtype(dtype)
-    # Half-width products where the target has them; those of the CPU are float32.
+    # Matmuls of half types where the target has them; those of the CPU are float32.
     compute = dtype if ctx.target.takes("MatMul", "", {"T": onnx_dtype(dtype)}) else accumulate
     scores = stacked = (batch, heads, rows)
     grouped = not same_size(heads, key_heads)
@@ -189,7 +189,7 @@ def _forward(ctx: LoweringContext, this: Attention, width: Size, need_lse: bool)
         output = op.Where(empty, 0.0, output)
     if not need_lse:
         return output, None
-    # The largest probability is exp(largest - lse). ReduceLogSumExp would take as long as the products.
+    # The largest probability is exp(largest - lse). ReduceLogSumExp would take as long as the matmuls.
     lse = op.Sub(largest, op.Log(op.ReduceMax(probabilities, [-1], keepdims=1)))
     if this.masked:
         lse = op.Where(empty, 0.0, lse)

@@ -1,4 +1,4 @@
-"""Products of consecutive groups of rows with a matrix each: mixtures of experts.
+"""Matmuls of consecutive groups of rows with a matrix each: mixtures of experts.
 
 A Loop over the groups multiplies exactly the rows there are; rows are neither padded nor masked. The operator itself
 in eager, a Python loop, takes longer (float32, one thread, ms; groups, rows, inner and outer size; onnxruntime 1.31.1):
@@ -41,7 +41,7 @@ class _Groups:
 
         Args:
             rows: (S, N).
-            matrices: (groups, N, width), or None where the first product is not asked for.
+            matrices: (groups, N, width), or None where the first matmul is not asked for.
             others: (S, M), or None where the second is not asked for.
 
         Returns:

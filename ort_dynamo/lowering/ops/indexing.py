@@ -205,7 +205,7 @@ def _masked_put(
     if place >= 0 and not same_size(sizes[place], 1):
         if same_size(sizes[place], 0):
             return self
-        # A value for each selected place, in order. Places that are not selected read any.
+        # A value for each selected position, in order. Positions that are not selected read any.
         flat = op.Reshape(ctx.cast(mask, torch.bool), [-1])
         count = op.ReduceSum(ctx.cast(flat, torch.int64), keepdims=0)
         # Where they are not as many as the values, this reads outside of them: eager raises too.

@@ -1,7 +1,7 @@
 """Resizing (torch.nn.functional.interpolate) and its gradient: a matrix for each axis, made here for fixed sizes.
 
-The matrices are those that torch's own kernels apply; the gradient is the product with their transposes. ONNX's Resize
-serves where places are repeated a whole number of times; elsewhere its coordinates differ from torch's in rounding.
+The matrices are those that torch's own kernels apply; the gradient is the matmul with their transposes. ONNX's Resize
+serves where pixels are repeated a whole number of times; elsewhere its coordinates differ from torch's in rounding.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _map(ctx: LoweringContext, axis: Resize[int]) -> LinearMap:
 
 
 def _repeats(axes: Sequence[Resize[int]]) -> list[int] | None:
-    """Count the repeats of each place, one count per axis; None if the places of an axis repeat unequally often."""
+    """Count the repeats of each pixel, one count per axis; None if the pixels of an axis repeat unequally often."""
     counts = []
     for axis in axes:
         count = axis.out // axis.size

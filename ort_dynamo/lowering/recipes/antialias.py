@@ -40,11 +40,11 @@ _FILTERS: dict[str, tuple[int, Callable[[OpBuilder, ir.Value], ir.Value]]] = {
     "linear_aa": (2, _triangle),
     "cubic_aa": (4, _keys),
 }
-"""Mode -> (places under the filter where nothing is shrunk, the filter)."""
+"""Mode -> (pixels under the filter where nothing is shrunk, the filter)."""
 
 
 def _step(ctx: LoweringContext, axis: Resize[Size]) -> ir.Value:
-    """From one output to the next, in places of the input: 0-d."""
+    """From one output to the next, in pixels of the input: 0-d."""
     op = ctx.op
     if axis.align_corners:
         if isinstance(axis.out, int) and axis.out == 1:

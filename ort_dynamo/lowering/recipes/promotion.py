@@ -29,7 +29,7 @@ def promote(
     """Cast the operands to the dtype that torch computes in, and return that dtype as well.
 
     float16 and bfloat16 compute in float32, as torch's kernels do; the caller casts the result to `ctx.out.dtype`.
-    Beside half-width tensors, a number is rounded to half width first, as torch does for all operators but products and
+    Beside tensors of half types, a scalar is rounded to theirs first, as torch does for all operators but products and
     quotients: those pass `wide_numbers`. An operand with a stand-in decides the dtype, its stand-in takes part.
     """
     fakes: list[Any] = [ctx.fake(o) if isinstance(o, ir.Value) else o for o in operands]

@@ -51,7 +51,7 @@ class Settings:
         onnx_opset_version: of the files that DebugOptions.save_onnx asks for; the models that run have their own.
         conv_algo_search: how cuDNN's algorithms are chosen, on CUDA.
         propagate_cast_ops_strategy, propagate_cast_ops_level, propagate_cast_ops_allow: as torch.compile's options.
-        memory_optimization_level: 0 goes by memory_optimizer_config, 1 and 2 compute the insides of layers again.
+        memory_optimization_level: 0 goes by memory_optimizer_config, 1 and 2 recompute the insides of layers.
         memory_optimizer_config: a JSON file with a list of plans, or plans joined by commas.
         print_memory_stat_by_step: whether memory and time are printed at each phase of a step.
         fallback_policy: when the model runs in PyTorch.

@@ -123,7 +123,7 @@ class ExecutionManager:
         is_training: the mode.
         debug_options: which messages and models to write.
         settings: how to compile.
-        fallback_manager: decides about what cannot run; both modes of a module share one.
+        fallback_manager: decides about models that cannot run; both modes of a module share one.
         logger: ORTModule's.
     """
 

@@ -33,7 +33,7 @@ class CombinedModel(nn.Module):
         inputs: the inputs' names, the label's the last where there is a loss_fn.
         outputs: how many outputs there are, the loss among them.
         loss: which of them is the loss.
-        narrow: the dtype that matrix products compute in (torch.autocast); None leaves each operator its own.
+        narrow: the dtype that matmuls compute in (torch.autocast); None leaves each operator its own.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class RunningModel:
         clips: whether gradients are clipped to the norm that the optimizer has.
         gathers: over how many steps gradients are gathered.
         scales: whether the loss is scaled.
-        together: the processes that train the model; several ask for steps in two halves.
+        together: the processes that train the model; several ask for steps as forward and backward.
         zero: divides updates among processes; None where each does all of it.
     """
 

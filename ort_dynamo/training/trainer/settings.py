@@ -79,11 +79,12 @@ def backend_options(options: ORTTrainerOptions, device: torch.device) -> Options
 _MOST_ELEMENTS = {"AdamOptimizer": 1 << 18, "LambOptimizer": None, "SGDOptimizer": 1 << 23}
 """Optimizer -> how many numbers are trained at most in one session on the CPU; None: there is no limit.
 
-One session took 0.8 to 0.95 of the time of two halves and torch's update where a step takes some milliseconds, for all
-three: there is no Python between. Where weights are large the update is a walk over memory: torch's fused AdamW makes
-one, ONNX operators fifteen (one session took 0.95 at 130 thousand numbers, 1.07 at 540 thousand, 1.26 at 4 million).
-SGD's two walks are at par (0.98 to 1.02), and in one session new weights are beside the old ones. torch has no fused
-LAMB (0.68 to 0.86). Small GPT-like models, interleaved, one thread, AVX-512; bench/bench_trainer_step.py measures it.
+One session took 0.8 to 0.95 of the time of a forward, a backward and torch's update where a step takes some
+milliseconds, for all three: there is no Python between. Where weights are large the update is a walk over memory:
+torch's fused AdamW makes one, ONNX operators fifteen (one session took 0.95 at 130 thousand numbers, 1.07 at 540
+thousand, 1.26 at 4 million). SGD's two walks are at par (0.98 to 1.02), and in one session new weights are beside the
+old ones. torch has no fused LAMB (0.68 to 0.86). Small GPT-like models, interleaved, one thread, AVX-512;
+bench/bench_trainer_step.py measures it.
 """
 
 

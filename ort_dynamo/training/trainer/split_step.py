@@ -1,4 +1,4 @@
-"""A training step in two halves, forward and backward, that ONNX Runtime runs, and an update that torch's kernels do.
+"""A training step as a forward and a backward, that ONNX Runtime runs, and an update that torch's kernels do.
 
 Where weights are large, the update is a walk over memory: torch's fused kernel reads and writes each number once.
 """

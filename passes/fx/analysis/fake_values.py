@@ -120,7 +120,7 @@ def separate_memory(gm: GraphModule) -> None:
 def differences(gm: GraphModule) -> Iterator[str]:
     """Propagate all values anew, from the inputs on, and say where those of the graph are others.
 
-    They are to agree in dtype, shape, strides and device, in which nodes share memory, and at which offset. The
+    They are to agree in dtype, shape, strides and device, in which nodes alias, and at which offset. The
     offset of a value in memory of its own does not matter: torch traces a copy into a slice as one at the slice's.
     """
     anew: dict[Node, Any] = {}

@@ -32,7 +32,7 @@ class Layer:
 def find_layers(joint: JointGraph) -> list[Layer]:
     """The network's layers in the order in which they run; fewer than two mean that none were found.
 
-    1. Modules that are numbered siblings of one class (`encoder.layer.0`, `layer1`) and keep at least two tensors
+    1. Modules that are numbered siblings of one class (`encoder.layer.0`, `layer1`) and save at least two tensors
        each, outermost first: transformer layers of any kind, the stages of a convolutional net.
     2. Where modules say nothing (a function, one module applied many times): the graph is cut wherever all gradient
        flows through a single tensor; the pieces between cuts that repeat, operator by operator, over the period that

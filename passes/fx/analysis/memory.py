@@ -41,7 +41,7 @@ _SELECTIONS = frozenset(
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """One allocation that the forward keeps for the backward.
+    """One allocation that the forward saves for the backward.
 
     Attributes:
         name: the node that is saved; of several views of the allocation, the first.
@@ -64,7 +64,7 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """One computation that the backward does again; views, which cost nothing, are not listed.
+    """One computation that the backward recomputes; views, which cost nothing, are not listed.
 
     Attributes:
         name: its node.
@@ -101,7 +101,7 @@ class MemoryRecord:
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept between forward and backward."""
+        """Bytes saved between forward and backward."""
         return sum(one.nbytes for one in self.saved)
 
     @property
@@ -134,8 +134,8 @@ def memory_record(joint: GraphModule, forward: GraphModule, backward: GraphModul
 
     Args:
         joint: the joint graph, with its tags.
-        forward: the half that keeps.
-        backward: the half that recomputes.
+        forward: the forward graph.
+        backward: the backward graph.
         outputs: how many of the forward's first outputs are the graph's own results.
     """
     whole = JointGraph(joint)
@@ -163,8 +163,8 @@ def freed_by_backward(forward: GraphModule, backward: GraphModule, outputs: int)
     Inputs of the graph, parameters and results that the forward returns are held by others, gradients by autograd.
 
     Args:
-        forward: the half that keeps.
-        backward: the half that reads.
+        forward: the forward graph.
+        backward: the backward graph.
         outputs: how many of the forward's first outputs are the graph's own results.
     """
     results = _output(forward).args[0]
@@ -219,7 +219,7 @@ def _peak(gm: GraphModule, held: Iterable[Node], free: Collection[int]) -> int:
     """Most bytes alive at once in a sweep over `gm`.
 
     Args:
-        gm: one half.
+        gm: the forward or the backward graph.
         held: inputs that count.
         free: allocations that do not count.
     """

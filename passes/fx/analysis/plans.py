@@ -41,7 +41,7 @@ class Candidate:
         cluster: names of the recomputed operators, each followed by "+".
         type: RECOMPUTE, or RECOMPUTE_WITH_COMPROMISE.
         again: the nodes to recompute, views included, in order.
-        narrow: the narrow sides of casts to keep in its place.
+        narrow: the narrow sides of casts to save in its place.
     """
 
     cluster: str
@@ -160,10 +160,10 @@ class _Available:
         return Candidate(cluster, kind, ordered, tuple(sorted(narrow, key=self.joint.position)))
 
     def _back_to(self, group: Sequence[Kept], compromise: bool) -> tuple[set[Node], set[Node]] | None:
-        """Nodes to recompute and narrow sides to keep, or None if it cannot be or takes too much."""
+        """Nodes to recompute and narrow sides to save, or None if it cannot be or takes too much."""
         stops: set[Node] = set()
         while (found := self._walk(group, compromise, stops)) is not None and not found[1] <= stops:
-            stops |= found[1]  # a narrow side that is kept is there for all that reads it, not for its cast alone
+            stops |= found[1]  # a narrow side that is saved is there for all that reads it, not for its cast alone
         return found
 
     def _walk(

@@ -72,7 +72,7 @@ class Cut:
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept."""
+        """Bytes saved."""
         return sum(one.nbytes for one in self.kept)
 
     @property
@@ -314,7 +314,7 @@ class _Attention:
     products: float = 1.0
 
     def flops(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
-        """Two products for each of the query's heads, of which several may share one of the key's and the value's."""
+        """Two matmuls for each of the query's heads, of which several may share one of the key's and the value's."""
         width = query.shape[-1] + value.shape[-1]
         return int(2 * self.products) * math.prod(query.shape[:-1]) * key.shape[self.rows] * width
 
@@ -332,7 +332,7 @@ _ATTENTION: Mapping[Any, _Attention] = {
     aten._flash_attention_backward: _Attention(1, rows=-3, products=2.5),
     aten._efficient_attention_backward: _Attention(1, rows=-3, products=2.5),
 }
-"""Operator -> how it has its operands. A gradient repeats one product of the forward, and has two for each of both."""
+"""Operator -> how it has its operands. A gradient repeats one matmul of the forward, and has two for each of both."""
 
 
 def bytes_of(fake: torch.Tensor) -> tuple[int, sympy.Expr]:

@@ -82,7 +82,7 @@ def maker_of(node: Node) -> Node:
 def is_remakable_view(node: Node) -> bool:
     """Check whether `node` is one of VIEWS, or one of the views that a MULTI_VIEWS node gives.
 
-    A reader on the other side of a boundary can make such a view again from its first argument.
+    A reader on the other side of a boundary can rebuild such a view from its first argument.
     """
     if node.target is operator.getitem:
         return isinstance(node.args[0], Node) and node.args[0].target in MULTI_VIEWS

@@ -28,7 +28,7 @@ __all__ = ["FORWARD", "GRADIENTS", "Gradients", "Normalized", "gradients_of", "n
 
 _HALF = (torch.bfloat16, torch.float16)
 _SHIFT_ROWS = 128
-"""Places of the first image that a shift is the mean of, for a half type: one program sums so many."""
+"""Positions of the first image that a shift is the mean of, for a half type: one program sums so many."""
 
 
 class Normalized(NamedTuple):
@@ -62,7 +62,7 @@ class Gradients(NamedTuple):
 
 
 class _Forward(NamedTuple):
-    """Places of the arguments of a normalization, and of its results beside the first three.
+    """Indices of the arguments of a normalization, and of its results beside the first three.
 
     Attributes:
         running: index of the running mean, before that of the variance; None without them.
@@ -142,7 +142,7 @@ def normalized(node: Node, image: Node, meta: Mapping[str, Any]) -> Normalized:
 
 
 def _shift(add: _Builder, image: Node, wide: torch.dtype) -> Node:
-    """The mean of the first image, or for a half type of its first places."""
+    """The mean of the first image, or for a half type of its first positions."""
     fake = image.meta["val"]
     rows, count = math.prod(fake.shape[:-1]), math.prod(fake.shape[1:-1])
     if fake.dtype in _HALF:

@@ -33,7 +33,7 @@ class ImageNodes:
         self._plain: dict[Node, Node] = {}  # view of an image -> its inner node, which shows the same in memory's order
         self._copied: dict[Node, Node] = {}  # image with an inner node that has gaps -> the same of a contiguous copy
         self._outer: dict[Node, Node] = {}  # image -> the permutation back of its inner node
-        self._traced: dict[tuple[Node, Any], Node] = {}  # image, half of a reader -> a copy as it was traced
+        self._traced: dict[tuple[Node, Any], Node] = {}  # image, direction of a reader -> a copy as it was traced
 
     # -- images ------------------------------------------------------------------------------------------------------
 

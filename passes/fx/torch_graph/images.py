@@ -107,7 +107,7 @@ def is_back(node: Node) -> bool:
 
 
 def is_of_channels(node: Node) -> bool:
-    """Ask whether a node expands one number of each channel of an image to all of its places."""
+    """Ask whether a node expands one number of each channel of an image to all of its positions."""
     if node.target is not aten.expand.default:
         return False
     source: Any = node.args[0]
@@ -117,7 +117,7 @@ def is_of_channels(node: Node) -> bool:
 
 
 def is_normalized(fake: torch.Tensor) -> bool:
-    """Ask whether a batch norm of an image becomes sums: it has several channels and places."""
+    """Ask whether a batch norm of an image becomes sums: it has several channels and positions."""
     rows = fake.numel() // fake.shape[1] if is_known(fake) else 0
     return rows > 1 and fake.shape[1] > 1 and fake.is_floating_point()
 

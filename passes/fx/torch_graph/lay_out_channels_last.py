@@ -84,7 +84,7 @@ class _Layout:
     def __init__(self, gm: GraphModule) -> None:
         self._gm = gm
         self._moved: dict[Node, Any] = {}  # node -> the fake value that it was traced with
-        self._back: dict[tuple[Node, Any], Node] = {}  # node that moved, half of a reader -> a copy as it was traced
+        self._back: dict[tuple[Node, Any], Node] = {}  # node that moved, direction of a reader -> a copy as traced
         self._over: dict[Node, Node] = {}  # node that did not -> a copy in channels_last
         self._modified = False
 

@@ -103,7 +103,7 @@ def _accumulates(node: Node) -> bool:
 
 
 def _gives_places(node: Node) -> bool:
-    """Without the places, which the gradient reads, it is twice torch's time."""
+    """Without the indices, which the gradient reads, it is twice torch's time."""
     return any(user.target is operator.getitem and user.args[1] == 1 and bool(user.users) for user in node.users)
 
 

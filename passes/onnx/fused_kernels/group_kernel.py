@@ -35,7 +35,7 @@ Only = tuple[tuple[int, int], ...]
 MOVES = frozenset({
     "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
 })  # fmt: skip
-"""Operators that compute nothing and whose elements are found by arithmetic of places."""
+"""Operators that compute nothing and whose elements are found by arithmetic of indices."""
 
 _LEAST_RUN = 8
 """Minimum number of neighbouring elements that neighbouring points read: 16 bytes of a half type."""
@@ -266,7 +266,7 @@ class _Lowering:
 
     @property
     def _counts(self) -> tuple[Size, ...]:
-        """The trip count of each loop, followed by the number of pieces and places of which one is read."""
+        """The trip count of each loop, followed by the number of pieces and indices of which one is read."""
         return (*self._loops, *(count for *_, count in self._fixed))
 
     def _regrouped(self, sequence: Sequence[int], shape: Sequence[Size]) -> Layout:

@@ -269,7 +269,7 @@ class _Search:
         return Shared(chosen, [self._repeated(group) for group in chosen], self._kept).groups(self._in_order)
 
     def _repeated(self, group: Group) -> frozenset[ir.Node]:
-        """The arithmetic that a group does again, of fewer bytes than it would read."""
+        """The arithmetic that a group recomputes, of fewer bytes than it would read."""
         for found in repeated(group.inputs, self._cost, self._may_repeat):
             more = self._group(self._in_order([*group.nodes, *found]), group.columns)
             if found and self._is_kernel(more):

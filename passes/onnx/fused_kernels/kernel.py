@@ -75,7 +75,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Counter:
-    """The place along an axis, which is the sum of the loops' counters by strides.
+    """The index along an axis, which is the sum of the loops' counters by strides.
 
     Attributes:
         dtype: int64.

@@ -15,7 +15,7 @@ from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE
 __all__ = ["Shared", "read_by", "repeated"]
 
 _MOST_NODES = 12
-"""Nodes that are computed again for one input."""
+"""Nodes that are recomputed for one input."""
 
 
 class _Making(NamedTuple):
@@ -37,7 +37,7 @@ class _Making(NamedTuple):
 def repeated(
     inputs: Iterable[ir.Value], nbytes: Callable[[ir.Value], int], may_repeat: Callable[[ir.Node], bool]
 ) -> Iterator[frozenset[ir.Node]]:
-    """Give the nodes that a kernel computes again in place of its inputs: all that pay, then casts of half types alone.
+    """Give the nodes that a kernel recomputes in place of its inputs: all that pay, then casts of half types alone.
 
     Args:
         inputs: the values that the kernel would read.
@@ -118,7 +118,7 @@ class Shared:
 
     @cached_property
     def _repeating(self) -> dict[ir.Node, list[int]]:
-        """Node -> the groups that do it again."""
+        """Node -> the groups that recompute it."""
         found: dict[ir.Node, list[int]] = {}
         for index, nodes in enumerate(self.repeated):
             for node in nodes:
@@ -134,7 +134,7 @@ class Shared:
             return True  # by a recomputed node of a group
         if home is not None:
             return home != self._home.get(producer) and producer not in self.repeated[home]
-        # A node that others do again is itself done only for the rest of its readers.
+        # A node that others recompute is itself computed only for the rest of its readers.
         return not repeating or any(map(self._is_read, reader.outputs))
 
 

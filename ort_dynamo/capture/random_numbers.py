@@ -58,7 +58,7 @@ def _cast_where_seen(drawn: Node, last_placeholder: Node, dtype: torch.dtype) ->
 
 
 def _cast_where_too_wide(drawn: Node, last_placeholder: Node) -> bool:
-    """Cast the number, which is float64, for nodes that a Python float would not make float64; True if it did so."""
+    """Cast the scalar, which is float64, for nodes that a Python float would not make float64; True if it did so."""
     narrow = {user: dtype for user in drawn.users if (dtype := _dtype_left(user, drawn)) is not None}
     for dtype in dict.fromkeys(narrow.values()):
         with drawn.graph.inserting_after(last_placeholder):

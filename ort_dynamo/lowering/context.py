@@ -113,7 +113,7 @@ class LoweringContext:
         return self.builder.constant(list(numbers), ir.DataType.INT64)
 
     def scalar(self, number: Number, dtype: torch.dtype) -> ir.Value:
-        """A 0-d value of a number that may be symbolic."""
+        """A 0-d value of a scalar that may be symbolic."""
         if isinstance(number, (torch.SymInt, torch.SymFloat)):
             return self.cast(self._symbols.value(expression(number)), dtype)
         if isinstance(number, torch.SymBool):

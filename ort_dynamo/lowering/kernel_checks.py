@@ -43,7 +43,7 @@ _REPEATING = frozenset({"roll"})
 """Operators that take a dimension twice."""
 
 _OPERANDS = frozenset({"exponent", "other", "self"})
-"""Names of arguments in which a number takes part in a promotion."""
+"""Names of arguments in which a scalar takes part in a promotion."""
 
 _BY_SLICES = frozenset({"index_add", "index_reduce"})
 """Operators whose `source` has the slices of `self`, which their kernels check and fake tensors do not."""
@@ -177,7 +177,7 @@ class _Dtypes:
         return set() if narrow in ({"h"}, {"b"}) and others == {"f"} else None
 
     def _promoted(self, operands: Mapping[str, list[torch.Tensor]]) -> set[str]:
-        """The dtype to which the operands promote, among them the numbers in the place of one."""
+        """The dtype to which the operands promote, among them the scalars in the place of one."""
         numbers = [
             value for name, value in self._arguments.items() if name in _OPERANDS and isinstance(value, _NUMBERS)
         ]

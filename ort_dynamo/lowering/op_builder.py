@@ -120,7 +120,7 @@ class GraphBuilder(ABC):
         return node.outputs[0] if len(node.outputs) == 1 else node.outputs
 
     def cast_inputs(self, schema: onnx.defs.OpSchema | None, inputs: Sequence[Any]) -> Sequence[ir.Value | None]:
-        """Make values of Python numbers, typed like the values that share their type variable.
+        """Make values of Python scalars, typed like the values that share their type variable.
 
         Raises:
             ValueError: there are more inputs than the operator has.

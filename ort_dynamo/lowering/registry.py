@@ -32,7 +32,7 @@ __all__ = [
 Lowering = Callable[..., Any]
 """lowering(ctx, *args, **kwargs) -> ir.Value, or a tuple of ir.Value | None for several outputs.
 
-The arguments are the node's own, with every tensor argument replaced by its ir.Value and every symbolic number by
+The arguments are the node's own, with every tensor argument replaced by its ir.Value and every symbolic scalar by
 its torch.SymInt / SymFloat. An output nobody reads may be None.
 """
 

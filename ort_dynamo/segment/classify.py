@@ -43,7 +43,7 @@ class Place(Enum):
     OBSERVER = auto()
     """It shows a value to the program (statistics of activations): torch's by design, as the observer is Python."""
     HOST = auto()
-    """Arithmetic on Python numbers (symbolic sizes), an assertion or a constant, which torch has for free."""
+    """Arithmetic on Python scalars (symbolic sizes), an assertion or a constant, which torch has for free."""
     INPUT_SIZE = auto()
     """A size of a computed tensor that follows from the sizes of the graph's inputs: nobody has to wait for it."""
     WRITE = auto()
@@ -94,7 +94,7 @@ def classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.d
 _SIZE_READS = frozenset(
     {aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default}
 )
-"""Operators that ask a tensor for a number, not for its data."""
+"""Operators that ask a tensor for a scalar, not for its data."""
 
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d"})
 """Namespaces of torch.distributed's operators."""

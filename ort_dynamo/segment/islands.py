@@ -147,7 +147,7 @@ class _Builder:
         return made
 
     def _view_outside(self, value: Node) -> Node:
-        """The outer node of `value`, its views re-made on the base if needed."""
+        """The outer node of `value`, its views rebuilt on the base if needed."""
         _, chain = self._base(value)
         for view in reversed(chain):
             self._copy(view)
@@ -239,7 +239,7 @@ class _Island:
         self.imports.append(node)
 
     def add_size(self, outside: Node) -> None:
-        """Import one more number, the value of an outer node."""
+        """Import one more scalar, the value of an outer node."""
         self._add_placeholder(f"size_{len(self.sizes)}", outside)
         self.sizes.append(outside)
 

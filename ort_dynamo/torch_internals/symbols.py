@@ -57,16 +57,16 @@ def has_symbolic_sizes(tensor: torch.Tensor) -> bool:
 
 
 def given_expression(number: Any) -> sympy.Expr:
-    """The sympy expression of a number out of a graph's fake values, which the graph's key spells.
+    """The sympy expression of a scalar out of a graph's fake values, which the graph's key spells.
 
-    A number that is not symbolic becomes a sympy number. `node.expr` in all versions: the expression, with those
+    A scalar that is not symbolic becomes a sympy number. `node.expr` in all versions: the expression, with those
     equalities applied that are known by then.
     """
     return number.node.expr if isinstance(number, _SYMBOLIC) else sympy.sympify(number)
 
 
 def expression(number: int | _Symbolic) -> sympy.Expr:
-    """The same of a number that may have been computed, in ways that depend on facts about the sizes in it.
+    """The same of a scalar that may have been computed, in ways that depend on facts about the sizes in it.
 
     (`a % b` on SymInts is one function where both are known to be nonnegative, and another where they are not.)
     """

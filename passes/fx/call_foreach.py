@@ -34,11 +34,11 @@ def cast_all(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.
 
 
 def add_to_all(tensors: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
-    """Add a number to tensors.
+    """Add a scalar to tensors.
 
     Args:
         tensors: int64 tensors of one element, on one device.
-        number: the number to add.
+        number: the scalar to add.
     """
     return list(torch._foreach_add(list(tensors), number))
 

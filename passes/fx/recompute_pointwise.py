@@ -34,7 +34,7 @@ _MOST_NODES = 16
 class RecomputePointwise(PassBase):
     """The pass tags saved results of pointwise operators that can be recomputed from tensors with fewer bytes.
 
-    So of the logarithms of a softmax, in float32, the logits are saved of a half type and two numbers a row.
+    So for the logarithms of a softmax, in float32, the forward saves the logits of a half type and two numbers a row.
     Tensors that live anyway count, too, for they are read once more: a chain of sums, each of which is read, stays
     saved.
 

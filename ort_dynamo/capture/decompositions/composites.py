@@ -151,7 +151,7 @@ def _bernoulli(self: torch.Tensor, *, generator: torch.Generator | None = None) 
 def _normal(
     mean: float | torch.Tensor, std: float | torch.Tensor = 1.0, *, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """mean + std N(0, 1) in the mean's dtype, rounded where eager rounds: a number `std` is part of the random op."""
+    """mean + std N(0, 1) in the mean's dtype, rounded where eager rounds: a scalar `std` is part of the random op."""
     if generator is not None:
         return NotImplemented
     if not isinstance(std, torch.Tensor):

@@ -89,7 +89,7 @@ def attention(
         raise ctx.refuse("an attention over nothing")
     dtype = ctx.dtype(query)
     accumulate = float_dtype(dtype)
-    # Matmuls of half types where the target has them; those of the CPU are float32.
+    # Matmuls of half types where the target has them; those on the CPU are float32.
     compute = dtype if ctx.target.takes("MatMul", "", {"T": onnx_dtype(dtype)}) else accumulate
     scores = stacked = (batch, heads, rows)
     grouped = not same_size(heads, key_heads)

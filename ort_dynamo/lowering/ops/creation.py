@@ -1,4 +1,4 @@
-"""Tensors from numbers."""
+"""Tensors from scalars."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _mean(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], axes: Se
 
 
 def _filled(ctx: LoweringContext, *numbers: float) -> tuple[ir.Value | None, ...]:
-    """The node's results where there is nothing to normalize: each one is a number, repeated."""
+    """The node's results where there is nothing to normalize: each one is a scalar, repeated."""
     return tuple(
         ctx.op.Expand(ctx.constant(number, fake.dtype), ctx.shape(fake.shape)) if index in ctx.used else None
         for index, (number, fake) in enumerate(zip(numbers, ctx.out, strict=True))

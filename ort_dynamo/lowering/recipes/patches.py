@@ -56,8 +56,7 @@ class Sliding:
 
     @property
     def remainders(self) -> list[Size]:
-        """Number of last positions along each axis of the padded image that the stride skips: no window reaches
-        them."""
+        """Count the last positions of each padded axis that no window reaches; the stride skips them."""
         return [n + 2 * p - covered for n, p, covered in zip(self.sizes, self.padding, self.covered, strict=True)]
 
 

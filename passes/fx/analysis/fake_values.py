@@ -42,7 +42,7 @@ def add_call(
 
     Args:
         graph: the graph.
-        target: an operator, or a function of numbers.
+        target: an operator, or a function of scalars.
         args: its arguments.
         kwargs: its keyword arguments.
         meta: further entries of the node's meta.

@@ -197,7 +197,7 @@ class JointGraph:
         return tuple(Kept(tuple(group), *bytes_of(group[0].meta["val"])) for group in groups.values())
 
     def _in_backward(self, user: Node) -> bool:
-        # A backward node that reads only a shape makes torch keep the numbers, not the tensor.
+        # A backward node that reads only a shape makes torch save the sizes, not the tensor.
         return user.op == "call_function" and user not in self._forward and not is_number(user)
 
 

@@ -82,7 +82,7 @@ class _Tracer(GraphAppendingTracer):
 
 
 class _Arithmetic(PythonReferenceAnalysis):
-    """torch's arithmetic on Python numbers, for proxies of them also where torch's asks sympy or `math`."""
+    """torch's arithmetic on Python scalars, for proxies of them also where torch's asks sympy or `math`."""
 
     @staticmethod
     def int_truediv(a: Any, b: Any) -> Any:

@@ -83,8 +83,7 @@ def compile_recorded(
 
 
 def _listeners(options: Options, records: Records, *others: Listener) -> list[Listener]:
-    """List the listeners of each compile, in the order in which they are called; the first records errors of later
-    ones."""
+    """List the listeners of each compile, in the order of their calls; the first records errors of later ones."""
     return [records, *others, CompareRanks(options.segment), RecordCudaGraphs(options.session)]
 
 

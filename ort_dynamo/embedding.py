@@ -86,8 +86,7 @@ class Gaps:
 
 
 def find_gaps(since: float) -> Gaps:
-    """Find the gaps in the compiles that Dynamo began at or after `since` (seconds since the epoch), for any
-    backend."""
+    """Find the gaps in Dynamo's compiles that began at or after `since` (seconds since the epoch), of any backend."""
     seen = frames(since)
     breaks = (FunctionNote(frame.function, frame.where, in_a_line(why)) for frame in seen for why in frame.breaks)
     return Gaps(tuple(breaks), tuple(given_up(seen)))

@@ -1,5 +1,4 @@
-"""The errors of this project: one class per kind, each with a template that says the failure, its place and the
-remedy."""
+"""The errors of this project: one class per kind, each with a template for the failure, its place and the remedy."""
 
 from __future__ import annotations
 

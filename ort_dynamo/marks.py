@@ -108,8 +108,7 @@ PASS = "ort_dynamo.pass"
 """The repr of the pass that made this node or changed it."""
 
 DIRECTION = "ort_dynamo.direction"
-"""In saved files: "backward" of nodes that compute gradients, "forward" of all others, also if a backward recomputes
-them."""
+"""In saved files: "backward" of nodes that compute gradients, else "forward", also of recomputed ones in a backward."""
 
 FOR_KERNEL = "ort_dynamo.for_kernel"
 """On a Cast: it only is there because an operator has no kernel for the dtype of its inputs."""

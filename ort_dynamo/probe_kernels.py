@@ -53,7 +53,7 @@ def kernels_work(options: CacheOptions) -> bool:
     """Ask whether fused kernels run on the current device and give the right numbers; tried once for each device.
 
     Args:
-        options: where compiled kernels are kept.
+        options: where compiled kernels are stored.
     """
     with real_kernels():
         return _work(torch.cuda.current_device(), options)

@@ -102,8 +102,7 @@ class Target:
 
     @property
     def prices(self) -> Prices:
-        """The prices by which placement has torch run nodes by choice. They follow from the other fields and enter no
-        key."""
+        """The prices for running nodes in torch by choice. They follow from the other fields and enter no key."""
         # Here, for passes on ONNX models run without torch.
         from ort_dynamo import prices
 

@@ -67,7 +67,7 @@ def context_key(lines: Iterable[str], facts: Iterable[str]) -> str:
 
 
 def disk_cache(options: CacheOptions) -> DiskCache | None:
-    """The folder that options and environment ask for; None where nothing is kept.
+    """The folder that options and environment ask for; None where nothing is stored.
 
     Raises:
         InvalidVariableError: an environment variable of the cache has a value that it cannot take.
@@ -77,7 +77,7 @@ def disk_cache(options: CacheOptions) -> DiskCache | None:
 
 
 def keeps_traces(options: CacheOptions) -> bool | None:
-    """Check whether torch keeps AOTAutograd's results, too; torch unpickles them when it reads them.
+    """Check whether torch stores AOTAutograd's results, too; torch unpickles them when it reads them.
 
     None leaves the decision to the gain. Raises as `disk_cache`.
     """
@@ -160,7 +160,7 @@ class DiskCache:
             self._write(key, data)
 
     def add(self, key: str, data: bytes) -> None:
-        """Keep an entry that comes from elsewhere, if it is one."""
+        """Store an entry that comes from elsewhere, if it is one."""
         try:
             if not re.fullmatch("[0-9a-f]{64}", key):
                 raise EntryError("its key is none")

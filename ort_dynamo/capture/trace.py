@@ -55,8 +55,8 @@ def trace(
         partition: cuts the joint graph of forward and backward.
         around: makes of the graph the module that is traced in its place; it calls the graph.
         more_inputs: inputs that this has after those of the graph.
-        kept_as: have AOTAutograd keep the result, and look for it, under a key that holds this text beside the graph;
-            all compilers give OutputCode then. None keeps nothing.
+        kept_as: have AOTAutograd store the result, and look for it, under a key that holds this text beside the graph;
+            all compilers give OutputCode then. None stores nothing.
 
     Returns:
         A callable with the signature of `gm`, or of the module around it.

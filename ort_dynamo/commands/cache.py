@@ -1,4 +1,4 @@
-"""python -m ort_dynamo cache: the compiled graphs that are kept from one process to the next."""
+"""python -m ort_dynamo cache: the compiled graphs that are stored from one process to the next."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Loading:
 
 
 LOADING: ContextVar[Loading | None] = ContextVar("LOADING", default=None)
-"""Set while a graph is traced whose result AOTAutograd may have kept."""
+"""Set while a graph is traced whose result AOTAutograd may have stored."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class StoredCode(OutputCode):
     Args:
         outer: the outer graph, with its islands.
         whole: the graph before it was cut into islands.
-        islands: where they are stored; one that is None cannot be, and so the whole is not kept.
+        islands: where they are stored; one that is None cannot be, and so the whole is not stored.
         record: the record of the compile.
         partition: of a forward, the record of the cut of its joint graph.
         cache: where the islands are looked for if no compile of this project says so.
@@ -144,7 +144,7 @@ class StoredCode(OutputCode):
             self._entries = {name: _entry(place, disk) for name, place in self._islands.items() if place is not None}
 
     def __deepcopy__(self, _: dict[int, Any]) -> StoredCode:
-        """A copy that shares all; torch keeps one to write it again."""
+        """A copy that shares all; torch stores one to write it again."""
         copied = StoredCode.__new__(StoredCode)
         copied.__dict__.update(self.__dict__)
         return copied

@@ -136,7 +136,7 @@ class LoweringContext:
         """`value` in `dtype`, itself where it has it already.
 
         Where the node's result is float16 or bfloat16, a cast between floating dtypes is one into or out of the wider
-        dtype it it is computed in, and is marked as such. The node's own change of dtype is `convert`.
+        dtype it is computed in, and is marked as such. The node's own change of dtype is `convert`.
         """
         result = self.convert(value, dtype)
         if result is not value and self._is_half and dtype.is_floating_point and value.dtype in _FLOATS:

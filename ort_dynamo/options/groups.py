@@ -254,10 +254,10 @@ class CacheOptions:
     """Read by cache/disk.py; they decide nothing about the compiled graph, and so enter no key.
 
     Attributes:
-        disk_cache: whether compiled graphs are kept from one process to the next; None goes by the environment
+        disk_cache: whether compiled graphs are stored from one process to the next; None goes by the environment
             variable ORT_DYNAMO_CACHE, which is on unless it is 0.
         cache_dir: the folder; None goes by ORT_DYNAMO_CACHE_DIR, else by the platform's folder for caches of a user.
-        trace_cache: whether torch keeps AOTAutograd's results, too, in its own folder, and unpickles them; None goes
+        trace_cache: whether torch stores AOTAutograd's results, too, in its own folder, and unpickles them; None goes
             by ORT_DYNAMO_TRACE_CACHE, else by its gain (listeners/trace_cache.py).
     """
 

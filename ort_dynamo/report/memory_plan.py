@@ -144,7 +144,7 @@ def _as_is(gm: GraphModule, _: slice) -> GraphModule:
 
 @contextmanager
 def _unchanged(model: Callable[..., Any], inputs: Any) -> Iterator[None]:
-    """Restore all that a call changes: buffers and the generators of the CPU and the inputs' devices."""
+    """Restore a call's side effects: buffers and the generators of the CPU and the inputs' devices."""
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     buffers: list[torch.Tensor] = []
     if isinstance(model, nn.Module):

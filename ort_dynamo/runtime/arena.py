@@ -30,7 +30,7 @@ class SharedArena:
         return self._registered
 
     def expect(self, nbytes: int) -> None:
-        """Announce a graph's bytes at once, before any session is open; later it has no effect."""
+        """Announce how many bytes a graph holds at its peak, before any session is open; later it has no effect."""
         self._first_region = min(max(int(nbytes * _ROOM), _SMALLEST), _LARGEST)
 
     def register(self) -> None:

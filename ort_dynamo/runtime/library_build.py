@@ -1,4 +1,4 @@
-"""Builds the C library of fused operators with the machine's C compiler, and keeps it by its content."""
+"""Builds the C library of fused operators with the machine's C compiler, and stores it by its content."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def built_library(folder: Path | None) -> tuple[Path, ctypes.CDLL] | Unavailable
     """Load the library, after building it unless an earlier process has.
 
     Args:
-        folder: where it is kept, made if need be; None, or one that cannot be used, is a private folder of the process.
+        folder: where it is stored, made if need be; None, or one that cannot be used, is a private folder of the process.
     """
     image: bytes | None = None
     reasons = []

@@ -62,7 +62,7 @@ def open_session(
         target: the target that the model was lowered for.
         device: the torch device of its tensors.
         stream: the stream that it computes on, if its device has streams.
-        store: where compiled kernels are kept.
+        store: where compiled kernels are stored.
 
     Raises:
         CannotBeRecordedError: it was to be recorded in a CUDA graph, and a node of it runs on the CPU.

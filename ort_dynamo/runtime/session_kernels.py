@@ -50,7 +50,7 @@ def session_kernels(
         built: the graph.
         target: the target that it was lowered for.
         device: of the session's tensors.
-        store: where compiled kernels are kept.
+        store: where compiled kernels are stored.
     """
     if not built.kernels:
         return ()

@@ -60,8 +60,7 @@ class SessionStream:
             yield
 
     def hold(self, session: Any) -> None:
-        """Keep the session that an InferenceSession wraps until its stream has done all work, once the wrapper is
-        dropped.
+        """Keep an InferenceSession's inner session, once the outer is dropped, until its stream has done all work.
 
         A run ends with a callback on the stream that gives back pinned memory. If the session is gone by then, the
         callback frees the memory itself, which CUDA forbids in a callback: the process ends.

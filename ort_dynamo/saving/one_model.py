@@ -1,5 +1,4 @@
-"""Joins the saved models of one compile into one: the forward, or forward and backward, with torch's calls between
-sessions.
+"""Joins the saved models of one compile, with or without the backward's, and torch's calls between sessions.
 
 docs/saved_files.md describes the model, for those who read it.
 """

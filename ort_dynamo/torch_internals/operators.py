@@ -1,5 +1,4 @@
-"""torch's operators by name, where an operator that the installed torch lacks is no error, and their facts about
-themselves.
+"""torch's operators by name, and their schemas; an operator that the installed torch lacks is no error.
 
 `aten.mul.Tensor` is `torch.ops.aten.mul.Tensor`. Where torch has no such operator it is an `AbsentOperator`, which
 equals no node's target: a table may name it, and the functions that register the entries of tables leave it out.

@@ -27,7 +27,7 @@ __all__ = ["FuseKernels", "fused_kernels", "fused_ops", "unmade"]
 _RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 _KERNEL = "fused_kernel"
-"""The key of a function's `meta` under which its kernel is kept."""
+"""The key of a function's `meta` under which its kernel is stored."""
 
 
 def fused_kernels(model: ir.Model) -> dict[str, Kernel]:

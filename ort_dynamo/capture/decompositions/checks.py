@@ -25,8 +25,7 @@ _inside: ContextVar[bool] = ContextVar("_inside", default=False)
 
 
 def checked(overload: OpOverload, decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Make `decomposition` check its arguments as eager's kernel does; unchanged for operators that eager
-    decomposes."""
+    """Make `decomposition` check its arguments as eager's kernel does, unless eager decomposes the operator, too."""
     if can_decompose(overload):
         return decomposition
     check = _CHECKS.get(overload)

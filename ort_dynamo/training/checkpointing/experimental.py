@@ -114,8 +114,7 @@ def experimental_load_checkpoint(
     checkpoint_prefix: str = "ORT_checkpoint",
     strict: bool = False,
 ) -> dict[str, Any]:
-    """Load a checkpoint of `experimental_save_checkpoint`; of several ranks, the trainer's own with ZeRO, otherwise
-    all.
+    """Load a checkpoint of `experimental_save_checkpoint`; with ZeRO the rank's own file, otherwise all files.
 
     Args:
         ort_trainer: an ORTTrainer.

@@ -1,5 +1,4 @@
-"""Answers a training step's questions to the processes that train together; `Together` answers for one that trains
-alone.
+"""Answers a training step's questions to the processes that train together; `Together` is for a single process.
 
 ZeRO's first stage is by torch's ZeroRedundancyOptimizer: each process updates some weights, and gives them to all. It
 divides whole weights, so that the norms of gradients, and LAMB's of each weight, need nothing from other processes.

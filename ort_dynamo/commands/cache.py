@@ -143,7 +143,7 @@ def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
         sys.argv = before
         sys.path.remove(str(script.resolve().parent))
     if precompiles():
-        torch.compiler.save_cache_artifacts()  # writes down Dynamo's findings, which Dynamo does not do by itself
+        torch.compiler.save_cache_artifacts()  # writes down Dynamo's findings, since Dynamo does not
     misses = sum(COUNTS.values()) - COUNTS["hit"]
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(COUNTS.items()) if reason != "hit")
     print(f"{COUNTS['hit']} graphs read from {folder.path}, {misses} built{f' ({reasons})' if misses else ''}")

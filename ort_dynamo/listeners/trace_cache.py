@@ -29,9 +29,9 @@ __all__ = ["WORTH_IT", "TraceCache", "kept_key", "loading"]
 def kept_key(gm: GraphModule, options: Options) -> str | None:
     """Give the part of the key of AOTAutograd's cache that is ours; None where that stores nothing of `gm`.
 
-    Nothing is stored of graphs with symbolic floats: an assumption about one (that it is 0.25, where an operator takes it
-    as a constant) is a guard that AOTAutograd does not store, and so it would take the result for any other number. Nor
-    where a program has added passes on FX graphs or lowerings: they decide the trace, and could do anything. Graphs
+    Nothing is stored of graphs with symbolic floats: an assumption about one (that it is 0.25, where an operator takes
+    it as a constant) is a guard that AOTAutograd does not store, and so it would take the result for any other number.
+    Nor where a program has added passes on FX graphs or lowerings: they decide the trace, and could do anything. Graphs
     that are recorded in CUDA graphs are not stored either.
     """
     extra = options.passes.extra_passes

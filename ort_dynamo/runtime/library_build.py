@@ -33,7 +33,8 @@ def built_library(folder: Path | None) -> tuple[Path, ctypes.CDLL] | Unavailable
     """Load the library, after building it unless an earlier process has.
 
     Args:
-        folder: where it is stored, made if need be; None, or one that cannot be used, is a private folder of the process.
+        folder: where it is stored, made if need be; None, or one that cannot be used, is a private folder of the
+            process.
     """
     image: bytes | None = None
     reasons = []

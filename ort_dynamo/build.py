@@ -118,7 +118,7 @@ class BuiltGraph:
         name: how errors and files call it, e.g. "forward-1f0a…".
         model: the serialised ONNX ModelProto that is to be opened.
         inputs, outputs: how its values cross, in order.
-        session: how to open it. Where `model` is what ONNX Runtime's optimizers have left, they are off here.
+        session: how to open it. Where ONNX Runtime has optimized `model`, its optimizers are off here.
         dtypes: element types of its values; they decide which of ONNX Runtime's optimizers are left out.
         in_order: whether its nodes run in the model's order.
         keyable: whether it may serve other islands with its key: all that lowering asked about sizes is in that.

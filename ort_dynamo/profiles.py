@@ -15,8 +15,8 @@ class Profile:
     Attributes:
         sums_in_order: its sums add one number after another, and so lose digits where they are long. CUDA's add in a
             tree.
-        prefers_dense_products: a matmul is cheaper than nodes that move, gather or sum as many elements. On
-            the CPU it has the one kernel that uses all of the processor.
+        prefers_dense_products: a matmul is cheaper than nodes that move, gather or sum as many elements. On the CPU it
+            has the one kernel that uses all of the processor.
         walks_entries: kernels that are no plain arithmetic take nanoseconds for each entry, or walk along memory badly.
             On the CPU: Gather of single entries, CumSum, Softmax over an axis that is not the last, Where, Softplus,
             Tan and its kin, scatters of single entries, a matmul of a row and a column.

@@ -38,8 +38,8 @@ class OnnxModule(nn.Module):
     `torch.onnx.export` should be told `optimize=False`, or `do_constant_folding=False` and
     `training=torch.onnx.TrainingMode.TRAINING`.
 
-    In train mode, Dropout and BatchNormalization behave as in training if the file says so
-    (`training_mode`); in eval mode they never do.
+    In train mode, Dropout and BatchNormalization behave as in training if the file says so (`training_mode`); in eval
+    mode they never do.
 
     Args:
         model: the file; a copy is kept for `to_model_proto`, without the weights' data.

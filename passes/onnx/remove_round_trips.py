@@ -34,8 +34,8 @@ class RemoveRoundTrips(ir.passes.InPlacePass):
 
     An operator without a kernel for its dtype is computed in a wider one between casts. Two such operators in a row
     leave op, cast, cast, op; movements of data may stand between the casts. Consumers of the second cast then read
-    the first operator's result, which is nearer to the exact result than its rounding. This is what compilers
-    call excess precision (XLA's xla_allow_excess_precision).
+    the first operator's result, which is nearer to the exact result than its rounding. Compilers call this excess
+    precision (XLA's xla_allow_excess_precision).
 
     It fires where:
 

@@ -46,9 +46,9 @@ class LayOutImages(PassBase):
 
     The graph is rewritten with explicit permutations: the result of a convolution is permuted to (rows, height, width,
     channels), which is a view, the operators that follow compute such contiguous tensors, and the next convolution
-    reads the permutation back. Values do not change, in any layout that the tensors may get. A batch norm
-    that trains becomes sums over positions and arithmetic (`batch_norm_sums.py`), which fused kernels compute. An
-    operator that has no form here reads a contiguous copy.
+    reads the permutation back. Values do not change, in any layout that the tensors may get. A batch norm that trains
+    becomes sums over positions and arithmetic (`batch_norm_sums.py`), which fused kernels compute. An operator that has
+    no form here reads a contiguous copy.
 
     It fires for half types, and for float32 if cuDNN may use TF32; for known sizes.
     """

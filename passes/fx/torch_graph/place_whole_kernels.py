@@ -41,8 +41,8 @@ class PlaceWholeKernels(PassBase):
     over memory, exceeds the cost of the cut.
 
     Where convolutions multiply more than matmuls do, all of the graph is torch's: the rest between them is elementwise,
-    and takes a session as many kernels as torch. Fused kernels take fewer: a graph that LayOutImages has
-    laid out for them is shared.
+    and takes a session as many kernels as torch. Fused kernels take fewer: a graph that LayOutImages has laid out for
+    them is shared.
 
     Attributes:
         target: the target of the sessions.

@@ -1,7 +1,7 @@
 """PyTorch training on ONNX Runtime: torch.compile(model, backend="ort_train").
 
-The backend registers itself by entry point; importing this package is not needed to use it. What it offers by name is
-loaded on first use, so that an import of the package, as the command line does, does not import torch.
+The backend registers itself by entry point; importing this package is not needed to use it. The package loads the names
+that it exports on first use, so importing it, as the command line does, does not import torch.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ COMMANDS: dict[str, Command] = {
     "operators": Command(operators.SUMMARY, operators.add_arguments, operators.run),
     "passes": Command(passes.SUMMARY, passes.add_arguments, passes.run),
 }
-"""Subcommand -> what it is; a new one is a line here."""
+"""Subcommand -> its command; a new one is a line here."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -66,7 +66,7 @@ def ort_train(
 def compile_recorded(
     gm: GraphModule, example_inputs: Sequence[Any], options: Options
 ) -> tuple[Callable[..., Any], CompileRecord]:
-    """Do what `ort_train` does, and give also what the compile learned; raises what it raises."""
+    """Compile a graph as `ort_train` does, and return the record of the compile too; raises the same errors."""
     say_if_untested()
     installed_runtime()
     records, kept_as = Records(), kept_key(gm, options)
@@ -83,7 +83,7 @@ def compile_recorded(
 
 
 def _listeners(options: Options, records: Records, *others: Listener) -> list[Listener]:
-    """Give those of each compile, in the order in which they hear of it; the first says what fails later ones."""
+    """List the listeners of each compile, in the order of their calls; the first records errors of later ones."""
     return [records, *others, CompareRanks(options.segment), RecordCudaGraphs(options.session)]
 
 
@@ -94,7 +94,7 @@ def compile_step(
     more_inputs: Sequence[torch.Tensor],
     options: Options,
 ) -> tuple[Callable[..., Any], CompileRecord]:
-    """Compile what is around a Dynamo graph, such as a whole training step, as one graph without gradients of its own.
+    """Compile a module around a Dynamo graph, such as a whole training step, as one graph without gradients of its own.
 
     Args:
         gm: Dynamo's graph.
@@ -104,7 +104,7 @@ def compile_step(
         options: all options; nothing is saved.
 
     Raises:
-        What `ort_train` does.
+        The errors that `ort_train` raises.
     """
     say_if_untested()
     installed_runtime()
@@ -130,7 +130,7 @@ def _no_gradients(*_: Any, **__: Any) -> NoReturn:
 
 
 def _reset() -> None:
-    """Forget what was compiled, what was learned of it and what was said."""
+    """Forget all compiled graphs, the records of their compiles and the warnings that were given."""
     CACHE.clear()
     RECORDS.clear()
     say_again()

@@ -53,7 +53,7 @@ def physical_order(fake: torch.Tensor) -> tuple[int, ...]:
     """The dimensions of `fake` from slowest to fastest in memory, when permuting by them makes it contiguous.
 
     Empty for a contiguous tensor, and for one that no permutation makes contiguous (expanded, sliced). Installs no
-    guard: what is not statically known counts as "no".
+    guard: an order that is not statically known counts as "no".
     """
     if fake.dim() < 2:
         return ()

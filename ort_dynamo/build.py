@@ -67,7 +67,7 @@ class PassRecord:
         name: the pass, with its parameters: its repr, or the class's name where that is not ours.
         seconds: how long it took, checks not counted.
         modified: whether it changed the graph.
-        summary: what the pass says of what it did (CastSummary of PropagateCasts); None for most.
+        summary: the pass's account of its changes (CastSummary of PropagateCasts); None for most.
     """
 
     name: str
@@ -118,12 +118,12 @@ class BuiltGraph:
         name: how errors and files call it, e.g. "forward-1f0a…".
         model: the serialised ONNX ModelProto that is to be opened.
         inputs, outputs: how its values cross, in order.
-        session: how to open it. Where `model` is what ONNX Runtime's optimizers have left, they are off here.
+        session: how to open it. Where ONNX Runtime has optimized `model`, its optimizers are off here.
         dtypes: element types of its values; they decide which of ONNX Runtime's optimizers are left out.
         in_order: whether its nodes run in the model's order.
         keyable: whether it may serve other islands with its key: all that lowering asked about sizes is in that.
         origins: name of an ONNX node that data can stop -> index of the FX node, among all of its island, that it was
-            lowered from. Islands that share what is built have their nodes in one order.
+            lowered from. Islands that share one built graph have their nodes in one order.
         record: the statistics of building it.
         kernels: of the fused operators that the model has.
         reference: with the option verify_sessions, the model before ONNX Runtime has optimized it.

@@ -149,7 +149,7 @@ class Compilation:
 
 
 def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:
-    """Give everything that decides how islands are built; torch's present settings fill in what options leave open."""
+    """Give all that decides how islands are built; torch's present settings fill in options that are left open."""
     return BuildSpec(
         passes=onnx_passes(options.passes, target),
         session=options.session.resolved(on_cuda=target.facts.computes_on_streams),

@@ -68,7 +68,7 @@ __all__ = [
 
 
 def forget_compiles() -> None:
-    """Forget what this process compiled, as torch._dynamo.reset() asks a backend to."""
+    """Forget the compiles of this process, as torch._dynamo.reset() asks a backend to."""
     ort_train.reset()  # type: ignore[attr-defined]
 
 
@@ -86,7 +86,7 @@ class Gaps:
 
 
 def find_gaps(since: float) -> Gaps:
-    """Find the gaps in what Dynamo began to compile at or after `since` (seconds since the epoch), for any backend."""
+    """Find the gaps in Dynamo's compiles that began at or after `since` (seconds since the epoch), of any backend."""
     seen = frames(since)
     breaks = (FunctionNote(frame.function, frame.where, in_a_line(why)) for frame in seen for why in frame.breaks)
     return Gaps(tuple(breaks), tuple(given_up(seen)))

@@ -1,4 +1,4 @@
-"""The errors of this project: one class per kind, each with a template that says what, where and what next."""
+"""The errors of this project: one class per kind, each with a template for the failure, its place and the remedy."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class MissingDependencyError(OrtDynamoError, ImportError):
 
 
 class CheckpointFileError(OrtDynamoError, ValueError):
-    """A checkpoint file is damaged, is something else, or has what a checkpoint must not have."""
+    """A checkpoint file is damaged, is of another kind, or has content that a checkpoint must not have."""
 
     message = "Cannot load the checkpoint {path}: {reason}."
 
@@ -264,7 +264,7 @@ class OpsetError(OrtDynamoError):
 
 
 class RanksDisagreeError(OrtDynamoError):
-    """Ranks of a process group compile the same graph, and decide differently what runs where or by what."""
+    """Ranks of a process group compile the same graph, and disagree where a node runs or how it is compiled."""
 
     message = (
         "rank {rank} ({host}) and rank {other} ({other_host}) compile the same {role} graph differently:\n"
@@ -275,7 +275,7 @@ class RanksDisagreeError(OrtDynamoError):
 
 
 class PassBrokeGraphError(OrtDynamoError):
-    """A check between passes met an invalid graph: a defect of what ran last."""
+    """A check between passes met an invalid graph: a defect of the pass that ran last."""
 
     message = (
         "{name} left an invalid {kind} graph: {error}\n"

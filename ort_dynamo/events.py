@@ -34,7 +34,7 @@ class GraphCompilation:
         role: "forward", "backward", "inference" or "training" (a whole step).
         seen: which outputs the program sees.
         device: the device of its sessions.
-        target: what they are compiled for.
+        target: the target that they are compiled for.
         segmented: its islands, and the outer graph around them.
         spec: everything that decides how islands are built. A listener may change it until they are opened.
         functions: functions of the program's that decide it, too.
@@ -86,7 +86,7 @@ class Listener:
         """Hear that all islands of a graph are open, and that its outer graph is whole."""
 
     def finished(self, graph: GraphCompilation, run: BoxedRun) -> BoxedRun:
-        """Hear that a graph can run; give what is to run in its place, such as `run`."""
+        """Hear that a graph can run; return the callable to run in its place, such as `run`."""
         return run
 
 

@@ -5,8 +5,9 @@
     relu = aten.relu.default(mm)  # f32[2, 2] | MUST_RECOMPUTE
     return relu
 
-A line is a call, its dtype and sizes, the strides of a tensor that is not contiguous, and what passes have written on
-the node; what does not fit is the next line, indented. Names are the operators', numbered in the order of the lines.
+A line is a call, its dtype and sizes, the strides of a tensor that is not contiguous, and the marks that passes have
+written on the node; the rest of a long line is the next line, indented. Names are the operators', numbered in the order
+of the lines.
 """
 
 from __future__ import annotations

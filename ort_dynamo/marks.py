@@ -39,7 +39,7 @@ RECOMPUTE = "recompute"
 """torch's own: the CheckpointPolicy that both partitioners obey. torch.utils.checkpoint and passes of ours set it."""
 
 HALF = "partitioner_tag"
-"""torch's own: "is_forward" or "is_backward", by the half of the joint graph that the node was traced in."""
+"""torch's own: "is_forward" or "is_backward", by the part of the joint graph that the node was traced in."""
 
 DECIDED_BY = "ort_dynamo.decided_by"
 """The name of the pass of ours that set RECOMPUTE; absent where torch.utils.checkpoint did."""
@@ -71,7 +71,7 @@ READS_WIDE_STATISTICS = "ort_dynamo.reads_wide_statistics"
 CHANNELS_LAST = "ort_dynamo.channels_last"
 """On an operator of images that torch runs: the indices of results that its kernel lays out in channels_last.
 
-Fake tensors of some operators are contiguous whatever the layout of their operands.
+Fake tensors of some operators are contiguous in any layout of their operands.
 """
 
 KERNEL_READS = "ort_dynamo.kernel_reads"
@@ -97,7 +97,7 @@ WRITTEN_FOR = "ort_dynamo.written_for"
 # -- operators --------------------------------------------------------------------------------------------------
 
 OBSERVERS = "ort_dynamo_observe"
-"""Namespace of operators that give what they get, and show it to the program; torch runs them by design."""
+"""Namespace of operators that return their input, and show it to the program; torch runs them by design."""
 
 # -- keys of an ONNX node's metadata_props, which save_onnx writes to the file ---------------------------------
 
@@ -108,7 +108,7 @@ PASS = "ort_dynamo.pass"
 """The repr of the pass that made this node or changed it."""
 
 DIRECTION = "ort_dynamo.direction"
-"""In saved files: "backward" of what computes gradients, "forward" of all else, also where a backward does it again."""
+"""In saved files: "backward" of nodes that compute gradients, else "forward", also of recomputed ones in a backward."""
 
 FOR_KERNEL = "ort_dynamo.for_kernel"
 """On a Cast: it only is there because an operator has no kernel for the dtype of its inputs."""

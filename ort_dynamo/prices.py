@@ -1,4 +1,4 @@
-"""Prices by which placement decides what torch runs: all its numbers, in one table for each kind of target.
+"""Prices by which placement decides which nodes torch runs: all its numbers, in one table for each kind of target.
 
 A pass counts by the example's sizes and multiplies by a price. `Target.prices` gives the table. A price is a time or a
 ratio of times on one machine, so each says where it was measured; another machine takes another table, and no pass
@@ -277,8 +277,8 @@ _BY_ROW: Mapping[OpOverload, SavedWork] = present(
 )
 """Overload -> the work that torch's kernel saves: our lowering's nodes less torch's kernels, counted and not measured.
 
-One table is of what normalizes channels, the other of what normalizes rows. A layer norm's forward is one kernel in a
-session, too: LayerNormalization hands out mean and deviation itself.
+One table is of operators that normalize channels, the other of operators that normalize rows. A layer norm's forward is
+one kernel in a session, too: LayerNormalization hands out mean and deviation itself.
 """
 
 
@@ -287,7 +287,7 @@ def _kernels(normalizations: Mapping[OpOverload, SavedWork]) -> Prices:
 
 
 CUDA_FUSED = _kernels(_BY_CHANNEL)
-"""The same as CUDA with fused kernels, which compute what normalizes rows."""
+"""The same as CUDA with fused kernels, which compute the operators that normalize rows."""
 
 CUDA = _kernels({**_BY_CHANNEL, **_BY_ROW})
 """ONNX Runtime on CUDA, for any version. Estimates: an elementwise kernel takes the time of its memory traffic, or of a

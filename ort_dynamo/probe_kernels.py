@@ -53,7 +53,7 @@ def kernels_work(options: CacheOptions) -> bool:
     """Ask whether fused kernels run on the current device and give the right numbers; tried once for each device.
 
     Args:
-        options: where compiled kernels are kept.
+        options: where compiled kernels are stored.
     """
     with real_kernels():
         return _work(torch.cuda.current_device(), options)
@@ -64,7 +64,7 @@ def _work(index: int, options: CacheOptions) -> bool:
     device = torch.device("cuda", index)
     try:
         said = _tried(find_target("cuda"), device, options)
-    except Exception as error:  # pybind, CUDA and Triton raise their own classes; whatever it is, it is the answer
+    except Exception as error:  # pybind, CUDA and Triton raise their own classes; any of them is the answer
         said = f"{type(error).__name__}: {error}"
     if said:
         _log.warning("Fused kernels are off on %s, and ONNX Runtime's own compute: %s", device, said)
@@ -72,7 +72,7 @@ def _work(index: int, options: CacheOptions) -> bool:
 
 
 def _tried(target: Target, device: torch.device, options: CacheOptions) -> str:
-    """Compare the kernels on a device with ONNX Runtime's on the CPU; gives what is wrong, "" if nothing is."""
+    """Compare the kernels on a device with ONNX Runtime's on the CPU; gives the first fault, "" if there is none."""
     model = ir.from_onnx_text(_MODEL)
     for node in model.graph:
         if node.op_type == "Where":

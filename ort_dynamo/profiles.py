@@ -15,13 +15,13 @@ class Profile:
     Attributes:
         sums_in_order: its sums add one number after another, and so lose digits where they are long. CUDA's add in a
             tree.
-        prefers_dense_products: a product of matrices is cheaper than what moves, gathers or sums as many numbers. On
-            the CPU it has the one kernel that uses all of the processor.
+        prefers_dense_products: a matmul is cheaper than nodes that move, gather or sum as many elements. On the CPU it
+            has the one kernel that uses all of the processor.
         walks_entries: kernels that are no plain arithmetic take nanoseconds for each entry, or walk along memory badly.
             On the CPU: Gather of single entries, CumSum, Softmax over an axis that is not the last, Where, Softplus,
-            Tan and its kin, scatters of single entries, a product of a row and a column.
+            Tan and its kin, scatters of single entries, a matmul of a row and a column.
         normalizes_batches: BatchNormalization in training mode is used; only the CPU's was measured.
-        convolves_slower_than_torch: torch's convolutions take less time, but for those that are products of matrices.
+        convolves_slower_than_torch: torch's convolutions take less time, but for those that are matmuls.
             On the CPU torch's are oneDNN's.
         has_slower_operators: the operators of `prices.operators` take longer than torch's kernels.
         lays_out_channels_last: torch's kernels are faster in channels_last where they run all of a graph.
@@ -29,21 +29,22 @@ class Profile:
         leaves_normalizations: torch computes a normalization, or its gradient, that takes a session many nodes.
         lays_out_images: torch convolves in channels_last between sessions, whose fused kernels compute in that order.
         leaves_attention: torch computes attention and its gradient, which never make the scores as a whole.
-        weighs_by_convolution: the gradient of a convolution's weight is one Conv, not a product for each of its places.
+        weighs_by_convolution: the gradient of a convolution's weight is one Conv, not a matmul for each of its
+            positions.
         computes_in_half: a single operator of float16 or bfloat16 stays in that, where a kernel takes it.
         shares_the_processor: its threads and torch's want the same cores.
         shares_an_arena: all sessions of the process take their memory from one arena.
         section_bytes: bytes that a section of a backward frees at least, so that its session's call does not count. On
-            the CPU a further section takes 0.1 ms (measured), and what frees so much of a transformer some 20 ms. On
-            CUDA it is an estimate.
+            the CPU a further section takes 0.1 ms (measured), and a section that frees so much of a transformer some 20
+            ms. On CUDA it is an estimate.
         repeated_bytes: bytes of a result from which arithmetic is recomputed in the backward, which takes no longer;
             None for never. On the CPU such a result has left the caches when the backward reads it (measured). Fused
             kernels compute while they read. On CUDA without them nobody has measured.
         computes_on_streams: its kernels run on a stream of torch's, in memory of torch's allocator, after the call.
         raises_at_data: torch raises at data that its kernel refuses, such as an integer divisor of zero. On CUDA its
             kernels give some number, or stop the device.
-        scans_in_double: torch accumulates running sums and products in float64, whatever the dtype.
-        samples_in_own_dtype: torch finds the places of a grid in the rounding of its dtype. On CUDA, in float32.
+        scans_in_double: torch accumulates running sums and products in float64, for any dtype.
+        samples_in_own_dtype: torch finds the positions of a grid in the rounding of its dtype. On CUDA, in float32.
     """
 
     sums_in_order: bool

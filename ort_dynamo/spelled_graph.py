@@ -1,4 +1,4 @@
-"""A graph as plain values: small enough to be kept beside what was compiled, and fit for a pickle where it can be."""
+"""A graph as plain values: small enough to store beside a compiled graph, and fit for a pickle where it can be."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Spelled:
 
 @dataclass(frozen=True)
 class SpelledGraph:
-    """A graph without what is known of its nodes.
+    """A graph without the metadata of its nodes.
 
     Attributes:
         nodes: its nodes, in order.

@@ -35,16 +35,16 @@ class Target:
         package: distribution name, e.g. "onnxruntime-training".
         version: its version.
         provider: "CPUExecutionProvider" or "CUDAExecutionProvider".
-        device_type: the torch device type of its tensors, "cpu" or "cuda". What follows from it is a fact of the
+        device_type: the torch device type of its tensors, "cpu" or "cuda". All that follows from it is a fact of the
             profile: nobody else compares it.
         contrib_ops: whether operators outside ONNX (com.microsoft) may be used where they have kernels.
         stands_alone: whether a model is a file, with no torch around: it draws its random numbers itself, and leaves
-            out what is there to raise torch's errors.
+            out the nodes that only raise torch's errors.
         fuses_kernels: whether groups of nodes become kernels of ours, which the session launches.
         gradient_kernels: whether the training build's gradient operators (com.microsoft) have kernels.
         kernels: which dtypes each operator's kernels take. Derived from the first three, so outside the repr
             that enters graph keys.
-        defects: the names of what it does wrong, derived likewise (`runtime/defects.py`).
+        defects: the names of its known defects, derived likewise (`runtime/defects.py`).
     """
 
     package: str
@@ -102,7 +102,7 @@ class Target:
 
     @property
     def prices(self) -> Prices:
-        """The numbers that decide what torch runs by choice. They follow from the other fields and enter no key."""
+        """The prices for running nodes in torch by choice. They follow from the other fields and enter no key."""
         # Here, for passes on ONNX models run without torch.
         from ort_dynamo import prices
 

@@ -114,7 +114,7 @@ def assert_like_eager(
         seed: of torch's generator, set before each run.
 
     Raises:
-        AssertionError: with what differs.
+        AssertionError: with the difference.
     """
     torch.compiler.reset()
     counters.clear()
@@ -175,7 +175,7 @@ def _text(model: onnx.ModelProto) -> str:
 
 
 def _strip(graph: onnx.GraphProto) -> None:
-    """Remove what texts of tests leave out: names and metadata of nodes, types between them."""
+    """Remove the parts that texts of tests leave out: names and metadata of nodes, types between them."""
     del graph.value_info[:]
     for node in graph.node:
         del node.metadata_props[:]
@@ -264,7 +264,7 @@ def _copy(value: Any) -> Any:
     if value.layout is not torch.strided:
         return value.detach().clone().requires_grad_(value.requires_grad)
     with torch.no_grad():
-        # clone() would make an expanded or sliced tensor dense; strides are part of what is tested.
+        # clone() would make an expanded or sliced tensor dense; the tests check strides, too.
         storage = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
         copied = torch.empty(0, dtype=value.dtype, device=value.device)
         copied.set_(storage, value.storage_offset(), value.shape, value.stride())

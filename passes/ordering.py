@@ -1,4 +1,4 @@
-"""Conditions between passes: what a pass needs of those before it, and what it leaves to those after it.
+"""Conditions between passes: those that a pass needs of earlier passes, and those that it leaves to later ones.
 
 A pass states its conditions by the decorator `ordering`. `check_order` follows them through a pipeline, so a pass at a
 wrong place is an error when the pipeline is built, not a wrong graph.
@@ -114,7 +114,7 @@ def ordering_of(pass_: Any) -> Ordering:
 
 
 def check_order(passes: Iterable[Any], holding: Set[Condition] = AT_FIRST) -> frozenset[Condition]:
-    """Check that each pass of a pipeline has what it needs.
+    """Check that each pass of a pipeline has the conditions that it needs.
 
     Args:
         passes: in order.

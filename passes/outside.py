@@ -25,14 +25,13 @@ _LAST: OrderedDict[int, Pass] = OrderedDict()
 def register_pass(pass_: Pass, *, first: bool = False) -> RemovableHandle:
     """Add a pass to those that run on each graph; passes run in the order in which they were added.
 
-    It counts for graphs compiled from then on; graphs compiled before keep what they were compiled with until
-    torch._dynamo.reset(). What the pass does (its class, its parameters and the code of its methods) is part of the
-    graph key.
+    It counts for graphs compiled from then on; graphs compiled before keep their passes until torch._dynamo.reset().
+    The behaviour of the pass (its class, its parameters and the code of its methods) is part of the graph key.
 
     Args:
-        pass_: torch.fx's PassBase runs on joint and inference graphs, before what the backward recomputes is decided
-            and before partitioning. onnx_ir's InPlacePass runs on each lowered model, before unused nodes are removed
-            and before ONNX Runtime's own optimizers. Best a frozen dataclass (docs/add_a_pass.md).
+        pass_: torch.fx's PassBase runs on joint and inference graphs, before recomputation is decided and before
+            partitioning. onnx_ir's InPlacePass runs on each lowered model, before unused nodes are removed and before
+            ONNX Runtime's own optimizers. Best a frozen dataclass (docs/add_a_pass.md).
         first: run before our own passes instead of after them.
 
     Returns:
@@ -75,7 +74,7 @@ _MADE_BY_DATACLASS = frozenset(
 
 
 def outside_functions(extra: Sequence[Pass] = ()) -> dict[str, Callable[..., Any]]:
-    """Role -> function of an ONNX pass that a program has added, for keys: what the pass does is what these do.
+    """Role -> function of an ONNX pass that a program has added, for keys: these functions are the pass's behaviour.
 
     They are its methods, and functions that are its fields.
     """

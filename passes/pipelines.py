@@ -150,13 +150,13 @@ def fx_passes(options: PassOptions, *, draws: bool = False, deterministic: bool 
 
 @_checked(MARKED)
 def placement_passes(options: PassOptions, target: Target, threads: int) -> tuple[PassBase, ...]:
-    """Give the passes on a joint or inference graph that depend on the target, such as what torch runs by choice.
+    """Give the passes on a joint or inference graph that depend on the target, such as those that place nodes in torch.
 
     They run after fx_passes, whose results may be faster in a session.
 
     Args:
         options: whether anything is chosen.
-        target: what the sessions are compiled for.
+        target: the target of the sessions.
         threads: how many a session has.
     """
     expand = (ExpandLogSoftmax(MOST_LONG),) if target.fuses_kernels else ()
@@ -166,7 +166,7 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
         return (*expand, *biases)
     facts = target.facts
     whole = facts.leaves_convolution_gradients or facts.leaves_normalizations or facts.leaves_attention
-    # The first two decide what torch runs as a whole, so that the third pays for no boundary there.
+    # The first two decide which graphs torch runs as a whole, so that the third pays for no boundary there.
     return (
         *expand,
         *([LayOutImages()] if facts.lays_out_images else []),
@@ -182,9 +182,9 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
 
 @_checked(MARKED)
 def saved_result_passes(outputs: int) -> tuple[PassBase, ...]:
-    """Give the passes on a joint graph, of whose results `outputs` are the forward's, that change what it saves.
+    """Give the passes on a joint graph, of whose results `outputs` are the forward's, that change its saved tensors.
 
-    They run before all passes that tag what is computed again.
+    They run before all passes that tag nodes to be recomputed.
     """
     return (CompareInForward(outputs),)
 
@@ -193,15 +193,15 @@ def saved_result_passes(outputs: int) -> tuple[PassBase, ...]:
 def recompute_passes(
     options: RecomputeOptions, static: tuple[int, ...] = (), least: int | None = None, *, fused: bool = False
 ) -> tuple[PassBase, ...]:
-    """Give the passes that tag what the backward computes again, each of which leaves earlier decisions alone.
+    """Give the passes that tag the nodes that the backward recomputes; each leaves earlier decisions alone.
 
-    They run on the joint graph after fx_passes: what is drawn is known.
+    They run on the joint graph after fx_passes: random ops are known.
 
     Args:
         options: which of them.
         static: indices of the graph's inputs that are parameters or buffers.
-        least: bytes of a result of arithmetic from which it is computed again whatever the options say; None for never.
-        fused: whether arithmetic is computed in the kernel of what reads it.
+        least: bytes of a result of arithmetic from which it is recomputed with any options; None for never.
+        fused: whether arithmetic is computed in the kernel of its reader.
     """
     return (
         SaveReadsOfMutated(),
@@ -243,7 +243,7 @@ def section_passes(
 
     Args:
         options: into how many at most.
-        target: what the sessions are compiled for.
+        target: the target of the sessions.
         freed: names of the placeholders that nothing but the backward holds.
         saved: whether its models are saved. Then it is whole, unless the options say otherwise: in a session that equal
             layers share all nodes have the names of one of them.
@@ -299,14 +299,14 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
         CommonSubexpressionEliminationPass(),
         FoldCasts(),
         RemoveRoundTrips(options.excess_precision),  # after equal casts are one
-        casts,  # what is left of them; before the fusions, which make float32 nodes that stay float32
+        casts,  # the remaining casts; before the fusions, which make float32 nodes that stay float32
         *fusions,
         *outside_onnx_passes(options.extra_passes, first=False),
         TakeShapesEarly(),  # after all that moves casts
-        # After all that makes or moves arithmetic, and without what the fusions have replaced.
+        # After all that makes or moves arithmetic, and without the nodes that the fusions have replaced.
         *([RemoveUnusedNodesPass(), FuseKernels()] if target.fuses_kernels else []),
         RemoveUnreadNodes(),
-        RemoveUnusedNodesPass(),  # after the fusions, which leave the constants of what they replace
+        RemoveUnusedNodesPass(),  # after the fusions, which leave the constants of the nodes that they replace
         *([RemoveUnusedFunctionsPass()] if target.fuses_kernels else []),  # type: ignore[no-untyped-call]
         RemoveUnusedOpsetsPass(),
         SeparateOutputs(),  # last: the passes above merge outputs that are equal
@@ -315,7 +315,7 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
 
 @_checked()
 def order_passes(model: ir.Model) -> tuple[ir.passes.InPlacePass, ...]:
-    """Give the passes on what ONNX Runtime's optimizer has made of `model`, whose order is wanted."""
+    """Give the passes on ONNX Runtime's optimized form of `model`, whose order is wanted."""
     return (RestoreOrder.of(model), ReadLate())
 
 

@@ -65,7 +65,7 @@ def run_passes(
             if result.modified:
                 values.update()
         except OrtDynamoError:
-            raise  # it tells the user what to do
+            raise  # it tells the user the remedy
         except Exception as error:
             place = _kept(name, _text(graph) if given is None else given, folder)
             when = "as the pass left it" if given is None else "as the pass was given it"
@@ -113,7 +113,7 @@ _BEFORE = "what comes before the first pass"
 
 
 class _FxChecker:
-    """Checks that an FX graph is well-formed, gives what it gave, and that each fake value is what its call gives.
+    """Checks that an FX graph is well-formed, has the same results, and that each fake value is the value of its call.
 
     Nodes that AOTAutograd leaves without meta["val"], such as assertions, may stay so.
     """
@@ -128,7 +128,7 @@ class _FxChecker:
         """Raise, naming the pass that has run, if the graph is invalid."""
         try:
             self._gm.graph.lint()
-        except Exception as error:  # lint raises whatever it meets
+        except Exception as error:  # lint passes on any error that it meets
             raise PassBrokeGraphError(name=name, kind="FX", error=error) from error
         for problem in self._problems():
             raise PassBrokeGraphError(name=name, kind="FX", error=problem)
@@ -166,7 +166,7 @@ class _OnnxChecker:
         self.check(_BEFORE)
 
     def check(self, name: str) -> None:
-        """Raise, naming what has run, if the model is invalid."""
+        """Raise, naming the passes that have run, if the model is invalid."""
         for problem in self._problems():
             raise PassBrokeGraphError(name=name, kind="ONNX", error=problem)
         try:

@@ -1,8 +1,8 @@
 """On-disk cache of compiled islands.
 
 The key is the graph key with all that the bytes depend on beside it: the code of this package, Python, the build of
-ONNX Runtime, and the instruction set that its optimizers look at. Nothing here can fail a compile: what cannot be read
-is built, what cannot be written is not kept, and each reason is logged once.
+ONNX Runtime, and the instruction set that its optimizers look at. Nothing here can fail a compile: an unreadable entry
+is a miss, an entry that cannot be written is not stored, and each reason is logged once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Miss:
 
 
 def disk_key(key: GraphKey, facts: Iterable[str]) -> str:
-    """SHA-256, as hex, of a graph key and of all else that what is stored depends on.
+    """SHA-256, as hex, of a graph key and of all else that the stored bytes depend on.
 
     Args:
         key: the island's.
@@ -61,13 +61,13 @@ def disk_key(key: GraphKey, facts: Iterable[str]) -> str:
 
 
 def context_key(lines: Iterable[str], facts: Iterable[str]) -> str:
-    """SHA-256, as hex, of some lines, the sources of this package, Python, and what the runtime says of its build."""
+    """SHA-256, as hex, of some lines, the sources of this package, Python, and the runtime's facts about its build."""
     python = f"{sys.implementation.cache_tag} {platform.system()} {platform.machine()}"
     return hashlib.sha256("\n".join([*lines, source_digest(), python, *facts]).encode()).hexdigest()
 
 
 def disk_cache(options: CacheOptions) -> DiskCache | None:
-    """The folder that options and environment ask for; None where nothing is kept.
+    """The folder that options and environment ask for; None where nothing is stored.
 
     Raises:
         InvalidVariableError: an environment variable of the cache has a value that it cannot take.
@@ -77,7 +77,7 @@ def disk_cache(options: CacheOptions) -> DiskCache | None:
 
 
 def keeps_traces(options: CacheOptions) -> bool | None:
-    """Check whether torch keeps AOTAutograd's results, too; torch unpickles them when it reads them.
+    """Check whether torch stores AOTAutograd's results, too; torch unpickles them when it reads them.
 
     None leaves the decision to the gain. Raises as `disk_cache`.
     """
@@ -100,11 +100,11 @@ class DiskCache:
         return self._folder.kernels()
 
     def load(self, key: str, name: str, spec: BuildSpec, opened: Callable[[BuiltGraph], _T]) -> _T | Miss:
-        """Give what was built under a key, opened.
+        """Open the entry of a key.
 
         Args:
             key: from `disk_key`.
-            name: how errors and files call what comes out.
+            name: the name of the graph in errors and files.
             spec: everything that decided how it was built.
             opened: opens it; where that raises SessionError, there is nothing.
         """
@@ -113,7 +113,7 @@ class DiskCache:
         return found
 
     def load_entry(self, key: str) -> Entry | Miss:
-        """Give the entry of a key, whatever it was built by; a miss is not counted, for `load` comes after it."""
+        """Give the entry of a key, built with any options; a miss is not counted, for `load` comes after it."""
         found = self._load(key, lambda entry: entry)
         COUNTS["hit"] += isinstance(found, Entry)
         return found
@@ -153,14 +153,14 @@ class DiskCache:
             return Miss("unreadable")
 
     def store(self, key: str, built: BuiltGraph) -> None:
-        """Keep what was built, if the folder takes it."""
+        """Store a built graph, if the folder takes it."""
         if built.keyable:
             data = pack(built, key)
             record_artifact(_KIND, key, data)
             self._write(key, data)
 
     def add(self, key: str, data: bytes) -> None:
-        """Keep an entry that comes from elsewhere, if it is one."""
+        """Store an entry that comes from elsewhere, if it is one."""
         try:
             if not re.fullmatch("[0-9a-f]{64}", key):
                 raise EntryError("its key is none")
@@ -180,7 +180,7 @@ class DiskCache:
 
 
 def _load_artifact(key: str, data: bytes) -> None:
-    """Put what `torch.compiler.load_cache_artifacts` gives into the folder that the environment says."""
+    """Put the artifacts of `torch.compiler.load_cache_artifacts` into the folder that the environment says."""
     stored = disk_cache(CacheOptions())
     if stored is not None:
         stored.add(key, data)

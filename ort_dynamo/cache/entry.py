@@ -35,15 +35,16 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TORCH_TO_ONNX}
 
 
 class EntryError(Exception):
-    """Bytes are no entry, or a damaged one; the message says what is wrong with them."""
+    """Bytes are no entry, or a damaged one; the message says which fault they have."""
 
 
 def pack(built: BuiltGraph, key: str) -> bytes:
-    """Spell what was built as an entry.
+    """Spell a built graph as an entry.
 
     Args:
-        built: its records of passes lose what they say beside times, which is of classes of this process.
-        key: what it was built of: it is in the header, so that a renamed entry is found out.
+        built: its records of passes lose all but name, time and modified, since summaries are of classes of this
+            process.
+        key: its cache key. The header holds it, so that a renamed entry is found out.
     """
     header = {
         "key": key,
@@ -144,7 +145,7 @@ def read_entry(data: bytes, key: str) -> Entry:
         key: the key by which it was looked up.
 
     Raises:
-        EntryError: the bytes are no entry, damaged, of another key, or say what no build says.
+        EntryError: the bytes are no entry, damaged, of another key, or have content that no build writes.
     """
     header, model = read_header(data)
     if header.get("key") != key:
@@ -204,7 +205,7 @@ def _read_pass(fields: Any) -> PassRecord:
 def _check_model(
     content: bytes, inputs: Sequence[ValueSpec], outputs: Sequence[ValueSpec], kernels: Sequence[FusedOp]
 ) -> None:
-    """Check that a model takes and gives what its specs say, refers to no file, and has functions for its kernels."""
+    """Check that a model has the inputs and outputs of its specs, no external data, and functions for its kernels."""
     try:
         model = onnx.ModelProto.FromString(content)
     except (DecodeError, RecursionError) as error:

@@ -1,9 +1,9 @@
 """A folder of cache entries that several processes share: whole files, bounded, and of one user.
 
 An entry is one file, which is written beside its place and then moved there, so a reader sees all of it or nothing. Two
-processes that write the same entry do no harm: the second replaces what is equal. Nothing in the folder is followed or
-executed: only regular files of the user's own are read. A process may wait for another one that makes what it wants,
-but not for one that is gone, nor for long (`build_lock.py`).
+processes that write the same entry do no harm: the second replaces an equal file. Nothing in the folder is followed or
+executed: only regular files of the user's own are read. A process may wait for another one that makes the entry it
+needs, but not for one that is gone, nor for long (`build_lock.py`).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class CacheFolder:
         return build_lock(self.path / f"{UNFINISHED}{key}.lock", partial(self.holds, key))
 
     def make_room(self) -> None:
-        """Remove files until the others fit, and what processes that are gone have not finished."""
+        """Remove files until the others fit, and unfinished files of processes that are gone."""
         entries = sorted(self.entries(), key=lambda one: one.used)
         excess = sum(one.nbytes for one in entries) - self.max_bytes
         for entry in entries:

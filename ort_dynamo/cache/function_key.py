@@ -1,8 +1,8 @@
 """The behaviour of a Python function, spelled as text: for keys that must change when the function does.
 
-The spelling holds bytecode, constants, defaults, what the closure captured and every global that the code reads,
-functions among them in turn. Names and line numbers of its source do not enter. Functions and modules of packages whose
-version a key holds anyway are spelled by name.
+The spelling holds bytecode, constants, defaults, the values that the closure captured and every global that the code
+reads, functions among them in turn. Names and line numbers of its source do not enter. Functions and modules of
+packages whose version a key holds anyway are spelled by name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The key of a compiled graph, made from content alone and completely.
 
 Two graphs that differ in an edge, a constant, a dtype, a shape, a symbol's place or kind, a stride, a device, an
-option, the target or a version have different keys. Names of nodes and of size symbols do not enter. What is known of
-the sizes (guards, ranges, the example's values) enters as far as a lowering asked for it: the answers that it was given
+option, the target or a version have different keys. Names of nodes and of size symbols do not enter. Facts about the
+sizes (guards, ranges, the example's values) enter as far as a lowering asked for them: the answers that it was given
 do, and the order of dimensions in memory at the boundary. So a batch of 8 and one of 16 share a key, and a divisor that
 a guard makes positive and one that may be zero do not.
 """
@@ -54,7 +54,7 @@ def graph_key(
         gm: placeholders, call_function nodes and one output, with fake values in meta["val"], and the answers that
             the nodes' lowerings were given in meta[ANSWERS].
         context: everything else that decides the result (options, target, passes), each identified by its repr.
-        functions: functions of the user's that decide it, too, by the role each plays; identified by what they do.
+        functions: functions of the user's that decide it, too, by the role each plays; identified by their behaviour.
 
     Raises:
         TypeError: a context value whose repr is an address.
@@ -115,7 +115,7 @@ class _Writer:
         self.lines.extend(map(self._spell_fact, node.meta.get(ANSWERS, ())))
 
     def write_argument(self, node: Node) -> None:
-        """Write what is known of a value that comes from elsewhere."""
+        """Write the known facts of a value that comes from elsewhere."""
         self._numbers[node] = len(self._numbers)
         self.lines.append(self._spell(node.meta.get("val")))
 
@@ -125,7 +125,7 @@ class _Writer:
         self.lines.extend(f"leaves {output_spec(fake)}" for fake in fakes if _is_strided(fake))
 
     def symbols(self) -> list[str]:
-        """Describe the symbols, in order of first sight: the kind of each, and what sympy assumes about it."""
+        """Describe the symbols, in order of first sight: the kind of each, and sympy's assumptions about it."""
         return [f"{name}: {kind(symbol)} {assumptions(symbol)}" for symbol, name in self._symbols.items()]
 
     def _spell_fact(self, fact: Fact) -> str:

@@ -1,7 +1,7 @@
 """Compiled kernels in a folder below the cache of compiled graphs, by the same rules of who may have written them.
 
 A kernel is code of a device. A folder or a file that another user could have written is not read, and a kernel that
-cannot be read or kept is compiled when it is wanted. Each reason is logged once.
+cannot be read or stored is compiled when it is wanted. Each reason is logged once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["KernelFiles", "kernel_files"]
 
 
 class KernelFiles:
-    """Keeps compiled kernels by key, as the runtime's `KernelStore`; nothing here raises.
+    """Stores compiled kernels by key, as the runtime's `KernelStore`; nothing here raises.
 
     Args:
         folder: from `CacheFolder.kernels`.
@@ -40,7 +40,7 @@ class KernelFiles:
         return None
 
     def store(self, key: str, data: bytes) -> None:
-        """Keep bytes, if the folder takes them."""
+        """Store bytes, if the folder takes them."""
         try:
             self._folder.write(key, data)
         except FolderRefusedError as error:

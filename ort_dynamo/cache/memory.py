@@ -1,10 +1,10 @@
 """Compiled graphs of this process, by graph key.
 
-The cache forgets what was used least recently when it holds too many entries or too many bytes. What it forgets stays
-alive while a compiled callable uses it; only a later compile of the same graph has to make it again. Each session has
-threads and buffers of its own beside its model, so entries are counted, too: 256 is as many as Dynamo lets one function
-be compiled anew (`accumulated_recompile_limit`), and more than the largest model tried has graphs. Models hold no
-parameters; 1 GiB holds some ten thousand of them, and few of those that embed a large constant.
+The cache forgets the least recently used entries when it holds too many entries or too many bytes. A forgotten graph
+stays alive while a compiled callable uses it; only a later compile of the same graph has to build it again. Each
+session has threads and buffers of its own beside its model, so entries are counted, too: 256 is as many as Dynamo lets
+one function be compiled anew (`accumulated_recompile_limit`), and more than the largest model tried has graphs. Models
+hold no parameters; 1 GiB holds some ten thousand of them, and few of those that embed a large constant.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MemoryCache(Generic[_T]):
 
     Attributes:
         hits, misses: how often a key was found, and how often its value was made.
-        nbytes: the sum of the sizes of what is held.
+        nbytes: the sum of the sizes of the held values.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class MemoryCache(Generic[_T]):
         """Make an empty cache.
 
         Args:
-            max_entries, max_bytes: bounds on what is held. A value larger than `max_bytes` is not held at all.
+            max_entries, max_bytes: bounds on the held values. A value larger than `max_bytes` is not held at all.
             size: bytes of a value.
             keep: whether a value may serve others that ask for its key; one that may not is given to who made it alone.
         """
@@ -61,9 +61,9 @@ class MemoryCache(Generic[_T]):
             os.register_at_fork(after_in_child=lambda: _forget_other_threads(this()))
 
     def get_or_make(self, key: Hashable | None, make: Callable[[], _T]) -> _T:
-        """The value of `key`, from `make` if it is new. With key None the value is made and not kept.
+        """The value of `key`, from `make` if it is new. With key None the value is made and not stored.
 
-        What `make` raises reaches its caller alone: others that wait for the same key try themselves.
+        An error that `make` raises reaches its caller alone: others that wait for the same key try themselves.
         """
         if key is None:
             return make()
@@ -93,7 +93,7 @@ class MemoryCache(Generic[_T]):
             making.set()
 
     def clear(self) -> None:
-        """Forget all entries, and what is being made right now; callers that hold a value keep it."""
+        """Forget all entries, and those that are being made right now; callers that hold a value keep it."""
         with self._lock:
             self._entries.clear()
             self._making.clear()  # those that wait for one of these make their own

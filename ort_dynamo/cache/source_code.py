@@ -1,4 +1,4 @@
-"""The code of this package as a digest: what one version of the sources wrote, another does not read."""
+"""The code of this package as a digest: no version of the sources reads files that another version wrote."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def keeps_input_writes(gm: GraphModule) -> bool:
     """Decide whether the writes to the inputs of Dynamo's graph stay in AOTAutograd's graphs.
 
     - An input may get other memory: AOTAutograd takes `set_` and the like only there.
-    - An autograd.Function may write in its backward: what a backward leaves in an input that the forward writes too
-      would be the forward's result.
+    - An autograd.Function may write in its backward: the value that a backward leaves in an input that the forward
+      writes too would be the forward's result.
     """
     return _replaces_storage(gm) or any(_writes(node) for body in _own_backwards(gm) for node in body.graph.nodes)
 

@@ -17,8 +17,8 @@ __all__ = ["in_full_precision"]
 def in_full_precision(gm: GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
     """Make each drawn float the float64 input that arrives when the graph runs.
 
-    torch 2.13 traces it as a tensor of the default dtype and feeds it as float64. What computes in float64 now
-    takes it as it is, as in eager; all else takes it in the dtype that Dynamo saw, so every result keeps its dtype.
+    torch 2.13 traces it as a tensor of the default dtype and feeds it as float64. Operators that compute in float64 now
+    take it as it is, as in eager; all others take it in the dtype that Dynamo saw, so every result keeps its dtype.
     torch 2.15 traces it as float64, and a 0-d tensor of that makes a result float64 where a Python float does not: with
     integers, and with other 0-d tensors. There it is taken in the dtype that a Python float leaves.
 
@@ -58,7 +58,7 @@ def _cast_where_seen(drawn: Node, last_placeholder: Node, dtype: torch.dtype) ->
 
 
 def _cast_where_too_wide(drawn: Node, last_placeholder: Node) -> bool:
-    """Cast the number, which is float64, for nodes that a Python float would not make float64; True if it did so."""
+    """Cast the scalar, which is float64, for nodes that a Python float would not make float64; True if it did so."""
     narrow = {user: dtype for user in drawn.users if (dtype := _dtype_left(user, drawn)) is not None}
     for dtype in dict.fromkeys(narrow.values()):
         with drawn.graph.inserting_after(last_placeholder):

@@ -26,10 +26,10 @@ from ort_dynamo.torch_internals.lazy_code import lazily
 __all__ = ["Compiler", "Partition", "trace", "without_gradients"]
 
 Compiler = Callable[[GraphModule, slice], Callable[..., Any]]
-"""(a functional ATen graph, which of its outputs the program sees) -> what runs it."""
+"""(a functional ATen graph, which of its outputs the program sees) -> a callable that runs it."""
 
 Partition = Callable[..., tuple[GraphModule, GraphModule]]
-"""(joint graph, its inputs, what else AOTAutograd says by keyword) -> (forward, backward)."""
+"""(joint graph, its inputs, AOTAutograd's keyword arguments) -> (forward, backward)."""
 
 
 def trace(
@@ -53,13 +53,13 @@ def trace(
         backward: compiles the backward graph; the program sees none of its outputs.
         inference: compiles the one graph where there are no gradients.
         partition: cuts the joint graph of forward and backward.
-        around: makes of the graph what is traced in its place; it calls the graph.
+        around: makes of the graph the module that is traced in its place; it calls the graph.
         more_inputs: inputs that this has after those of the graph.
-        kept_as: have AOTAutograd keep the result, and look for it, under a key that holds this text beside the graph;
-            all compilers give OutputCode then. None keeps nothing.
+        kept_as: have AOTAutograd store the result, and look for it, under a key that holds this text beside the graph;
+            all compilers give OutputCode then. None stores nothing.
 
     Returns:
-        A callable with the signature of `gm`, or of what is around it.
+        A callable with the signature of `gm`, or of the module around it.
     """
 
     def compile_forward(half: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -112,7 +112,7 @@ def _seen() -> slice:
 
 
 def _hide_mutations() -> None:
-    """Have AOTAutograd hide from autograd what the program hides: writing to an input under no_grad, or detached.
+    """Have AOTAutograd hide from autograd the writes that the program hides: to an input under no_grad, or detached.
 
     It writes inputs back where the graph ends, and does so by `detach().copy_()` only for leaves. By `copy_()`, the
     input's gradient would be lost.

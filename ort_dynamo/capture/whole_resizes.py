@@ -1,12 +1,12 @@
 """Resizes and shrinks stay whole while AOTAutograd traces, though torch decomposes them before any table is asked.
 
-torch registers Python decompositions of its resizing operators at the Autograd key: what reaches a backend are four or
-sixteen gathers and, backward, as many scatters that add. Kept whole, a resize and its gradient are a product with a
+torch registers Python decompositions of its resizing operators at the Autograd key: a backend gets four or sixteen
+gathers and, backward, as many scatters that add. Kept whole, a resize and its gradient are a matmul with a
 small matrix for each axis. A shrink, whole, is two to four operators without a Where, which the CPU's sessions are slow
 at. With symbolic sizes, of which torch has no shapes for them, and for integers, torch's decomposition stays.
 
 Those decompositions stand in tables of the process, and other threads may trace at the same time. So when this module
-is imported, a kernel takes the place of each that does just what the decomposition does, unless its own thread is
+is imported, a kernel takes the place of each that does the same as the decomposition, unless its own thread is
 inside `whole_resizes()`.
 """
 

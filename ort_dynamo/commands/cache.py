@@ -1,4 +1,4 @@
-"""python -m ort_dynamo cache: the compiled graphs that are kept from one process to the next."""
+"""python -m ort_dynamo cache: the compiled graphs that are stored from one process to the next."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _verify(folder: CacheFolder, *, remove: bool) -> int:
 
 
 def _read(folder: CacheFolder, stored: StoredEntry) -> Entry | str:
-    """The entry, or what is wrong with it."""
+    """The entry, or its fault."""
     from ort_dynamo.cache.entry import EntryError, read_entry
     from ort_dynamo.cache.folder import FolderRefusedError
 
@@ -143,7 +143,7 @@ def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
         sys.argv = before
         sys.path.remove(str(script.resolve().parent))
     if precompiles():
-        torch.compiler.save_cache_artifacts()  # writes down what Dynamo found out, which it does not do by itself
+        torch.compiler.save_cache_artifacts()  # writes down Dynamo's findings, since Dynamo does not
     misses = sum(COUNTS.values()) - COUNTS["hit"]
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(COUNTS.items()) if reason != "hit")
     print(f"{COUNTS['hit']} graphs read from {folder.path}, {misses} built{f' ({reasons})' if misses else ''}")

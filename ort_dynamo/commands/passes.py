@@ -83,7 +83,7 @@ PASSES: dict[str, ModelPass] = {
     "remove-unread-nodes": ModelPass("RemoveUnreadNodes", "Nodes whose results nothing reads are removed."),
     "separate-outputs": ModelPass("SeparateOutputs", "Every graph output gets a value of its own."),
 }
-"""Name on the command line -> the pass; what needs the lowering's metadata or another model is left out."""
+"""Name on the command line -> the pass; passes that need the lowering's metadata or another model are left out."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,14 +141,14 @@ def _load(path: Path) -> ir.Model:
     try:
         model = ir.load(path)
         for tensor in _external_tensors(model):
-            tensor.numpy()  # a memory map: what is missing is found here, before anything is written
+            tensor.numpy()  # a memory map: missing data is found here, before anything is written
     except (OSError, DecodeError, ValueError) as error:
         raise ModelFileError(what="read", path=path, error=error) from error
     return model
 
 
 def _save(model: ir.Model, path: Path) -> None:
-    """Write the model beside `path` first, so that a failure leaves what was there."""
+    """Write the model beside `path` first, so that a failure leaves the old file."""
     import onnx_ir as ir
 
     data = f"{path.name}.data" if _external_tensors(model) else None

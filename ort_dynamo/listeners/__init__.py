@@ -1,1 +1,1 @@
-"""Listeners of a compile: what is no part of it, and can be left out."""
+"""Listeners of a compile: parts that it can do without."""

@@ -1,4 +1,4 @@
-"""Compares what the ranks of a process group decide about the same graph: a difference is an error that names both.
+"""Compares the decisions of a process group's ranks about the same graph: a difference is an error that names both.
 
 Each rank that compiles a graph puts its decision into the group's store, under the graph's content, unless another rank
 was first; then it compares. Nobody waits: a rank that compiles other graphs, such as another stage of a pipeline, or

@@ -27,7 +27,7 @@ __all__ = ["SaveFiles"]
 
 
 class SaveFiles(Listener):
-    """Saves a compile; made while Dynamo traces, which knows what the program calls things.
+    """Saves a compile; made while Dynamo traces, which knows the program's names for things.
 
     Args:
         options: where to; not None.
@@ -43,14 +43,14 @@ class SaveFiles(Listener):
         self._graphs: list[Mapping[str, Any]] = []
 
     def cut(self, graphs: Mapping[str, GraphModule], partition: PartitionRecord | None) -> None:
-        """Name the nodes of graphs; a tensor that a forward saves has one name in both halves."""
+        """Name the nodes of graphs; a tensor that a forward saves has one name in forward and backward."""
         first, *others = graphs.values()
         saved = name_nodes(first, self._program)
         for gm in others:
             name_nodes(gm, self._program, saved=saved)
 
     def segmented(self, graph: GraphCompilation) -> None:
-        """Have each island say what its model is written for."""
+        """Mark each island with the program, role and island name of its model."""
         for name, island in graph.segmented.islands.items():
             island.meta[WRITTEN_FOR] = f"{graph.gm.meta.get(WRITTEN_FOR, '')} {graph.role} {name}".strip()
 
@@ -67,7 +67,7 @@ class SaveFiles(Listener):
     def close(self) -> Path:
         """Write how the models of the graphs join, as JSON, and give the file; raises OSError.
 
-        The file's name ends in a hash of what it says of the graphs: a compile for other shapes is another file, and
+        The file's name ends in a hash of its description of the graphs: a compile for other shapes is another file, and
         the same program gives the same files.
         """
         runtime = installed_runtime()

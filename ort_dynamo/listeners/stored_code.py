@@ -1,6 +1,6 @@
-"""A compiled graph as torch keeps it where it does: the outer graph, with its islands by key.
+"""A compiled graph as torch's own cache stores it: the outer graph, with its islands by key.
 
-torch writes and reads it in its own folder, and unpickles what it reads, as it does for inductor. The models of the
+torch writes and reads it in its own folder, and unpickles it, as it does for inductor. The models of the
 islands are not in it: they are in the cache of compiled graphs, which unpickles nothing. An island that is gone from
 there makes the whole a miss, and all is compiled anew.
 """
@@ -42,11 +42,11 @@ __all__ = ["LOADING", "IslandPlace", "Loading", "StoredCode"]
 
 @dataclass(frozen=True)
 class Loading:
-    """Where what torch has kept finds the rest.
+    """Where a graph that torch has stored finds the rest.
 
     Attributes:
         disk: the stored graphs.
-        record: called with what a graph's compile learned, and, of a forward, what its joint graph's cut did.
+        record: called with the record of a graph's compile, and, of a forward, the record of its joint graph's cut.
         graphs: the records of all graphs of the compile; a RunWatch sees them when one of the graphs runs.
     """
 
@@ -56,7 +56,7 @@ class Loading:
 
 
 LOADING: ContextVar[Loading | None] = ContextVar("LOADING", default=None)
-"""Set while a graph is traced whose result AOTAutograd may have kept."""
+"""Set while a graph is traced whose result AOTAutograd may have stored."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class StoredCode(OutputCode):
     Args:
         outer: the outer graph, with its islands.
         whole: the graph before it was cut into islands.
-        islands: where they are stored; one that is None cannot be, and so the whole is not kept.
+        islands: where they are stored; one that is None cannot be, and so the whole is not stored.
         record: the record of the compile.
-        partition: of a forward, what the cut of its joint graph did.
+        partition: of a forward, the record of the cut of its joint graph.
         cache: where the islands are looked for if no compile of this project says so.
         run: runs the graph; a file does not hold it.
     """
@@ -120,7 +120,7 @@ class StoredCode(OutputCode):
         return self._run(inputs)  # type: ignore[arg-type]
 
     def prepare_for_serialization(self) -> None:
-        """Leave what a pickle can hold."""
+        """Drop all that a pickle cannot hold."""
         if self._outer is None:
             raise BypassError("a node of the graph, or an island of it, has no place in a file")
         self._run = self._entries = None
@@ -130,10 +130,10 @@ class StoredCode(OutputCode):
         return {**self.__dict__, "_entries": None if self._run is None else {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Find the islands of what was unpickled.
+        """Find the islands of an unpickled graph.
 
-        This is the one place where torch takes an error for a miss, whoever reads: AOTAutograd, or Dynamo's precompile,
-        which knows nothing of our key.
+        This is the one place where torch takes an error for a miss, for any reader: AOTAutograd, or Dynamo's
+        precompile, which knows nothing of our key.
 
         Raises:
             CacheMissError: one is not there, or not for this runtime, machine or state of our sources.
@@ -144,13 +144,13 @@ class StoredCode(OutputCode):
             self._entries = {name: _entry(place, disk) for name, place in self._islands.items() if place is not None}
 
     def __deepcopy__(self, _: dict[int, Any]) -> StoredCode:
-        """A copy that shares all; torch keeps one to write it again."""
+        """A copy that shares all; torch stores one to write it again."""
         copied = StoredCode.__new__(StoredCode)
         copied.__dict__.update(self.__dict__)
         return copied
 
     def post_compile(self, *_: Any) -> None:
-        """Make what was unpickled run again: torch calls this when it has found it."""
+        """Make an unpickled graph run again: torch calls this when it has found it."""
         loading = self._loading()
         if self._outer is None or self._entries is None:
             raise CacheMissError

@@ -1,4 +1,4 @@
-"""When AOTAutograd keeps its results, under which key, and how these find the rest again."""
+"""When AOTAutograd stores its results, under which key, and how they find the islands."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["WORTH_IT", "TraceCache", "kept_key", "loading"]
 
 
 def kept_key(gm: GraphModule, options: Options) -> str | None:
-    """Give the part of the key of AOTAutograd's cache that is ours; None where that keeps nothing of `gm`.
+    """Give the part of the key of AOTAutograd's cache that is ours; None where that stores nothing of `gm`.
 
-    Nothing is kept of graphs with symbolic floats: what was assumed of one (that it is 0.25, where an operator takes it
-    as a constant) is a guard that AOTAutograd does not keep, and so it would take the result for any other number. Nor
-    where a program has added passes on FX graphs or lowerings: they decide what is traced, and could do anything. What
-    is recorded in CUDA graphs is not kept either.
+    Nothing is stored of graphs with symbolic floats: an assumption about one (that it is 0.25, where an operator takes
+    it as a constant) is a guard that AOTAutograd does not store, and so it would take the result for any other number.
+    Nor where a program has added passes on FX graphs or lowerings: they decide the trace, and could do anything. Graphs
+    that are recorded in CUDA graphs are not stored either.
     """
     extra = options.passes.extra_passes
     if options.session.cuda_graphs:
@@ -57,9 +57,9 @@ def kept_key(gm: GraphModule, options: Options) -> str | None:
 
 
 WORTH_IT = 250
-"""Nodes of Dynamo's graphs that a process compiles before results are kept unasked.
+"""Nodes of Dynamo's graphs that a process compiles before results are stored unasked.
 
-A node's tracing, cutting, trial and lowering take some 8 ms together, which a later process saves. torch's first key
+A node's tracing, cutting, probing and lowering take some 8 ms together, which a later process saves. torch's first key
 takes 1.3 s, in this process and the later one: it reads torch's sources and imports inductor. (Measured with GPT-2,
 BERT, Llama, ViT and ResNet on torch 2.13, two cores.)
 """
@@ -75,11 +75,11 @@ def _is_wanted(gm: GraphModule, options: Options) -> bool:
 
 
 class TraceCache(Listener):
-    """Gives AOTAutograd what it keeps of a graph, and has what it has kept find its islands.
+    """Gives AOTAutograd our results to store with a graph, and has stored results find their islands.
 
     Args:
         options: all options.
-        records: what is learned of the compile.
+        records: the records of the compile.
     """
 
     def __init__(self, options: Options, records: Records) -> None:
@@ -101,7 +101,7 @@ class TraceCache(Listener):
 
 @contextmanager
 def loading(options: Options, records: Records) -> Iterator[None]:
-    """Have results that AOTAutograd has kept find their islands while this is open, and record them."""
+    """Have results that AOTAutograd has stored find their islands while this is open, and record them."""
     stored = disk_cache(options.cache)
     token = LOADING.set(None if stored is None else Loading(stored, records.read, records.graphs))
     try:

@@ -64,7 +64,7 @@ class LoweringBuilder(GraphBuilder):
     """GraphBuilder that knows the target: an operator without a kernel for a dtype is computed in a wider one.
 
     Raises UnsupportedNodeError from a node's construction where no kernel fits, so that the ATen node at hand stays
-    in eager. Inputs are positional, attributes keywords; Python numbers take the dtype of the tensor inputs that share
+    in eager. Inputs are positional, attributes keywords; Python scalars take the dtype of the tensor inputs that share
     their type variable.
     """
 
@@ -77,10 +77,10 @@ class LoweringBuilder(GraphBuilder):
         self._lists: dict[tuple[tuple[int, ...], ir.DataType], ir.Value] = {}
 
     def constant(self, value: bool | int | float | Sequence[int] | npt.NDArray[Any], dtype: ir.DataType) -> ir.Value:
-        """A constant, one per value and dtype in the whole graph: 0-d for a number, 1-D for a sequence.
+        """A constant, one per value and dtype in the whole graph: 0-d for a scalar, 1-D for a sequence.
 
         Raises:
-            UnsupportedNodeError: a number that `dtype` does not hold. Some of torch's kernels wrap it around, others
+            UnsupportedNodeError: a scalar that `dtype` does not hold. Some of torch's kernels wrap it around, others
                 raise, and others compare it as it is.
         """
         if type(value) is list and set(map(type, value)) <= {int}:
@@ -105,7 +105,7 @@ class LoweringBuilder(GraphBuilder):
         return self._constants[key]
 
     def promote(self, value: Any, dtype: ir.DataType | None) -> ir.Value:
-        """A constant of Python numbers, or of a tensor or a text, as an operator of somebody else's may take."""
+        """A constant of Python scalars, or of a tensor or a text, as an operator of somebody else's may take."""
         if isinstance(value, (bool, int, float, list, tuple)):
             return self.constant(value, dtype or _default_dtype(value))
         return self.initializer(ir.tensor(value, dtype=dtype), f"given_{len(self.graph.initializers)}")

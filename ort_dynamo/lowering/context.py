@@ -113,7 +113,7 @@ class LoweringContext:
         return self.builder.constant(list(numbers), ir.DataType.INT64)
 
     def scalar(self, number: Number, dtype: torch.dtype) -> ir.Value:
-        """A 0-d value of a number that may be symbolic."""
+        """A 0-d value of a scalar that may be symbolic."""
         if isinstance(number, (torch.SymInt, torch.SymFloat)):
             return self.cast(self._symbols.value(expression(number)), dtype)
         if isinstance(number, torch.SymBool):
@@ -135,8 +135,8 @@ class LoweringContext:
     def cast(self, value: ir.Value, dtype: torch.dtype) -> ir.Value:
         """`value` in `dtype`, itself where it has it already.
 
-        Where the node's result has half width, a cast between floating dtypes is one into or out of the wider dtype it
-        is computed in, and is marked as such. What the node itself means by a change of dtype is `convert`.
+        Where the node's result is float16 or bfloat16, a cast between floating dtypes is one into or out of the wider
+        dtype it is computed in, and is marked as such. The node's own change of dtype is `convert`.
         """
         result = self.convert(value, dtype)
         if result is not value and self._is_half and dtype.is_floating_point and value.dtype in _FLOATS:
@@ -153,7 +153,7 @@ class LoweringContext:
         return value if value.dtype == to else self.op.Cast(value, to=to)
 
     def read_rounded(self) -> None:
-        """From here on, have this node's arguments read as rounded to their dtypes, whatever they were rounded from."""
+        """From here on, have this node's arguments read as rounded to their dtypes, from any wider value."""
         self.builder.reads_rounded = True
 
     @functools.cached_property

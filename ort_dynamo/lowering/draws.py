@@ -1,7 +1,7 @@
-"""Random draws as ONNX operators, for models that are files: what runs here leaves them to torch.
+"""Random ops as ONNX operators, for models that are files: a graph that runs here leaves them to torch.
 
-Each node has a seed of its own, made of its name: equal draws are not one draw, and a model draws the same in every new
-session. The numbers are not torch's.
+Each node has a seed of its own, made of its name: equal random ops are not merged, and a model draws the same in every
+new session. The numbers are not torch's.
 """
 
 from __future__ import annotations

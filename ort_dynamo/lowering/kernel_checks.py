@@ -1,8 +1,8 @@
 """Leave to torch the calls that its kernels refuse, or may refuse, for dtypes, a dimension or sizes.
 
-Most kernels check what fake tensors do not check: a lowering or a decomposition would compute such a call without a
-word, or would fail in words of its own. So torch runs the operator, which computes or raises eager's own error. It also
-runs a mix of dtypes for which `kernel_dtypes.py` has no rule.
+Most kernels make checks that fake tensors do not make: a lowering or a decomposition would compute such a call without
+a word, or would fail in words of its own. So torch runs the operator, which computes or raises eager's own error. It
+also runs a mix of dtypes for which `kernel_dtypes.py` has no rule.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REPEATING = frozenset({"roll"})
 """Operators that take a dimension twice."""
 
 _OPERANDS = frozenset({"exponent", "other", "self"})
-"""Names of arguments in which a number takes part in a promotion."""
+"""Names of arguments in which a scalar takes part in a promotion."""
 
 _BY_SLICES = frozenset({"index_add", "index_reduce"})
 """Operators whose `source` has the slices of `self`, which their kernels check and fake tensors do not."""
@@ -177,7 +177,7 @@ class _Dtypes:
         return set() if narrow in ({"h"}, {"b"}) and others == {"f"} else None
 
     def _promoted(self, operands: Mapping[str, list[torch.Tensor]]) -> set[str]:
-        """The dtype to which the operands promote, among them the numbers in the place of one."""
+        """The dtype to which the operands promote, among them the scalars in the place of one."""
         numbers = [
             value for name, value in self._arguments.items() if name in _OPERANDS and isinstance(value, _NUMBERS)
         ]

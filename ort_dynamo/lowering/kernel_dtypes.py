@@ -1,8 +1,8 @@
 """These tables say which dtypes torch's CPU kernels take, and which they mix.
 
 Each rule is held against the kernels by tests/refused/test_kernel_dtypes.py, which calls them with every dtype and
-pairs of dtypes. Where the tested versions of torch differ, a rule has what all of them take. A letter stands for a
-dtype, an ATen name for an operator, with its overload ("div.Tensor_mode") where overloads differ.
+pairs of dtypes. Where the tested versions of torch differ, a rule has the dtypes that all of them take. A letter stands
+for a dtype, an ATen name for an operator, with its overload ("div.Tensor_mode") where overloads differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes nodes into an ONNX graph by calling operators as methods: what lowerings are written with.
+"""Writes nodes into an ONNX graph by calling operators as methods: lowerings are written with it.
 
 onnxscript has such a builder, too. Importing it imports all of onnxscript and onnx's reference evaluator, 20 MB that no
 training step needs (docs/decisions/0001-builder-hooks.md).
@@ -32,7 +32,7 @@ class OpBuilder:
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if op_type.startswith("__"):
-            raise AttributeError(op_type)  # Python asks what this object can do
+            raise AttributeError(op_type)  # Python asks for special methods of this object
 
         def call(
             *inputs: Any,
@@ -74,7 +74,7 @@ class GraphBuilder(ABC):
         return OpBuilder(self, domain, version)
 
     def push_module(self, name: str) -> None:
-        """Have all names begin with `name` from here on, after what they begin with already."""
+        """Have all names begin with `name` from here on, after the names of modules pushed before."""
         self._modules.append(name)
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str | None]) -> ir.Value:
@@ -120,7 +120,7 @@ class GraphBuilder(ABC):
         return node.outputs[0] if len(node.outputs) == 1 else node.outputs
 
     def cast_inputs(self, schema: onnx.defs.OpSchema | None, inputs: Sequence[Any]) -> Sequence[ir.Value | None]:
-        """Make values of Python numbers, typed like the values that share their type variable.
+        """Make values of Python scalars, typed like the values that share their type variable.
 
         Raises:
             ValueError: there are more inputs than the operator has.
@@ -143,7 +143,7 @@ class GraphBuilder(ABC):
         cast: ir.Value = self.op.CastLike(self.promote(value, None), like)
         return cast
 
-    # -- what a builder of a kind decides ------------------------------------------------------------------------
+    # -- decisions of a builder of a kind ------------------------------------------------------------------------
 
     @abstractmethod
     def call_op(
@@ -156,7 +156,7 @@ class GraphBuilder(ABC):
         outputs: int | Sequence[str | ir.Value],
         name: str | None,
     ) -> Any:
-        """Add what computes one operator, whose inputs may be Python numbers; return what `add_node` does."""
+        """Add nodes that compute one operator, whose inputs may be Python scalars; return the result of `add_node`."""
 
     @abstractmethod
     def append(self, node: ir.Node) -> None:

@@ -32,7 +32,7 @@ __all__ = [
 Lowering = Callable[..., Any]
 """lowering(ctx, *args, **kwargs) -> ir.Value, or a tuple of ir.Value | None for several outputs.
 
-The arguments are the node's own, with every tensor argument replaced by its ir.Value and every symbolic number by
+The arguments are the node's own, with every tensor argument replaced by its ir.Value and every symbolic scalar by
 its torch.SymInt / SymFloat. An output nobody reads may be None.
 """
 
@@ -102,8 +102,8 @@ def kept_in_eager() -> Mapping[OpOverload, str]:
 def register_lowering(*overloads: OpOverload, replace: bool = False) -> Callable[[_F], _F]:
     """Decorator by which a program adds a lowering of its own, for ATen or custom (torch.library) overloads.
 
-    It counts for graphs compiled from then on; graphs compiled before keep what they were compiled with until
-    torch._dynamo.reset(). An overload with a lowering is not decomposed, and its nodes no longer stay in eager.
+    It counts for graphs compiled from then on; graphs compiled before keep their lowerings until torch._dynamo.reset().
+    An overload with a lowering is not decomposed, and its nodes no longer stay in eager.
 
     Args:
         overloads: e.g. torch.ops.mylib.scale.default, and the overload of its gradient.

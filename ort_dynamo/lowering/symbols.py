@@ -146,7 +146,7 @@ class FoundSymbols:
 
 
 def symbols_of(fake: Any) -> FoundSymbols:
-    """The size symbols of a fake value: a tensor, a number, or a tuple of them."""
+    """The size symbols of a fake value: a tensor, a scalar, or a tuple of them."""
     exprs: list[sympy.Expr] = []
     for leaf in tree_leaves(fake):
         sizes = leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,)

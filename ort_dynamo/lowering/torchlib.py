@@ -1,6 +1,6 @@
 """The long tail: overloads without a lowering of our own go through onnxscript's torch_lib.
 
-torch_lib was written for inference export, so what comes from it is checked: one traced function with kernels on the
+torch_lib was written for inference export, so its functions are checked: one traced function with kernels on the
 target for every node, and torch's dtypes. A function that was seen to be wrong is listed in WRONG.
 """
 
@@ -26,7 +26,7 @@ WRONG: dict[Any, str] = {
     aten.celu.default: "it takes an alpha of 0, which torch refuses; any other is decomposed",
     aten.nll_loss_forward.default: "total_weight counts the batch, not the weights",
 }
-"""Overload -> what torch_lib's function gets wrong."""
+"""Overload -> the error of torch_lib's function."""
 
 
 def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -36,7 +36,7 @@ def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         args, kwargs: the node's own, tensors as ir.Value.
 
     Returns:
-        What a lowering returns.
+        The results of a lowering.
 
     Raises:
         UnsupportedNodeError: torch_lib has no function, or one this target cannot run.

@@ -47,8 +47,8 @@ class Lowered:
     Attributes:
         model: the graph in ONNX.
         inputs, outputs: how they map to the FX graph's, in order.
-        keyable: what was made follows from what is in the graph's key: every question about sizes that came up was
-            answered by what the graph's nodes recorded.
+        keyable: the model follows from the content of the graph's key: every question about sizes that came up was
+            answered by records of the graph's nodes.
     """
 
     model: ir.Model
@@ -60,7 +60,7 @@ class Lowered:
 def lower(gm: GraphModule, target: Target) -> Lowered:
     """Lower a graph in which every node was found lowerable.
 
-    Questions about sizes are answered by what `refusal` recorded.
+    Questions about sizes are answered by the records of `refusal`.
 
     Args:
         gm: placeholders, get_attr nodes of sub-graphs, and call_function nodes, with fake values in meta["val"]; one
@@ -105,7 +105,7 @@ def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> 
 def refusal(node: Node, target: Target, unmade: Callable[[ir.Model], str | None] = lambda model: None) -> str | None:
     """Why `node` cannot go to `target`, or None: found by lowering the node alone into a scratch graph.
 
-    What the lowering asks about sizes is recorded in the node's meta, for the key of the graph that will hold it. If
+    The lowering's questions about sizes are recorded in the node's meta, for the key of the graph that will hold it. If
     the target fuses kernels, `unmade` is asked about the scratch graph.
 
     Raises:
@@ -179,9 +179,9 @@ class _Walk:
             self._symbols.offer_scalar(symbol, self._builder.input(f"size_{symbol}", ir.DataType.INT64, []))
 
     def add_argument(self, node: Node) -> None:
-        """Add what a node that is lowered alone reads, as an input."""
+        """Add, as an input, a value that a node reads that is lowered alone."""
         fake = node.meta["val"]
-        if isinstance(fake, (tuple, list)):  # getitem of an eager node
+        if isinstance(fake, (tuple, list)):  # getitem of a fallback node
             self._values[node] = tuple(None if f is None else self._fake_input(node.name, f) for f in fake)
         else:
             self.add_input(node, _input_spec(node))
@@ -222,7 +222,7 @@ class _Walk:
     def add_number(self, node: Node) -> None:
         """Add arithmetic on sizes: its value is found again where it is read."""
         number = node.meta["val"]
-        self._symbols.value(expression(number))  # refuses what depends on data
+        self._symbols.value(expression(number))  # refuses sizes that depend on data
         self._values[node] = number
 
     def add_node(self, node: Node) -> None:

@@ -60,8 +60,8 @@ def bind_attributes(
 
     Args:
         attributes: by name.
-        types: what the operator takes.
-        needed: what has to be there.
+        types: the attributes that the operator takes, and the type of each.
+        needed: the attributes that have to be there.
         refuse: makes an error of a reason.
     """
     unknown = sorted(attributes.keys() - types.keys())

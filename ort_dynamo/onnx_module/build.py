@@ -1,6 +1,6 @@
 """From an ONNX graph to a program of torch's functions: names, nodes, functions, and subgraphs in control.
 
-What computes with known numbers only is computed here; what else there is becomes a call in the program.
+Nodes that compute with known numbers only are computed here; all others become calls in the program.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Builder:
     """Builds programs of one model.
 
     Args:
-        functions: the model's, by what calls them.
+        functions: the model's, by the domain, the name and the overload that call them.
         stored: the model's initializers by name.
         control: the functions that write the operators that have graphs.
     """
@@ -152,7 +152,7 @@ class Builder:
         attributes: Mapping[str, AttributeProto],
         outputs: Sequence[str],
     ) -> list[Known]:
-        """Write the nodes of a function where it is called; what nobody reads may have no value in it."""
+        """Write the nodes of a function where it is called; a value that nobody reads may be missing in it."""
         given = {attribute.name: attribute for attribute in function.attribute_proto}
         given.update(attributes)
         scope = Scope(None, read_opsets(function.opset_import, f"the function {function.name!r}"), given)
@@ -232,7 +232,7 @@ class Builder:
     def _check_inputs(
         self, found: Operator, inputs: Sequence[Known], refuse: Callable[[str], OnnxModelError]
     ) -> tuple[list[Known], list[InputKind]]:
-        """The inputs that are there, and what the operator takes for each."""
+        """The inputs that are there, and the operator's kind for each."""
         given = list(inputs)
         while len(given) > found.required and given[-1] is None:
             given.pop()

@@ -1,4 +1,4 @@
-"""If, Loop and Scan: their graphs become programs of their own, which get what they read from outside as inputs."""
+"""If, Loop and Scan: their graphs become programs of their own, which get values read from outside as inputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _subgraph(builder: Builder, node: NodeProto, scope: Scope, attributes: Attri
 def _program(
     builder: Builder, outer: Program, scope: Scope, graph: GraphProto, hosts: bool
 ) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """The program of a graph, and what the program around has to give it after its own inputs."""
+    """The program of a graph, and the values that the program around has to give it after its own inputs."""
     program, inner = Program(outer), scope.inner()
     for one in graph.input:
         inner.define(one.name, program.placeholder("input", hosts))

@@ -71,7 +71,7 @@ def check_model(model: ModelProto) -> dict[str, TypeProto]:
         The types of the outermost graph's values, as far as onnx finds them out.
 
     Raises:
-        OnnxModelError: says what is wrong.
+        OnnxModelError: names the fault.
     """
     opsets = read_opsets(model.opset_import, "the model")
     if not model.graph.output:
@@ -93,7 +93,7 @@ def check_model(model: ModelProto) -> dict[str, TypeProto]:
         typed = onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise OnnxModelError(reason=f"it is not valid: {error}") from error
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:  # what onnx lets through of C++ and protobuf
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:  # errors of C++ and protobuf that onnx passes on
         raise OnnxModelError(reason=f"it cannot be checked: {error}") from error
     return {one.name: one.type for one in (*typed.graph.input, *typed.graph.value_info)}
 

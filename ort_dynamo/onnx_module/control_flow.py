@@ -23,7 +23,7 @@ class IfNode(nn.Module):
     """Run one of two graphs.
 
     Args:
-        then_branch: called with the model and what it reads from outside.
+        then_branch: called with the model and the values that it reads from outside.
         else_branch: the same.
     """
 
@@ -45,8 +45,8 @@ class LoopNode(nn.Module):
     """Run a graph again and again.
 
     Args:
-        body: called with the model, the number of the iteration, the condition, the carried values and what it reads
-            from outside; returns the condition, the carried values, and values to be stacked.
+        body: called with the model, the number of the iteration, the condition, the carried values and the values that
+            it reads from outside; returns the condition, the carried values, and values to be stacked.
         carried: how many values are carried.
         empty: dtype and shape of each stacked value, for no iterations at all; None where they are not known, and 0
             for unknown sizes.
@@ -97,8 +97,8 @@ class ScanNode(nn.Module):
     """Run a graph for each entry of sequences.
 
     Args:
-        body: called with the model, the carried values, an entry of each sequence and what it reads from outside;
-            returns the carried values and values to be stacked.
+        body: called with the model, the carried values, an entry of each sequence and the values that it reads from
+            outside; returns the carried values and values to be stacked.
         carried: how many values are carried.
         input_axes: the axis of each sequence.
         input_backwards: whether each is read from its end.

@@ -1,8 +1,8 @@
-"""Values of an ONNX graph that are no tensors while it runs: shapes, and what is computed from them.
+"""Values of an ONNX graph that are no tensors while it runs: shapes, and values computed from them.
 
 ONNX has tensors only, so `Shape` makes a tensor, and `Reshape` reads one. In torch a size is a number, which Dynamo
-keeps symbolic; as the element of a tensor it would end the graph. So what comes from shapes and small constants is a
-`Host` here: a tuple of numbers with the dtype that ONNX gives it, computed by Python.
+keeps symbolic; as the element of a tensor it would end the graph. So a value that comes from shapes and small constants
+is a `Host` here: a tuple of numbers with the dtype that ONNX gives it, computed by Python.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Setting: TypeAlias = Annotated[Value, "setting"]
 """An input that says how to compute (axes, sizes, ratios), and so is a Host where it can be, and never a weight."""
 
 Statistic: TypeAlias = Annotated[Tensor, "statistic"]
-"""An input that keeps what was seen in training: a buffer, never a weight."""
+"""An input that keeps a statistic of training: a buffer, never a weight."""
 
 
 def as_tensor(value: Value, device: torch.device | None = None) -> Tensor:

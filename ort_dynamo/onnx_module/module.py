@@ -20,26 +20,26 @@ from ort_dynamo.onnx_module.tensor_data import element_type, read_tensor, write_
 __all__ = ["OnnxModule", "to_model_proto"]
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-"""Under which torch's exporter writes what an initializer was: PARAMETER, BUFFER or CONSTANT_TENSOR."""
+"""The key under which torch's exporter writes an initializer's kind: PARAMETER, BUFFER or CONSTANT_TENSOR."""
 
 
 _OWN_NAMES = frozenset({CONSTANTS, "_model", "_program", "_types", "input_names", "onnx_names", "output_names"})
 
 
 class OnnxModule(nn.Module):
-    """A module that computes what an ONNX graph says, with the graph's weights as its parameters.
+    """A module that computes an ONNX graph, with the graph's weights as its parameters.
 
     A weight is a floating-point initializer of the outermost graph that torch's exporter marked as a parameter; where
     it marked nothing, one with at least one axis. Constants that an exporter makes of Python's numbers, such as the
     epsilon of a norm or the factor of a scale, have none; `scalars` names the weights that have none either. No weights
-    are: the running statistics of BatchNormalization, and what says how to compute (sizes, scales, ratios).
+    are: the running statistics of BatchNormalization, and settings of a computation (sizes, scales, ratios).
 
     An exporter that folds constants, or shares initializers of equal values, makes other weights than the model had:
     `torch.onnx.export` should be told `optimize=False`, or `do_constant_folding=False` and
     `training=torch.onnx.TrainingMode.TRAINING`.
 
-    In train mode, Dropout and BatchNormalization do what they do in training if the file says so
-    (`training_mode`); in eval mode they never do.
+    In train mode, Dropout and BatchNormalization behave as in training if the file says so (`training_mode`); in eval
+    mode they never do.
 
     Args:
         model: the file; a copy is kept for `to_model_proto`, without the weights' data.
@@ -87,7 +87,7 @@ class OnnxModule(nn.Module):
         self._model = _without_data(model, set(self.onnx_names.values()))
 
     def _build(self, model: ModelProto, stored: Mapping[str, Stored]) -> Builder:
-        """Write the program; what initializers are used as is in `stored` then."""
+        """Write the program; `stored` then says how initializers are used."""
         self.input_names = tuple(one.name for one in model.graph.input if one.name not in stored)
         self.output_names = tuple(one.name for one in model.graph.output)
         for one in model.graph.input:

@@ -1,4 +1,4 @@
-"""The graph of torch's functions that is written for a graph of ONNX, and what its names stand for meanwhile."""
+"""The graph of torch's functions that is written for a graph of ONNX, and the values of its names meanwhile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Stored:
         dtype: of its elements.
         shape: of it.
         weight: whether it can be trained.
-        uses: as what nodes take it: "data", "statistic" or "setting".
+        uses: the roles in which nodes take it: "data", "statistic" or "setting".
     """
 
     key: str
@@ -179,7 +179,7 @@ class Program:
         self.graph.erase_node(placeholder)
 
     def finish(self, outputs: Sequence[Any]) -> fx.GraphModule:
-        """The program as a module that returns a tuple; what nothing reads is left out, as ONNX Runtime does."""
+        """The program as a module that returns a tuple; nodes that nothing reads are left out, as ONNX Runtime does."""
         self.graph.output(tuple(outputs))
         for node in reversed(self.graph.nodes):
             if node.op in ("call_function", "call_module") and not node.users:

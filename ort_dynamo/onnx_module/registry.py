@@ -1,6 +1,6 @@
 """Operators of ONNX as functions on torch's tensors, found by domain, name and version.
 
-A function's signature is what the graph is checked against: positional parameters are the node's inputs, in order,
+The graph is checked against a function's signature: positional parameters are the node's inputs, in order,
 keyword-only ones its attributes, both with the type that is needed; a parameter without a default has to be there.
 """
 
@@ -43,7 +43,7 @@ class InputKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Operator:
-    """A function with what its signature says.
+    """A function with the facts of its signature.
 
     Attributes:
         function: takes inputs by position, attributes and some of `GIVEN` by keyword.

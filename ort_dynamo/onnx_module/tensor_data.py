@@ -24,14 +24,14 @@ _FIELDS: dict[torch.dtype, tuple[str, Any, torch.dtype]] = {
     torch.float64: ("double_data", np.float64, torch.float64),
     torch.int64: ("int64_data", np.int64, torch.int64),
 }
-"""The field of each dtype's elements, where they are not in raw_data, as what numpy reads it, and torch."""
+"""The field of each dtype's elements, where they are not in raw_data, and numpy's and torch's dtypes for it."""
 
 _BITS = {torch.float16, torch.bfloat16}
 """Kept in int32_data as the bits of 16."""
 
 
 def element_type(number: int, what: str) -> torch.dtype:
-    """The dtype of an ONNX element type; OnnxModelError for what torch has no arithmetic for."""
+    """The dtype of an ONNX element type; OnnxModelError for a type in which torch has no arithmetic."""
     if number not in _TORCH:
         names = {value: name for name, value in TensorProto.DataType.items()}
         raise OnnxModelError(reason=f"{what} has the element type {names.get(number, number)}, which cannot be trained")

@@ -1,4 +1,4 @@
-"""Where compiled graphs are kept from one process to the next: by options, else by environment variables."""
+"""Where compiled graphs are stored from one process to the next: by options, else by environment variables."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class CachePlace:
 
 
 def cache_place(disk_cache: bool | None = None, cache_dir: str | None = None) -> CachePlace | None:
-    """Decide where compiled graphs are kept; None where they are not.
+    """Decide where compiled graphs are stored; None where they are not.
 
     Args:
         disk_cache: the option; None goes by ORT_DYNAMO_CACHE, which is on unless it is 0.
-        cache_dir: the option; None goes by ORT_DYNAMO_CACHE_DIR, else by what the platform has for caches of a user.
+        cache_dir: the option; None goes by ORT_DYNAMO_CACHE_DIR, else by the platform's folder for caches of a user.
 
     Raises:
         InvalidVariableError: ORT_DYNAMO_CACHE or ORT_DYNAMO_CACHE_SIZE has a value that it cannot take.
@@ -64,7 +64,7 @@ def cache_place(disk_cache: bool | None = None, cache_dir: str | None = None) ->
 
 
 def traces_are_kept(trace_cache: bool | None = None) -> bool | None:
-    """Check whether torch is to keep AOTAutograd's results; None where neither option nor variable says so.
+    """Check whether torch is to store AOTAutograd's results; None where neither option nor variable says so.
 
     Args:
         trace_cache: the option; None goes by ORT_DYNAMO_TRACE_CACHE.

@@ -1,7 +1,7 @@
 """Options of torch.compile(backend="ort_train"): frozen, validated, grouped by the stage that reads them.
 
-What a group decides about a compiled graph enters its key by its repr. So does `dump`: a graph that is to be saved or
-verified is compiled for that, even if the same one is in memory. `cache` enters no key.
+The decisions of a group about a compiled graph enter its key by its repr. So does `dump`: a graph that is to be saved
+or verified is compiled for that, even if the same one is in memory. `cache` enters no key.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class PassOptions:
     """Read by passes/pipelines.py.
 
     Attributes:
-        placement: "fastest" has torch run what it runs faster than a session, such as convolutions on the CPU;
-            "onnxruntime" leaves in torch only what has to be there.
+        placement: "fastest" has torch run all that it runs faster than a session, such as convolutions on the CPU;
+            "onnxruntime" leaves in torch only the nodes that have to be there.
         fuse: whether our own fusions run after lowering, and fused kernels on CUDA. Clean-up always does.
         excess_precision: whether bfloat16 values that are computed in float32 for lack of a kernel stay so between
             operators; otherwise they are rounded after each, like in eager.
@@ -74,8 +74,9 @@ class PassOptions:
         propagate_cast_ops_level: -1 leaves casts alone; 0, 1 and 2 let them move over more and more operators.
         propagate_cast_ops_allow: more ONNX operator types they may move over, at every level from 0.
         allow_layer_norm_mod_precision: they may also move over layer normalizations.
-        backward_sections: into how many parts a backward is cut at most, each run by sessions of its own, so that what
-            the forward has saved is freed on the way; 1 leaves it whole. None is 8, and 1 where models are saved.
+        backward_sections: into how many parts a backward is cut at most, each run by sessions of its own, so that
+            tensors saved by the forward are freed on the way; 1 leaves it whole. None is 8, and 1 where models are
+            saved.
         extra_passes: passes of the program's own, which run where those of register_pass do, in this compile alone.
     """
 
@@ -106,18 +107,18 @@ class PassOptions:
 
 @dataclass(frozen=True)
 class RecomputeOptions:
-    """Read by passes/pipelines.py: what the backward computes again instead of the forward keeping it.
+    """Read by passes/pipelines.py: the tensors that the backward recomputes instead of the forward saving them.
 
     Attributes:
-        recompute_casts: float32 of kept narrower tensors, and casts of parameters.
+        recompute_casts: float32 of saved narrower tensors, and casts of parameters.
         attn_dropout_recompute: the dropout between an attention's softmax and its values.
-        gelu_recompute: GELU outputs that a matrix product reads.
-        transformer_layer_recompute: the inside of layers; what enters a layer is kept.
+        gelu_recompute: GELU outputs that a matmul reads.
+        transformer_layer_recompute: the inside of layers; the inputs of a layer are saved.
         number_recompute_layers: how many layers, from the first; 0 is all but the last.
-        recompute_from_inputs: what one pointwise operator makes of tensors that are kept anyway.
-        memory_budget: keep at most this much for the backward: a fraction in [0, 1] of what is kept without
+        recompute_from_inputs: results of one pointwise operator on tensors that are saved anyway.
+        memory_budget: save at most this much for the backward: a fraction in [0, 1] of the bytes that are saved without
             recomputation, or bytes as text ("2GiB", "500MB"). None sets no limit.
-        recompute_plan: clusters of operators to compute again, in the grammar of plan_grammar.py: text, a list of
+        recompute_plan: clusters of operators to recompute, in the grammar of plan_grammar.py: text, a list of
             texts or the path of a JSON file with such a list, which is read here and only its content kept.
     """
 
@@ -207,7 +208,7 @@ class SessionOptions:
         object.__setattr__(self, "session_options", tuple(sorted(attributes.items())))
 
     def resolved(self, *, on_cuda: bool = False) -> SessionSettings:
-        """These options with what they leave to torch's present settings filled in; this is what keys hold.
+        """Fill in the options that are left to torch's present settings; keys hold the result.
 
         Args:
             on_cuda: whether those of CUDA count. Elsewhere a change of one of them changes nothing.
@@ -232,7 +233,7 @@ class SessionSettings:
 
     Attributes:
         deterministic: torch.use_deterministic_algorithms() was on.
-        tf32: torch let CUDA round float32 to TF32 in products of matrices and in convolutions alike. ONNX Runtime has
+        tf32: torch let CUDA round float32 to TF32 in matmuls and in convolutions alike. ONNX Runtime has
             one switch for the two, so it is off where torch rounds in one of them only.
         searches_convolutions: torch.backends.cudnn.benchmark was on.
         cuda_graphs: the session is recorded in a CUDA graph.
@@ -250,14 +251,14 @@ class SessionSettings:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """Read by cache/disk.py; they decide nothing about what is compiled, and so enter no key.
+    """Read by cache/disk.py; they decide nothing about the compiled graph, and so enter no key.
 
     Attributes:
-        disk_cache: whether compiled graphs are kept from one process to the next; None goes by the environment
+        disk_cache: whether compiled graphs are stored from one process to the next; None goes by the environment
             variable ORT_DYNAMO_CACHE, which is on unless it is 0.
-        cache_dir: the folder; None goes by ORT_DYNAMO_CACHE_DIR, else by what the platform has for caches of a user.
-        trace_cache: whether torch keeps AOTAutograd's results, too, in its own folder, and unpickles them; None goes
-            by ORT_DYNAMO_TRACE_CACHE, else by what it gains (listeners/trace_cache.py).
+        cache_dir: the folder; None goes by ORT_DYNAMO_CACHE_DIR, else by the platform's folder for caches of a user.
+        trace_cache: whether torch stores AOTAutograd's results, too, in its own folder, and unpickles them; None goes
+            by ORT_DYNAMO_TRACE_CACHE, else by its gain (listeners/trace_cache.py).
     """
 
     disk_cache: bool | None = None

@@ -2,7 +2,7 @@
 
 plans := plan ("," plan)*
 plan := cluster ":" type ":" count
-cluster := (operator "+")+         what the backward computes again, in the forward's order
+cluster := (operator "+")+         the operators to recompute, in the forward's order
 type := 0 | 1 | 2                  PlanType
 count := -1 | 0 | 1 | ...          that many occurrences, the earliest of the graph; -1 is all of them
 """
@@ -28,9 +28,9 @@ class PlanType(IntEnum):
     NONE = 0
     """Nothing: a line that is switched off."""
     RECOMPUTE = 1
-    """Compute them again from what is kept anyway."""
+    """Recompute them from tensors that are saved anyway."""
     RECOMPUTE_WITH_COMPROMISE = 2
-    """Keep the narrow side of a cast in their place (bfloat16, say, of float32) and compute again from there."""
+    """Save the narrow side of a cast in their place (bfloat16, say, of float32) and recompute from there."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def _cast_strategy(value: Any) -> Fields:
 
 
 def _recompute_plan(value: Any) -> Fields:
-    """Tell policies from plans; what is neither is refused where plans are parsed."""
+    """Tell policies from plans; any other text is refused where plans are parsed."""
     if isinstance(value, str) and not value.strip().endswith(".json"):
         texts: list[Any] = value.split(",")
     elif isinstance(value, (list, tuple)):

@@ -68,7 +68,7 @@ class PartitionRecord:
 
 
 def mark(gm: GraphModule, options: Options, target: Target, threads: int) -> tuple[PassRecord, ...]:
-    """Run the FX passes on a joint or inference graph, in place, and those that say what torch runs by choice.
+    """Run the FX passes on a joint or inference graph, in place, and those that place nodes in torch by choice.
 
     Args:
         gm: a graph that AOTAutograd has traced.
@@ -85,7 +85,7 @@ def mark(gm: GraphModule, options: Options, target: Target, threads: int) -> tup
 def tag_recomputed(
     joint: GraphModule, options: Options, target: Target, static: Sequence[int] = ()
 ) -> tuple[PassRecord, ...]:
-    """Tag, in place, what the backward computes again.
+    """Tag, in place, the nodes that the backward recomputes.
 
     Args:
         joint: a marked joint graph.
@@ -111,10 +111,10 @@ def _sizes_decide(gm: GraphModule, options: Options) -> bool:
 
 
 def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, target: Target, **kwargs: Any) -> Halves:
-    """Decide what the backward computes again, and cut a marked joint graph into forward and backward.
+    """Decide which nodes the backward recomputes, and cut a marked joint graph into forward and backward.
 
-    The default partition saves what the backward reads. The min-cut partition would recompute pointwise chains on
-    the premise that a code generator fuses them for free; ONNX Runtime runs each of them as a kernel.
+    The default partition saves the tensors that the backward reads. The min-cut partition would recompute pointwise
+    chains on the premise that a code generator fuses them for free; ONNX Runtime runs each of them as a kernel.
 
     Args:
         joint: the joint graph; it gets tags.
@@ -166,7 +166,7 @@ def partition(
         kwargs: the keyword arguments that AOTAutograd passes to its partition function.
 
     Returns:
-        The forward graph, the backward graph, and a record of the passes and of what is saved.
+        The forward graph, the backward graph, and a record of the passes and of the saved tensors.
     """
     views, outputs = returned_views(joint.graph), kwargs["num_fwd_outputs"]
     strides = returned_strides(joint.graph)
@@ -183,7 +183,7 @@ def partition(
 
 
 def mark_inference(gm: GraphModule, options: Options, target: Target, threads: int) -> tuple[PassRecord, ...]:
-    """Do for a graph without gradients what `partition` does before the cut; takes what `mark` takes."""
+    """Run the part of `partition` before the cut on a graph without gradients; takes the arguments of `mark`."""
     gm.meta[RETURNED_VIEWS] = returned_views(gm.graph)
     gm.meta[RETURNED_STRIDES] = returned_strides(gm.graph)
     return mark(gm, options, target, threads)

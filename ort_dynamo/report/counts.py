@@ -27,7 +27,7 @@ def report(
     eager: Sequence[EagerNode],
     islands: int,
 ) -> None:
-    """Count a graph and its nodes by where they run, and say what was not said since Dynamo was reset.
+    """Count a graph and its nodes by where they run, and log each message that is new since Dynamo was reset.
 
     Fallbacks are warnings, one for each operator and reason. So is, once, a graph that torch runs mostly by choice.
 
@@ -69,7 +69,7 @@ def report(
 
 
 def _say_choice(role: str, native: int, chosen: Counter[str]) -> None:
-    """Say once that torch runs most of a graph by choice: most of what a session could run."""
+    """Log once that torch runs most of a graph by choice: most nodes that a session could run."""
     if chosen.total() <= native or _CHOICE in _said:
         return
     _said.add(_CHOICE)
@@ -105,7 +105,7 @@ def report_not_recorded(role: str, reason: str) -> None:
 
 
 def report_first(graphs: Sequence[GraphRecord]) -> None:
-    """Say once how much of what was compiled runs in ONNX Runtime, and why not more: on the terminal, and at INFO."""
+    """Log once how much of the compiled graphs runs in ONNX Runtime, and why not more: on the terminal, and at INFO."""
     if _FIRST in _said:
         return
     _said.add(_FIRST)
@@ -134,5 +134,5 @@ _FIRST = ("the first compile", "")
 
 
 def say_again() -> None:
-    """Let warnings that were given come again: what is compiled after a reset is a new program."""
+    """Let warnings that were given come again: a graph that is compiled after a reset belongs to a new program."""
     _said.clear()

@@ -1,4 +1,4 @@
-"""Report what a model saves for its backward and could recompute instead, before anything is compiled."""
+"""Report the tensors that a model saves for its backward and could recompute instead, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GraphPlan:
     """One graph of a model.
 
     Attributes:
-        rows: plans to choose from, most bytes first; each says what it does alone, beside recompute_casts.
+        rows: plans to choose from, most bytes first; each states its effect alone, beside recompute_casts.
         record: the result of the given options for the graph.
     """
 
@@ -96,7 +96,7 @@ def memory_plan(
         model: a module or function; a compiled module is taken for the module in it.
         args: arguments of one training step's call. Call this under torch.autocast if training does, and in
             train() mode.
-        options: torch.compile's options, to see what they make of each graph. Of those of recomputation, the tables
+        options: torch.compile's options, to see their effect on each graph. Of those of recomputation, the tables
             depend on recompute_casts alone.
         dynamic: torch.compile's `dynamic`.
         kwargs: keyword arguments of the call.
@@ -113,7 +113,7 @@ def memory_plan(
 
 
 def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:
-    """Give a backend that runs graphs in eager and appends what it sees of them."""
+    """Give a backend that runs graphs in eager and appends the plans and the memory of each."""
 
     def partition(
         joint: GraphModule, inputs: Sequence[Any], *, target: Target, **kwargs: Any
@@ -144,7 +144,7 @@ def _as_is(gm: GraphModule, _: slice) -> GraphModule:
 
 @contextmanager
 def _unchanged(model: Callable[..., Any], inputs: Any) -> Iterator[None]:
-    """Put back what a call changes beside its result: buffers and the generators of the CPU and the inputs' devices."""
+    """Restore a call's side effects: buffers and the generators of the CPU and the inputs' devices."""
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     buffers: list[torch.Tensor] = []
     if isinstance(model, nn.Module):

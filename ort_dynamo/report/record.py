@@ -1,4 +1,4 @@
-"""Records of compiles, as data: where nodes run, what passes did, what is saved, how long each stage took."""
+"""Records of compiles, as data: where nodes run, changes by passes, saved tensors, the time of each stage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class IslandRecord:
     Attributes:
         name: how errors and saved files call it.
         source: "memory": one with the same graph key was compiled before in this process, and its session serves again;
-            "disk": what one was built of was stored, by this process or another; "built": it was built.
+            "disk": a built graph was stored, by this process or another; "built": it was built.
         build: the statistics of building it, also where it was built before.
         seconds: time to build and open it, or to find it.
         miss: why it was built and not read: "absent", "damaged", "refused", "unreadable" (cache/disk.py), "unkeyed" or
@@ -50,7 +50,7 @@ class GraphRecord:
     Attributes:
         role: "forward", "backward", "inference" or "training".
         native: overload, as text -> its nodes inside islands.
-        by_design: overload, as text -> its nodes that torch runs by design: random draws and collectives.
+        by_design: overload, as text -> its nodes that torch runs by design: random ops and collectives.
         chosen: "overload: reason", as text -> its nodes that torch runs by choice, since it is faster.
         eager: the nodes that stay in eager because they must, with reasons and lines.
         islands: the islands, in the order in which they run.
@@ -103,7 +103,7 @@ class CompileRecords:
         self._lock = threading.Lock()
 
     def begin(self) -> Callable[[CompileRecord], None]:
-        """Begin a compile: what is returned keeps its record, unless all was forgotten in the meantime."""
+        """Begin a compile: the returned function keeps its record, unless all was forgotten in the meantime."""
         cleared = self._cleared
 
         def keep(record: CompileRecord) -> None:
@@ -134,5 +134,5 @@ class CompileRecords:
 
 
 RECORDS = CompileRecords(most=1024)
-"""Those of this process since torch._dynamo.reset(): more than programs compile on purpose, and small beside what they
-compile."""
+"""Those of this process since torch._dynamo.reset(): more than programs compile on purpose, and small beside the
+compiled graphs."""

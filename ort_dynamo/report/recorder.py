@@ -1,4 +1,4 @@
-"""Records one compile, counts where its nodes run, and says what was not said before."""
+"""Records one compile, counts where its nodes run, and logs each new message."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def require_compiled(model: _Model, *, whole: bool | Literal["onnxruntime"] = Fa
     the next one is looked at again.
 
     Args:
-        model: what torch.compile gave, or a module after module.compile(backend="ort_train").
+        model: the result of torch.compile, or a module after module.compile(backend="ort_train").
         whole: True refuses also if Dynamo gave up on a function that it met in this call, whose own code runs in eager.
             Such may be an LSTM's, or one of a library that does nothing with tensors. "onnxruntime" refuses all that.
             It also refuses if torch runs a node by choice or as a fallback, in a graph that ran in this call or in its

@@ -1,4 +1,4 @@
-"""Says in one place what was compiled, where its nodes run, and what was not compiled and why."""
+"""Says in one place which graphs were compiled, where their nodes run, and which code was not compiled and why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class FunctionNote:
 
     Attributes:
         function: the function's name; of a module compiled in place, its class and "forward".
-        where: "file:line" where it begins, or of what made Dynamo give up; empty where one of its rules leaves it out.
+        where: "file:line" where it begins, or of the line that made Dynamo give up; empty where one of its rules leaves
+            it out.
         reason: Dynamo's reason.
     """
 
@@ -55,8 +56,8 @@ class Summary:
         eager: fallbacks: nodes that torch runs in eager because ONNX Runtime cannot run them.
         not_recorded: "role: reason", as text -> graphs without a CUDA graph, though `cuda_graphs` asks for one.
         breaks: graph breaks: why graphs end inside a function, so that Python runs between two of them.
-        skipped: functions that Dynamo gave up on or never traces: their own code runs in eager, what they call may be
-            compiled.
+        skipped: functions that Dynamo gave up on or never traces: their own code runs in eager, functions that they
+            call may be compiled.
         recompiles: compiles beyond the first of a function, each with the guard of the one before that did not hold.
         seconds: time of all compiles.
     """
@@ -103,7 +104,7 @@ class Summary:
 
 
 def summary() -> Summary:
-    """Collect what was compiled with this backend, where nodes run, and what Dynamo did not compile.
+    """Collect the graphs compiled with this backend, where nodes run, and the functions that Dynamo did not compile.
 
     It looks at all objects of the process for modules that Dynamo never traces, some tenths of a second in a large
     program, so call it now and then, not in each step.
@@ -162,9 +163,9 @@ _ADVICE = "torch.compile(module) traces it where module.compile() does not"
 def given_up(seen: Sequence[Frame]) -> Iterator[FunctionNote]:
     """The functions that Dynamo gave up on, each with its reason.
 
-    torch up to 2.14 raises where it meets what it cannot trace before any operator, and 2.15 breaks the graph there. So
-    one that broke is told from one that only hands over to another (a decorator's wrapper that logs, say) by nothing of
-    it having been compiled, and by no other function having been entered where it broke.
+    torch up to 2.14 raises where it meets code that it cannot trace before any operator, and 2.15 breaks the graph
+    there. So one that broke is told from one that only hands over to another (a decorator's wrapper that logs, say) by
+    nothing of it having been compiled, and by no other function having been entered where it broke.
     """
     for function in by_function(seen):
         for frame in function:
@@ -189,7 +190,7 @@ def _entered_at(broken: Frame, seen: Sequence[Frame]) -> Frame | None:
 
 
 def in_a_line(text: str) -> str:
-    """The first line of what Dynamo says and of its explanation, and the setting that changes it, if a hint has one."""
+    """The first line of Dynamo's message and of its explanation, and the setting that changes it, if a hint has one."""
     title, _, rest = text.strip().partition("\n")
     lines = rest.splitlines()
     said = [title, *(line.partition("Explanation:")[2] for line in lines if "Explanation:" in line)]

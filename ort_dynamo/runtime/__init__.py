@@ -1,1 +1,1 @@
-"""ONNX Runtime: what is installed, which provider serves a device, sessions and how tensors reach them."""
+"""ONNX Runtime: the installed build, the provider that serves a device, sessions and how tensors reach them."""

@@ -9,7 +9,7 @@ __all__ = ["ARENA", "SharedArena"]
 _SMALLEST = 32 << 20
 _LARGEST = 2**31 - 256  # ONNX Runtime takes it as a 32-bit number, and in units of 256 bytes
 _ROOM = 1.5
-"""The first region over what is expected, for holes (docs/decisions/0005-order-of-a-backward.md)."""
+"""The first region's size over the expected bytes, for holes (docs/decisions/0005-order-of-a-backward.md)."""
 
 
 class SharedArena:
@@ -30,7 +30,7 @@ class SharedArena:
         return self._registered
 
     def expect(self, nbytes: int) -> None:
-        """Say what a graph is going to hold at once, before any session is open; later it has no effect."""
+        """Announce how many bytes a graph holds at its peak, before any session is open; later it has no effect."""
         self._first_region = min(max(int(nbytes * _ROOM), _SMALLEST), _LARGEST)
 
     def register(self) -> None:

@@ -1,9 +1,9 @@
-"""The door to what ONNX Runtime keeps private: how tensors cross, how a session runs on them.
+"""The module that uses private names of ONNX Runtime: how tensors cross, how a session runs on them.
 
 Private calls are faster than public ones and change between releases without notice. Which of the two are taken is
 decided once in a process, by asking the installed build for its signatures, never by its version number:
 
-| what | the builds that have it | without it |
+| call | the builds that have it | without it |
 |---|---|---|
 | `OrtValueVector.push_back(capsule, is_bool)` | to 1.31 | a bool goes as a bool |
 | `OrtValueVector.push_back(capsule)` | from 1.32; a bool as uint8 is refused | the public path |
@@ -166,7 +166,7 @@ def _bind(bind: Callable[..., None], name: str, tensor: torch.Tensor) -> None:
         raise TypeError(f"the public binding of this ONNX Runtime takes no {tensor.dtype}: {error}") from error
 
 
-# -- what sessions and capabilities ask ------------------------------------------------------------------------------
+# -- questions of sessions and capabilities ---------------------------------------------------------------------------
 
 
 def kernel_definitions() -> Sequence[Any] | None:

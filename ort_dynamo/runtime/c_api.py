@@ -168,8 +168,8 @@ _CONSTRUCTED = 0b1111
 def options_address(settings: Any) -> int | None:
     """The address of a SessionOptions' C++ object; None where the layout is not the known one.
 
-    pybind11 keeps it behind the object's reference count and type, and a second time in the pointer that owns it. What
-    is there must begin with the execution mode.
+    pybind11 keeps it behind the object's reference count and type, and a second time in the pointer that owns it. The
+    memory at that address must begin with the execution mode.
     """
     if not isinstance(settings, onnxruntime().SessionOptions) or type(settings).__basicsize__ != _OBJECT_SIZE:
         return None

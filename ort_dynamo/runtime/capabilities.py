@@ -1,6 +1,6 @@
 """Capabilities of the installed ONNX Runtime, found by its package name and version.
 
-Never by trial: some gradient operators crash the process when a session with them is opened.
+Never by a probe: some gradient operators crash the process when a session with them is opened.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def installed_runtime() -> InstalledRuntime:
     found = find_distributions()
     if not found:
         try:
-            # A build unpacked on the path has no distribution metadata; it says what it is itself.
+            # A build unpacked on the path has no distribution metadata; it gives its own name and version.
             from onnxruntime.capi import build_and_package_info as info
         except ImportError as error:
             raise RuntimeNotInstalledError from error
@@ -167,7 +167,7 @@ def nearest_record(version: str) -> str:
 
 @lru_cache(maxsize=4)
 def recorded_kernel_table(runtime: InstalledRuntime, provider: str) -> KernelTable:
-    """The kernels of one of TESTED_RUNTIMES, read from a record: the same whatever is installed."""
+    """The kernels of one of TESTED_RUNTIMES, read from a record: the same for any installed runtime."""
     return _table(_recorded_kernels(runtime.version, provider), runtime)
 
 
@@ -198,7 +198,7 @@ def _table(entries: Iterable[tuple[str, str, dict[str, list[str]]]], runtime: In
 
 
 _MOVES_TRANSPOSES = ("TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider")
-"""Our transposes are attributes of products, and steps take the same time without these optimizers."""
+"""Our transposes are attributes of matmuls, and steps take the same time without these optimizers."""
 
 
 _FUSIONS_OF_NORMS = (

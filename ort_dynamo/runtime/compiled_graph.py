@@ -26,21 +26,21 @@ __all__ = ["CompiledGraph", "open_graph"]
 class CompiledGraph:
     """A session with its calling convention: torch values in, a tuple of tensors out.
 
-    Inputs go in by DLPack. One whose memory is not what its spec says (a gradient with other strides, a slice) is
+    Inputs go in by DLPack. One whose memory layout differs from its spec (a gradient with other strides, a slice) is
     copied first. On the CPU outputs are owned by ONNX Runtime's arena and held by torch until the last reference is
     gone; on CUDA they are torch's own, which ONNX Runtime fills. They come back with the dtype, shape and dimension
     order of their spec. Safe to call from several threads. A forked child runs a session of its own, opened at its
     first call.
 
     Args:
-        built: what runs.
+        built: the graph to run.
         opened: opens a session of it, in this process and again in one forked from it.
         device: the device of the session's tensors.
-        stream: what the session computes on, if its device has streams.
+        stream: the stream on which the session computes, if its device has streams.
 
     Attributes:
-        run: runs it on one value per input spec: tensors on the session's device, or Python numbers. Raises Stopped if
-            ONNX Runtime did not come to the end, and what torch raises for want of memory.
+        run: runs it on one value per input spec: tensors on the session's device, or Python scalars. Raises Stopped if
+            ONNX Runtime did not come to the end, and torch's error if memory runs out.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class CompiledGraph:
         self.run = session_code(built, self._own, device, options, owned=None if stream is None else stream.owned)
 
     def __call__(self, *values: Any) -> tuple[torch.Tensor, ...]:
-        """Do what `run` does."""
+        """Run the session as `run` does."""
         return self.run(*values)
 
 
 def open_graph(
     built: BuiltGraph, target: Target, device: torch.device, store: KernelStore | None = None
 ) -> CompiledGraph:
-    """Open a built graph in a session on `device`; takes and raises what `open_session` does."""
+    """Open a built graph in a session on `device`; has the arguments and errors of `open_session`."""
     settings = built.session
     if not target.facts.computes_on_streams:
         compiled = CompiledGraph(built, partial(open_session, built, target, device, store=store), device)

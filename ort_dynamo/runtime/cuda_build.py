@@ -95,7 +95,7 @@ class Misfit:
 
     Attributes:
         reason: a clause.
-        fix: a command, or what to do.
+        fix: a command, or advice.
     """
 
     reason: str
@@ -129,7 +129,7 @@ def misfit(build: CudaBuild, torch_has: TorchCuda, package: str) -> Misfit | Non
 def replacing(packages: Iterable[str], extra: str) -> str:
     """The commands that put the runtime of an extra in the place of these distributions.
 
-    They share a folder: pip would leave what one of them overwrote, so all go first.
+    They share a folder: pip would leave files that one of them overwrote, so all go first.
     """
     uninstall = " ".join(packages)
     return f"{f'pip uninstall -y {uninstall} && ' if uninstall else ''}pip install --upgrade 'ort-dynamo[{extra}]'"
@@ -139,8 +139,8 @@ def replacing(packages: Iterable[str], extra: str) -> str:
 def installed_cuda_build() -> CudaBuild | None:
     """The CUDA provider of the installed runtime, whose libraries are loaded where they are found; None without one.
 
-    ONNX Runtime leaves them to the loader, which knows those that torch has loaded. What torch does without, as curand,
-    is in the wheels that the extra `cuda` installs, where the loader does not look.
+    ONNX Runtime leaves them to the loader, which knows those that torch has loaded. Libraries that torch does without,
+    as curand, are in the wheels that the extra `cuda` installs, where the loader does not look.
     """
     module = onnxruntime()
     if "CUDAExecutionProvider" not in module.get_available_providers():

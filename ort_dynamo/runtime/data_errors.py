@@ -59,7 +59,7 @@ def _which_index(words: str) -> str:
 def _as_given(index: int) -> int:
     """The index that the program gave: lowerings take a bit off negative ones where torch does not count from the end.
 
-    Those below -2**61 are told as what they became.
+    Those below -2**61 are reported after that change.
     """
     given = index + (1 << 62)
     return given if -(1 << 61) <= given < 0 else index

@@ -21,7 +21,7 @@ def generate_function(name: str, lines: Sequence[str], values: Mapping[str, Any]
     Args:
         name: the function's.
         lines: its definition, from `def` on.
-        values: what it takes from outside itself, by the names that it has for them.
+        values: the globals that it reads, by name.
     """
     source = "".join(f"{line}\n" for line in lines)
     file = f"<ort_dynamo {name} {next(_numbers)}>"

@@ -49,7 +49,7 @@ def _restore(name: str, function: Any, own: Any) -> None:
 
 
 def binding() -> Any:
-    """onnxruntime's compiled module, which has what the Python classes wrap."""
+    """onnxruntime's compiled module, which has the objects that the Python classes wrap."""
     onnxruntime()
     from onnxruntime.capi import onnxruntime_pybind11_state
 
@@ -57,7 +57,7 @@ def binding() -> Any:
 
 
 def build_info() -> Any:
-    """onnxruntime's module of what the build says of itself: package_name, __version__ and, of CUDA's, cuda_version."""
+    """onnxruntime's module of facts about the build: package_name, __version__ and, of CUDA's, cuda_version."""
     onnxruntime()
     from onnxruntime.capi import build_and_package_info
 

@@ -103,11 +103,11 @@ class KernelCallbacks:
             "CreateKernelV2": _CREATE(self._create),
             "KernelComputeV2": _COMPUTE(self._compute),
         }
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # for good: sessions have addresses of what it holds
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))  # for good: sessions have addresses of its members
 
     @classmethod
     def load(cls, driver: str = DRIVER) -> KernelCallbacks | Unavailable:
-        """Look for what the callbacks are registered with."""
+        """Look for the functions by which the callbacks are registered."""
         api = second_copy()
         if isinstance(api, Unavailable):
             return api

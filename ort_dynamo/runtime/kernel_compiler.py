@@ -1,9 +1,9 @@
-"""Compiles fused kernels to cubins, which needs Triton and no device, and keeps them where the caller says.
+"""Compiles fused kernels to cubins, which needs Triton and no device, and stores them where the caller says.
 
-A kernel is compiled twice: for pointers that are multiples of 16 bytes, and for any pointers. What is kept is found by
-a hash of all that it depends on, and carries a hash of its own. That hash finds damage; it does not stop somebody who
-writes into the folder on purpose. So the caller gives a store that reads the user's own files only, as the cache of
-compiled graphs does. What it reads is code of a device: it is loaded into a CUDA context, and never runs on the host.
+A kernel is compiled twice: for pointers that are multiples of 16 bytes, and for any pointers. A stored kernel is found
+by a hash of all that it depends on, and carries a hash of its own. That hash finds damage; it does not stop somebody
+who writes into the folder on purpose. So the caller gives a store that reads the user's own files only, as the cache of
+compiled graphs does. The store holds code of a device: it is loaded into a CUDA context, and never runs on the host.
 Sources are checked before Triton sees them (`kernel_source.py`), wherever they come from.
 """
 
@@ -46,7 +46,7 @@ _TYPES = {
 
 
 class KernelStore(Protocol):
-    """Keeps bytes by key, whole and of this user alone; no function raises."""
+    """Stores bytes by key, whole and of this user alone; no function raises."""
 
     @property
     def folder(self) -> Path:
@@ -56,7 +56,7 @@ class KernelStore(Protocol):
         """The bytes of a key, if there are any."""
 
     def store(self, key: str, data: bytes) -> None:
-        """Keep bytes, if there is room."""
+        """Store bytes, if there is room."""
 
 
 def compile_kernels(
@@ -67,7 +67,7 @@ def compile_kernels(
     Args:
         ops: with different names.
         capability: of the device, as `torch.cuda.get_device_capability` says.
-        store: where compiled kernels are kept; None keeps nothing.
+        store: where compiled kernels are stored; None stores nothing.
 
     Returns:
         Name of an operator -> its kernel, or the reason why there is none.

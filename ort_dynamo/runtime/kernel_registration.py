@@ -21,7 +21,7 @@ def registration(folder: Path | None) -> Registration | Unavailable:
     """The process's way to register fused kernels, found at the first call.
 
     Args:
-        folder: where the C library is kept; None, or one that cannot be used, is a private folder of the process. A
+        folder: where the C library is stored; None, or one that cannot be used, is a private folder of the process. A
             later call may give another one, which then is not looked at.
     """
     global _found

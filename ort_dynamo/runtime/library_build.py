@@ -1,4 +1,4 @@
-"""Builds the C library of fused operators with the machine's C compiler, and keeps it by its content."""
+"""Builds the C library of fused operators with the machine's C compiler, and stores it by its content."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def built_library(folder: Path | None) -> tuple[Path, ctypes.CDLL] | Unavailable
     """Load the library, after building it unless an earlier process has.
 
     Args:
-        folder: where it is kept, made if need be; None, or one that cannot be used, is a private folder of the process.
+        folder: where it is stored, made if need be; None, or one that cannot be used, is a private folder of the
+            process.
     """
     image: bytes | None = None
     reasons = []
@@ -84,7 +85,7 @@ def _private_folder() -> Path:
 
 @functools.cache
 def _name() -> str:
-    """The library's name, by the source, the flags, and what machines with one home may differ in."""
+    """The library's name, by the source, the flags, and all in which machines with one home may differ."""
     machine = " ".join((platform.system(), platform.machine(), *platform.libc_ver()))
     parts = (_CODE.read_bytes(), _CODE.with_suffix(".h").read_bytes(), " ".join(_FLAGS).encode(), machine.encode())
     return "fused-" + hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]

@@ -1,7 +1,7 @@
-"""Writes the Python of an outer graph: what torch does around the sessions, each step by its cheapest spelling.
+"""Writes the Python of an outer graph: torch's calls around the sessions, each step by its cheapest spelling.
 
-For tiny graphs the way to an operator is most of what it costs: `x.detach()` takes a quarter of what
-`torch.ops.aten.detach.default(x)` takes, and both are the same call of torch's dispatcher.
+For tiny graphs the way to an operator is most of its cost: `x.detach()` takes a quarter of the time of
+`torch.ops.aten.detach.default(x)`, and both are the same call of torch's dispatcher.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Writer:
             self._add(f"{self._listed(inputs)} = given", "given.clear()")
 
     def write(self, node: Node) -> None:
-        """Write the lines of the next node, and forget what nothing after it reads."""
+        """Write the lines of the next node, and delete the values that no later node reads."""
         name = self._names[node]
         if node.op == "get_attr":
             self.values[name] = operator.attrgetter(str(node.target))(self._gm)
@@ -117,7 +117,7 @@ class _Writer:
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def _items(self, node: Node) -> list[Node]:
-        """The nodes that take apart what an island returns, in its order, if they are all that reads it; else none."""
+        """The getitem nodes of an island's results, in its order, if they are its only readers, one each; else none."""
         if node.op != "call_module" or node.target not in self._islands:
             return []
         items: dict[Any, Node] = {user.args[1]: user for user in node.users if user.target is operator.getitem}

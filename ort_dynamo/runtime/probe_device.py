@@ -19,9 +19,9 @@ _MODEL = '<ir_version: 10, opset_import: ["" : 20]> one_node (float[n] x) => (fl
 
 
 def run_one_node(device_type: str) -> str:
-    """Run a model of one node on a device, as graphs run there; gives what went wrong, "" if nothing did.
+    """Run a model of one node on a device, as graphs run there; gives the fault, "" if there is none.
 
-    So on CUDA it takes torch's stream and memory. What ONNX Runtime and torch raise goes on.
+    So on CUDA it takes torch's stream and memory. Errors of ONNX Runtime and torch pass through.
     """
     target, device = find_target(device_type), torch.device(device_type)
     installed_cuda_build()  # loads its libraries, as a compile does
@@ -32,10 +32,10 @@ def run_one_node(device_type: str) -> str:
 
 
 def main() -> int:
-    """Try the device that the command line names; what went wrong goes to stdout, and is status 1."""
+    """Try the device that the command line names; a fault goes to stdout, and is status 1."""
     try:
         said = run_one_node(sys.argv[1])
-    except Exception as error:  # whatever it is, it is the answer
+    except Exception as error:  # any error is the answer
         said = f"{type(error).__name__}: {error}"
     print(said)
     return int(bool(said))

@@ -3,7 +3,7 @@
 `os.fork` copies a session without its threads. A child that runs the copy computes right, alone: the calling thread
 takes the work of those that are missing. But a child that frees it (at the end of the interpreter, or where a compiled
 model goes) waits for threads to end that do not exist: onnxruntime 1.31.1 hangs, or crashes. So a child never frees the
-copies, and opens sessions of its own for what it runs. A call pays the comparison of two numbers for it.
+copies, and opens sessions of its own for the graphs that it runs. A call pays the comparison of two numbers for it.
 
 The CUDA provider does not get this far: torch itself refuses CUDA in a forked child.
 """

@@ -37,7 +37,7 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 @lru_cache(maxsize=8)
 def find_target(device_type: str) -> Target:
-    """The target for tensors on a device type: what its kernels are, not whether they load.
+    """The target for tensors on a device type: facts about its kernels, not whether they load.
 
     Raises:
         ProviderNotAvailableError: no provider serves the device, or the installed runtime lacks it.
@@ -77,10 +77,10 @@ def _fusing(target: Target) -> Target:
 
 
 def not_loaded(target: Target, device: torch.device, error: object = "") -> ProviderNotAvailableError:
-    """The error for a provider that the installed runtime has and that does not load, with what is known of why.
+    """The error for a provider that the installed runtime has and that does not load, with the known reason.
 
     Args:
-        target: what was to be opened.
+        target: the target that was to be opened.
         device: of its tensors.
         error: ONNX Runtime's own words, if it said any.
     """
@@ -104,12 +104,12 @@ def _cuda_misfit() -> Misfit | None:
 
 
 def recorded_cpu_targets() -> tuple[Target, ...]:
-    """The CPU targets of the tested runtimes, whatever is installed: for documentation."""
+    """The CPU targets of the tested runtimes, for any installed runtime: for documentation."""
     return tuple(_recorded_target(runtime, "cpu") for runtime in TESTED_RUNTIMES)
 
 
 def recorded_cuda_targets() -> tuple[Target, ...]:
-    """The same of CUDA, to say without a GPU what would run there."""
+    """The CUDA targets of the tested runtimes, which tell without a GPU where operators would run there."""
     return tuple(_recorded_target(runtime, "cuda") for runtime in TESTED_RUNTIMES)
 
 

@@ -54,7 +54,7 @@ def open_session(
     stream: SessionStream | None = None,
     store: KernelStore | None = None,
 ) -> Any:
-    """An onnxruntime InferenceSession of what was built, on the provider of `target` and on nothing else.
+    """An onnxruntime InferenceSession of a built graph, on the provider of `target` and on nothing else.
 
     Args:
         built: the model, under 2 GiB, and how to open it. ONNX Runtime's own order goes depth first from the last
@@ -62,7 +62,7 @@ def open_session(
         target: the target that the model was lowered for.
         device: the torch device of its tensors.
         stream: the stream that it computes on, if its device has streams.
-        store: where compiled kernels are kept.
+        store: where compiled kernels are stored.
 
     Raises:
         CannotBeRecordedError: it was to be recorded in a CUDA graph, and a node of it runs on the CPU.
@@ -79,8 +79,8 @@ def open_session(
 def optimize(built: BuiltGraph, target: Target, device: torch.device) -> bytes:
     """The model of `built` as ONNX Runtime's optimizers leave it, serialised, to be opened with them disabled.
 
-    Takes and raises what `open_session` does. The result may hold operators of ONNX Runtime's internal domains, so it
-    is for this runtime and machine only. Fused operators keep their functions, which the optimizers leave out.
+    Has the arguments and errors of `open_session`. The result may hold operators of ONNX Runtime's internal domains, so
+    it is for this runtime and machine only. Fused operators keep their functions, which the optimizers leave out.
     """
     settings = _session_settings(built.session, target)
     with tempfile.TemporaryDirectory(prefix="ort_dynamo-") as folder:
@@ -114,7 +114,7 @@ def _open(
     if device.type != "cpu" and not options.cuda_graphs:
         providers.append("CPUExecutionProvider")  # shape arithmetic runs there
     register_kernels(settings, session_kernels(built, target, device, store), store)
-    TORCH_MEMORY.raised()  # what an earlier run got over
+    TORCH_MEMORY.raised()  # an error that an earlier run recovered from
     try:
         with _quiet(given, options), contextlib.nullcontext() if stream is None else stream.opening():
             if stream is not None and TORCH_MEMORY.serves(dict(options.provider_options)):
@@ -125,7 +125,7 @@ def _open(
                 settings,
                 providers=providers,
                 disabled_optimizers=omitted_optimizers(built.dtypes, target),
-                enable_fallback=0,  # to the CPU, with a line on stdout: what the provider says is to be heard
+                enable_fallback=0,  # to the CPU, with a line on stdout: the provider's own error is to be heard
             )
     except Exception as error:  # pybind exposes about ten unrelated exception classes
         raise _explained(error, built, target, device) from error
@@ -148,7 +148,7 @@ def _quiet(given: dict[str, str], options: SessionSettings) -> contextlib.Abstra
 
 
 def _explained(error: Exception, built: BuiltGraph, target: Target, device: torch.device) -> Exception:
-    """The error of ours for what was raised where a session was opened."""
+    """The error of ours for one that was raised where a session was opened."""
     options, said = built.session, str(error)
     if (raised := TORCH_MEMORY.raised()) is not None:
         return raised
@@ -187,7 +187,7 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
         for name, value in waiting_threads().items():
             settings.add_session_config_entry(f"session.{name}", value)
     if options.cuda_graphs:
-        # A graph replays what is launched on the device. The CPU's part would run once.
+        # A graph replays the launches on the device. The CPU's part would run once.
         settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     settings.use_deterministic_compute = options.deterministic
     for attribute, given in options.session_options:

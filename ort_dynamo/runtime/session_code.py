@@ -60,7 +60,7 @@ def session_code(
     """Write the function that runs a graph on one value per input.
 
     With `owned` results are torch's own tensors, which ONNX Runtime fills. Where it alone knows their sizes, `owned`
-    makes them of its. What torch raises for want of memory goes on.
+    makes them of its. torch's errors for want of memory pass through.
 
     Of a graph that takes a matrix, a transposed one and a bool, and gives one tensor, with onnxruntime 1.31:
 
@@ -186,7 +186,7 @@ _ARITHMETIC = re.compile(r"(?:\w+|//|[-+*() ])+")
 
 
 def _size(size: Any, known: Mapping[str, str]) -> str | None:
-    """A size as Python; None where it has more than sums, products and floors of what is known."""
+    """A size as Python; None where it has more than sums, products and floors of known names."""
     if isinstance(size, int):
         return str(size)
     if not isinstance(size, str) or not _ARITHMETIC.fullmatch(size) or re.search(r"\w\(", size):  # a call
@@ -206,7 +206,7 @@ def _to_fill(made: Sequence[str], specs: Sequence[ValueSpec], how: Crossing) -> 
 
 
 def _fetch(tensor: str, spec: ValueSpec, *, may_be_empty: bool) -> str:
-    """The expression that makes of `tensor`, which ONNX Runtime gives, what the spec says."""
+    """The expression that turns `tensor`, a result of ONNX Runtime, into the tensor that the spec describes."""
     if spec.dtype is torch.bool:
         tensor = f"as_bool({tensor})"
     if may_be_empty:

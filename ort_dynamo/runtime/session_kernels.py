@@ -25,7 +25,7 @@ __all__ = ["can_fuse", "register_kernels", "session_kernels"]
 _log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows it
 
 _KERNELS: dict[tuple[FusedOp, tuple[int, int]], FusedKernel | str] = {}
-"""Operator and capability of the device -> its kernel, or why there is none. What is registered stays, too."""
+"""Operator and capability of the device -> its kernel, or why there is none. Registered kernels stay, too."""
 
 _lock = threading.Lock()
 
@@ -48,9 +48,9 @@ def session_kernels(
 
     Args:
         built: the graph.
-        target: what it was lowered for.
+        target: the target that it was lowered for.
         device: of the session's tensors.
-        store: where compiled kernels are kept.
+        store: where compiled kernels are stored.
     """
     if not built.kernels:
         return ()

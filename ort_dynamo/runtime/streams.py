@@ -60,7 +60,7 @@ class SessionStream:
             yield
 
     def hold(self, session: Any) -> None:
-        """Keep what an InferenceSession wraps until its stream has done all work, once the session is dropped.
+        """Keep an InferenceSession's inner session, once the outer is dropped, until its stream has done all work.
 
         A run ends with a callback on the stream that gives back pinned memory. If the session is gone by then, the
         callback frees the memory itself, which CUDA forbids in a callback: the process ends.
@@ -77,9 +77,9 @@ class SessionStream:
         return copied
 
     def around(self, run: Run) -> Run:
-        """Make of `run` what can be called on any stream, with any device current.
+        """Wrap `run` so that it can be called on any stream, with any device current.
 
-        It raises what torch raised where ONNX Runtime asked for memory.
+        It raises the error that torch raised where ONNX Runtime asked for memory.
         """
         device, stream = self._device, self._stream
         address = stream.cuda_stream
@@ -103,7 +103,7 @@ class SessionStream:
         run_ordered = guarded if self._several else ordered
 
         def run_with_memory(*call: Any) -> None:
-            TORCH_MEMORY.raised()  # what an earlier run got over: a block that was too large is taken in pieces
+            TORCH_MEMORY.raised()  # a recovered error of an earlier run: a block that was too large is taken in pieces
             try:
                 run_ordered(*call)
             except Exception as error:

@@ -1,7 +1,7 @@
 """Compiles kernels for a process that started this file, which is no module of the package.
 
 It is run by its path, imports Python's library and Triton only, and so costs no import of torch. A request is a line of
-JSON on its standard input, an answer one line of JSON on what was its standard output. It ends where there are no more
+JSON on its standard input, an answer one line of JSON on its original standard output. It ends where there are no more
 requests, or where none has come for a minute.
 """
 
@@ -87,7 +87,7 @@ _PLAIN_LAUNCH = {
     "profile_scratch_size": 0,
     "tmem_size": 0,
 }
-"""Field of Triton's metadata -> what it is where a kernel is launched by its grid, its block and its arguments only."""
+"""Field of Triton's metadata -> its value where a kernel is launched by its grid, its block and its arguments only."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Processes that compile kernels, each by Triton, which this process does not import.
 
-A process of its own has four reasons. An LLVM that aborts ends it and not the training. What the user has set for
-Triton (its interpreter, its dumps, its cache) reaches no kernel of ours. Nothing is forked, so no thread of CUDA or of
+A process of its own has four reasons. An LLVM that aborts ends it and not the training. The user's settings of
+Triton (its interpreter, its dumps, its cache) reach no kernel of ours. Nothing is forked, so no thread of CUDA or of
 ONNX Runtime is copied. And unlike multiprocessing's spawn it does not run the user's script again, which may have no
 `if __name__ == "__main__"`.
 

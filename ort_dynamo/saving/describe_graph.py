@@ -1,6 +1,6 @@
-"""Says how the saved models of one compile join: their order, what goes in and out, and what torch does between them.
+"""Says how the saved models of one compile join: their order, their inputs and outputs, and torch's calls between them.
 
-docs/saved_files.md describes what is written, for those who read it.
+docs/saved_files.md describes the files, for those who read them.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ _NUMBERS = (((bool, torch.SymBool), "bool"), ((int, torch.SymInt), "int64"), ((f
 
 
 def _types(fake: Any) -> dict[str, Any]:
-    """The type of what a call gives; of a tuple, whose parts are taken by calls of getitem, nothing."""
+    """The type of a call's result; of a tuple, whose parts are taken by calls of getitem, nothing."""
     return {} if fake is None or isinstance(fake, (tuple, list)) else _type(fake)
 
 

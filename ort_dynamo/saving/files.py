@@ -1,4 +1,4 @@
-"""Writes models and what joins them, each file whole or not at all."""
+"""Writes models and the description that joins them, each file whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MOST = 2**31 - 1
 """Bytes of the largest protobuf."""
 
 _ROOM = 2**24
-"""Bytes left for what is no tensor, where tensors have to leave the file."""
+"""Bytes left for all that is no tensor, where tensors have to leave the file."""
 
 
 def write_model(model: ir.Model, path: Path, most: int = _MOST) -> None:
     """Write a model, with its tensors in a file "<name>.data" beside it where one file cannot hold them.
 
     Args:
-        model: what to write.
+        model: the model to write.
         path: where to; the folder is made if it is missing, and a file that is there is replaced.
         most: bytes that one file can hold.
 
@@ -46,7 +46,7 @@ def write_bytes(content: bytes, path: Path) -> None:
 
 
 def write_json(content: Mapping[str, Any], path: Path) -> None:
-    """Write a mapping of what JSON knows, indented; raises OSError as `write_model` does."""
+    """Write a mapping of JSON's types, indented; raises OSError as `write_model` does."""
     _write(path, lambda temporary: temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n"))
 
 

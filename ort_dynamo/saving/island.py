@@ -44,7 +44,7 @@ class IslandFiles:
 
 
 class NamesInFile:
-    """The names of a saved model's inputs and outputs, in order, and what it was written for."""
+    """The names of a saved model's inputs and outputs, in order, and the program, role and island of the model."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.inputs = [value.name for value in model.graph.input]

@@ -1,6 +1,6 @@
-"""Joins the saved models of one compile into one: the forward, or both halves, with what torch does between sessions.
+"""Joins the saved models of one compile, with or without the backward's, and torch's calls between sessions.
 
-docs/saved_files.md describes what comes out, for those who read it.
+docs/saved_files.md describes the model, for those who read it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ TORCH_DOMAIN = "org.pytorch.aten"
 def join_models(path: Path, stage: str, *, backward: bool = True) -> ir.Model:
     """Join the models of one compile into one model.
 
-    Its inputs are those of the forward and the gradients of what that returns; its outputs are the buffers that are
-    updated, what is returned, and the gradients. What torch does between sessions is an ONNX node if it is a view, a
-    copy or arithmetic on sizes, and otherwise an `ATen` node, for which no InferenceSession has a kernel.
+    Its inputs are those of the forward and the gradients of the forward's results; its outputs are the updated buffers,
+    the results, and the gradients. torch's calls between sessions become ONNX nodes if they are views, copies or
+    arithmetic on sizes, and otherwise an `ATen` node, for which no InferenceSession has a kernel.
 
     Args:
         path: the JSON file of the compile; its models are beside it.
@@ -67,7 +67,7 @@ class _Join:
         self._node_names = UniqueNames()
 
     def add(self, graph: Mapping[str, Any]) -> None:
-        """Add a graph; what it reads and no graph before gives is an input."""
+        """Add a graph; each value that it reads and no graph before gives is an input."""
         for one in graph["inputs"]:
             if one["value"] not in self._values:
                 value = ir.Value(name=self._names.fresh(one["value"]), **_typed(one))
@@ -94,7 +94,7 @@ class _Join:
             self._graph.outputs.append(value)
         self._graph.name = name
         model = ir.Model(self._graph, ir_version=10, producer_name="ort_dynamo", functions=self._functions)
-        RemoveUnusedNodesPass()(model)  # such as what only a backward reads that is left out
+        RemoveUnusedNodesPass()(model)  # such as values that only a backward reads that is left out
         RemoveUnusedOpsetsPass()(model)
         return model
 
@@ -176,7 +176,7 @@ class _Join:
             del graph.initializers[str(value.name)]
             value.name = self._names.fresh(str(value.name))
             self._graph.register_initializer(value)
-        # A model that two islands share has names of one of them: the step says what is what.
+        # A model that two islands share has names of one of them: the step maps them to its own.
         for node in graph.all_nodes():
             node.name = self._node_names.fresh(str(node.name))
             for value in node.outputs:

@@ -53,10 +53,10 @@ _ATTRIBUTES = "__dict__"
 
 
 def read_program(gm: GraphModule, inputs: Sequence[Any]) -> Program:
-    """Find what the program calls the inputs of Dynamo's graph, while Dynamo traces it.
+    """Find the program's names for the inputs of Dynamo's graph, while Dynamo traces it.
 
     A parameter is named from the module that the traced function reaches it by: after a graph break that is the module
-    whose forward begins there. Where there are two such modules, the name begins with what the function calls them.
+    whose forward begins there. Where there are two such modules, the name begins with the function's names for them.
 
     Args:
         gm: Dynamo's graph.

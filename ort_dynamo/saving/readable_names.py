@@ -1,4 +1,4 @@
-"""Names the values and nodes of an island's model as people know them. What runs keeps its short names."""
+"""Names the values and nodes of an island's model as people know them. The model that runs keeps its short names."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def makers(model: ir.Model) -> dict[str, str]:
 def readable(serialised: bytes, island: GraphModule, known: Mapping[str, str]) -> ir.Model:
     """A copy of an island's model in which everything is called as people know it, by the READABLE of the FX nodes.
 
-    Inputs and outputs get the names of what they are. A node is called by the module and the FX node that it was
+    Inputs and outputs get the names of their FX values. A node is called by the module and the FX node that it was
     lowered from, as in "layers.3.mlp/mm_1"; others of that FX node get their operator, "layers.3.mlp/mm_1/Transpose".
     Its metadata has the keys that torch.onnx's exporter writes (namespace, pkg.torch.onnx.*), and the direction. A node
-    that a pass or ONNX Runtime has made is taken for what it gives, then for what reads it, then for what it reads.
+    that a pass or ONNX Runtime has made is named after its results, then after its readers, then after its inputs.
 
     Args:
         serialised: a ModelProto.
@@ -59,7 +59,7 @@ def readable(serialised: bytes, island: GraphModule, known: Mapping[str, str]) -
         for index, value in enumerate(node.outputs):
             if value.name and value not in named:
                 plain = str(node.name) if len(node.outputs) == 1 else f"{node.name}:{index}"
-                # A name alone says little: what lowering calls add_1 may be the second result of add.
+                # A name alone says little: lowering's name add_1 may be of the second result of add.
                 mine = nodes.get(value.name) if value.name == origins[node] else None
                 named[value] = unique.fresh(plain if mine is None else _name(mine))
     for value, name in named.items():

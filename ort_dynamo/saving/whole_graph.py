@@ -42,13 +42,13 @@ def export_graph(
     contrib_ops: bool = True,
     scopes: Scopes | None = None,
 ) -> ir.Model:
-    """Lower a functional ATen graph as one model for stock ONNX Runtime on the CPU, whatever is installed.
+    """Lower a functional ATen graph as one model for stock ONNX Runtime on the CPU, for any installed runtime.
 
     Its inputs and outputs are the graph's, in order. Inputs have the names that the program gives them.
 
     Args:
         gm: an inference graph or a joint graph of AOTAutograd, which is changed.
-        program: what the program calls its inputs.
+        program: the program's names for its inputs.
         options: by which passes run.
         outputs: the names of the outputs.
         stands_alone: whether the model does all that torch does beside it: it draws its random numbers, and leaves out
@@ -172,5 +172,5 @@ def at_opset(model: ir.Model, version: int) -> ir.Model:
         return model
     try:
         return ir.from_proto(onnx.version_converter.convert_version(ir.to_proto(model), version))
-    except Exception as error:  # onnx's converter raises whatever it meets
+    except Exception as error:  # onnx's converter passes on any error that it meets
         raise OpsetError(version=version, reason=str(error).strip().partition("\n")[0]) from error

@@ -1,1 +1,1 @@
-"""Half a graph, cut into islands for ONNX Runtime and nodes that torch runs."""
+"""A forward, backward or inference graph, cut into islands for ONNX Runtime and nodes that torch runs."""

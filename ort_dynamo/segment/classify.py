@@ -1,4 +1,4 @@
-"""Says where each node of one half (forward, backward or inference graph) runs, and why.
+"""Says where each node of a forward, backward or inference graph runs, and why.
 
 A size of a lowered tensor that follows from the inputs' sizes is computed from those, so that no island ends for it. An
 assertion is torch's as well: an island computes the condition, torch reads it and raises.
@@ -28,7 +28,7 @@ __all__ = ["Place", "Placement", "classify"]
 
 
 class Place(Enum):
-    """Who runs a node, and as what."""
+    """Which of torch and ONNX Runtime runs a node, and why."""
 
     LOWERED = auto()
     """An island takes it."""
@@ -37,17 +37,17 @@ class Place(Enum):
     CHOSEN = auto()
     """An island could take it, and torch runs it faster (passes/fx/torch_graph/place_in_torch.py); it has a reason."""
     DRAWN = auto()
-    """A random draw with no data input (passes/fx/hoist_random), torch's by design."""
+    """A random op with no data input (passes/fx/hoist_random), torch's by design."""
     COLLECTIVE = auto()
     """Communication with other processes, or the wait for it: torch's by design, as the process group is torch's."""
     OBSERVER = auto()
-    """It shows a value to the program (statistics of activations): torch's by design, as what looks is Python."""
+    """It shows a value to the program (statistics of activations): torch's by design, as the observer is Python."""
     HOST = auto()
-    """Arithmetic on Python numbers (symbolic sizes), an assertion or a constant, which torch has for free."""
+    """Arithmetic on Python scalars (symbolic sizes), an assertion or a constant, which torch has for free."""
     INPUT_SIZE = auto()
     """A size of a computed tensor that follows from the sizes of the graph's inputs: nobody has to wait for it."""
     WRITE = auto()
-    """An input written to: what stands before it runs before it, what follows runs after."""
+    """An input written to: all nodes before it run before it, all nodes after it run after."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.d
 _SIZE_READS = frozenset(
     {aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default}
 )
-"""Operators that ask a tensor for a number, not for its data."""
+"""Operators that ask a tensor for a scalar, not for its data."""
 
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d"})
 """Namespaces of torch.distributed's operators."""
@@ -103,7 +103,7 @@ _ASSERTIONS = (aten._assert_async.default, aten._assert_async.msg, aten._assert_
 
 
 def _without_trial(node: Node, carried: Set[Any]) -> Place | None:
-    """The place of a node that is torch's whatever can be lowered, or None."""
+    """The place of a node that torch runs even if it can be lowered, or None."""
     if node.meta.get(DRAWN):
         return Place.DRAWN
     if isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES:

@@ -83,10 +83,10 @@ class _Builder:
         self._outer.output(torch.fx.node.map_arg(output.args[0], self._view_outside))
         return graph_module({**_attributes(self._gm, self._outer), **islands}, self._outer), islands
 
-    # -- what crosses ------------------------------------------------------------------------------------------
+    # -- values that cross an island boundary ----------------------------------------------------------------------
 
     def _exports(self) -> set[Node]:
-        """Lowered nodes whose value must leave their island: bases of what anybody outside reads."""
+        """Find the lowered nodes whose value must leave their island: bases of values that nodes outside it read."""
         exports: set[Node] = set()
         for reader in self._gm.graph.nodes:
             if reader in self._input_sizes:
@@ -147,18 +147,18 @@ class _Builder:
         return made
 
     def _view_outside(self, value: Node) -> Node:
-        """The outer node of `value`, its views re-made on the base if needed."""
+        """The outer node of `value`, its views rebuilt on the base if needed."""
         _, chain = self._base(value)
         for view in reversed(chain):
             self._copy(view)
         return self._outside[value]
 
     def _laid_out(self, item: Node) -> Node:
-        """A copy of what comes contiguous out of an island in the symbolic strides that its fake value promises.
+        """A copy of an island's contiguous output in the symbolic strides that its fake value promises.
 
-        And at its offset: a scatter into an input has the input's. Where the input is written to, AOTAutograd makes
-        views of it from the sizes, strides and offsets of the views of what is written that we return. Where it counts
-        these offsets from the input, and not from the start of the input's memory, nothing is to be added.
+        The copy also has its offset: a scatter into an input has the input's. If the input is written to, AOTAutograd
+        makes views of it from the sizes, strides and offsets of the views that we return. If it counts these offsets
+        from the input, and not from the start of the input's memory, nothing is to be added.
         """
         fake = item.meta["val"]
         offset = 0 if views_begin_at_the_input() else self._sizes.number(fake.storage_offset())
@@ -199,7 +199,7 @@ class _Builder:
 
 
 class _Island:
-    """One island under construction: its graph, and what it imports."""
+    """One island under construction: its graph, and its inputs."""
 
     def __init__(self, builder: _Builder, group: Iterable[Node]) -> None:
         self.graph = Graph()
@@ -239,7 +239,7 @@ class _Island:
         self.imports.append(node)
 
     def add_size(self, outside: Node) -> None:
-        """Import one more number, the value of an outer node."""
+        """Import one more scalar, the value of an outer node."""
         self._add_placeholder(f"size_{len(self.sizes)}", outside)
         self.sizes.append(outside)
 

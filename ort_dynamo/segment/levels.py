@@ -4,9 +4,9 @@ A node's level is the greatest number of steps from a lowered node to one that t
 level's lowered nodes form one island, and running torch's nodes of level 0, island 0, torch's nodes of level 1, island
 1 … respects every edge. No path can be cut into fewer islands, and the search takes linear time.
 
-Effects that no edge shows are kept as well: draws and operators with effects keep eager's order, and what stands before
-a write (AOTAutograd's `copy_` or `set_` where a graph ends, an operator in eager that writes to an argument) runs
-before it, what follows after.
+Effects that no edge shows are kept as well. Random ops and operators with effects keep eager's order. All nodes before
+a write (AOTAutograd's `copy_` or `set_` where a graph ends, a fallback operator that writes to an argument) run before
+it, all nodes after it run after.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def levels(graph: Graph, placements: Mapping[Node, Placement]) -> dict[Node, int
         lowered = place is Place.LOWERED
         level = earliest
         for argument in node.all_input_nodes:
-            # Within a level, what torch runs comes before the island: only the way back opens a new level.
+            # Within a level, torch's nodes come before the island: only the way back opens a new level.
             opens = not lowered and argument in placements and placements[argument].place is Place.LOWERED
             level = max(level, found[argument] + opens)
         if not lowered and is_ordered(node, place):
-            # Effects and draws keep eager's order among themselves.
+            # Effects and random ops keep eager's order among themselves.
             last_ordered = level = max(level, last_ordered)
         if writes(node, place):
             earliest = level = max(level, done)

@@ -1,16 +1,16 @@
 """Moves collectives to where they overlap with computation: their starts to the front, the waits for them to the back.
 
 A collective has two nodes: its start, whose tensor is not there yet, and `wait_tensor`, which waits for it. By levels
-alone a start comes after the whole island before its level, also after what it does not need, and a wait follows its
-start at once. Here
+alone a start comes after the whole island before its level, also after nodes that it does not need, and a wait follows
+its start at once. Here
 
 - a wait runs right before the first that reads its tensor, or at the graph's end;
-- the starts of a level, and what torch has to run for them, come before all else that torch runs there;
-- what a start does not need of the island before it becomes an island of its own, which runs while others communicate,
-  if there is a matrix product, a convolution or an attention in it: less does not repay a session's call.
+- the starts of a level, and the nodes of torch that they need, come before all else that torch runs there;
+- the nodes of the island before it that a start does not need become an island of their own, which runs while others
+  communicate, if there is a matmul, a convolution or an attention in it: less does not repay a session's call.
 
-Starts keep their order among themselves and with draws and effects, so all ranks communicate in the same order. No wait
-passes a write to a tensor, since what is sent may be read until it is over.
+Starts keep their order among themselves and with random ops and effects, so all ranks communicate in the same order. No
+wait passes a write to a tensor, since a tensor that is being sent may be read until the wait is over.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _is_start(node: Node, placements: Mapping[Node, Placement]) -> bool:
 
 
 def _with_late_waits(graph: Graph, placements: Mapping[Node, Placement], levels: Mapping[Node, int]) -> dict[Node, int]:
-    """Raise waits, and the views of what they give, to the level of the first node that reads more than a view."""
+    """Raise waits, and the views of their results, to the level of the first node that reads more than a view."""
     last: dict[Node, float] = {}  # node -> the level by which it has to run
     end = max(levels.values()) + 1
     barrier: float = end  # the level of the first write after the node
@@ -73,7 +73,7 @@ def _with_late_waits(graph: Graph, placements: Mapping[Node, Placement], levels:
 
 
 def _moves(node: Node, placements: Mapping[Node, Placement]) -> bool:
-    """Check whether the node may run later at no cost: it is a wait, or a view that its readers make again."""
+    """Check whether the node may run later at no cost: it is a wait, or a view that its readers rebuild."""
     if node not in placements:
         return False
     return is_wait(node) or (placements[node].place is Place.LOWERED and is_remakable_view(node))
@@ -82,7 +82,7 @@ def _moves(node: Node, placements: Mapping[Node, Placement]) -> bool:
 def _with_early_starts(
     graph: Graph, placements: Mapping[Node, Placement], levels: Mapping[Node, int]
 ) -> dict[Node, int]:
-    """Make three levels of each: starts and what they do not need of the island before, torch's nodes, and waits."""
+    """Make three levels of each: starts and island nodes that they do not need, torch's nodes, and waits."""
     torch_runs: dict[int, list[Node]] = {}
     islands: dict[int, list[Node]] = {}
     for node in graph.nodes:

@@ -23,7 +23,7 @@ class LoweringProbe:
     Nodes with symbolic sizes are each probed: their lowerings ask about symbols of their own.
 
     Args:
-        refuse: why a node cannot be lowered, or None. It records what it asked about sizes in the node's meta.
+        refuse: why a node cannot be lowered, or None. It records its questions about sizes in the node's meta.
     """
 
     def __init__(self, refuse: Callable[[Node], str | None]) -> None:

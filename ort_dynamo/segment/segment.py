@@ -1,7 +1,8 @@
-"""Splits one half (forward, backward or inference graph) into islands for ONNX Runtime and nodes that torch runs.
+"""Splits one forward, backward or inference graph into islands for ONNX Runtime and nodes that torch runs.
 
-Four steps, each of which reads only what those before it found: where every node runs and why (classify.py), in which
-round (levels.py), how communication overlaps with computation (overlap.py), and the graphs that follow (islands.py).
+Four steps, each of which reads only the results of those before it: where every node runs and why (classify.py), in
+which round (levels.py), how communication overlaps with computation (overlap.py), and the graphs that follow
+(islands.py).
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ class EagerNode:
 
 @dataclass(frozen=True)
 class Segmented:
-    """One half, cut into islands.
+    """One forward, backward or inference graph, cut into islands.
 
     Attributes:
-        gm: the outer graph: placeholders, eager nodes, re-made views, and a call_module node per island that returns
-            a tuple. Its island submodules are the islands' graphs, to be replaced by what runs them.
+        gm: the outer graph: placeholders, fallback nodes, rebuilt views, and a call_module node per island that returns
+            a tuple. Its island submodules are the islands' graphs, to be replaced by the sessions that run them.
         islands: island name (the submodule's) -> its graph.
         eager: the nodes that stay in eager because they must.
         native: overload, as text -> its nodes inside islands.
-        by_design: overload, as text -> its nodes that torch runs by design: random draws and collectives.
+        by_design: overload, as text -> its nodes that torch runs by design: random ops and collectives.
         chosen: "overload: reason" -> its nodes that torch runs by choice, since it is faster.
     """
 
@@ -74,7 +75,7 @@ def segment(
         gm: a functional ATen graph with fake values in meta["val"].
         refuse: why a call_function node cannot be lowered, or None.
         device: the device of the graph's sessions; nodes on any other stay in eager.
-        fused: whether a session computes arithmetic in the kernel of what reads it.
+        fused: whether a session computes arithmetic in the kernel of the node that reads it.
     """
     placements = classify(gm.graph, refuse, device)
     found = levels(gm.graph, placements)

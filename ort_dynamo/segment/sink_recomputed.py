@@ -1,4 +1,4 @@
-"""Moves what a backward recomputes to the island that reads it."""
+"""Moves nodes that a backward recomputes to the island that reads them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The one door to what torch keeps private.
+"""The package that uses private names of torch.
 
-Each name here says what it gives, which of the tested versions (`versions.TESTED`) have it how, and what happens
-without it. What no version lacks is imported plainly; the rest is asked for once, when its module is imported.
+Each name here says its value, which of the tested versions (`versions.TESTED`) have it how, and the effect of its
+absence. Names that no version lacks are imported plainly; the rest is asked for once, when its module is imported.
 """

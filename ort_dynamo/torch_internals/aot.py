@@ -1,4 +1,4 @@
-"""AOTAutograd: its configuration, what it knows of the graph that it makes, and how it cuts it."""
+"""AOTAutograd: its configuration, its metadata on the graph that it makes, and how it cuts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AOTAutograd's own cache on disk: what torch has of it, behind torch's switches."""
+"""AOTAutograd's own cache on disk: torch's functions for it, behind torch's switches."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ AOT_CACHE = (
     and hasattr(_config, "bundled_autograd_cache")
     and hasattr(torch.compiler.config, "cache_key_tag")
 )
-"""True if this torch keeps the results of a backend."""
+"""True if this torch stores the results of a backend."""
 
 
 def precompiles() -> bool:
-    """Check whether the program has torch keep Dynamo's results, too (TORCH_CACHING_PRECOMPILE)."""
+    """Check whether the program has torch store Dynamo's results, too (TORCH_CACHING_PRECOMPILE)."""
     return bool(getattr(_dynamo_config, "caching_precompile", False))
 
 
 def serializable(compile_graph: Callable[..., Any]) -> Any:
-    """Tell AOTAutograd that what a compiler gives is an OutputCode, which it may keep."""
+    """Tell AOTAutograd that a compiler's result is an OutputCode, which it may store."""
     return _compiler(OutputCode, compile_graph)
 
 
 @contextmanager
 def tagged(tag: str) -> Iterator[None]:
-    """Have AOTAutograd keep whole results, under keys that hold `tag`, while this is open."""
+    """Have AOTAutograd store whole results, under keys that hold `tag`, while this is open."""
     before = torch.compiler.config.cache_key_tag
     with _config.patch(bundled_autograd_cache=True), torch.compiler.config.patch(cache_key_tag=f"{before} {tag}"):  # type: ignore[attr-defined]
         yield

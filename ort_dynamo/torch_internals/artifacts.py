@@ -37,6 +37,6 @@ def register_artifacts(kind: str, load: Callable[[str, bytes], None]) -> None:
 
 
 def record_artifact(kind: str, key: str, content: bytes) -> None:
-    """Take an entry along when the program saves what it compiled."""
+    """Take an entry along when the program saves its compiled code."""
     if _manager is not None:
         _manager.record_artifact(kind, key, content)

@@ -1,4 +1,4 @@
-"""torch's CUDA graph trees, which record what runs on a stream and replay it in one launch.
+"""torch's CUDA graph trees, which record the launches on a stream and replay them in one launch.
 
 They are inductor's, for functions in the boxed convention. They hold the memory of a forward's and a backward's
 recordings in one pool, copy inputs that move, and record again where an address that was to stay does not. torch's own
@@ -44,7 +44,7 @@ def has_graph_trees() -> bool:
 
 
 _made: list[str] = []
-"""The roles of what was recorded since the last reset."""
+"""The roles of the graphs recorded since the last reset."""
 
 
 def forget_recordings() -> None:
@@ -58,8 +58,8 @@ def forget_recordings() -> None:
 def resting_inputs(gm: GraphModule, role: str) -> tuple[int, ...]:
     """Indices of a graph's inputs whose addresses stay from call to call, so that they need not be copied.
 
-    In a backward they are what its forward saved, which lies in the recording; else AOTAutograd knows parameters and
-    buffers.
+    In a backward they are the tensors that its forward saved, which lie in the recording; else AOTAutograd knows
+    parameters and buffers.
     """
     if role == "backward":
         inputs = gm.graph.find_nodes(op="placeholder")

@@ -48,8 +48,8 @@ lacks a key there is nothing at it."""
 def real_kernels() -> Iterator[None]:
     """Run torch's own kernels on real tensors, without gradients, in the middle of a compilation.
 
-    Without torch's switches for its modes and its Python kernels a call reaches what is traced, and gives a fake
-    tensor: what asks for the numbers of that raises.
+    Without torch's switches for its modes and its Python kernels a call reaches the trace, and gives a fake tensor:
+    code that asks for its numbers raises.
     """
     with ExitStack() as stack:
         stack.enter_context(_disable_modes())
@@ -96,7 +96,7 @@ def forget_dispatch(overload: OpOverload) -> None:
 
 
 def replace_traced_kernels(overload: OpOverload, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put what `make` gives for each of an operator's decompositions in its place, for good.
+    """Replace each of an operator's decompositions by the result of `make` for it, for good.
 
     Those are replaced that AOTAutograd cannot be told to leave out. An operator that torch lacks has none.
     """

@@ -1,4 +1,4 @@
-"""Compiles that leave no trace in what the program compiles."""
+"""Compiles that leave no trace in the program's own compiles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compile_apart(function: Callable[..., Any], **given: Any) -> Callable[..., A
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Put back what Dynamo learns of sizes inside, so that the next compile of the program is as static as it was.
+    """Restore Dynamo's knowledge of sizes afterwards, so that the next compile of the program is as static as it was.
 
     torch before 2.13 cannot keep entries apart: everything compiled is forgotten there (torch.compiler.reset()).
     """

@@ -27,7 +27,7 @@ class Exporter:
 
     Attributes:
         opset: makes the opset of a version.
-        recorder: makes, of an opset, what records the nodes that a function calls.
+        recorder: makes, of an opset, the recorder of the nodes that a function calls.
         recording: a context in which calls of ONNX operators go to a recorder.
         stand_in: makes, of an opset and a value, the value that a function is given for it.
         errors: exceptions that a function raises if it does not take its arguments.
@@ -58,7 +58,7 @@ def find_exporter(opset_version: int) -> Exporter:
 
 @functools.cache
 def _try(opset_version: int) -> Exporter | str:
-    """The parts, or what is wrong with them."""
+    """The parts, or their fault."""
     try:
         found = _find()
         opset = found.opset(opset_version)

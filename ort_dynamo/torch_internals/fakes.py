@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-# Every tested version has them here; what a graph is traced with is made of them.
+# Every tested version has them here; the fake values of a traced graph are made of them.
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 

@@ -47,7 +47,7 @@ class Frame:
 
     Attributes:
         compile_id: torch's name for the attempt, such as "0/1"; the number before the slash is the function's.
-        function: the function's name; what follows a graph break has one that begins with "torch_dynamo_resume_in".
+        function: the function's name; the code after a graph break has one that begins with "torch_dynamo_resume_in".
         begins: file and line of the function.
         where: "file:line" of the function, or of the line that made Dynamo give up.
         failure: why Dynamo gave up, so that the function runs in eager; None where it did not.
@@ -109,9 +109,9 @@ def _frame(metrics: Any) -> Frame:
 
 
 def by_function(seen: Sequence[Frame]) -> tuple[tuple[Frame, ...], ...]:
-    """The attempts of each function together: those of the function itself, and of what follows its graph breaks.
+    """The attempts of each function together: those of the function itself, and of the code after its graph breaks.
 
-    Dynamo makes a function of its own of what follows a break, whose name says in which function and at which line it
+    Dynamo makes a function of its own of the code after a break, whose name says in which function and at which line it
     begins; that one is the nearest above of its name in its file.
     """
     begins: dict[tuple[str, str], set[int]] = {}
@@ -181,7 +181,7 @@ def why_untraced(module: nn.Module) -> str | None:
 
 
 def uncompiled(model: Any) -> Any:
-    """The module in what torch.compile(module) gave; anything else as it is."""
+    """The module in a result of torch.compile(module); anything else as it is."""
     return getattr(model, "_orig_mod", model)
 
 
@@ -197,10 +197,10 @@ def wrap_compiled_call(
 
     Args:
         module: the result of torch.compile(module), or a module after module.compile().
-        wrap: makes of the compiled call what is called in its place.
+        wrap: makes of the compiled call the function that is called in its place.
 
     Returns:
-        What takes it out again; None where the module is not compiled.
+        A function that takes it out again; None where the module is not compiled.
     """
     attribute = "forward" if _optimized_module and isinstance(module, _optimized_module) else "_compiled_call_impl"
     call = module.__dict__.get(attribute)

@@ -36,7 +36,7 @@ def is_dense(layout: Layout) -> bool:
 
 
 def elementwise_strides(sizes: tuple[int, ...], operands: Sequence[Layout]) -> tuple[int, ...]:
-    """Give the strides of a new result of `sizes`, of operands that are broadcast to it; numbers have no dimension."""
+    """Give the strides of a new result of `sizes`, of operands that are broadcast to it; scalars have no dimension."""
     if all(one[0] == sizes for one in operands):
         if all(_is_laid_out(one) for one in operands):
             return contiguous_strides(sizes)

@@ -54,7 +54,7 @@ BROADCAST: frozenset[OpOverload] = frozenset(
 CONTIGUOUS: frozenset[OpOverload] = frozenset(
     present(dict.fromkeys((aten.pow.Scalar, aten.float_power.Scalar, aten.log_sigmoid_forward.default)))
 )
-"""Operators whose result is contiguous whatever the layout of the operand. Fake tensors follow the operand."""
+"""Operators whose result is contiguous for any layout of the operand. Fake tensors follow the operand."""
 
 ONEDNN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes in which oneDNN convolves. Torch's own kernels, of float64, give contiguous results."""

@@ -1,4 +1,4 @@
-"""Asks torch for a private name, once, and remembers what it lacks."""
+"""Asks torch for a private name, once, and remembers missing ones."""
 
 from __future__ import annotations
 

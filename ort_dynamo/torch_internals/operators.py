@@ -1,8 +1,7 @@
-"""torch's operators by name, where an operator that the installed torch lacks is no error, and what they say of
-themselves.
+"""torch's operators by name, and their schemas; an operator that the installed torch lacks is no error.
 
 `aten.mul.Tensor` is `torch.ops.aten.mul.Tensor`. Where torch has no such operator it is an `AbsentOperator`, which
-equals no node's target: a table may name it, and what registers the entries of tables leaves it out.
+equals no node's target: a table may name it, and the functions that register the entries of tables leave it out.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class _Namespace:
         try:
             found = _look_up(called, self._source, name)
         except AttributeError:
-            if name.startswith("__") and name not in vars(operator):  # no operator: Python asks what this object can do
+            if name.startswith("__") and name not in vars(operator):  # no operator: Python asks for a special method
                 raise
             return _remember(called)
         self.__dict__[name] = found = _Packet(found, called) if isinstance(found, OpOverloadPacket) else found
@@ -179,11 +178,11 @@ inductor_prims = _Namespace("inductor_prims", private("torch._inductor.inductor_
 """Prims that Dynamo makes of some ATen calls: attributes are overloads. Without the module all of them are absent."""
 
 
-# -- what operators say of themselves; as in all tested versions ---------------------------------------------------
+# -- facts that operators give about themselves; as in all tested versions ------------------------------------------
 
 
 def schema_of(overload: OpOverload) -> FunctionSchema:
-    """Arguments, results and what is written to."""
+    """Arguments, results and the arguments that are written to."""
     return overload._schema
 
 
@@ -235,7 +234,7 @@ def overloads_of(packet: OpOverloadPacket) -> list[OpOverload]:
 def without_wrapper(overload: OpOverload) -> Callable[..., Any]:
     """The C++ function that a call of an overload ends in, where the call does nothing else; else the overload.
 
-    What torch 2.15 gives a dispatcher of its own in Python goes by the overload, and so do subclasses.
+    Overloads to which torch 2.15 gives a dispatcher of their own in Python go by the overload, and so do subclasses.
     """
     plain = type(overload) is OpOverload and getattr(overload, "_pyobj_dispatcher", None) is None
     function: Callable[..., Any] = getattr(overload, "_op", overload) if plain else overload
@@ -243,7 +242,7 @@ def without_wrapper(overload: OpOverload) -> Callable[..., Any]:
 
 
 def custom_name(given: object) -> str | None:
-    """ "namespace.operator" of what torch.library.custom_op makes; None for anything else.
+    """Name, as "namespace.operator", of a result of torch.library.custom_op; None for anything else.
 
     Without its class or its name, which only an error message needs, None as well.
     """
@@ -253,7 +252,7 @@ def custom_name(given: object) -> str | None:
 
 
 def all_overloads(library: str) -> Iterator[tuple[str, OpOverload]]:
-    """(operator, overload) of all that the dispatcher knows in `library`; without its list, what torch.ops has met."""
+    """(operator, overload) of all that the dispatcher knows in `library`; without its list, those torch.ops has met."""
     source = getattr(torch.ops, library)
     list_names = private("torch._C:_dispatch_get_all_op_names")
     names = list_names() if list_names is not None else [f"{library}::{packet}" for packet in dir(source)]

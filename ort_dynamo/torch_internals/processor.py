@@ -12,7 +12,7 @@ __all__ = ["instruction_set"]
 def instruction_set() -> str:
     """The architecture and its extensions, as text that is equal on machines that have the same ones.
 
-    torch 2.13 lists them; before, it says what its own kernels use, which the environment may narrow.
+    torch 2.13 lists them; before, it gives those that its own kernels use, which the environment may narrow.
     """
     listed = getattr(torch.cpu, "get_capabilities", None)
     if listed is None:

@@ -1,4 +1,4 @@
-"""The program around a graph: what Dynamo calls its inputs, and what AOTAutograd says that inputs and outputs are."""
+"""The program around a graph: Dynamo's names for its inputs, and AOTAutograd's descriptions of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def spell_input(placeholder: Node, given: Sequence[str]) -> str | None:
 def spell_outputs(output: Node, given: Sequence[str]) -> tuple[str | None, ...]:
     """The names of a graph's outputs, in order: "output_0", "weight.grad", "running_mean.updated", None if saved.
 
-    Takes what `spell_input` does, but the graph's output node.
+    Takes the arguments of `spell_input`, but the graph's output node.
     """
     described = output.meta.get("desc")
     values = output.args[0]
@@ -97,7 +97,7 @@ def spell_outputs(output: Node, given: Sequence[str]) -> tuple[str | None, ...]:
 
 
 _PART_OF = {"base": "", "base_of": ".base", "grad_of": ".grad", "output": ".grad", "mutated_input": ".updated"}
-"""Attribute of a descriptor that holds another one -> what its name adds to that one's."""
+"""Attribute of a descriptor that holds another one -> its suffix to that one's name."""
 
 
 def _spell(description: Any, given: Sequence[str]) -> str | None:

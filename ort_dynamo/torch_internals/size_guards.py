@@ -3,8 +3,8 @@
 A lowering sees more of a symbolic size than its expression: whether a guard makes it positive, whether two sizes are
 known to be equal, how a product of sizes simplified. Two graphs alike in everything but these facts may become two
 different models. `symbols.py` passes every such question through `ask`. The first lowering of a node, alone and on
-trial, runs under `recording`; what it asked enters the key. The lowering of the whole graph runs under
-`answering_from` these records, and so is decided by what is in the key.
+trial, runs under `recording`; its questions enter the key. The lowering of the whole graph runs under `answering_from`
+these records, and so is decided by the content of the key.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, NamedTuple, TypeVar
 __all__ = ["ANSWERS", "Answered", "Fact", "UnrecordedQuestionError", "answering_from", "ask", "is_watched", "recording"]
 
 ANSWERS = "ort_dynamo.answers"
-"""Where a node's meta keeps the facts that its lowering on trial recorded: a tuple of Fact."""
+"""Where a node's meta keeps the facts that a probe of its lowering recorded: a tuple of Fact."""
 
 _T = TypeVar("_T")
 
 
 class UnrecordedQuestionError(AssertionError):
-    """A graph's lowering asked what none of its nodes asked when lowered alone."""
+    """A graph's lowering asked a question that none of its nodes asked when lowered alone."""
 
 
 class Fact(NamedTuple):
@@ -58,7 +58,7 @@ class Answered:
     """Answers from facts.
 
     Attributes:
-        known: question, what it is about -> answer.
+        known: question and its subject -> answer.
         missing: questions that were asked and are not among the facts.
         strict: raise at the first of them.
     """

@@ -1,8 +1,8 @@
-"""Symbolic sizes: what torch knows of them, asked without installing a guard.
+"""Symbolic sizes: torch's facts about them, asked without installing a guard.
 
 torch represents a size that is not fixed as a `torch.SymInt`, whose private `node` holds a sympy expression over size
 symbols and the ShapeEnv that knows their ranges, the guards and the example's values ("hints"). All tested versions,
-2.11 to 2.15, have it so. What depends on more than the expression itself is asked through `answers.ask`.
+2.11 to 2.15, have it so. Answers that depend on more than the expression itself are asked through `answers.ask`.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ def has_symbolic_sizes(tensor: torch.Tensor) -> bool:
 
 
 def given_expression(number: Any) -> sympy.Expr:
-    """The sympy expression of a number out of a graph's fake values, which the graph's key spells.
+    """The sympy expression of a scalar out of a graph's fake values, which the graph's key spells.
 
-    A number that is not symbolic becomes a sympy number. `node.expr` in all versions: the expression, with those
+    A scalar that is not symbolic becomes a sympy number. `node.expr` in all versions: the expression, with those
     equalities applied that are known by then.
     """
     return number.node.expr if isinstance(number, _SYMBOLIC) else sympy.sympify(number)
 
 
 def expression(number: int | _Symbolic) -> sympy.Expr:
-    """The same of a number that may have been computed, in ways that depend on what is known of the sizes in it.
+    """The same of a scalar that may have been computed, in ways that depend on facts about the sizes in it.
 
     (`a % b` on SymInts is one function where both are known to be nonnegative, and another where they are not.)
     """
@@ -116,8 +116,8 @@ def has_hint_of_one(size: int | torch.SymInt) -> bool:
 def hints(sizes: Iterable[int | torch.SymInt]) -> list[int | None]:
     """The sizes' values in the example, None for one that depends on data.
 
-    Not recorded: ask what is to be decided by them through `answers.ask`, so that the decision enters the key and not
-    the values. `node.hint` and `node.has_hint` in all versions.
+    Not recorded: ask for decisions that depend on them through `answers.ask`, so that the decision enters the key and
+    not the values. `node.hint` and `node.has_hint` in all versions.
     """
     return [_hint(size) if isinstance(size, torch.SymInt) else size for size in sizes]
 

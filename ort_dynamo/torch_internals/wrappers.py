@@ -40,7 +40,7 @@ _no_dispatch = private("torch._C:_disabled_torch_dispatch_impl")
 def are_plain(values: Iterable[Any]) -> bool:
     """Check whether a session can read everything that these values hold; a scalar is plain."""
     if transform_level() is not None:
-        return False  # what is drawn depends on the transform, too
+        return False  # random numbers depend on the transform, too
     return all(not isinstance(value, torch.Tensor) or _is_plain(value) for value in values)
 
 

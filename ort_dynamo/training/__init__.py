@@ -1,4 +1,4 @@
-"""ORTModule, ORTTrainer and what goes with them: the interface of onnxruntime.training."""
+"""ORTModule, ORTTrainer and their companions: the interface of onnxruntime.training."""
 
 from __future__ import annotations
 

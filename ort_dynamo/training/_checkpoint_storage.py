@@ -43,7 +43,7 @@ def save(save_obj: Mapping[str, Any], path: PathOrFile) -> None:
 
 
 def load(path: PathOrFile, key: str | None = None) -> Any:
-    """Load what was saved, or the part of it that a key names.
+    """Load a saved dictionary, or the part of it that a key names.
 
     Nothing but the file is read, nothing in it is run, and no more memory is taken than its size calls for.
 
@@ -53,11 +53,12 @@ def load(path: PathOrFile, key: str | None = None) -> Any:
             itself cannot be named so.
 
     Returns:
-        What was given to `save`, of the same types. A file of onnxruntime.training's does not tell its arrays without
+        The value given to `save`, of the same types. A file of onnxruntime.training's does not tell its arrays without
         dimensions and Python's numbers apart: both are NumPy scalars.
 
     Raises:
-        CheckpointFileError: the file is damaged, or no checkpoint, or has what no checkpoint has; also a ValueError.
+        CheckpointFileError: the file is damaged, or no checkpoint, or has content that no checkpoint has; also a
+            ValueError.
         KeyError: there is nothing under that key.
         OSError: the file cannot be opened.
     """
@@ -71,7 +72,8 @@ def load(path: PathOrFile, key: str | None = None) -> Any:
         except (CheckpointFileError, NoSuchKeyError, MemoryError):
             raise
         except Exception as error:
-            # h5py raises many types for what HDF5 cannot read: OSError, RuntimeError, ValueError, KeyError, TypeError.
+            # h5py raises many types for files that HDF5 cannot read: OSError, RuntimeError, ValueError, KeyError,
+            # TypeError.
             raise CheckpointFileError(path=describe(path), reason=f"HDF5 cannot read it: {error}") from error
 
 

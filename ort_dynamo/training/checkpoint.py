@@ -1,4 +1,4 @@
-"""Checkpoints of ORTTrainer: what its methods save and load, and what joins the files of several ranks."""
+"""Checkpoints of ORTTrainer: save and load for its methods, and joining of the files of several ranks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def save_state(
 
 
 def load_state(paths: Sequence[PathOrFile], allow_pickle: bool = False) -> tuple[dict[str, Any], dict[Any, Any]]:
-    """Load what `save_state` or onnxruntime.training saved: one file, or those of all ranks where states are split.
+    """Load files of `save_state` or onnxruntime.training: one file, or those of all ranks where states are split.
 
     Args:
         paths: the files, in any order.

@@ -13,8 +13,8 @@ __all__ = ["DocumentErrors", "unsorted_keys"]
 class DocumentErrors(BasicErrorHandler):  # type: ignore[misc]  # cerberus has no types
     """Makes text of errors without their values.
 
-    cerberus makes deep copies of them, which fails for what cannot be copied: a SessionOptions, a lock. No message of
-    ours has a value.
+    cerberus makes deep copies of them, which fails for values that cannot be copied: a SessionOptions, a lock. No
+    message of ours has a value.
     """
 
     def add(self, error: Any) -> None:

@@ -46,7 +46,7 @@ def export_gradient_graph(
 
     Args:
         model: takes a tensor and returns one, on the CPU.
-        loss_fn: takes what the model returns, and the labels; returns a scalar.
+        loss_fn: takes the model's output, and the labels; returns a scalar.
         example_input: a batch of inputs; only its shape and dtype matter.
         example_labels: its labels, as `example_input`.
         gradient_graph_path: where to write.
@@ -104,7 +104,7 @@ class _Capture:
 
     Attributes:
         joint: the joint graph.
-        program: what the program calls its inputs.
+        program: the program's names for its inputs.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class _Model:
 
     Args:
         joint: the graph of forward and backward.
-        program: what the program calls its inputs.
+        program: the program's names for its inputs.
         model: has the buffers, and the parameters that nothing reads.
     """
 
@@ -178,7 +178,7 @@ class _Model:
         return model
 
     def _unread(self, name: str) -> ir.Value:
-        """An input of what the model does not read."""
+        """An input for a parameter that the model does not read."""
         parameter = dict(self._module.named_parameters()).get(name)
         if parameter is None:
             raise GradientGraphError(reason=f"the loss does not depend on the {name}")

@@ -8,7 +8,7 @@ __all__ = ["LossScaler"]
 
 
 class LossScaler:
-    """Chooses by what the loss is multiplied, for the first ORTTrainer.
+    """Chooses the factor of the loss, for the first ORTTrainer.
 
     Args:
         loss_scale_input_name: the trainer's `loss_scale_input_name`.

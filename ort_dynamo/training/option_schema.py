@@ -31,7 +31,7 @@ SPELLINGS: dict[_Path, _Path] = {
 
 _PIPELINE = ("distributed", "pipeline_parallel")
 FREE: tuple[_Path, ...] = (("provider_options",), (*_PIPELINE, "sliced_schema"), (*_PIPELINE, "sliced_axes"))
-"""Levels, and what is below them, whose keys are the user's own."""
+"""Levels, with all below them, whose keys are the user's own."""
 
 
 class _OptionValidator(cerberus.Validator):  # type: ignore[misc]  # cerberus has no types
@@ -174,14 +174,14 @@ def checked(options: object) -> dict[str, Any]:
 
 
 def copied(value: Any) -> Any:
-    """Copy nested dicts and lists, and keep what is in them."""
+    """Copy nested dicts and lists, and keep their other values."""
     if isinstance(value, Mapping):
         return {key: copied(inner) for key, inner in value.items()}
     return [copied(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _check_keys(values: dict[Any, Any], path: tuple[Any, ...] = ()) -> None:
-    """Refuse what cerberus would fail at, in levels that are checked."""
+    """Refuse keys at which cerberus would fail, in levels that are checked."""
     if path[:1] == ("provider_options",):
         return
     if odd := unsorted_keys(values):

@@ -44,12 +44,12 @@ class ORTTrainer:
 
     Args:
         model: a torch.nn.Module, or an ONNX ModelProto whose first output is the loss.
-        loss_fn: takes what the model returns, and the label; gives a scalar. None where the model gives the loss.
+        loss_fn: takes the model's output, and the label; gives a scalar. None where the model gives the loss.
         model_desc: the inputs, the label last where there is a loss_fn, and the outputs, the loss first.
         training_optimizer_name: "SGDOptimizer", "AdamOptimizer" or "LambOptimizer".
         map_optimizer_attributes: gives the attributes of the optimizer for a weight, by its name: a dict of floats and
             ints under "alpha", "beta", "lambda", "epsilon", "max_norm_clip", "do_bias_correction",
-            "weight_decay_mode" (Adam's), "ratio_min" and "ratio_max" (Lamb's). What it leaves out is as in AdamConfig
+            "weight_decay_mode" (Adam's), "ratio_min" and "ratio_max" (Lamb's). Attributes left out are as in AdamConfig
             and LambConfig, but for the correction of bias, which Lamb makes, too. SGD has none, and ignores them.
         learning_rate_description: names the learning rate among the inputs of a step.
         device: "cpu", "cuda" or "cuda:N", or a torch.device.
@@ -60,8 +60,8 @@ class ORTTrainer:
         allreduce_post_accumulation: reduce gradients over processes after their accumulation.
         global_step: number of updates that there were before.
         get_lr_this_step: gives the learning rate by the number of updates so far. None: each step is given it.
-        loss_scaler: a LossScaler, or what has its `loss_scale_` and `update_loss_scale`; read with mixed precision
-            only. None: each step is given the scale.
+        loss_scaler: a LossScaler, or an object with its `loss_scale_` and `update_loss_scale`; read with mixed
+            precision only. None: each step is given the scale.
         deepspeed_zero_stage: 1 divides the optimizer's state among processes.
         enable_grad_norm_clip: clip the norm of gradients for Adam and Lamb.
         frozen_weights: names of weights that are not trained.
@@ -75,7 +75,7 @@ class ORTTrainer:
         optimized_model_filepath: a file for the optimized training graph; "" is none.
 
     Attributes:
-        loss_scale_input_name: by what keyword a step is given the loss scale.
+        loss_scale_input_name: the keyword by which a step is given the loss scale.
         loss_scaler_: as given.
         is_train: whether a call of the trainer is a training step.
 
@@ -186,9 +186,9 @@ class ORTTrainer:
                 the loss scale as `loss_scale_input_name`.
 
         Returns:
-            What fetches asks for; otherwise the outputs in the order of model_desc, and, where the program scales the
-            loss itself and this step completes an accumulation, whether all gradients were finite: bool, of shape [1].
-            A tensor where there is one.
+            The outputs that fetches names; otherwise the outputs in the order of model_desc, and, where the program
+            scales the loss itself and this step completes an accumulation, whether all gradients were finite: bool, of
+            shape [1]. A tensor where there is one.
 
         Raises:
             AssertionError: there are more or fewer inputs.
@@ -221,7 +221,8 @@ class ORTTrainer:
             kwargs: the same by name, after the positional ones.
 
         Returns:
-            What fetches asks for; otherwise the outputs in the order of model_desc. A tensor where there is one.
+            The outputs that fetches names; otherwise the outputs in the order of model_desc. A tensor where there is
+            one.
 
         Raises:
             AssertionError, RuntimeError, OrtDynamoError: as for `train_step`.
@@ -256,7 +257,8 @@ class ORTTrainer:
         info.fetches = list(fetches or ())
         return info
 
-    # -- what programs read --------------------------------------------------------------------------------------------
+    # -- attributes that programs read
+    # -----------------------------------------------------------------------------------
 
     @property
     def global_step_(self) -> int:
@@ -291,13 +293,13 @@ class ORTTrainer:
             include_optimizer_state: False for weights and buffers alone, as `torch.nn.Module.state_dict` has them.
 
         Returns:
-            {name: tensor} of copies on the CPU; {} before the first step. What the optimizer keeps of a weight is
+            {name: tensor} of copies on the CPU; {} before the first step. The optimizer's tensors of a weight are
             "Moment_1_", "Moment_2_" or "Update_Count_" and its name; Lamb's count is "Step".
         """
         return flatten(self._trainer.state_dict(), include_optimizer_state)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = False) -> None:
-        """Load what `state_dict` gave, or a torch model's; before the first step, at that step.
+        """Load a dictionary of `state_dict`, or a torch model's; before the first step, at that step.
 
         Args:
             state_dict: {name: tensor}.
@@ -316,19 +318,19 @@ def save_checkpoint(
     checkpoint_state_dict: Mapping[str, Any] | None = None,
     include_optimizer_state: bool = True,
 ) -> None:
-    """Save a trainer's state and what comes with it as "PREFIX.ort.pt" in a folder, by torch.save.
+    """Save a trainer's state and the user's dictionary as "PREFIX.ort.pt" in a folder, by torch.save.
 
     Args:
         model: the trainer.
         checkpoint_dir: the folder, which has to exist.
-        checkpoint_prefix: what the file's name begins with.
-        checkpoint_state_dict: what `load_checkpoint` shall return: tensors and plain values.
+        checkpoint_prefix: the beginning of the file's name.
+        checkpoint_state_dict: the value that `load_checkpoint` shall return: tensors and plain values.
         include_optimizer_state: False for the weights alone.
 
     Raises:
         AssertionError: there is no such folder.
         OSError: the file cannot be written.
-        TypeError: `checkpoint_state_dict` has what torch.load does not load without running code.
+        TypeError: `checkpoint_state_dict` has a value that torch.load does not load without running code.
     """
     save_into_folder(model._trainer, checkpoint_dir, checkpoint_prefix, checkpoint_state_dict, include_optimizer_state)
 
@@ -339,20 +341,20 @@ def load_checkpoint(
     checkpoint_prefix: str = "ORT_checkpoint",
     strict: bool = False,
 ) -> dict[str, Any]:
-    """Load what `save_checkpoint` saved.
+    """Load a checkpoint of `save_checkpoint`.
 
     Args:
         model: the trainer.
         checkpoint_dir: the folder.
-        checkpoint_prefix: what the files' names begin with.
+        checkpoint_prefix: the beginning of the files' names.
         strict: as for `ORTTrainer.load_state_dict`.
 
     Returns:
-        What was saved as `checkpoint_state_dict`.
+        The dictionary saved as `checkpoint_state_dict`.
 
     Raises:
         AssertionError: a file is missing, or states of several processes that should be equal are not.
-        CheckpointFileError: a file is damaged, or holds what cannot be loaded without running code.
+        CheckpointFileError: a file is damaged, or holds a value that cannot be loaded without running code.
     """
     return load_from_folder(model._trainer, checkpoint_dir, checkpoint_prefix, strict)
 

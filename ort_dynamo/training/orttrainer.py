@@ -50,7 +50,7 @@ class ORTTrainer:
             model's forward, followed by the label where there is a loss_fn. Outputs are in the model's order, the loss
             first where there is a loss_fn. Exactly one of them is the loss.
         optim_config: optim.SGDConfig, AdamConfig or LambConfig.
-        loss_fn: takes what the model returns, and the label; gives a scalar. None where the model gives the loss.
+        loss_fn: takes the model's output, and the label; gives a scalar. None where the model gives the loss.
         options: all else. None takes the defaults, and CUDA only where there is it.
 
     Raises:
@@ -209,7 +209,7 @@ class ORTTrainer:
             return self._given_onnx
         return self._current_model()
 
-    # -- what runs -----------------------------------------------------------------------------------------------------
+    # -- the running model ---------------------------------------------------------------------------------------------
 
     def _run(self, inputs: Sequence[Tensor]) -> RunningModel:
         """The model that runs, made at the first step."""
@@ -219,7 +219,7 @@ class ORTTrainer:
                 try:
                     self._load(*self._waiting)
                 except BaseException:
-                    self._running = None  # the next step tries again, rather than train what was not loaded
+                    self._running = None  # the next step tries again, rather than train weights that were not loaded
                     raise
                 self._waiting = None
         if not self._example and len(inputs) == len(self.model_desc.inputs):
@@ -240,7 +240,7 @@ class ORTTrainer:
             self.model_desc.add_type_to_input_description(index, tensor.dtype)
 
     def _before_first_step(self, running: RunningModel, inputs: Sequence[Tensor], lr: float) -> None:
-        """Do what debug options ask for, once."""
+        """Make the checks and files that debug options ask for, once."""
         if self.options.debug.check_model_export:
             check_export(running, self._files(running), self.model_desc, inputs)
         self._files(running).write_for_debugging(self.options, inputs, lr)
@@ -292,14 +292,14 @@ class ORTTrainer:
     # -- states --------------------------------------------------------------------------------------------------------
 
     def state_dict(self, pytorch_format: bool = False) -> dict[str, Any]:
-        """Give weights, optimizer state and what else a trainer goes on with.
+        """Give weights, optimizer state and all else from which a trainer goes on.
 
         Args:
             pytorch_format: give the weights and buffers alone, as tensors by their names.
 
         Returns:
-            A dict of copies, in the schema that docs/migrating_from_orttrainer.md has. Before the first step it is what
-            `load_state_dict` was given, or empty.
+            A dict of copies, in the schema that docs/migrating_from_orttrainer.md has. Before the first step it is the
+            one that `load_state_dict` was given, or empty.
         """
         if self._running is None:
             message = (
@@ -314,10 +314,10 @@ class ORTTrainer:
         return trainer_state(self._running, self._train_step_info, self.options, self.optim_config)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Load what `state_dict` gave; before the first step, at that step.
+        """Load a dictionary of `state_dict`; before the first step, at that step.
 
         Args:
-            state_dict: in the trainer's own schema. A section that is not there leaves what is.
+            state_dict: in the trainer's own schema. A section that is not there leaves the trainer's as it is.
             strict: raise where names are missing or unknown; a whole section that is not there is only warned of.
 
         Raises:
@@ -346,7 +346,8 @@ class ORTTrainer:
 
         Args:
             path: a new file, or a file-like object.
-            user_dict: what `load_checkpoint` gives back: values that JSON has, arrays, and dicts and lists of them.
+            user_dict: the value that `load_checkpoint` gives back: values that JSON has, arrays, and dicts and lists of
+                them.
             include_optimizer_states: whether the optimizer's state is saved, too.
 
         Raises:
@@ -357,7 +358,7 @@ class ORTTrainer:
         save_state(path, state, dict(user_dict), include_optimizer_states)
 
     def load_checkpoint(self, *paths: str | os.PathLike[str], strict: bool = True, allow_pickle: bool = False) -> Any:
-        """Load what `save_checkpoint` saved; several files, of several processes, are put together.
+        """Load a checkpoint of `save_checkpoint`; several files, of several processes, are put together.
 
         Args:
             paths: one file, or those of all processes.

@@ -18,7 +18,7 @@ class ORTTrainerOptions:
     """Options of an ORTTrainer, grouped in levels.
 
     `ORTTrainerOptions({"utils": {"grad_norm_clip": False}})` gives one, and `options.utils.grad_norm_clip` reads it.
-    Options may be assigned to until a trainer is made: what is assigned is checked as the dict is.
+    Options may be assigned to until a trainer is made: an assigned value is checked as the dict is.
 
     Args:
         options: the options that differ from their defaults: a dict of dicts. It is copied; the objects in it are not.
@@ -154,7 +154,7 @@ class _Level:
 
 
 def _refuse(error: dict[str, Any]) -> NoReturn:
-    """Raise what says which option of `distributed` does not fit the others."""
+    """Raise an error that says which option of `distributed` does not fit the others."""
     raise ValueError(f"Invalid options: { {'distributed': [error]} }")
 
 

@@ -67,16 +67,16 @@ def compile_region(
     whole: bool = False,
     recurrent: bool = False,
 ) -> Callable[..., Any]:
-    """Compile a function as torch.compile does, so that two calls of this share what is compiled of the function.
+    """Compile a function as torch.compile does, so that two calls of this share the compiled graphs of the function.
 
     torch.compile takes `dynamic` for a part of the backend: a graph with fixed sizes is then not found by a call that
     would make dynamic ones. Without Dynamo's own entry it is torch.compile, and they share nothing.
 
     Args:
-        function: what to compile.
+        function: the function to compile.
         backend: the backend, as a function.
         dynamic: whether all sizes of inputs are symbols, or none; None: those that are marked, or have changed.
-        whole: whether a call that Dynamo cannot trace as one graph raises what `breaks_graph` knows.
+        whole: whether a call that Dynamo cannot trace as one graph raises an error that `breaks_graph` knows.
         recurrent: whether to trace nn.LSTM, nn.GRU and nn.RNN, which Dynamo leaves to eager by its own setting.
     """
     entry: Callable[..., Any] = _optimize or torch.compile
@@ -131,16 +131,16 @@ _PACKAGES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents
 
 
 CompiledModule: type[Any] = private("torch._dynamo:OptimizedModule", nn.Module)
-"""The class of what torch.compile(module) gives, by which others know a module that is compiled: accelerate unwraps it
-to save what is inside. Without torch's class it is nn.Module, and nobody knows."""
+"""The class of torch.compile(module)'s result, by which others know a module that is compiled: accelerate unwraps it to
+save the module inside. Without torch's class it is nn.Module, and nobody knows."""
 
 _reset_code = private("torch._C._dynamo.eval_frame:reset_code", lambda code: None)
 
 
 def forget_compiled(code: CodeType) -> None:
-    """Have Dynamo forget what it compiled of a code object, which nobody will call any more.
+    """Have Dynamo forget the compiled graphs of a code object, which nobody will call any more.
 
-    What it compiles holds the code objects that it has traced, so one with a short life is never freed otherwise.
+    A compiled graph holds the code objects that it has traced, so one with a short life is never freed otherwise.
     Without torch's function they stay until torch._dynamo.reset().
     """
     _reset_code(code)
@@ -181,7 +181,7 @@ def expect_only_what_stages_send(stage: Any) -> None:
     raises for it, as schedules give inputs to the first stage alone.
 
     Args:
-        stage: what `Pipe.build_stage` made, before its first step.
+        stage: a result of `Pipe.build_stage`, before its first step.
     """
     describe = stage._create_act_recv_info
 

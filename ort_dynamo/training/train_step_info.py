@@ -1,4 +1,4 @@
-"""TrainStepInfo: what schedulers and loss scalers are told of a step."""
+"""TrainStepInfo: the facts of a step that schedulers and loss scalers get."""
 
 from __future__ import annotations
 

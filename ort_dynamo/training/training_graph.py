@@ -62,10 +62,10 @@ def export_training_graph(
         optim_config: optim.SGDConfig, AdamConfig or LambConfig.
         inputs: a batch; only shapes and dtypes matter. Sizes that model_desc names may be others when it runs.
         path: where to write the model, with its tensors beside it if they are over 2 GiB. None writes nothing.
-        loss_fn: takes what the model returns, and the last input; gives a scalar. None where the model gives the loss.
+        loss_fn: takes the model's output, and the last input; gives a scalar. None where the model gives the loss.
         part: "forward" for the model and its loss, "gradients" for these with "<weight>.grad", with the weights as
             constants; "step" for all.
-        gradient_accumulation_steps: the model is of the step that updates: it adds its gradients to what was gathered,
+        gradient_accumulation_steps: the model is of the step that updates: it adds its gradients to the gathered sum,
             and divides by this.
         clip_gradient_norm: whether Adam and LAMB clip the norm of all gradients to their `max_norm_clip`.
         loss_scaling: whether gradients are scaled by `loss_scale`, and an update is skipped where they are not finite.

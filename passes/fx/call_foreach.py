@@ -34,11 +34,11 @@ def cast_all(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.
 
 
 def add_to_all(tensors: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
-    """Add a number to tensors.
+    """Add a scalar to tensors.
 
     Args:
         tensors: int64 tensors of one element, on one device.
-        number: the number to add.
+        number: the scalar to add.
     """
     return list(torch._foreach_add(list(tensors), number))
 
@@ -50,7 +50,7 @@ class _Call:
     Attributes:
         nodes: of one kind.
         nbytes: of their results.
-        first: the position of the last of what they read.
+        first: the position of the last of their inputs.
         last: that of the first node that reads one of them.
     """
 
@@ -91,7 +91,7 @@ class CallForeach(PassBase):
 
 
 def _kind(node: Node) -> tuple[Callable[..., Any], Any, Hashable] | None:
-    """The function that computes a node and others like it, its argument, and what else the others have in common."""
+    """The function that computes a node and others like it, its argument, and the other facts they have in common."""
     if is_count(node):
         return add_to_all, node.args[1], node.meta["val"].device
     if is_plain_cast(node):

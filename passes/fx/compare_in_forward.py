@@ -30,11 +30,11 @@ __all__ = ["CompareInForward"]
 class CompareInForward(PassBase):
     """Move a backward's comparison with a result of the program into the forward, which saves its mask.
 
-    The gradient of a maximum compares the operand with the result. If the backward did, it would keep the result. Then
+    The gradient of a maximum compares the operand with the result. If the backward did, the result would be saved. Then
     autograd would refuse the backward once the program has written to that, even where the loss does not depend on it.
     torch's own cut, by which aot_eager runs, saves the mask as well.
 
-    The pass moves nothing if the backward reads the result for anything but boolean tensors, as that keeps it anyway,
+    The pass moves nothing if the backward reads the result for anything but boolean tensors, as it is saved anyway,
     and nothing if the masks take more memory than the backward then no longer reads: torch's cut saves the less.
 
     Args:

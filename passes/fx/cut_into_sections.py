@@ -23,13 +23,13 @@ __all__ = ["CutIntoSections"]
 class CutIntoSections(PassBase):
     """The pass marks the nodes of a backward with the number of their section, where the forward saves much.
 
-    A session holds its inputs until it returns. So with one session all that was saved is alive when the last gradient
-    is made, where eager has freed it by then. Each section is run by sessions of its own, and its end frees what no
-    later one reads: the peak falls by almost the smaller of what is saved and the gradients. Sections free about as
-    much each, and end where the least is handed from one to the next, which is between layers; equal layers then share
-    a session.
+    A session holds its inputs until it returns. So with one session all saved tensors are alive when the last gradient
+    is made, where eager has freed them by then. Each section is run by sessions of its own, and its end frees the
+    tensors that no later one reads: the peak falls by almost the smaller of saved tensors and gradients. Sections free
+    about as much each, and end where the least is handed from one to the next, which is between layers; equal layers
+    then share a session.
 
-    A node that reads inputs of the graph alone, such as a cast of what was saved, goes to the section of its first
+    A node that reads inputs of the graph alone, such as a cast of a saved tensor, goes to the section of its first
     reader, and so does a view.
 
     Args:
@@ -57,7 +57,7 @@ class CutIntoSections(PassBase):
 
 
 def _places(nodes: Sequence[Node]) -> dict[Node, int]:
-    """Node -> its place in the graph, or the one that it can move to for free: that of its first reader."""
+    """Node -> its index in the graph, or the one that it can move to for free: that of its first reader."""
     place = {node: index for index, node in enumerate(nodes)}
     computed: set[Node] = set()
     for node in nodes:
@@ -68,14 +68,14 @@ def _places(nodes: Sequence[Node]) -> dict[Node, int]:
         if moves and node.users and all(user in place for user in node.users):
             place[node] = min(place[user] for user in node.users)
     for node in nodes:
-        if node.target is operator.getitem:  # what an operator's several results are taken out of cannot cross
+        if node.target is operator.getitem:  # a tuple of results cannot cross
             (source, *_) = node.all_input_nodes
             place[node] = place.get(source, place[node])
     return place
 
 
 def _sweep(gm: GraphModule, place: Mapping[Node, int], freed: Collection[str]) -> tuple[list[int], list[int]]:
-    """Place -> bytes of saved tensors that it is the last to read, and bytes that a section's end there hands on."""
+    """Index -> bytes of saved tensors that it is the last to read, and bytes that a section's end there hands on."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     (output,) = gm.graph.find_nodes(op="output")
     last: dict[int, int] = {}
@@ -99,11 +99,11 @@ def _sweep(gm: GraphModule, place: Mapping[Node, int], freed: Collection[str]) -
 
 
 def _ends(freed: Sequence[int], handed_on: Sequence[int], least: int, most: int) -> list[int]:
-    """The places where sections end, but for the last: each frees one to two shares, and hands on as little as can be.
+    """The indices where sections end, but for the last: each frees one to two shares, and hands on as little as can be.
 
-    Of equal layers that free no more than a share each, one ends among these places.
+    Of equal layers that free no more than a share each, one ends among these indices.
     """
-    until = [0, *accumulate(freed)]  # what is freed before each place
+    until = [0, *accumulate(freed)]  # bytes that are freed before each index
     share = max(least, -(-until[-1] // most))
     ends: list[int] = []
     begin = 0

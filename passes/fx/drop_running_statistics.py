@@ -12,14 +12,14 @@ from ort_dynamo.torch_internals.operators import aten
 __all__ = ["DropRunningStatistics"]
 
 _MEAN, _VARIANCE, _TRAINING = 3, 4, 7
-"""Places of native_batch_norm_backward's arguments."""
+"""Indices of native_batch_norm_backward's arguments."""
 
 
 @dataclass(frozen=True)
 class DropRunningStatistics(PassBase):
     """`native_batch_norm_backward(..., mean, variance, ..., True, ...)` gets None in place of both.
 
-    In training the gradient is that of the batch's statistics. As arguments, the running ones would be kept for the
+    In training the gradient is that of the batch's statistics. As arguments, the running ones would be saved for the
     backward, and could not be told from something that it needs.
     """
 

@@ -20,8 +20,8 @@ class ExpandLogSoftmax(PassBase):
     """`log_softmax(x)` of the last axis becomes `(x - m) - log(sum(exp(x - m)))`, where m is the maximum of a row.
 
     torch's kernel computes the same numbers in the same order. The gradient reads the result. Of these operators the
-    result can be computed again from x and two numbers a row, where arithmetic costs nothing beside what is read. So
-    the logits of a language model are kept as their product left them, often of a half type, and no float32 matrix of
+    result can be recomputed from x and two numbers a row, where arithmetic costs nothing beside memory traffic. So the
+    logits of a language model are saved as their matmul left them, often of a half type, and no float32 matrix of
     logarithms beside them.
 
     It fires for float32 and float64, and for a half type where the result is float32; for rows of 2 to `most` numbers.
@@ -64,7 +64,7 @@ def _expanded(node: Node) -> Node:
     meta = derived_meta(node)
     if x.meta["val"].dtype != node.meta["val"].dtype:
         x = add_call(graph, aten._to_copy.default, (x,), {"dtype": node.meta["val"].dtype}, meta)
-    # The sum of a row with NaN is NaN, whatever is subtracted.
+    # The sum of a row with NaN is NaN, for any number that is subtracted.
     largest = add_call(graph, aten.amax.default, (x, [-1], True), meta={**meta, IGNORES_NAN: True})
     shifted = add_call(graph, aten.sub.Tensor, (x, largest), meta=meta)
     exponentials = add_call(graph, aten.exp.default, (shifted,), meta=meta)

@@ -20,7 +20,7 @@ __all__ = ["HideSeedless"]
 class HideSeedless(PassBase):
     """A function without tags stands in for an operator that is tagged as random and draws nothing: no dropout.
 
-    Around each operator with the tag that is computed again, torch's partitioner would save and load the generator's
+    Around each operator with the tag that is recomputed, torch's partitioner would save and load the generator's
     state, and call it through a higher-order operator, which no session can take. RestoreSeedless puts the operators
     back.
     """

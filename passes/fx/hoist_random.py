@@ -24,7 +24,7 @@ from ort_dynamo.torch_internals.operators import aten, prims
 __all__ = ["HoistRandom", "is_draw"]
 
 
-# Draws that read only the shape, strides, dtype and device of their first argument, never its data.
+# Random ops that read only the shape, strides, dtype and device of their first argument, never its data.
 _LIKE = (
     aten.rand_like,
     aten.randn_like,
@@ -46,18 +46,18 @@ _EMPTY = (aten.empty, aten.empty_strided, aten.empty_permuted, aten.empty_like, 
 @ordering(gives=[Condition.DRAWS_HOISTED])
 @dataclass(frozen=True)
 class HoistRandom(PassBase):
-    """The pass makes each random draw independent of data, and marks it (meta[DRAWN]) to be run by torch and saved.
+    """The pass makes each random op independent of data, and marks it (meta[DRAWN]) to be run by torch and saved.
 
     1. `native_dropout(x, p, True)` becomes a drawn mask and `x * (mask / (1 - p))`, eager's own formula on the CPU.
        The mask is drawn with the same call, shape, strides and probability as eager draws it, so from the same
        seed it is the same mask.
-    2. A draw that only looks at its argument's shape (`rand_like(x)`, …) gets an uninitialised tensor of that shape.
-    3. A draw without tensor arguments (`rand(2, 3)`) is only marked.
-    4. With `deterministic`, an uninitialised tensor counts as a draw: torch fills it, as its settings say when it runs.
+    2. A random op that only looks at its argument's shape (`rand_like(x)`, …) gets an uninitialised tensor of it.
+    3. A random op without tensor arguments (`rand(2, 3)`) is only marked.
+    4. With `deterministic`, an uninitialised tensor counts as a random op: torch fills it, as its settings then say.
 
-    A draw that reads data (`multinomial(weights)`) stays in eager where it stands. Draws keep their order. All that
-    torch.utils.checkpoint would repeat, and all marked nodes, carry MUST_SAVE: no partitioner draws again in the
-    backward, nor saves the generator's state to do so.
+    A random op that reads data (`multinomial(weights)`) stays in eager where it stands. Random ops keep their order.
+    All that torch.utils.checkpoint would repeat, and all marked nodes, carry MUST_SAVE: no partitioner draws again in
+    the backward, nor saves the generator's state to do so.
 
     Attributes:
         deterministic: whether the graph runs under torch.use_deterministic_algorithms(True).
@@ -119,7 +119,7 @@ _INHERITED = ("stack_trace", "nn_module_stack", "seq_nr", HALF, RECOMPUTE, "ac_g
 
 
 class _Rewriter:
-    """Rewrites one draw. New nodes stand before it and get its stack trace."""
+    """Rewrites one random op. New nodes stand before it and get its stack trace."""
 
     def __init__(self, gm: GraphModule, node: Node) -> None:
         self._gm = gm

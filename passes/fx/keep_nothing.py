@@ -21,9 +21,9 @@ husk.keeps_value = True  # type: ignore[attr-defined]  # the fake value is that 
 
 @dataclass(frozen=True)
 class KeepNothing(PassBase):
-    """The forward returns a `husk` of each tensor that it would keep for the backward.
+    """The forward returns a `husk` of each tensor that it would save for the backward.
 
-    What it would keep may be gigabytes, of which the process would not give all back.
+    The saved tensors may be gigabytes, of which the process would not give all back.
 
     Args:
         outputs: how many of the first outputs are the graph's own results.

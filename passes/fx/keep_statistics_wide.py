@@ -23,10 +23,10 @@ __all__ = ["KeepStatisticsWide"]
 class KeepStatisticsWide(PassBase):
     """Statistics that gradients alone read become float64 where the input is, and float32 of all narrower inputs.
 
-    torch's kernels of normalizations compute and keep them in float32 where the parameters are, as under autocast, but
+    torch's kernels of normalizations compute and save them in float32 where the parameters are, as under autocast, but
     its traced graphs say on the CPU that they have the input's dtype. Rounded so, a mean is off by 2⁻⁹ of itself, and
-    in the gradient the deviations from it no longer cancel. They are one number a channel or row, against a tensor kept
-    beside them. Of attention in float64, graphs of torch 2.12 and older say that they are float32.
+    in the gradient the deviations from it no longer cancel. They are one number a channel or row, against a tensor
+    saved beside them. Of attention in float64, graphs of torch 2.12 and older say that they are float32.
     """
 
     name: str = "keep_statistics_wide"

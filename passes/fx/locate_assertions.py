@@ -17,8 +17,8 @@ __all__ = ["LocateAssertions"]
 class LocateAssertions(PassBase):
     """The outer graph's assertions on data get a message that ends with the operator, the module and the user's line.
 
-    Such are torch._assert_async and what Dynamo makes of `assert` on a tensor. torch runs them, as part of the graph,
-    where Python's own traceback ends at the call of the graph.
+    Such are torch._assert_async and the nodes that Dynamo makes of `assert` on a tensor. torch runs them, as part of
+    the graph, where Python's own traceback ends at the call of the graph.
     """
 
     name: str = "locate_assertions"

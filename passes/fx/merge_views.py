@@ -30,9 +30,9 @@ class MergeViews(PassBase):
        take of one tensor become one.
     2. `view(view(x))` becomes a view of x, where x is contiguous.
 
-    A view that is an output stays, where what it would become is an output, too, or is an input's memory: AOTAutograd
-    has promised which outputs share memory. So do views of an input that is written to, as FSDP gives its parameters
-    other memory in the graph, and views that are computed again where the other is not.
+    A view that is an output stays, where the merged node is an output, too, or is an input's memory: AOTAutograd has
+    promised which outputs alias. So do views of an input that is written to, as FSDP gives its parameters other memory
+    in the graph, and views that are recomputed where the other is not.
     """
 
     name: str = "merge_views"

@@ -35,7 +35,7 @@ class OwnResults(PassBase):
 
     `result.resize_(…)` and `torch.add(…, out=result)` work on them as on eager's then. A copy of that size costs about
     a microsecond. Larger results stay in ONNX Runtime's arena: allocated by torch, each step would touch fresh pages
-    (GPT-2's step took 1.17 times as long). Results that are views of one tensor share memory as before.
+    (GPT-2's step took 1.17 times as long). Results that are views of one tensor alias as before.
 
     Args:
         seen: which of the outputs the program sees; the others are written back to inputs, or saved for the backward.

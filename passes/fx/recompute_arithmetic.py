@@ -26,8 +26,8 @@ _NORMALIZATIONS = (aten.native_layer_norm, aten._fused_rms_norm)
 class RecomputeArithmetic(PassBase):
     """The pass tags saved results of arithmetic whose arguments are saved too, or are inputs that the backward reads.
 
-    1. Of a tensor with one number, like x/2, whatever its size. A GELU that is spelled out, x/2 (1 + tanh(...)), saves
-       five tensors, and three with this pass.
+    1. Of a tensor with one scalar, like x/2, of any size. A GELU that is spelled out, x/2 (1 + tanh(...)), saves five
+       tensors, and three with this pass.
     2. Of several tensors, and by layer and RMS normalization, where the result has `least` bytes or more: such a
        tensor is in no cache any more when the backward reads it. So for a SwiGLU or a normalization that is spelled
        out, only the operands of the elementwise chain are saved, not the result that the matmuls read.

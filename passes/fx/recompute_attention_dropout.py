@@ -24,10 +24,10 @@ _PRODUCTS = (aten.bmm, aten.baddbmm, aten.matmul)
 )
 @dataclass(frozen=True)
 class RecomputeAttentionDropout(PassBase):
-    """The pass tags dropout between an attention's softmax and its product with the values, to be recomputed.
+    """The pass tags dropout between an attention's softmax and its matmul with the values, to be recomputed.
 
     Runs after hoist_random: dropout is `softmax * (mask / (1 - p))` with a drawn mask, and the mask and the softmax,
-    which the backward reads anyway, are kept. ORTTrainer's attn_dropout_recompute.
+    which the backward reads anyway, are saved. ORTTrainer's attn_dropout_recompute.
     """
 
     name: str = "recompute_attention_dropout"

@@ -31,10 +31,10 @@ class RecomputeCasts(PassBase):
 
     Two casts sit across the boundary between forward and backward at a loss:
 
-    1. a widening one, float32 of a bfloat16 activation: half the bytes keep as much;
+    1. a widening one, float32 of a bfloat16 activation: half the bytes hold as much;
     2. one of a parameter, which lives anyway: autocast's bfloat16 copies of all weights need not live as well.
 
-    A narrowed activation is kept as it is: its source would be the larger tensor.
+    A narrowed activation is saved as it is: its source would be the larger tensor.
 
     Args:
         static: indices of the graph's inputs that live as long as the module: parameters and buffers.

@@ -24,8 +24,8 @@ class RecomputeFromInputs(PassBase):
     """The pass tags saved results of pointwise operators whose arguments are saved too, or are inputs of the graph.
 
     So gradients are formed from an operator's inputs rather than from its output, and of two tensors that say the same
-    one is saved: ORTTrainer's memory_efficient_gradient. Each costs one pointwise operator more in the backward. What
-    earlier passes have tagged is left alone, and counts as not saved.
+    one is saved: ORTTrainer's memory_efficient_gradient. Each costs one pointwise operator more in the backward. Nodes
+    that earlier passes have tagged are left alone, and count as not saved.
     """
 
     name: str = "recompute_from_inputs"

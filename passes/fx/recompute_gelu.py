@@ -27,7 +27,7 @@ _POINTWISE = (aten.mul, aten.add, aten.pow, aten.div, *_SQUASH)
 )
 @dataclass(frozen=True)
 class RecomputeGelu(PassBase):
-    """The pass tags GELU outputs that a matrix product reads, so that its input is saved and not both.
+    """The pass tags GELU outputs that a matmul reads, so that its input is saved and not both.
 
     ORTTrainer's gelu_recompute: GeluRecompute of ONNX Runtime's localized_recompute.cc, which knows Gelu nodes only;
     here also the activation spelled out by hand.
@@ -43,7 +43,7 @@ class RecomputeGelu(PassBase):
 
 
 def _ends(joint: JointGraph) -> Iterator[Node]:
-    """Yield the last nodes of activations whose output a matrix product reads, perhaps through views."""
+    """Yield the last nodes of activations whose output a matmul reads, perhaps through views."""
     for node in joint.forward:
         if calls(node, (aten.gelu, aten.mul)):
             readers = (user for value in joint.sharing([node]) for user in value.users if joint.is_forward(user))

@@ -32,12 +32,12 @@ class RecomputePlan(PassBase):
     It is ONNX Runtime's MemoryOptimizer with a user's configuration.
 
     Clusters are those of the graph without any plan, so plans do not depend on one another; where two take the same
-    tensors, the earlier one decides. A count takes the earliest occurrences. What matches nothing in a graph, and a
-    count above the graph's occurrences, is warned about and no error: one text serves all graphs of a model, and a
+    tensors, the earlier one decides. A count takes the earliest occurrences. A plan that matches nothing in a graph, or
+    a count above the graph's occurrences, is warned about and no error: one text serves all graphs of a model, and a
     recompiled model may have other ones.
 
     Args:
-        plans: what to compute again.
+        plans: the plans to apply.
     """
 
     plans: tuple[Plan, ...]

@@ -26,18 +26,19 @@ from ort_dynamo.passes.ordering import Condition, ordering
 __all__ = ["RecomputePointwise"]
 
 _MOST_NODES = 16
-"""Operators that are done again for one tensor, about."""
+"""Operators that are recomputed for one tensor, about."""
 
 
 @ordering(needs=[Condition.READS_OF_MUTATED_SAVED])
 @dataclass(frozen=True)
 class RecomputePointwise(PassBase):
-    """The pass tags saved results of pointwise operators that can be made again of tensors with fewer bytes.
+    """The pass tags saved results of pointwise operators that can be recomputed from tensors with fewer bytes.
 
-    So of the logarithms of a softmax, in float32, the backward keeps the logits of a half type and two numbers a row.
-    What lives anyway counts, too, for it is read once more: a chain of sums, each of which is read, stays saved.
+    So for the logarithms of a softmax, in float32, the forward saves the logits of a half type and two numbers a row.
+    Tensors that live anyway count, too, for they are read once more: a chain of sums, each of which is read, stays
+    saved.
 
-    It is for targets that fuse kernels: there arithmetic costs nothing beside what is read. A result that a product or
+    It is for targets that fuse kernels: there arithmetic costs nothing beside memory traffic. A result that a matmul or
     another operator with a kernel of its own reads in the backward stays saved, since it would be written once more.
     """
 
@@ -119,7 +120,7 @@ class _Search:
         return known[node]
 
     def _behind(self, node: Node) -> list[Node]:
-        """The values that make a value, as far as they may be made again, and it itself last."""
+        """The values that make a value, as far as they may be recomputed, and it itself last."""
         found, left = {node}, [node]
         while left and len(found) <= _MOST_NODES:
             for source in left.pop().all_input_nodes:

@@ -23,13 +23,13 @@ class RemakeViews(PassBase):
     """Where the backward reads a view that the forward has made, it makes that view again and reads its own.
 
     So the forward saves the viewed tensor once, and not one view or several of it. Both are the same memory. But torch
-    makes each view that crosses, in a microsecond or two, and in a session a view costs less or nothing: a product has
+    makes each view that crosses, in a microsecond or two, and in a session a view costs less or nothing: a matmul has
     an attribute for a weight that it reads transposed.
 
-    It fires for REARRANGEMENTS, and where the backward reads all numbers already that a view is made with. A part of a
-    tensor, which crosses as it is where it lies in one piece, would be copied in a session. What is computed again,
-    reads what is, or is read by it, stays the partitioner's. A view of an input that is written to shows what was
-    written before it.
+    It fires for REARRANGEMENTS, and where the backward already reads all numbers by which a view is made. A part of a
+    tensor, which crosses as it is where it lies in one piece, would be copied in a session. Nodes that are recomputed,
+    that read recomputed nodes, or that these read, stay the partitioner's. A view of an input that is written to shows
+    the content before the write.
     """
 
     name: str = "remake_views"

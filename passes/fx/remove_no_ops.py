@@ -24,7 +24,7 @@ class RemoveNoOps(PassBase):
 
     1. `clone`, where the copy has x's strides. The graph is functional, so no node writes to the copy. A caller may
        write to an output, and AOTAutograd copies an input that the program writes to after the forward. So both the
-       copy and x must be private: neither shares memory with an input or an output.
+       copy and x must be private: neither aliases an input or an output.
     2. `detach`, which torch 2.15 traces as `alias`. It is x to all but autograd, and autograd has seen the graph.
        The gradients of tanh and others read their own result so, which would be saved twice, under two names.
     """

@@ -24,8 +24,8 @@ __all__ = ["SaveReadsOfMutated"]
 class SaveReadsOfMutated(PassBase):
     """The pass tags MUST_SAVE the readers of an input that the forward writes to at its end: a buffer, mostly.
 
-    AOTAutograd copies such an input where the gradients read it themselves. It does not know what will be
-    computed again; a recomputation would keep the input, and autograd would find it changed. Takes precedence over
+    AOTAutograd copies such an input where the gradients read it themselves. It does not know which nodes will be
+    recomputed; a recomputation would need the input saved, and autograd would find it changed. Takes precedence over
     torch.utils.checkpoint, which fails on it.
 
     BatchNorm with running statistics is left out: the results that the backward reads do not depend on them

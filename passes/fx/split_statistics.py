@@ -23,7 +23,7 @@ class SplitStatistics(PassBase):
     """The pass gives a recomputed BatchNorm's readers to an operator without running statistics beside it.
 
     Result, mean and reciprocal deviation do not depend on the running statistics, but an operator that is computed
-    again keeps all it reads. The original stays, untagged, for the new running statistics. MergeStatistics makes one
+    again saves all it reads. The original stays, untagged, for the new running statistics. MergeStatistics makes one
     of both in the forward.
     """
 

@@ -41,7 +41,7 @@ class FuseCrossEntropyGradient(ir.passes.InPlacePass):
 
     It fires where:
 
-    1. g is ScatterElements of zeros: a Pad of what is reshaped to no element;
+    1. g is ScatterElements of zeros: a Pad of a tensor reshaped to no element;
     2. there is one index a row, so that u is the sum of each row of g;
     3. y has the shape of g, so that exp(y) is not broadcast;
     4. the numbers are float32 or float64.

@@ -27,7 +27,7 @@ __all__ = ["FuseKernels", "fused_kernels", "fused_ops", "unmade"]
 _RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 _KERNEL = "fused_kernel"
-"""The key of a function's `meta` under which its kernel is kept."""
+"""The key of a function's `meta` under which its kernel is stored."""
 
 
 def fused_kernels(model: ir.Model) -> dict[str, Kernel]:
@@ -125,7 +125,7 @@ class FuseKernels(ir.passes.InPlacePass):
 def _readers_of_parts(groups: Sequence[Group], kernels: Sequence[Kernel]) -> set[Group]:
     """The groups that compute of sums over rows alone, of which other groups give the sums of parts.
 
-    They can be part of what adds up the parts.
+    They can be part of the groups that add up the parts.
     """
     sums: dict[ir.Value, int] = {}
     for group, kernel in zip(groups, kernels, strict=True):
@@ -155,7 +155,7 @@ def _finished(
     Args:
         model: where.
         after: makes the parts.
-        sums: what is to be replaced, and its parts, all of which have one shape.
+        sums: the value to be replaced, and its parts, all of which have one shape.
         finishing: gets the nodes.
     """
     graph, tape = model.graph, ir.tape.Tape()

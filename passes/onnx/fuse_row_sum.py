@@ -1,4 +1,4 @@
-"""A sum over leading axes becomes a matrix product with ones."""
+"""A sum over leading axes becomes a matmul with ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["FuseRowSum"]
 class FuseRowSum(ir.passes.InPlacePass):
     """ReduceSum over the leading axes of a float32 tensor becomes MatMul(ones, x), with reshapes where they are needed.
 
-    The gradient of every bias is such a sum. ONNX Runtime's CPU kernel for it walks down columns; the matrix product
+    The gradient of every bias is such a sum. ONNX Runtime's CPU kernel for it walks down columns; the matmul
     streams rows and was 2.5 to 5 times as fast (1024×3072, 1024×512, 16384×64, both tested runtimes).
 
     It fires where:

@@ -37,8 +37,8 @@ class KeepHalf(ir.passes.InPlacePass):
 
     It fires where every floating input is such a cast, or a constant that half width holds, nobody else reads the
     result, and the target has a kernel. A first input that is a condition stays. Of bfloat16, with excess precision, it
-    leaves alone what is next to another operator between casts: remove_round_trips takes the casts between the two, and
-    one of them in half width would bring casts back.
+    leaves alone an operator next to another operator between casts: remove_round_trips takes the casts between the two,
+    and one of them in half width would bring casts back.
 
     Attributes:
         target: whose kernels are asked.

@@ -65,7 +65,7 @@ class _Plan:
 
     Args:
         version: the opset that the nodes are to be of.
-        opset: that which they are of.
+        opset: the opset that they are of.
         metadata: the metadata of new nodes.
         fresh: gives a name that no value and no node has.
     """
@@ -168,7 +168,7 @@ def _replace(node: ir.Node, make: Builder, results: Sequence[ir.Value]) -> None:
 
 
 def _drop_unread_constant(value: ir.Value) -> None:
-    """Remove what was an input and is an attribute now."""
+    """Remove a value that was an input and is an attribute now."""
     if value.uses() or value.is_graph_output() or value.is_graph_input():
         return
     node, graph = value.producer(), value.graph

@@ -21,11 +21,11 @@ _REARRANGE = frozenset(["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Tr
 class ReadLate(ir.passes.InPlacePass):
     """Moves a node that reads nothing but inputs and constants to just before the first node that reads its result.
 
-    A run holds its inputs until it ends, so nothing is alive longer for that, and the result for a shorter time. What
-    only rearranges the elements of such a result goes with it. AOTAutograd's backward begins with views of all that the
-    forward saved, each of which may be a copy in ONNX.
+    A run holds its inputs until it ends, so nothing is alive longer for that, and the result for a shorter time. Nodes
+    that only rearrange the elements of such a result go with it. AOTAutograd's backward begins with views of all that
+    the forward saved, each of which may be a copy in ONNX.
 
-    The order of all other nodes stays. A node that nothing reads, as what it makes is returned, stays as well.
+    The order of all other nodes stays. A node that nothing reads, as its result is returned, stays as well.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -54,7 +54,7 @@ class ReadLate(ir.passes.InPlacePass):
 
 
 def _late(makers: Mapping[ir.Node, Set[ir.Node]]) -> dict[ir.Node, int]:
-    """The nodes that can wait, with their places; each is read by another one, and so is run before the last."""
+    """The nodes that can wait, with their indices; each is read by another one, and so is run before the last."""
     found: dict[ir.Node, int] = {}
     for place, (node, reads) in enumerate(makers.items()):
         rearranges = node.op_type in _REARRANGE and not node.domain

@@ -24,7 +24,7 @@ _DECIDES = frozenset(
     {"ArgMax", "ArgMin", "Cast", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less"}
     | {"LessOrEqual", "Mod", "NonZero", "Round", "Sign", "TopK", "Unique"}
 )
-"""Jump where their input changes by a rounding, so they get what torch's dtype holds."""
+"""Jump where their input changes by a rounding, so they get the values in torch's dtype."""
 
 
 @ordering(needs=[Condition.EQUALS_MERGED], gives=[Condition.ROUND_TRIPS_GONE])
@@ -34,8 +34,8 @@ class RemoveRoundTrips(ir.passes.InPlacePass):
 
     An operator without a kernel for its dtype is computed in a wider one between casts. Two such operators in a row
     leave op, cast, cast, op; movements of data may stand between the casts. Consumers of the second cast then read
-    what the first operator computed, which is nearer to the exact result than its rounding. This is what compilers
-    call excess precision (XLA's xla_allow_excess_precision).
+    the first operator's result, which is nearer to the exact result than its rounding. Compilers call this excess
+    precision (XLA's xla_allow_excess_precision).
 
     It fires where:
 
@@ -118,7 +118,7 @@ class _Run:
         return result
 
     def _unrounded(self, value: ir.Value, widening: ir.Node) -> ir.Value:
-        """The value before its rounding; movements in between are made again before `widening`, in the wide type."""
+        """The value before its rounding; movements in between are rebuilt before `widening`, in the wide type."""
         node, graph = value.producer(), widening.graph
         assert node is not None
         assert isinstance(graph, ir.Graph)

@@ -15,8 +15,8 @@ __all__ = ["RemoveUnreadNodes"]
 class RemoveUnreadNodes(ir.passes.InPlacePass):
     """Remove a node if no node, no sub-graph and no output reads its results.
 
-    onnx_ir's RemoveUnusedNodesPass removes an If or a Loop and leaves what its sub-graphs read: the nodes inside
-    still count as readers there. It runs afterwards, for initializers and optional outputs.
+    onnx_ir's RemoveUnusedNodesPass removes an If or a Loop and leaves the nodes that its sub-graphs read: the nodes
+    inside still count as readers there. It runs afterwards, for initializers and optional outputs.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -26,7 +26,7 @@ class RemoveUnreadNodes(ir.passes.InPlacePass):
 
 def _remove_unread(graph: ir.Graph) -> bool:
     modified = False
-    for node in reversed(graph):  # readers before what they read
+    for node in reversed(graph):  # readers before the makers of their inputs
         if not any(value.uses() or value.is_graph_output() for value in node.outputs):
             _remove(graph, node)
             modified = True

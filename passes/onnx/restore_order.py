@@ -19,15 +19,15 @@ __all__ = ["RestoreOrder"]
 class RestoreOrder(ir.passes.InPlacePass):
     """Sorts the main graph topologically, and otherwise by the index at which each value was made before.
 
-    ONNX Runtime orders nodes depth first from the graph's last output. In a backward graph that computes all
-    gradients of activations first and those of weights after them, so that nearly everything is alive at once, what is
-    computed again included. AOTAutograd's order takes each gradient when it can be taken.
+    ONNX Runtime orders nodes depth first from the graph's last output. In a backward graph that computes all gradients
+    of activations first and those of weights after them, so that nearly everything is alive at once, recomputed tensors
+    included. AOTAutograd's order takes each gradient when it can be taken.
 
-    A node that was not there before (a fusion that kept no name) comes right after what it reads. Kahn's algorithm
-    (CACM 5(11), 1962) with a queue ordered by place.
+    A node that was not there before (a fusion that kept no name) comes right after its inputs' makers. Kahn's algorithm
+    (CACM 5(11), 1962) with a queue ordered by index.
 
     Attributes:
-        places: name of a value -> its place in the order to restore. Outputs left out have no name and no place.
+        places: name of a value -> its index in the order to restore. Outputs left out have no name and no index.
     """
 
     places: Mapping[str, int] = field(repr=False)
@@ -68,7 +68,7 @@ class RestoreOrder(ir.passes.InPlacePass):
 
     def _places(self, makers: Mapping[ir.Node, Set[ir.Node]]) -> dict[ir.Node, int]:
         places: dict[ir.Node, int] = {}
-        for node, reads in makers.items():  # in a topological order, so what a node reads has its place
+        for node, reads in makers.items():  # in a topological order, so each input's maker has its place
             known = [self.places[name] for value in node.outputs if (name := value.name) and name in self.places]
             places[node] = max(known or (places[maker] for maker in reads), default=0)
         return places

@@ -19,7 +19,7 @@ class SeparateOutputs(ir.passes.InPlacePass):
     """An output that is another output, an input or an initializer becomes an Identity of it.
 
     Clean-up passes merge equal values, outputs among them. ONNX forbids two outputs of one name, and torch's outputs
-    must not share memory with one another or with inputs: their user may write to them.
+    must not alias one another or inputs: their user may write to them.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

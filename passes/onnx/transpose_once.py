@@ -18,9 +18,9 @@ __all__ = ["TransposeOnce"]
 @ordering(ends=[Condition.BEFORE_FUSIONS, Condition.NO_DEAD_NODES])
 @dataclass(frozen=True)
 class TransposeOnce(ir.passes.InPlacePass):
-    """FusedMatMul(a, b, transA=1) of float32 matrices becomes a product of a transposed copy.
+    """FusedMatMul(a, b, transA=1) of float32 matrices becomes a matmul of a transposed copy.
 
-    The gradient of every weight is such a product. ONNX Runtime's CPU kernel (MLAS) goes through the result by blocks
+    The gradient of every weight is such a matmul. ONNX Runtime's CPU kernel (MLAS) goes through the result by blocks
     of 128 columns, and transposes all of `a` for each of them. With `a` of k × m and `b` of k × n, both of static
     sizes and k and n at least `min_size`:
 
@@ -30,7 +30,7 @@ class TransposeOnce(ir.passes.InPlacePass):
        becomes MatMul(bᵀ, a)ᵀ, whose large matrices are walked along rows: 0.76 to 0.91 for m of 8000 to 32000.
        `b` has to be as small as `a` is in 1.
 
-    A Reshape to the shape that is there already keeps ONNX Runtime from fusing the copy into the product again
+    A Reshape to the shape that is there already keeps ONNX Runtime from fusing the copy into the matmul again
     (MatmulTransposeFusion). Each number is the same sum in the same order.
     """
 
@@ -90,7 +90,7 @@ def _transposes_first(node: ir.Node) -> bool:
 
 
 def _sizes(node: ir.Node) -> tuple[int, int, int] | None:
-    """Read (k, m, n) off a product of aᵀ and b, two matrices of float32 with static sizes; None of other operands."""
+    """Read (k, m, n) off a matmul of aᵀ and b, two matrices of float32 with static sizes; None of other operands."""
     a, b = node.inputs
     if a is None or b is None or a.dtype != ir.DataType.FLOAT:
         return None

@@ -1,8 +1,8 @@
 """These checks of eager's kernels are missing from decompositions.
 
-An argument that eager refuses whatever the data leaves the operator whole: it runs in torch, which raises its own
+An argument that eager refuses for any data leaves the operator whole: it runs in torch, which raises its own
 error. Dtypes and dimensions are checked by the rules of lowering/kernel_checks.py, other arguments by functions here.
-Data is checked by an assertion, whose condition is computed with what surrounds it and which torch raises.
+Data is checked by an assertion, whose condition is computed with the nodes around it and which torch raises.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _inside: ContextVar[bool] = ContextVar("_inside", default=False)
 
 
 def checked(overload: OpOverload, decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """Make `decomposition` check its arguments as eager's kernel does; itself for what eager takes apart, too."""
+    """Make `decomposition` check its arguments as eager's kernel does, unless eager decomposes the operator, too."""
     if can_decompose(overload):
         return decomposition
     check = _CHECKS.get(overload)

@@ -136,7 +136,7 @@ def _linspace(
 
 
 def _bernoulli(self: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    """1 with probability `self`, else 0: the draw reads no data, the comparison runs with what surrounds it.
+    """1 with probability `self`, else 0: the random op reads no data, the comparison runs with the nodes around it.
 
     On the CPU it is the numbers that eager draws: one for each element, in the order of a contiguous tensor, in float64
     or else float32. CUDA's kernel draws in an order of its own.
@@ -151,7 +151,7 @@ def _bernoulli(self: torch.Tensor, *, generator: torch.Generator | None = None) 
 def _normal(
     mean: float | torch.Tensor, std: float | torch.Tensor = 1.0, *, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """mean + std N(0, 1) in the mean's dtype, rounded where eager rounds: a number `std` is part of the draw."""
+    """mean + std N(0, 1) in the mean's dtype, rounded where eager rounds: a scalar `std` is part of the random op."""
     if generator is not None:
         return NotImplemented
     if not isinstance(std, torch.Tensor):
@@ -166,9 +166,9 @@ def _normal(
 def _multinomial(
     self: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """The places of the greatest p / q, q drawn from Exp(1): eager's own way to draw without replacement.
+    """The indices of the greatest p / q, q drawn from Exp(1): eager's own way to draw without replacement.
 
-    In half precision quotients that eager rounds to equal ones would not be equal, and another place be the greatest.
+    In half precision quotients that eager rounds to equal ones would not be equal, and another index be the greatest.
     """
     wide = self.dtype in (torch.float32, torch.float64)
     if generator is not None or not wide or (replacement and num_samples != 1):

@@ -119,7 +119,7 @@ def _keeps_format(overload: OpOverload) -> Callable[..., Any]:
 
 
 def _native_dropout_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> Any:
-    """The kernel is a product in the layout of the gradient; torch's decomposition copies it to a memory format."""
+    """The kernel is a matmul in the layout of the gradient; torch's decomposition copies it to a memory format."""
     if is_contiguous(grad_output) or _is_channels_last(grad_output):
         return NotImplemented
     return grad_output * (mask.to(grad_output.dtype) * scale)
@@ -171,7 +171,7 @@ def _power(self: torch.Tensor, exponent: Any) -> Any:
 
 
 def _of_images(overload: OpOverload) -> Callable[..., Any]:
-    """Make `overload` contiguous first what is neither that nor channels last, as its CPU kernels do."""
+    """Make an input of `overload` contiguous first if it is neither that nor channels last, as its CPU kernels do."""
 
     def decomposition(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.device.type != "cpu" or is_contiguous(self) or _is_channels_last(self):
@@ -218,4 +218,4 @@ LAYOUTS: Mapping[OpOverload, Callable[..., Any]] = present(
         },
     }
 )
-"""Overload -> what is traced in its place, with the overload's own arguments."""
+"""Overload -> the function that is traced in its place, with the overload's own arguments."""

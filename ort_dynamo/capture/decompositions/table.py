@@ -36,10 +36,10 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """Make AOTAutograd's table: torch's core decompositions, those listed here and prims', less two kinds.
 
     1. Those with a lowering, ours or a user's: one ONNX operator, or a better formula, in the decomposition's place.
-    2. Random draws: torch draws them in eager's order only if they reach us as eager calls them. Those of COMPOSITES
-       are draws of eager's own numbers and arithmetic on them.
+    2. Random ops: torch draws them in eager's order only if they reach us as eager calls them. Those of COMPOSITES
+       are random ops with eager's own numbers and arithmetic on them.
 
-    Operators in LAYOUTS have both: their decomposition only changes what layout they are traced with.
+    Operators in LAYOUTS have both: their decomposition only changes the layout that they are traced with.
     """
     return _decompositions(registered(), frozenset(filter(is_from_outside, LAYOUTS)))
 

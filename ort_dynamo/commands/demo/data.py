@@ -1,4 +1,4 @@
-"""The demo's data, from what is installed already: scikit-learn's digits and the source of Python's library."""
+"""The demo's data, from installed sources: scikit-learn's digits and the source of Python's library."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ TASKS: Mapping[str, Callable[[int], Task]] = {"digits": _digits, "gpt": _gpt}
 
 
 def run_demo(models: Sequence[str], steps: int, seed: int, save_onnx: Path | None) -> int:
-    """Train `models` (keys of TASKS) side by side and print what came out.
+    """Train `models` (keys of TASKS) side by side and print the results.
 
     Returns:
         0, or 1 if a requirement is not met.
@@ -100,7 +100,7 @@ def _train(name: str, task: Task, steps: int, seed: int, folder: Path | None) ->
 
 
 def _is_busy() -> bool:
-    # Threads that wait for one another multiply what other processes take from them.
+    # Threads that wait for one another multiply the time that other processes take from them.
     return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1)
 
 

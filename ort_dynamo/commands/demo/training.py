@@ -52,7 +52,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Both trainings, and what became of the compiled one.
+    """Both trainings, and where the compiled one ran.
 
     Attributes:
         eager, ort: the two trainings.
@@ -69,7 +69,7 @@ class Outcome:
 def train_side_by_side(
     task: Task, steps: int, seed: int, options: Mapping[str, Any], progress: Callable[[Trace, Trace], None]
 ) -> Outcome:
-    """Train two copies of `task.model` on the same batches with the same random draws.
+    """Train two copies of `task.model` on the same batches with the same random numbers.
 
     The two take their steps in turn, each going first every second time, so a busy machine slows both alike.
 

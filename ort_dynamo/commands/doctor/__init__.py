@@ -1,4 +1,4 @@
-"""python -m ort_dynamo doctor: what is installed, what can run where, and what is wrong, with its fix."""
+"""python -m ort_dynamo doctor: the installed packages, the devices that can run, and each fault with its fix."""
 
 from __future__ import annotations
 

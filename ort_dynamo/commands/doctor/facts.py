@@ -72,7 +72,7 @@ class Facts:
 
     Attributes:
         python: its version.
-        packages: (name, version) of what is needed beside ONNX Runtime; None for what is not installed.
+        packages: (name, version) of the packages needed beside ONNX Runtime; None for one that is not installed.
         torch: torch's CUDA.
         devices: names of the CUDA devices that torch sees.
         runtime: the module `onnxruntime`.

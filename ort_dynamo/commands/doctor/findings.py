@@ -21,7 +21,7 @@ class Finding:
 
     Attributes:
         what: a sentence.
-        fix: a command, or what to do.
+        fix: a command, or advice.
         is_fault: whether it is wrong; else it only says why something that is there is not used.
     """
 
@@ -31,7 +31,7 @@ class Finding:
 
 
 def findings(facts: Facts) -> tuple[Finding, ...]:
-    """All findings, what others may follow from first."""
+    """All findings, first those that others may follow from."""
     runtime = tuple(_runtime(facts))
     # If the files are of two builds, or of none, no other check makes sense.
     sessions = () if runtime else (*_cpu(facts), *_cuda(facts))
@@ -122,13 +122,13 @@ def _now_of(runtime: RuntimeFacts) -> str:
 
 
 def _plain(named: tuple[str, str]) -> tuple[str, str]:
-    """Name and version as they can be compared, whatever pip and the build put between a name's words."""
+    """Name and version as they can be compared, with any separators of pip and the build between a name's words."""
     name, version = named
     return re.sub(r"[-_.]+", "-", name).lower(), version.partition("+")[0]
 
 
 def _extra(facts: Facts) -> str:
-    """The extra for this machine: what is there is kept where it serves."""
+    """The extra for this machine: an installed one is kept where it serves."""
     if facts.devices:
         return "cuda"
     return "training" if [name for name, _ in facts.runtime.distributions] == [TRAINING_PACKAGE] else "cpu"

@@ -1,4 +1,4 @@
-"""Looks at what is installed, and tries what can be tried."""
+"""Looks at the installed packages, and tries the devices that can be tried."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gather() -> Facts:
     """Gather the facts of this process's environment."""
     runtime = _runtime()
     devices = tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    untried = runtime.error or len(runtime.distributions) > 1  # what a compile refuses, too
+    untried = runtime.error or len(runtime.distributions) > 1  # a compile refuses it, too
     tried = () if untried else ("cpu", *["cuda"] * bool(devices and runtime.cuda is not None))
     return Facts(
         python=platform.python_version(),
@@ -59,14 +59,14 @@ def _runtime() -> RuntimeFacts:
     try:
         module, says = onnxruntime(), build_info()
         providers, cuda = tuple(module.get_available_providers()), installed_cuda_build()
-    except Exception as error:  # files of two builds raise whatever comes first: it is the answer
+    except Exception as error:  # files of two builds raise any error: it is the answer
         return RuntimeFacts(distributions, None, "", (), None, f"{type(error).__name__}: {error}")
     path = str(Path(module.__file__).parent)
     return RuntimeFacts(distributions, (says.package_name, says.__version__), path, providers, cuda, "")
 
 
 def try_device(device_type: str) -> Trial:
-    """Run a session of one node in a process of its own: what does not fit can crash it."""
+    """Run a session of one node in a process of its own: a library that does not fit can crash it."""
     command = [sys.executable, "-m", "ort_dynamo.runtime.probe_device", device_type]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
@@ -76,7 +76,7 @@ def try_device(device_type: str) -> Trial:
 
 
 def explain(status: int, out: str, err: str) -> str:
-    """Explain what went wrong in a trial's process, by its output; "" if nothing did."""
+    """Explain the fault in a probe's process, by its output; "" if there is none."""
     if status == 0:
         return ""
     said = out.strip() or f"its process ended with status {status}, {(err.strip().splitlines() or ['silently'])[-1]}"

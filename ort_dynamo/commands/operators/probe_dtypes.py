@@ -1,4 +1,4 @@
-"""Tries an overload on fake tensors: which dtypes its lowering takes, and what carries its gradient.
+"""Tries an overload on fake tensors: the dtypes of its lowering, and the overloads of its gradient.
 
 Only overloads whose arguments can be made up from their schema are tried. Nothing is computed.
 """
@@ -42,7 +42,7 @@ def taken_dtypes(overload: OpOverload, targets: Sequence[Target]) -> list[frozen
         for dtype in TORCH_TO_ONNX:
             shape, node = next(_nodes(overload, dtype, shapes), ((), None))
             if node is not None:
-                shapes = (shape,)  # what fits one dtype fits the others
+                shapes = (shape,)  # a shape that fits one dtype fits the others
                 for target, found in zip(targets, taken, strict=True):
                     if _is_taken(node, target):
                         found.add(dtype)

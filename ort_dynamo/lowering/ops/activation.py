@@ -182,7 +182,7 @@ def softplus(ctx: LoweringContext, self: ir.Value, beta: Number = 1, threshold: 
     """softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor"""
     (x,), dtype = promote(ctx, self)
     op = ctx.op
-    plain = isinstance(beta, (int, float)) and beta == 1  # a comparison of a symbolic number would install a guard
+    plain = isinstance(beta, (int, float)) and beta == 1  # a comparison of a symbolic scalar would install a guard
     scaled = x if plain else op.Mul(x, ctx.scalar(beta, dtype))
     result = log1p_exp(ctx, scaled)
     if not plain:

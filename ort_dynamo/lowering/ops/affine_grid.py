@@ -1,4 +1,4 @@
-"""The grid of an affine map (torch.nn.functional.affine_grid); its gradient is a product of matrices already."""
+"""The grid of an affine map (torch.nn.functional.affine_grid); its gradient is a matmul already."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from ort_dynamo.torch_internals.operators import aten
 @lowering(aten.affine_grid_generator.default)
 def affine_grid_generator(ctx: LoweringContext, theta: ir.Value, size: Sequence[Size], align_corners: bool) -> ir.Value:
     """affine_grid_generator(Tensor theta, SymInt[] size, bool align_corners) -> Tensor"""
-    # A place of the grid is a sum over the axes, and only the last axis, along which it lies in memory, has a term for
-    # each of its entries. So it is a product: of (1, the coordinates along the other axes) for each line, and of lines.
+    # A position of the grid is a sum over the axes, and only the last axis, along which it lies in memory, has a term
+    # for each of its entries. So it is a matmul: of (1, the coordinates along the other axes) for each line, and of
+    # lines.
     if is_empty(ctx.out.shape):
         return filled(ctx, 0)
     (matrix,), dtype = promote(ctx, theta)
@@ -49,7 +50,7 @@ def affine_grid_generator(ctx: LoweringContext, theta: ir.Value, size: Sequence[
 
 
 def _coordinates(ctx: LoweringContext, size: Size, align_corners: bool, dtype: torch.dtype) -> ir.Value:
-    """The places along an axis of `size` pixels, between -1 and 1; 0 for a single one."""
+    """The positions along an axis of `size` pixels, between -1 and 1; 0 for a single one."""
     op = ctx.op
     if isinstance(size, int) and size == 1:
         return op.Reshape(ctx.constant(0.0, dtype), [1])

@@ -16,7 +16,7 @@ from ort_dynamo.lowering.recipes.promotion import INT_TO_FLOAT
 from ort_dynamo.torch_internals.operators import OpOverload, aten
 
 _SINGLE = ir.DataType.FLOAT
-_BORDER = 2.25  # between the polynomial and what is fitted to the asymptotic expansions
+_BORDER = 2.25  # between the polynomial and the functions fitted to the asymptotic expansions
 _PHASE = 2 / 3 * _BORDER**1.5
 
 

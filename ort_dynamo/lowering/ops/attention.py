@@ -1,4 +1,4 @@
-"""Scaled dot-product attention with its gradient: the fused operators that torch dispatches to, as plain products.
+"""Scaled dot-product attention with its gradient: the fused operators that torch dispatches to, as plain matmuls.
 
 The forward gives the log-sum-exp of each row of scores, the backward recomputes the probabilities from it:
 
@@ -76,7 +76,7 @@ def attention(
     dropout_p: float,
     scale: float | None,
 ) -> Attention:
-    """The attention of an operator's arguments; refuses what has no form here."""
+    """The attention of an operator's arguments; refuses arguments that have no form here."""
     if dropout_p != 0:
         raise ctx.refuse("dropout inside a fused attention")
     if isinstance(scale, torch.SymFloat):
@@ -89,7 +89,7 @@ def attention(
         raise ctx.refuse("an attention over nothing")
     dtype = ctx.dtype(query)
     accumulate = float_dtype(dtype)
-    # Half-width products where the target has them; those of the CPU are float32.
+    # Matmuls of half types where the target has them; those on the CPU are float32.
     compute = dtype if ctx.target.takes("MatMul", "", {"T": onnx_dtype(dtype)}) else accumulate
     scores = stacked = (batch, heads, rows)
     grouped = not same_size(heads, key_heads)
@@ -189,7 +189,7 @@ def _forward(ctx: LoweringContext, this: Attention, width: Size, need_lse: bool)
         output = op.Where(empty, 0.0, output)
     if not need_lse:
         return output, None
-    # The largest probability is exp(largest - lse). ReduceLogSumExp would take as long as the products.
+    # The largest probability is exp(largest - lse). ReduceLogSumExp would take as long as the matmuls.
     lse = op.Sub(largest, op.Log(op.ReduceMax(probabilities, [-1], keepdims=1)))
     if this.masked:
         lse = op.Where(empty, 0.0, lse)
@@ -226,7 +226,7 @@ def _backward(
 
 
 def results(ctx: LoweringContext, this: Attention, query: ir.Value, value: ir.Value) -> tuple[ir.Value | None, ...]:
-    """The outputs of a forward: output, log-sum-exp in the operator's shape, and what only dropout would need."""
+    """The outputs of a forward: output, log-sum-exp in the operator's shape, and dropout's, which nothing needs."""
     output, lse = _forward(ctx, this, ctx.sizes(value)[-1], need_lse=1 in ctx.used)
     results: list[ir.Value | None] = [ctx.cast(output, ctx.out[0].dtype)]
     results.append(None if lse is None else ctx.cast(_shaped(ctx, this, query, lse), ctx.out[1].dtype))

@@ -48,7 +48,7 @@ def _tiled(ctx: LoweringContext, value: ir.Value, pool: Pool, sizes: Sequence[Si
 
 
 def _lengths(ctx: LoweringContext, pool: Pool, count_include_pad: bool, dtype: torch.dtype) -> list[ir.Value]:
-    """Give torch's divisors: along each axis, the number of places of a window that lie in the input or its padding."""
+    """Give torch's divisors: along each axis, the number of window positions that lie in the input or its padding."""
     op = ctx.op
     lengths = []
     for size, out, k, s, p in zip(pool.sizes, pool.out, pool.kernel, pool.stride, pool.padding, strict=True):
@@ -119,7 +119,7 @@ def _divided(
     divisor_override: int | None,
     dtype: torch.dtype,
 ) -> ir.Value:
-    """A value (…, *out) divided by what torch divides the windows' sums by."""
+    """A value (…, *out) divided by torch's divisor of the windows' sums."""
     if not dtype.is_floating_point:
         places = _lengths(ctx, pool, count_include_pad, dtype)
         return ctx.op.Div(value, divisor_override or functools.reduce(ctx.op.Mul, _columns(ctx, places)))
@@ -156,7 +156,7 @@ def _avg_pool_backward(
 
 
 def _spread(ctx: LoweringContext, shares: ir.Value, pool: Pool, sizes: Sequence[Size]) -> ir.Value:
-    """Every entry of a value (…, *out) added to all places of its window: a transposed convolution with ones."""
+    """Every entry of a value (…, *out) added to all positions of its window: a transposed convolution with ones."""
     op = ctx.op
     assert shares.dtype is not None
     if not ctx.target.takes("ConvTranspose", "", {"T": shares.dtype}):
@@ -197,7 +197,7 @@ def _adaptive_windows(ctx: LoweringContext, sizes: Sequence[Size], out: Sequence
 
 
 _LONGEST = 1 << 10
-"""Places of an axis up to which its average is a product with a matrix."""
+"""Size of an axis up to which its average is a matmul."""
 
 
 def _averages(sizes: Sequence[Size], out: Sequence[Size]) -> list[LinearMap] | None:
@@ -266,7 +266,7 @@ def _adaptive_avg_pool_backward(rank: int, ctx: LoweringContext, grad_output: ir
         return ctx.cast(spread, ctx.out.dtype)
     windows = _adaptive_windows(ctx, sizes[-rank:], out[-rank:])
     shares = op.Mul(grad, _shares(ctx, [window.lengths(ctx, dtype) for window in windows]))
-    # Each place of the input gathers from the windows that it belongs to.
+    # Each position of the input gathers from the windows that it belongs to.
     result = window_sum(ctx, shares, len(sizes), _adaptive_windows(ctx, out[-rank:], sizes[-rank:]))
     return ctx.cast(result, ctx.out.dtype)
 

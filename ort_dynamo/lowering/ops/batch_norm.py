@@ -89,7 +89,7 @@ def _by_batch(
 
 
 _ACCURATE_PLANE = 1 << 14
-"""Places of an image up to which the kernel's sums, one place after another, are accurate.
+"""Positions of an image up to which the kernel's sums, one position after another, are accurate.
 
 Of rectified noise its result is off by 1e-6 at 28 by 28, 2e-5 at 112 by 112, 2e-4 at 224 by 224 and
 8e-4 at 512 by 512.
@@ -112,8 +112,8 @@ def _by_one_kernel(
     """
     op = ctx.op
     assert x.dtype is not None
-    # The kernel multiplies the running statistics by the momentum 0 and writes the new ones over them, whatever else
-    # reads them: they must be finite, and two values that nothing merges and nobody else has.
+    # The kernel multiplies the running statistics by the momentum 0 and writes the new ones over them, even if other
+    # nodes read them: they must be finite, and two values that nothing merges and nobody else has.
     corner = op.Reshape(op.Slice(x, [0] * (rank - 1), [1] * (rank - 1), [0, *range(2, rank)]), [-1])
     scratch = [op.Cast(op.IsNaN(corner), to=x.dtype), op.Cast(op.IsInf(corner), to=x.dtype)]
     w = op.Expand(ctx.builder.constant(1.0, x.dtype), op.Shape(corner)) if w is None else w

@@ -1,4 +1,4 @@
-"""Elementwise functions of two tensors, or of a tensor and a number."""
+"""Elementwise functions of two tensors, or of a tensor and a scalar."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _scaled(ctx: LoweringContext, op_type: str, left: Operand, right: Operand, a
 
 
 def _check_sum(ctx: LoweringContext, op_type: str, operands: tuple[Operand, Operand], alpha: Number) -> None:
-    """Refuse what torch's kernels reject: differences of bools, and integers times a fraction."""
+    """Refuse sums that torch's kernels reject: differences of bools, and integers times a fraction."""
     out = ctx.out.dtype
     if op_type == "Sub" and any(
         ctx.dtype(one) == torch.bool if isinstance(one, ir.Value) else isinstance(one, bool) for one in operands
@@ -289,7 +289,7 @@ def _full(ctx: LoweringContext, value: ir.Value) -> bool:
 
 
 def _logical(op_type: str, ctx: LoweringContext, self: ir.Value, other: ir.Value) -> ir.Value:
-    (a, b), dtype = promote(ctx, self, other)  # a number that the other operand's dtype wraps around to zero is false
+    (a, b), dtype = promote(ctx, self, other)  # a scalar that the other operand's dtype wraps around to zero is false
     # Not as casts to bool: defect joined_casts_to_bool.
     held = [one if dtype == torch.bool else ctx.op.Not(ctx.op.Equal(one, 0)) for one in (a, b)]
     result: ir.Value = getattr(ctx.op, op_type)(*held)

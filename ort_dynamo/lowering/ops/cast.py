@@ -17,7 +17,7 @@ from ort_dynamo.torch_internals.operators import aten, prims
 @lowering(aten._to_copy.default, prims.convert_element_type.default)
 def to_copy(ctx: LoweringContext, self: ir.Value | Number, *args: Any, **kwargs: Any) -> ir.Value:
     """_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, ...) -> Tensor"""
-    if not isinstance(self, ir.Value):  # torch.vmap hands over a number for a 0-d tensor
+    if not isinstance(self, ir.Value):  # torch.vmap hands over a scalar for a 0-d tensor
         return ctx.scalar(self, ctx.out.dtype)
     if ctx.out.device != ctx.fake(self).device:
         raise ctx.refuse(f"a copy from {ctx.fake(self).device} to {ctx.out.device}")

@@ -54,8 +54,8 @@ def convolution(
         return op.Conv(input, weight, bias, **form.attributes)
     if not form.reaches_stride:
         return op.ConvTranspose(input, weight, bias, output_padding=form.output_padding, **form.attributes)
-    # ONNX Runtime takes an output padding below the stride only. Less padding at the end gives the same places, and
-    # what lies beyond all windows is nothing but bias.
+    # ONNX Runtime takes an output padding below the stride only. Less padding at the end gives the same positions, and
+    # positions beyond all windows are nothing but bias.
     pads = zip(form.padding, form.output_padding, strict=True)
     ends, extra = zip(*((max(p - e, 0), max(e - p, 0)) for p, e in pads), strict=True)
     beyond = [max(e - s + 1, 0) for e, s in zip(extra, form.stride, strict=True)]
@@ -233,7 +233,7 @@ class _Gradient:
     def _weight_outweighs(self) -> bool:
         """True if the weight has more elements than the gradient: mirroring it then takes longer than Conv saves.
 
-        Conv takes 0.8 of the other kernels' time at 64 channels of 56 x 56 places, 1.4 at 256 channels of 4 x 4.
+        Conv takes 0.8 of the other kernels' time at 64 channels of 56 x 56 positions, 1.4 at 256 channels of 4 x 4.
         """
         sizes = fixed(self.grad_sizes)
         return sizes is not None and math.prod(self.form.kernel) > 1 and math.prod(self.form.weight) > math.prod(sizes)
@@ -281,7 +281,7 @@ class _Gradient:
         return op.Transpose(found, perm=[1, 0, *rest])
 
     def _of_weight_by_offsets(self, image: ir.Value, filters: ir.Value, remainders: Sequence[Size]) -> ir.Value:
-        """One matrix product per place of the kernel, between `filters` and what of `image` lies under that place."""
+        """One matmul per position of the kernel, between `filters` and the part of `image` under that position."""
         op, form = self.ctx.op, self.form
         out, inner, *kernel = form.weight
         order = [1, 0, *range(2, 2 + len(kernel))]
@@ -303,7 +303,7 @@ class _Gradient:
         return op.Reshape(op.Concat(*found, axis=1) if len(found) > 1 else found[0], form.weight)
 
     def _padded(self, image: ir.Value, remainders: Sequence[Size]) -> ir.Value:
-        """`image` with its padding and without the last places, which no window reaches."""
+        """`image` with its padding and without the last positions, which no window reaches."""
         padding = self.form.padding
         ends = [p - r for p, r in zip(padding, remainders, strict=True)]
         if not any(padding) and fixed(ends) == [0] * len(ends):
@@ -311,7 +311,7 @@ class _Gradient:
         return self.ctx.op.Pad(image, self.ctx.shape([0, 0, *padding, 0, 0, *ends]))
 
     def _under(self, image: ir.Value, offset: Sequence[int]) -> ir.Value:
-        """The places of the padded image that the kernel's place `offset` visits."""
+        """The positions of the padded image that the kernel's position `offset` visits."""
         form = self.form
         starts = [o * d for o, d in zip(offset, form.dilation, strict=True)]
         ends = [start - reach or sys.maxsize for start, reach in zip(starts, form.reach, strict=True)]
@@ -320,7 +320,7 @@ class _Gradient:
         return self.ctx.op.Slice(image, starts, ends, form.axes, form.stride)
 
     def _cropped(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
-        """The first `sizes` places of the spatial dimensions."""
+        """The first `sizes` positions of the spatial dimensions."""
         axes = self.form.axes
         return self.ctx.op.Slice(value, [0] * len(axes), self.ctx.shape(sizes), axes)
 

@@ -1,4 +1,4 @@
-"""Tensors from numbers."""
+"""Tensors from scalars."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FILLS: dict[OpOverload, Number] = {
     aten.ones.default: 1,
     aten.ones_like.default: 1,
     aten.new_ones.default: 1,
-    # Nobody may rely on what an empty tensor holds.
+    # Nobody may rely on the content of an empty tensor.
     aten.empty.memory_format: 0,
     aten.empty_like.default: 0,
     aten.empty_permuted.default: 0,

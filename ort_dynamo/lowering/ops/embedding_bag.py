@@ -163,7 +163,7 @@ def _maximum(ctx: LoweringContext, every: _Entries, rows: ir.Value, width: Size)
     winner = op.ScatterElements(none, place, op.Where(reaches, number, ctx.scalar(entries, torch.int64)), axis=0,
                                 reduction="min")  # fmt: skip
     winner = op.Slice(winner, [0], ctx.shape([bags]))
-    # One row more, of zeros, is what empty bags read.
+    # Empty bags read one row more, of zeros.
     values = op.Concat(rows, zeros(ctx, rows, [1, width]), axis=0)
     places = op.Concat(every.rows, zeros(ctx, every.rows, [1]), axis=0)
     return op.GatherElements(values, winner, axis=0), op.Gather(places, winner, axis=0)

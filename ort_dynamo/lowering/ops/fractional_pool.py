@@ -46,7 +46,7 @@ def _pool(
     starts = _starts(ctx, samples, sizes[-rank:], out, kernel, dtype)
     places: ir.Value | None = None  # (N, C, *out, *kernel), counted through the image
     for index, (start, k) in enumerate(zip(starts, kernel, strict=True)):
-        # (N, C, out) to a dimension of its own, and what lies under the window in another.
+        # (N, C, out) to a dimension of its own, and the elements under the window in another.
         start = op.Unsqueeze(start, [2 + i for i in range(2 * rank) if i != index])
         own = op.Add(start, positions_along(ctx, 2 + rank + index, k, 2 + 2 * rank))
         places = own if places is None else op.Add(op.Mul(places, ctx.scalar(sizes[index - rank], torch.int64)), own)

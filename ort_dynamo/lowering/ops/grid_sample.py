@@ -1,4 +1,4 @@
-"""Sampling an image at the places of a grid (torch.nn.functional.grid_sample), and its gradient.
+"""Sampling an image at the positions of a grid (torch.nn.functional.grid_sample), and its gradient.
 
 Every sample is a sum of pixels, its taps, each weighted by the product of one weight for each axis. The image becomes a
 table of pixels, one row of channels each, with a row of zeros behind each image's for taps beside it. ONNX's GridSample
@@ -98,7 +98,7 @@ def _place(ctx: LoweringContext, this: Sampling, coordinate: ir.Value, size: ir.
 def _padded(ctx: LoweringContext, this: Sampling, place: ir.Value, size: ir.Value) -> tuple[ir.Value, ir.Value | None]:
     """(`place` brought into the image as the padding mode says, its derivative or None for 1)
 
-    What is not a number is where torch's kernels find it: in an image at 0, in a volume at the end, or without padding
+    NaN is placed as torch's kernels place it: in an image at 0, in a volume at the end, or without padding
     outside.
     """
     op = ctx.op
@@ -195,7 +195,7 @@ def _sampling(
     """Where is sampled, and the taps along each axis of the image, outermost first."""
     op, dtype = ctx.op, float_dtype(ctx.dtype(image))
     if dtype != ctx.dtype(image) and ctx.target.facts.samples_in_own_dtype:
-        # A place that is off by its rounding is another pixel. torch's CUDA kernels compute in float32, as here.
+        # A position that is off by its rounding is another pixel. torch's CUDA kernels compute in float32, as here.
         raise ctx.refuse(f"sampling a grid of {ctx.dtype(image)}, in whose rounding torch finds the places on the CPU")
     this = Sampling(ctx.sizes(image), ctx.sizes(grid)[:-1], mode, padding, align_corners, dtype)
     rows = ctx.reshape(ctx.cast(grid, dtype), [this.out[0], this.samples, len(this.space)])
@@ -227,14 +227,14 @@ def _weighted(ctx: LoweringContext, value: ir.Value, weight: ir.Value | None) ->
 
 
 def _channels_last(ctx: LoweringContext, this: Sampling, value: ir.Value, places: Size) -> ir.Value:
-    """(N, C, *space) -> (N, places, C)"""
+    """(N, C, *space) -> (N, positions, C)"""
     batch, channels = this.sizes[:2]
     flat = ctx.reshape(ctx.cast(value, this.dtype), [batch, channels, places])
     return ctx.op.Transpose(flat, perm=[0, 2, 1])
 
 
 def _channels_first(ctx: LoweringContext, value: ir.Value) -> ir.Value:
-    """(N, places, C) -> (N, C, *space) of the output"""
+    """(N, positions, C) -> (N, C, *space) of the output"""
     return ctx.op.Transpose(value, perm=[0, 2, 1])
 
 

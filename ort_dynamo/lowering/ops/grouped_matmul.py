@@ -1,4 +1,4 @@
-"""Products of consecutive groups of rows with a matrix each: mixtures of experts.
+"""Matmuls of consecutive groups of rows with a matrix each: mixtures of experts.
 
 A Loop over the groups multiplies exactly the rows there are; rows are neither padded nor masked. The operator itself
 in eager, a Python loop, takes longer (float32, one thread, ms; groups, rows, inner and outer size; onnxruntime 1.31.1):
@@ -41,7 +41,7 @@ class _Groups:
 
         Args:
             rows: (S, N).
-            matrices: (groups, N, width), or None where the first product is not asked for.
+            matrices: (groups, N, width), or None where the first matmul is not asked for.
             others: (S, M), or None where the second is not asked for.
 
         Returns:
@@ -147,7 +147,7 @@ def grouped_mm(
 def grouped_mm_fallback(ctx: LoweringContext, input: ir.Value, weight: ir.Value, offs: ir.Value) -> ir.Value:
     """transformers::grouped_mm_fallback(Tensor input, Tensor weight, Tensor offs) -> Tensor
 
-    What the models of transformers 5 with experts call under torch.compile unless their weights are bfloat16.
+    The models of transformers 5 with experts call it under torch.compile unless their weights are bfloat16.
     """
     found, _ = _Groups(ctx, offs).products(input, weight, None, ctx.sizes(weight)[-1])
     assert found is not None

@@ -202,7 +202,7 @@ def _histogram(
     """Count the points in each bin, or sum their weights; the last bin holds its upper end."""
     op, dtype = ctx.op, _dtype(ctx, self)
     every = math.prod(bins)
-    counts = zeros(ctx, self, [every + 1])  # the last one is for what lies outside
+    counts = zeros(ctx, self, [every + 1])  # the last one is for elements outside all bins
     if not is_empty(ctx.sizes(self)):
         place, inside = None, None
         for column, edge, count in zip(columns, edges, bins, strict=True):

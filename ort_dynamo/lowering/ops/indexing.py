@@ -105,7 +105,7 @@ def _positions(ctx: LoweringContext, indices: Sequence[ir.Value], sizes: Sequenc
 
 
 def _broadcast(shapes: Sequence[Sequence[Size]]) -> list[Size]:
-    """The shape that `shapes` broadcast to, by what is known statically; installs no guard."""
+    """The shape that `shapes` broadcast to, by statically known sizes; installs no guard."""
     result: list[Size] = [1] * max(map(len, shapes))
     for shape in shapes:
         for place, size in enumerate(shape, start=len(result) - len(shape)):
@@ -205,7 +205,7 @@ def _masked_put(
     if place >= 0 and not same_size(sizes[place], 1):
         if same_size(sizes[place], 0):
             return self
-        # A value for each selected place, in order. Places that are not selected read any.
+        # A value for each selected position, in order. Positions that are not selected read any.
         flat = op.Reshape(ctx.cast(mask, torch.bool), [-1])
         count = op.ReduceSum(ctx.cast(flat, torch.int64), keepdims=0)
         # Where they are not as many as the values, this reads outside of them: eager raises too.

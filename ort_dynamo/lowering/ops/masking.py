@@ -62,7 +62,7 @@ def masked_scatter(ctx: LoweringContext, self: ir.Value, mask: ir.Value, source:
         return expanded if is_empty(sizes) else stop_if(ctx, any_of(ctx, mask), expanded, words, len(sizes))
     chosen = op.Expand(mask, ctx.shape(sizes))
     flat = op.Reshape(chosen, [-1])
-    # Entries that are not set read any valid place; a source that may be empty gets one. Those that are set and find
+    # Entries that are not set read any valid index; a source that may be empty gets one. Those that are set and find
     # no value read out of bounds.
     places = op.Where(flat, ordinals(ctx, flat), 0)
     given = op.Reshape(source, [-1])
@@ -83,7 +83,7 @@ def masked_scatter_backward(
     count = math.prod(sizes)
     chosen = op.Expand(ctx.cast(mask, torch.bool), ctx.shape(ctx.sizes(grad_output)))
     flat = op.Reshape(chosen, [-1])
-    # One place more than asked for takes the entries that are not set.
+    # One index more than asked for takes the entries that are not set.
     places = op.Where(flat, ordinals(ctx, flat), ctx.scalar(count, torch.int64))
     gathered = op.ScatterElements(zeros(ctx, grad_output, [count + 1]), places, op.Reshape(grad_output, [-1]), axis=0)
     return ctx.reshape(op.Slice(gathered, [0], ctx.shape([count])), sizes)

@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Matmuls."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def addbmm(
 def dot(ctx: LoweringContext, self: ir.Value, tensor: ir.Value) -> ir.Value:
     """dot(Tensor self, Tensor tensor) -> Tensor"""
     if ctx.target.facts.walks_entries and ctx.out.dtype in (torch.float32, torch.float64):
-        # Ten times as fast as the product of a row and a column, and as accurate where they are long.
+        # Ten times as fast as the matmul of a row and a column, and as accurate where they are long.
         return total(ctx, ctx.op.Mul(self, tensor), ctx.sizes(self), [0], keepdim=False)
     return product(ctx, self, tensor)
 

@@ -20,13 +20,13 @@ from ort_dynamo.lowering.registry import register
 from ort_dynamo.torch_internals.operators import aten
 
 _FURTHEST = 2**62
-"""Beyond every place of a tensor."""
+"""Beyond every index of a tensor."""
 
 _LOWEST = -(2**63)
 """The lowest int64."""
 
 Pooled = tuple[ir.Value, ir.Value | None]
-"""Maxima, and their places within the plane unless nobody reads them."""
+"""Maxima, and their indices within the plane unless nobody reads them."""
 
 
 def _product(sizes: Sequence[Size]) -> Size:
@@ -37,7 +37,7 @@ def _product(sizes: Sequence[Size]) -> Size:
 
 
 def _plane_starts(ctx: LoweringContext, leading: Sequence[Size], pool_sizes: Sequence[Size]) -> ir.Value:
-    """The index of every plane's first place in the whole tensor, (*leading, 1, …)."""
+    """The index of every plane's first element in the whole tensor, (*leading, 1, …)."""
     op = ctx.op
     planes = op.Range(0, ctx.scalar(_product(leading), torch.int64), 1)
     starts = op.Mul(planes, ctx.scalar(_product(pool_sizes), torch.int64))
@@ -87,7 +87,7 @@ def _adaptive_max_pool(
 def _pooled(
     rank: int, ctx: LoweringContext, self: ir.Value, pool: Pool | None, windows: Callable[[], list[Windows]]
 ) -> tuple[ir.Value | None, ...]:
-    """The maximum of every window and its place, by the kernel where `pool` has one, or by tables of `windows`.
+    """The maximum of every window and its index, by the kernel where `pool` has one, or by tables of `windows`.
 
     Where kernels miss a nan or err about -inf, a tensor whose sum is not finite goes by the tables.
     """
@@ -122,7 +122,7 @@ def _present(build: Callable[[OpBuilder], Pooled]) -> Callable[[OpBuilder], list
 def _by_kernel(
     ctx: LoweringContext, op: OpBuilder, *, pool: Pool, x: ir.Value, sizes: Sequence[Size], wanted: bool
 ) -> Pooled:
-    """MaxPool. It counts places in the whole tensor, torch within the plane."""
+    """MaxPool. It counts indices in the whole tensor, torch within the plane."""
     attributes = {
         "kernel_shape": pool.kernel,
         "strides": pool.stride,
@@ -138,7 +138,7 @@ def _by_kernel(
 def _by_tables(
     ctx: LoweringContext, op: OpBuilder, *, x: ir.Value, sizes: Sequence[Size], windows: list[Windows], wanted: bool
 ) -> Pooled:
-    """torch's own rule: the first place of the largest element, or the last nan."""
+    """torch's own rule: the index of the first occurrence of the largest element, or the last nan."""
     rank = len(windows)
     under = list(range(2 + rank, 2 + 2 * rank))  # the dimensions (*longest) of (N, C, *out, *longest)
 
@@ -207,7 +207,7 @@ def _unpooled(
     sizes: tuple[Size, ...],
     pool: Pool | None,
 ) -> ir.Value:
-    """Every entry of the gradient added to the place that its window took the maximum from."""
+    """Every entry of the gradient added to the position that its window took the maximum from."""
     op, out = ctx.op, ctx.sizes(grad_output)
     if is_empty(out):
         return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(sizes))
@@ -216,7 +216,7 @@ def _unpooled(
     kinds = {"T1": onnx_dtype(dtype), "T2": ir.DataType.INT64}
     fits = pool is not None and pool.is_disjoint and pool.fits_onnx and len(leading) == 2
     if pool is not None and fits and ctx.target.takes("MaxUnpool", "", kinds):
-        # No place is the maximum of two windows: MaxUnpool, which overwrites, is ten times as fast as adding.
+        # No position is the maximum of two windows: MaxUnpool, which overwrites, is ten times as fast as adding.
         places = op.Add(indices, _plane_starts(ctx, leading, sizes[-rank:]))
         pads = [*pool.padding, *pool.ends]  # the kernel checks that the windows fit into the result
         result = op.MaxUnpool(grad, places, ctx.shape(sizes), kernel_shape=pool.kernel, strides=pool.stride, pads=pads)

@@ -25,7 +25,7 @@ def inverse_root(ctx: LoweringContext, variance: ir.Value, eps: float) -> ir.Val
 
 
 def read_what_is_kept(ctx: LoweringContext, sizes: Sequence[Size]) -> None:
-    """Have statistics over `sizes` taken of what the gradient will read, if these are two or three elements.
+    """Have statistics over `sizes` taken of the values that the gradient will read, if these are two or three elements.
 
     Their gradient nearly vanishes, for two but for eps. It does not if the statistics are those of a result before it
     was rounded to bfloat16 and kept. From four elements on, such statistics give the more accurate gradient.
@@ -58,7 +58,7 @@ def _mean(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], axes: Se
 
 
 def _filled(ctx: LoweringContext, *numbers: float) -> tuple[ir.Value | None, ...]:
-    """The node's results where there is nothing to normalize: each one is a number, repeated."""
+    """The node's results where there is nothing to normalize: each one is a scalar, repeated."""
     return tuple(
         ctx.op.Expand(ctx.constant(number, fake.dtype), ctx.shape(fake.shape)) if index in ctx.used else None
         for index, (number, fake) in enumerate(zip(numbers, ctx.out, strict=True))

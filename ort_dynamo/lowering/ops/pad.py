@@ -108,7 +108,7 @@ def _add_to_edges(
 
 
 def _fold_edges(ctx: LoweringContext, grad: ir.Value, axis: int, before: int, after: int, size: Size) -> ir.Value:
-    """Add what was copied out of the first and the last element of `axis` back to them."""
+    """Add the gradients of copies of the first and the last element of `axis` to these elements."""
     op = ctx.op
     if isinstance(size, int) and size <= max(-before, -after, 1):
         # All is a copy of one element: the only one, or the last that was not cut off.
@@ -170,7 +170,7 @@ def _add_reflections(
 
 
 def _fold_reflections(ctx: LoweringContext, grad: ir.Value, axis: int, before: int, after: int, size: Size) -> ir.Value:
-    """Add what was reflected out of `axis` back to where it came from: before, the entries behind the first; after,
+    """Add the gradients of reflected entries of `axis` to their sources: before, the entries behind the first; after,
     those ahead of the last."""
     op = ctx.op
 

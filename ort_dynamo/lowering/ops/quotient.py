@@ -1,4 +1,4 @@
-"""Quotients and remainders of two tensors, or of a tensor and a number."""
+"""Quotients and remainders of two tensors, or of a tensor and a scalar."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Resizing (torch.nn.functional.interpolate) and its gradient: a matrix for each axis, made here for fixed sizes.
 
-The matrices are those that torch's own kernels apply; the gradient is the product with their transposes. ONNX's Resize
-serves where places are repeated a whole number of times; elsewhere its coordinates differ from torch's in rounding.
+The matrices are those that torch's own kernels apply; the gradient is the matmul with their transposes. ONNX's Resize
+serves where pixels are repeated a whole number of times; elsewhere its coordinates differ from torch's in rounding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ort_dynamo.torch_internals.operators import aten
 def _axes(
     mode: str, sizes: Sequence[Length], out: Sequence[Length], rest: Sequence[Any], dtype: torch.dtype
 ) -> list[Resize[Length]]:
-    """The resized axes; `rest` is what follows the sizes in a signature: align_corners, not for nearest, and scales."""
+    """The resized axes; `rest` follows the sizes in a signature: align_corners, not for nearest, and scales."""
     align_corners, scales = (False, rest) if mode.startswith("nearest") else (bool(rest[0]), rest[1:])
     factors = [*scales, *[None] * (len(out) - len(scales))]
     axes = zip(sizes[-len(out) :], out, factors, strict=True)
@@ -42,7 +42,7 @@ def _fixed_axes(
 
 
 _LARGEST_MATRIX = 1 << 24
-"""Entries. Beyond, finding what torch's kernel does to every unit vector costs more than the kernel ever would."""
+"""Entries. Beyond, the images of all unit vectors under torch's kernel cost more to find than the kernel ever would."""
 
 
 def _map(ctx: LoweringContext, axis: Resize[int]) -> LinearMap:
@@ -55,7 +55,7 @@ def _map(ctx: LoweringContext, axis: Resize[int]) -> LinearMap:
 
 
 def _repeats(axes: Sequence[Resize[int]]) -> list[int] | None:
-    """Count the repeats of each place, one count per axis; None if the places of an axis repeat unequally often."""
+    """Count the repeats of each pixel, one count per axis; None if the pixels of an axis repeat unequally often."""
     counts = []
     for axis in axes:
         count = axis.out // axis.size

@@ -93,11 +93,11 @@ def _running_extremum(op_type: str, ctx: LoweringContext, self: ir.Value, dim: i
         return values, None
     if isinstance(size, int) and size == 0:
         return values, op.Expand(ctx.constant(0, torch.int64), ctx.shape(ctx.sizes(self)))
-    # The last place so far that holds the extremum. A nan is the extremum, and equal to nothing.
+    # The last index so far that holds the extremum. A nan is the extremum, and equal to nothing.
     holds = op.Equal(x, extrema)
     if is_float(x):
         holds = op.Or(holds, op.IsNaN(x))
-    # Places as floating-point numbers, as far as those hold them: a maximum of int64 takes six times as long.
+    # Indices as floating-point numbers, as far as those hold them: a maximum of int64 takes six times as long.
     number = torch.float32 if isinstance(size, int) and size <= 1 << 24 else torch.int64
     along = ctx.cast(positions_along(ctx, a, size, rank), number)
     places = op.Mul(op.Cast(holds, to=onnx_dtype(number)), along)

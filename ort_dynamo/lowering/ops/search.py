@@ -1,4 +1,4 @@
-"""Places in a sorted list."""
+"""Indices in a sorted list."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def segment_reduce_backward(
     if reduce in ("max", "min"):
         chosen = op.Or(op.Equal(x, segments.spread(y)), op.IsNaN(x))
         shares = ctx.cast(segments.spread(segments.count(chosen)), dtype)
-        # torch divides only what is positive among equal entries.
+        # torch divides only positive slopes among equal entries.
         slope = op.Where(op.Greater(slope, 0.0), op.Div(slope, op.Max(shares, 1.0)), slope)
         slope = op.Where(chosen, slope, 0.0)
     elif reduce == "prod":

@@ -1,7 +1,7 @@
 """as_strided: the elements of a tensor's memory under other sizes and strides.
 
 A session sees elements, not memory. Where each element lies in memory is known from the fake tensor's own strides, so
-that a place in memory becomes a place among the elements, as long as the tensor holds what lies there.
+that an offset in memory becomes an index among the elements, as long as the tensor holds the element there.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _restates_all(
 
 
 def _grid(sizes: Sequence[int], strides: Sequence[int], offset: int) -> Places:
-    """The place in memory of each element."""
+    """The offset in memory of each element."""
     places = np.full((), offset, np.int64)
     for size, stride in zip(sizes, strides, strict=True):
         places = places[..., None] + np.arange(size) * stride
@@ -147,7 +147,7 @@ def _in_memory_order(ctx: LoweringContext, self: ir.Value) -> ir.Value:
 
 
 def _written_in_memory(ctx: LoweringContext, self: ir.Value, where: ir.Value, values: ir.Value) -> ir.Value:
-    """`self` with `values`, 1-D, at the places `where` in memory."""
+    """`self` with `values`, 1-D, at the offsets `where` in memory."""
     op, order = ctx.op, physical_order(ctx.fake(self))
     memory = _in_memory_order(ctx, self)
     written = op.ScatterElements(op.Reshape(memory, [-1]), where, values, axis=0)

@@ -4,7 +4,7 @@ The inverses of the diagonal blocks of one size make those of twice the size,
 
     [A 0; C B]^-1 = [A^-1 0; -B^-1 C A^-1 B^-1],
 
-so that log2(n) steps of batched products make the inverse. (J. Du Croz and N. Higham, Stability of methods for matrix
+so that log2(n) steps of batched matmuls make the inverse. (J. Du Croz and N. Higham, Stability of methods for matrix
 inversion, 1992: the error is bounded as substitution's is.) Gated delta rules (Qwen3-Next, OLMo hybrid) solve two
 systems of 64 by 64 with the same triangle for each chunk and head; ONNX Runtime inverts it once.
 
@@ -18,7 +18,7 @@ Milliseconds, float32, one thread, onnxruntime 1.31.1; matrices, size, right sid
 | 1, 1024, 16 | 0.26 | 23 |
 | 4096, 8, 8 | 1.0 | 8.6 |
 
-What is like the last two stays in eager.
+Calls like the last two stay in eager.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def integer_total(
 ) -> ir.Value:
     """Sum an integer `value` over `axes`, exact, and modulo 2^64 where it overflows, like torch's.
 
-    Where sums are made in float64, it is a product with ones on the CPU, whose kernel keeps to integers; elsewhere the
+    Where sums are made in float64, it is a matmul with ones on the CPU, whose kernel keeps to integers; elsewhere the
     bits of each number are summed in parts whose sums float64 holds.
     """
     op = ctx.op

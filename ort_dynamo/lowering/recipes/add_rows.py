@@ -14,7 +14,7 @@ def add_rows(ctx: LoweringContext, table: ir.Value, rows: ir.Value, values: ir.V
     """Add each row of `values` to `table` at its index; the result is flat.
 
     ScatterElements walks the entries in order, so sums are the same in every run. ScatterND(reduction="add") is three
-    times as fast and a data race (defect scatter_nd_race); a product with the one-hot matrix is faster only for tables
+    times as fast and a data race (defect scatter_nd_race); a matmul with the one-hot matrix is faster only for tables
     of a few hundred rows. One dimension instead of two takes 0.4 to 0.9 of the time.
 
     Args:

@@ -40,11 +40,11 @@ _FILTERS: dict[str, tuple[int, Callable[[OpBuilder, ir.Value], ir.Value]]] = {
     "linear_aa": (2, _triangle),
     "cubic_aa": (4, _keys),
 }
-"""Mode -> (places under the filter where nothing is shrunk, the filter)."""
+"""Mode -> (pixels under the filter where nothing is shrunk, the filter)."""
 
 
 def _step(ctx: LoweringContext, axis: Resize[Size]) -> ir.Value:
-    """From one output to the next, in places of the input: 0-d."""
+    """From one output to the next, in pixels of the input: 0-d."""
     op = ctx.op
     if axis.align_corners:
         if isinstance(axis.out, int) and axis.out == 1:
@@ -111,7 +111,7 @@ def _product(op: OpBuilder, value: ir.Value, matrix: ir.Value, place: int, trans
 
 
 def _spread(op: OpBuilder, value: ir.Value, matrix: AntialiasedMatrix, place: int, transposed: bool) -> ir.Value:
-    """The product, where infinity and NaN reach only what is under the filter: found by products of marks."""
+    """The matmul, where infinity and NaN reach only elements under the filter: found by matmuls of marks."""
     dtype = value.dtype
     assert dtype is not None
 

@@ -15,15 +15,15 @@ __all__ = ["channel_product_sum", "channel_sum"]
 _LONGEST_DOT, _SHORTEST_DOT = 1 << 14, 1 << 9
 """Maximum and minimum length of one dot product of ONNX Runtime.
 
-A longer one loses digits. A shorter one takes longer than a product and its sum: a plane of 32 by 32 takes 0.6 of that
-time, one of 64 by 64 a half to a fifth.
+A longer one loses digits. A shorter one is slower than a multiplication and a sum: a plane of 32 by 32 takes 0.6 of
+that time, one of 64 by 64 a half to a fifth.
 """
 
 
 def channel_sum(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
     """Sum `value`, of shape `sizes` (N, C, …), over all of them but C: shape (C,).
 
-    Places first, then the batch: one ReduceSum over all takes ONNX Runtime's CPU kernel up to five times as long.
+    Positions first, then the batch: one ReduceSum over all takes ONNX Runtime's CPU kernel up to five times as long.
     """
     if len(sizes) > 2:
         value = total(ctx, value, sizes, range(2, len(sizes)), keepdim=False)

@@ -33,7 +33,7 @@ def stop_if(
     Args:
         ctx: the node's.
         wrong: a 0-d bool, which must not be a constant.
-        value: what the node computes with; its readers read the result instead.
+        value: a value that the node computes with; its readers read the result instead.
         words: eager's message, without an apostrophe.
         rank: of `value`.
         kind: REFUSED or EMPTY, which decide the error's class.
@@ -53,7 +53,7 @@ def stop_if_any(
     Args:
         ctx: the node's.
         suspect: a 0-d bool, which must not be a constant, and holds where a check does.
-        value: what the node computes with; its readers read the result instead.
+        value: a value that the node computes with; its readers read the result instead.
         checks: each gives a 0-d bool, with the op builder of the branch it stands in, and has eager's message.
         rank: of `value`.
     """
@@ -108,7 +108,8 @@ def none_missing(
 ) -> ir.Value:
     """Give `value` back, whose dimensions `axes` a reduction reduces, or stop where one of them has size 0.
 
-    What is known to be empty runs in torch, which says the same; what is known not to be needs no check.
+    A reduction that is known to be empty runs in torch, which says the same; one that is known not to be needs no
+    check.
 
     Args:
         ctx: the node's.

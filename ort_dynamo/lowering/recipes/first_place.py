@@ -1,4 +1,4 @@
-"""Writes the first, or the last, place of what is looked for along an axis."""
+"""Writes the first, or the last, index of a sought element along an axis."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ort_dynamo.target import Target
 __all__ = ["Ordering", "ordering"]
 
 Ordering = Callable[[OpBuilder, Sequence[ir.Value | None]], ir.Value]
-"""ordering(op, inputs): what an ONNX operator gives for its inputs, without that operator."""
+"""ordering(op, inputs): the result of an ONNX operator for its inputs, without that operator."""
 
 
 def ordering(target: Target, op_type: str, domain: str, inputs: Sequence[ir.Value | None]) -> Ordering | None:
@@ -44,7 +44,7 @@ def _least(op: OpBuilder, inputs: Sequence[ir.Value | None]) -> ir.Value:
 def _clipped(op: OpBuilder, inputs: Sequence[ir.Value | None]) -> ir.Value:
     x, low, high = (*inputs, None, None)[:3]
     if _is_exact(low) and _is_exact(high):
-        # Beyond 2^53 float64 is not exact, but monotonic, and what lies there becomes a bound.
+        # Beyond 2^53 float64 is not exact, but monotonic, and values there become a bound.
         wide = [op.Cast(value, to=ir.DataType.DOUBLE) for value in (x, low, high)]
         result: ir.Value = op.Cast(op.Clip(*wide), to=ir.DataType.INT64)
         return result

@@ -1,4 +1,4 @@
-"""Writes a resize as a linear map along each axis: the matrix that torch's own kernel applies, and products with it."""
+"""Writes a resize as a linear map along each axis: the matrix that torch's own kernel applies, and matmuls with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Length = TypeVar("Length", bound=Size)
 """Type of an axis' length: int where a matrix is made here, Size where the session makes it (antialias.py)."""
 
 _DENSE = 512
-"""The longest axis that is worth a dense product: it takes work in proportion to the product of both lengths."""
+"""The longest axis that is worth a dense matmul: it takes work in proportion to the product of both lengths."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Resize(Generic[Length]):
         mode: "nearest", "nearest_exact", "linear", "cubic", or "linear_aa", "cubic_aa", "lanczos_aa" (antialiased).
         size: length of the axis.
         out: its length afterwards.
-        align_corners: whether the first and last places stay where they are.
+        align_corners: whether the first and last pixels stay where they are.
         scale: the factor that the caller gave, which torch prefers to out / size; None for none.
         dtype: torch computes coordinates and weights in it.
     """
@@ -93,7 +93,7 @@ def source_index(axis: Resize[int]) -> npt.NDArray[np.int64]:
 
 @functools.lru_cache(maxsize=64)
 def resize_map(axis: Resize[int]) -> LinearMap:
-    """Find what a resize makes of the unit vectors."""
+    """Find the images of the unit vectors under a resize."""
     if axis.mode.startswith("nearest"):
         matrix = np.eye(axis.size)[source_index(axis)]
         return LinearMap(matrix, matrix != 0)
@@ -128,7 +128,7 @@ def apply_maps(
 ) -> ir.Value:
     """Map each of `sizes` of a value (*leading dimensions, *sizes). Nothing of it may be empty.
 
-    On the CPU by dense products, unless an infinite or NaN entry would spread through them; else entry by entry.
+    On the CPU by dense matmuls, unless an infinite or NaN entry would spread through them; else entry by entry.
     """
     axes = [axis for axis, one in enumerate(maps) if not one.is_identity]
     axes.sort(key=lambda axis: maps[axis].matrix.shape[0] / sizes[axis])

@@ -79,7 +79,7 @@ def for_each(
     start: Carried,
     step: Callable[[OpBuilder, ir.Value, Carried], tuple[Carried, Carried, Carried]],
 ) -> tuple[list[ir.Value], list[ir.Value], list[ir.Value]]:
-    """Run `step` for each index below `count`, in order, and return what it leaves.
+    """Run `step` for each index below `count`, in order, and return its results.
 
     Args:
         ctx: of the node.

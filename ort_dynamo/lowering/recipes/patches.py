@@ -24,7 +24,7 @@ class Sliding:
 
     Attributes:
         sizes: of the image.
-        out: how many places the window takes.
+        out: how many positions the window takes.
     """
 
     kernel: list[int]
@@ -41,27 +41,27 @@ class Sliding:
 
     @property
     def reach(self) -> list[int]:
-        """From the first to the last place under the window."""
+        """From the first to the last position under the window."""
         return [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
 
     @property
     def is_tiled(self) -> bool:
-        """True if the places of the window lie side by side."""
+        """True if the positions of the window lie side by side."""
         return self.stride == self.kernel and set(self.dilation) == {1}
 
     @property
     def covered(self) -> list[Size]:
-        """From the first place of the first window to the last place of the last one."""
+        """From the first position of the first window to the last position of the last one."""
         return [(m - 1) * s + reach + 1 for m, s, reach in zip(self.out, self.stride, self.reach, strict=True)]
 
     @property
     def remainders(self) -> list[Size]:
-        """Number of last places along each axis of the padded image that no window reaches; the stride skips them."""
+        """Count the last positions of each padded axis that no window reaches; the stride skips them."""
         return [n + 2 * p - covered for n, p, covered in zip(self.sizes, self.padding, self.covered, strict=True)]
 
 
 def patches(ctx: LoweringContext, image: ir.Value, leading: Sequence[Size], window: Sliding) -> ir.Value:
-    """Take what of `image` (*leading, *sizes) lies under each position of the window: (*leading, *kernel, *out).
+    """Take the elements of `image` (*leading, *sizes) under each position of the window: (*leading, *kernel, *out).
 
     `leading` are two sizes.
     """
@@ -81,7 +81,7 @@ def patches(ctx: LoweringContext, image: ir.Value, leading: Sequence[Size], wind
 
 
 def _padded(ctx: LoweringContext, image: ir.Value, window: Sliding) -> ir.Value:
-    """`image` with its padding and without the last places, which no window reaches."""
+    """`image` with its padding and without the last positions, which no window reaches."""
     ends = [p - r for p, r in zip(window.padding, window.remainders, strict=True)]
     if not any(window.padding) and fixed(ends) == [0] * len(ends):
         return image
@@ -119,6 +119,6 @@ def _overlap_add(ctx: LoweringContext, value: ir.Value, leading: Sequence[Size],
     parts = []
     for o in range(k):
         part = op.Squeeze(op.Slice(value, [o], [o + 1], [2]), [2])
-        pads = [o * d, reach - o * d - (s - 1)]  # the end cuts gaps off, or is the room for later places
+        pads = [o * d, reach - o * d - (s - 1)]  # the end cuts gaps off, or is the room for later positions
         parts.append(part if pads == [0, 0] else op.Pad(part, pads, None, [axis - 1]))
     return functools.reduce(op.Add, parts)

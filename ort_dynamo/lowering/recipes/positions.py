@@ -42,7 +42,7 @@ def from_start(ctx: LoweringContext, index: ir.Value, size: Size | None = None) 
     Args:
         ctx: the node's.
         index: int32 or int64, of any shape.
-        size: of the axis that it is of, where torch's kernel for CUDA stops at what is out of range.
+        size: of the axis that it is of, where torch's kernel for CUDA stops at an index out of range.
     """
     if ctx.target.stands_alone:
         return index
@@ -73,8 +73,8 @@ def entries_at(
 ) -> ir.Value:
     """Take the elements of a value (*before, n) at the indices `places` along its last dimension, (*before, *sizes).
 
-    What Gather means. Its CPU kernel copies each entry as it copies a row, which takes it 2.5 ns; GatherElements takes
-    half a nanosecond, and as little to repeat the places for each row.
+    The result is Gather's. Its CPU kernel copies each entry as it copies a row, which takes it 2.5 ns; GatherElements
+    takes half a nanosecond, and as little to repeat the indices for each row.
 
     Args:
         ctx: the node's.

@@ -39,7 +39,7 @@ def prefix_scan(
 
     In blocks, each of which is scanned by itself, their last entries in blocks in turn: two combinations for each
     entry, and some more. A symbolic size is doubled up to in a loop (Hillis and Steele 1986): after the step of
-    `shift`, each place holds the combination of 2 * shift entries.
+    `shift`, each position holds the combination of 2 * shift entries.
 
     Args:
         ctx: the node's.

@@ -29,7 +29,7 @@ def promote(
     """Cast the operands to the dtype that torch computes in, and return that dtype as well.
 
     float16 and bfloat16 compute in float32, as torch's kernels do; the caller casts the result to `ctx.out.dtype`.
-    Beside half-width tensors, a number is rounded to half width first, as torch does for all operators but products and
+    Beside tensors of half types, a scalar is rounded to theirs first, as torch does for all operators but products and
     quotients: those pass `wide_numbers`. An operand with a stand-in decides the dtype, its stand-in takes part.
     """
     fakes: list[Any] = [ctx.fake(o) if isinstance(o, ir.Value) else o for o in operands]
@@ -44,7 +44,7 @@ def promote(
 
 
 def rounded(number: Number, dtype: torch.dtype) -> Number:
-    """Round `number` to what float16 or bfloat16 would hold; any other dtype leaves it alone."""
+    """Round `number` to a value of float16 or bfloat16; any other dtype leaves it alone."""
     if dtype in (torch.float16, torch.bfloat16) and isinstance(number, (int, float)):
         return float(np.asarray(number, onnx_dtype(dtype).numpy()))
     return number

@@ -1,4 +1,4 @@
-"""Pooling windows: their sizes, and tables of the places under them for what ONNX's operators do not cover."""
+"""Pooling windows: their sizes, and tables of the indices under them for windows that ONNX's operators do not cover."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Pool:
 
     @property
     def reach(self) -> list[int]:
-        """From the first to the last place of a window."""
+        """From the first to the last position of a window."""
         return [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
 
     @property
@@ -149,7 +149,7 @@ class Windows:
     """The windows along one axis.
 
     Attributes:
-        index: int64 (out, longest), the places of the input under each window, clamped into the input.
+        index: int64 (out, longest), the indices of the input under each window, clamped into the input.
         inside: bool (out, longest), which of them are under the window and in the input.
     """
 
@@ -185,7 +185,7 @@ def sliding_windows(
 def adaptive_windows(ctx: LoweringContext, size: Size, out: Size) -> Windows:
     """Window i reaches from floor(i * size / out) to ceil((i + 1) * size / out).
 
-    With `size` and `out` in each other's place, these are the windows that each place of the input belongs to.
+    With `size` and `out` in each other's place, these are the windows that each position of the input belongs to.
     """
     op = ctx.op
     row, length, count = _column(ctx, out), ctx.scalar(size, torch.int64), ctx.scalar(out, torch.int64)

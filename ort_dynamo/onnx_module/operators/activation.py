@@ -83,7 +83,7 @@ def softsign(x: Tensor) -> Tensor:
 
 @onnx_operator("Shrink")
 def shrink(x: Tensor, *, lambd: float = 0.5, bias: float = 0.0) -> Tensor:
-    """Move what lies beyond ±lambd towards zero by bias; the rest is 0."""
+    """Move elements beyond ±lambd towards zero by bias; the rest is 0."""
     shrunk = torch.where(x < -lambd, x + bias, torch.zeros_like(x))
     return torch.where(x > lambd, x - bias, shrunk).to(x.dtype)
 

@@ -92,7 +92,7 @@ def transposed_convolution(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Tensor:
-    """The gradient of a convolution for its input, as an operator; pads are what is cut off."""
+    """The gradient of a convolution for its input, as an operator; pads are cut off the result."""
     rank = w.dim() - 2
     dilations = dilations or [1] * rank
     strides = strides or [1] * rank
@@ -115,7 +115,7 @@ def transposed_convolution(
     transpose = _of_rank(_TRANSPOSED, rank)
     if before == after and all(width >= 0 for width in before):
         return transpose(x, w, b, strides, before, extra, group, dilations)
-    # The output padding is room that the kernels do not reach; what is cut off is counted from the outer edges.
+    # The output padding is room that the kernels do not reach; the pads to cut off are counted from the outer edges.
     found = transpose(x, w, None, strides, 0, 0, group, dilations)
     edges = [
         width

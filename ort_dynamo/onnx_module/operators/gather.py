@@ -17,7 +17,7 @@ def from_start(indices: Tensor, length: int) -> Tensor:
 
 @onnx_operator("GatherElements")
 def gather_elements(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
-    """Take an element for each index, from its own place in the other axes."""
+    """Take an element for each index, from its own position in the other axes."""
     return torch.gather(x, axis, from_start(indices, x.shape[axis]))
 
 

@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Matmuls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__: list[str] = []
 
 @onnx_operator("MatMul")
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """The product that numpy.matmul gives."""
+    """The matmul of numpy.matmul."""
     return torch.matmul(a, b)
 
 

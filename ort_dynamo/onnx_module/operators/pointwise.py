@@ -163,7 +163,7 @@ def modulo(a: Value, b: Value, *, fmod: int = 0) -> Value:
 
 @onnx_operator("BitShift")
 def shift(a: Tensor, b: Tensor, *, direction: Literal["LEFT", "RIGHT"]) -> Tensor:
-    """By bits; what leaves is lost."""
+    """By bits; bits that leave are lost."""
     return torch.bitwise_left_shift(a, b) if direction == "LEFT" else torch.bitwise_right_shift(a, b)
 
 

@@ -1,4 +1,4 @@
-"""Resize and Upsample, axis by axis: places by ONNX's formulas, read by index_select, weighted."""
+"""Resize and Upsample, axis by axis: positions by ONNX's formulas, read by index_select, weighted."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ def _resize(
 
 @onnx_operator("Upsample", 7)
 def upsample_by_attribute(x: Tensor, *, mode: Literal["nearest", "linear"] = "nearest", scales: list[float]) -> Tensor:
-    """By factors, at places that are divided by them."""
+    """By factors, at positions that are divided by them."""
     return _resize(x, list(scales), None, None, mode, "asymmetric", "floor")
 
 
 @onnx_operator("Resize", 10)
 @onnx_operator("Upsample", 9)
 def upsample(x: Tensor, scales: Setting, *, mode: Literal["nearest", "linear"] = "nearest") -> Tensor:
-    """By factors, at places that are divided by them."""
+    """By factors, at positions that are divided by them."""
     return _resize(x, numbers(scales), None, None, mode, "asymmetric", "floor")
 
 

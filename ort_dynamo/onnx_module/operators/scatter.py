@@ -19,7 +19,7 @@ _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 @onnx_operator("Scatter", 9)
 def scatter(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0) -> Tensor:
-    """Write an element for each index, at its own place in the other axes."""
+    """Write an element for each index, at its own position in the other axes."""
     return torch.scatter(x, axis, from_start(indices, x.shape[axis]), updates)
 
 
@@ -27,7 +27,7 @@ def scatter(x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0) -> Te
 def scatter_elements(
     x: Tensor, indices: Tensor, updates: Tensor, *, axis: int = 0, reduction: _Reduction = "none"
 ) -> Tensor:
-    """Write, or combine, an element for each index, at its own place in the other axes."""
+    """Write, or combine, an element for each index, at its own position in the other axes."""
     places = from_start(indices, x.shape[axis])
     if reduction == "none":
         return torch.scatter(x, axis, places, updates)

@@ -42,7 +42,7 @@ def size(x: Value) -> Value:
 
 @onnx_operator("Reshape")
 def reshape(x: Value, shape: Setting, *, allowzero: int = 0, device: torch.device | None) -> Value:
-    """To a shape in which -1 is what remains, and 0 the size that the axis has, unless `allowzero`."""
+    """To a shape in which -1 is the remaining size, and 0 the size that the axis has, unless `allowzero`."""
     sizes = integers(shape)
     if isinstance(x, Host):
         if not sizes and len(x.values) == 1:
@@ -197,7 +197,7 @@ def _slice(x: Value, starts: list[int], ends: list[int], axes: list[int] | None,
 
 @onnx_operator("Slice")
 def slice_by_attributes(x: Value, *, starts: list[int], ends: list[int], axes: list[int] | None = None) -> Value:
-    """From start to end along axes; what lies beyond is cut off."""
+    """From start to end along axes; indices beyond are cut off."""
     return _slice(x, starts, ends, axes, None)
 
 
@@ -205,7 +205,7 @@ def slice_by_attributes(x: Value, *, starts: list[int], ends: list[int], axes: l
 def slice_by_inputs(
     x: Value, starts: Setting, ends: Setting, axes: Setting | None = None, steps: Setting | None = None
 ) -> Value:
-    """From start to end by steps along axes; what lies beyond is cut off."""
+    """From start to end by steps along axes; indices beyond are cut off."""
     return _slice(
         x,
         integers(starts),

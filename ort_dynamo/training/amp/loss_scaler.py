@@ -1,4 +1,4 @@
-"""Loss scalers: by what the loss is multiplied, so that small gradients do not vanish in float16."""
+"""Loss scalers: they choose the factor of the loss, so that small gradients do not vanish in float16."""
 
 from __future__ import annotations
 

@@ -48,9 +48,9 @@ def _stages(trainer_options: Mapping[str, Any]) -> int:
 def aggregate(paths: Sequence[PathOrFile]) -> dict[str, Any]:
     """Join the checkpoints of ranks 0 to n-1, given in any order, into the state of one trainer.
 
-    All ranks' trainer options and steps have to agree, and what is not split has to be equal. Files are read one at a
-    time; without ZeRO only those of the first data-parallel rank, as the others have the same. What only one rank can
-    say (the user's values, say) is rank 0's.
+    All ranks' trainer options and steps have to agree, and values that are not split have to be equal. Files are read
+    one at a time; without ZeRO only those of the first data-parallel rank, as the others have the same. Values that
+    only one rank can say (the user's values, say) are rank 0's.
 
     Raises:
         AssertionError: a rank is missing, there twice or of another run, or states that should be equal are not.
@@ -123,7 +123,7 @@ class _Parts:
     Args:
         split_moments: whether ZeRO splits the moments of optimizers.
         split_weights: whether ZeRO splits the weights, too.
-        horizontal: ranks next to each other that have what Megatron splits.
+        horizontal: ranks next to each other that have the parts of Megatron's split tensors.
     """
 
     def __init__(self, split_moments: bool, split_weights: bool, horizontal: int) -> None:
@@ -133,7 +133,7 @@ class _Parts:
         self._partitions: dict[str, Mapping[str, Any]] = {}
 
     def add(self, loaded: Mapping[str, Any], rank: int) -> None:
-        """Take what a rank has."""
+        """Add the pieces of a rank."""
         self._partitions = {**loaded.get("partition_info", {}), **self._partitions}
         if "model" in loaded:
             pieces = self._pieces.setdefault("model", {})

@@ -46,7 +46,7 @@ def experimental_state_dict(ort_trainer: Any, include_optimizer_state: bool = Tr
 def experimental_load_state_dict(
     ort_trainer: Any, state_dict: Mapping[str, torch.Tensor], strict: bool = False
 ) -> None:
-    """Load what `experimental_state_dict` gave into a trainer, now or at its first step.
+    """Load a dictionary of `experimental_state_dict` into a trainer, now or at its first step.
 
     Args:
         ort_trainer: an ORTTrainer.
@@ -64,7 +64,7 @@ def experimental_save_checkpoint(
     checkpoint_state_dict: Mapping[str, Any] | None = None,
     include_optimizer_state: bool = True,
 ) -> None:
-    """Save a trainer's states and what comes with them into a folder, by torch.save.
+    """Save a trainer's states and the user's dictionary into a folder, by torch.save.
 
     The file is "PREFIX.ort.pt"; with ZeRO, each rank's is "PREFIX.ZeRO.RANK.LAST_RANK.ort.pt". A file that is there is
     replaced, whole.
@@ -72,14 +72,14 @@ def experimental_save_checkpoint(
     Args:
         ort_trainer: an ORTTrainer.
         checkpoint_dir: the folder, which has to exist.
-        checkpoint_prefix: what the file's name begins with.
-        checkpoint_state_dict: what `experimental_load_checkpoint` shall return: tensors and plain values.
+        checkpoint_prefix: the beginning of the file's name.
+        checkpoint_state_dict: the value that `experimental_load_checkpoint` shall return: tensors and plain values.
         include_optimizer_state: False for the weights alone.
 
     Raises:
         AssertionError: there is no such folder.
         OSError: the file cannot be written.
-        TypeError: `checkpoint_state_dict` has what torch.load does not load without running code.
+        TypeError: `checkpoint_state_dict` has a value that torch.load does not load without running code.
     """
     _deprecate("experimental_save_checkpoint", "save_checkpoint")
     save_into_folder(ort_trainer, checkpoint_dir, checkpoint_prefix, checkpoint_state_dict, include_optimizer_state)
@@ -114,20 +114,20 @@ def experimental_load_checkpoint(
     checkpoint_prefix: str = "ORT_checkpoint",
     strict: bool = False,
 ) -> dict[str, Any]:
-    """Load what `experimental_save_checkpoint` saved; of several ranks, the trainer's own with ZeRO, otherwise all.
+    """Load a checkpoint of `experimental_save_checkpoint`; with ZeRO the rank's own file, otherwise all files.
 
     Args:
         ort_trainer: an ORTTrainer.
         checkpoint_dir: the folder.
-        checkpoint_prefix: what the files' names begin with.
+        checkpoint_prefix: the beginning of the files' names.
         strict: as for `experimental_load_state_dict`.
 
     Returns:
-        What was saved as `checkpoint_state_dict`; of several ranks, the last one's value of each key.
+        The dictionary saved as `checkpoint_state_dict`; of several ranks, the last one's value of each key.
 
     Raises:
         AssertionError: a file is missing, or states that should be equal are not.
-        CheckpointFileError: a file is damaged, or holds what cannot be loaded without running code.
+        CheckpointFileError: a file is damaged, or holds a value that cannot be loaded without running code.
     """
     _deprecate("experimental_load_checkpoint", "load_checkpoint")
     return load_from_folder(ort_trainer, checkpoint_dir, checkpoint_prefix, strict)

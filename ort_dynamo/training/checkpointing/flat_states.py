@@ -1,7 +1,8 @@
 """Flattens a trainer's state to {name: tensor} and back, and joins those of several ranks.
 
-Weights have their own names. What an optimizer keeps of a weight is "Moment_1_", "Moment_2_" or "Update_Count_" and the
-weight's name; what it keeps of all is "Step". What ZeRO split is flattened, and "_view_" and the rank follow its name.
+Weights have their own names. An optimizer's tensors of a weight are "Moment_1_", "Moment_2_" or "Update_Count_" and the
+weight's name; its tensor of all weights is "Step". A tensor that ZeRO split is flattened, and "_view_" and the rank
+follow its name.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def unflatten(flat: Mapping[str, torch.Tensor], partitions: Mapping[str, Sequenc
 
     Args:
         flat: {name: tensor}; the half-precision copies of weights that onnxruntime.training had are left out.
-        partitions: {weight: shape of the whole} for what ZeRO split.
+        partitions: {weight: shape of the whole} for weights that ZeRO split.
     """
     bare = {_bare(key) for key in flat}
     weights: dict[str, Any] = {}
@@ -88,7 +89,7 @@ def join(
         partitions: {weight: shape of the whole}; otherwise it is that of a tensor of the weight that was not split.
 
     Raises:
-        AssertionError: what is not split differs between ranks, or the shape of what is split is not known.
+        AssertionError: an unsplit tensor differs between ranks, or the shape of a split one is not known.
     """
     whole: dict[str, torch.Tensor] = {}
     pieces: dict[str, list[torch.Tensor]] = {}

@@ -1,7 +1,7 @@
 """Seals a file with its length and hash, publishes it whole or not at all, and checks the seal before it is read.
 
 The seal fills the first 512 bytes, which HDF5 calls the user block and leaves to its users: a program that reads HDF5
-finds the content behind it. It is checked before the HDF5 library, which is C and trusts what it reads, sees one byte.
+finds the content behind it. It is checked before the HDF5 library, which is C and trusts its input, sees one byte.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def open_checked(source: PathOrFile) -> Iterator[tuple[IO[bytes], bool]]:
     The same open file is checked and then read, so nothing can be put in its place between the two.
 
     Raises:
-        CheckpointFileError: it is neither a sealed file nor HDF5, or it is not what was sealed.
+        CheckpointFileError: it is neither a sealed file nor HDF5, or its content is not the sealed one.
         OSError: it cannot be opened or read.
         TypeError: `source` is neither path nor file object.
     """
@@ -103,7 +103,7 @@ def _fill(file: IO[bytes], write: Callable[[IO[bytes]], object]) -> None:
 
 
 def _make_seal(file: IO[bytes]) -> bytes:
-    """Make the seal of what follows it in a file: text that `head -3` shows, then zeros."""
+    """Make the seal of the content behind it in a file: text that `head -3` shows, then zeros."""
     file.seek(SEAL_SIZE)
     digest = hashlib.sha256()
     size = 0

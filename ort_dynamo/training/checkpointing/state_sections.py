@@ -1,4 +1,4 @@
-"""Checks that what a file has is the state of an ORTTrainer, and gives its values the types that state has."""
+"""Checks that the content of a file is the state of an ORTTrainer, and gives its values the types that state has."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class TreeReader:
         file: an h5py.File.
         raw: the file that it reads.
         size: bytes of the file; no more than so many are read in all.
-        path: what to call the file in an error.
+        path: the file's name in an error.
         ours: whether the names of its links are escaped and its datasets marked, as `tree_writer` does.
     """
 
@@ -53,7 +53,7 @@ class TreeReader:
         """Read the value that the keys lead to, from the outermost dictionary on; without keys, the whole dictionary.
 
         Raises:
-            CheckpointFileError: something on the way is not what a checkpoint has.
+            CheckpointFileError: something on the way is of a kind that no checkpoint has.
             NoSuchKeyError: nothing is there.
         """
         place = self._h5py.h5g.open(self._file.id, b"/")

@@ -1,6 +1,6 @@
 """Writes a dictionary as HDF5: a dictionary is a group, any other value a contiguous dataset.
 
-onnxruntime.training reads what is written here as it reads its own. What it would not tell apart has an attribute
+onnxruntime.training reads these files as it reads its own. Values that it would not tell apart have an attribute
 "kind": "int", "float" and "bool" are Python's, "array" is an array without dimensions, "str" and "bytes" are stored as
 uint8, and the name of an element type that HDF5 lacks marks its bytes, along a last axis.
 """
@@ -28,7 +28,7 @@ def write_tree(group: Any, tree: Mapping[str, Any], where: str = "", depth: int 
     Args:
         group: an empty h5py.Group.
         tree: nested dictionaries of arrays, tensors, numbers, text and bytes; a list or tuple of numbers is an array.
-        where: what to call the dictionary in an error.
+        where: the dictionary's name in an error.
         depth: groups that the group is in.
 
     Raises:

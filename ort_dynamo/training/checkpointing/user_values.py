@@ -1,7 +1,7 @@
 """Turns a user's dictionary into JSON and arrays and back: to load it runs nothing, unlike unpickling.
 
 JSON has null, true, false, text, lists, finite floats and integers of 64 bits as they are. Anything else is an object
-of one member, whose name says what it is:
+of one member, whose name says its kind:
 
 | member | value |
 |---|---|
@@ -56,7 +56,7 @@ def encode(user_dict: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def decode(encoded: Mapping[str, Any]) -> Any:
-    """Decode what `encode` made. Tensors are on the CPU and need no gradient.
+    """Decode a result of `encode`. Tensors are on the CPU and need no gradient.
 
     Raises:
         ValueError, TypeError, LookupError, AttributeError, RecursionError: `encoded` is nothing that `encode` makes.

@@ -14,7 +14,7 @@ def FP16_Optimizer(optimizer: _Optimizer, **kwargs: Any) -> _Optimizer:  # noqa:
     """Give back an optimizer as it is, with a warning.
 
     ORTModule replaced slow parts of DeepSpeed 0.9's, Megatron 1.1.5's and Apex's optimizers for float16, by their
-    source. torch.amp.GradScaler does what they did, in fused kernels.
+    source. torch.amp.GradScaler does the same, in fused kernels.
 
     Args:
         optimizer: any optimizer.

@@ -70,7 +70,7 @@ class FusedAdam(torch.optim.Optimizer):
         """Update the parameters.
 
         Args:
-            closure: computes the loss again and returns it.
+            closure: recomputes the loss and returns it.
 
         Raises:
             RuntimeError: a gradient is sparse, or a parameter neither float32 nor float16.

@@ -53,7 +53,7 @@ class _LRScheduler:
 
 
 class _WarmupLRScheduler(_LRScheduler):
-    """Multiplies the learning rate by s/W in the first W updates, and by what a subclass says after them."""
+    """Multiplies the learning rate by s/W in the first W updates, and by a subclass's factor after them."""
 
     def __init__(self, total_steps: int, warmup: float) -> None:
         super().__init__()

@@ -89,7 +89,7 @@ def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[_F]
 
     Raises:
         ValueError: torch has no such operator, or a node is an ATen: torch.library.custom_op or torch.autograd.Function
-            define what torch computes.
+            define torch's computation.
     """
     overload = _find(domain, name, attributes)
 

@@ -20,7 +20,7 @@ _PLAIN = frozenset({torch.Tensor, nn.Parameter, type(None), int, float, bool, st
 def check_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Check the types of a call's arguments: None, str, numbers, tensors, and nested sequences and mappings of these.
 
-    So are what torch's pytree knows as a container, sizes, dtypes and devices, and the caches of transformers.
+    Containers that torch's pytree knows, sizes, dtypes and devices, and the caches of transformers are allowed as well.
 
     Raises:
         ORTModuleIOError: an argument is of another type.
@@ -34,7 +34,7 @@ def check_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
 
 
 def check_outputs(outputs: Any) -> None:
-    """Check the types of what a module returns, which may be the same; raises ORTModuleIOError."""
+    """Check the types of a module's results, which may be the same; raises ORTModuleIOError."""
     if type(outputs) not in _PLAIN:
         _check(outputs, "output")
 

@@ -1,4 +1,4 @@
-"""DebugOptions: what ORTModule logs, and which ONNX models it saves."""
+"""DebugOptions: how much ORTModule logs, and which ONNX models it saves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reads ORTModule's environment variables: all of them, and nowhere else.
 
 Each has a meaning here or is answered by one line of the log that says why not; docs/migrating_from_ortmodule.md has
-the table. As in ORTModule, a variable goes before what the program says, and is read when an ORTModule is made.
+the table. As in ORTModule, a variable goes before the program's own setting, and is read when an ORTModule is made.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Settings:
     """The settings by which an ORTModule is compiled and run.
 
     Attributes:
-        onnx_opset_version: of the files that DebugOptions.save_onnx asks for; what runs has its own.
+        onnx_opset_version: of the files that DebugOptions.save_onnx asks for; the models that run have their own.
         conv_algo_search: how cuDNN's algorithms are chosen, on CUDA.
         propagate_cast_ops_strategy, propagate_cast_ops_level, propagate_cast_ops_allow: as torch.compile's options.
-        memory_optimization_level: 0 goes by memory_optimizer_config, 1 and 2 compute the insides of layers again.
+        memory_optimization_level: 0 goes by memory_optimizer_config, 1 and 2 recompute the insides of layers.
         memory_optimizer_config: a JSON file with a list of plans, or plans joined by commas.
         print_memory_stat_by_step: whether memory and time are printed at each phase of a step.
         fallback_policy: when the model runs in PyTorch.
@@ -254,7 +254,7 @@ def _conv_algo_search(logger: logging.Logger) -> str:
 
 
 def _answer_others(logger: logging.Logger) -> None:
-    """Say once of each variable that is set without effect why; of one that ORTModule never had, what was meant."""
+    """Log once, for each variable set without effect, the reason; for an unknown one, the variable that was meant."""
     for name in sorted(name for name in os.environ if name.startswith("ORTMODULE_")):
         if name in _NUMBERS_WITHOUT_EFFECT:
             _integer(name)

@@ -57,7 +57,7 @@ class _Thread(threading.local):
     """The state of one thread.
 
     Attributes:
-        running: whose call it is; the backend says it what was compiled.
+        running: whose call it is; the backend passes it the records of compiles.
     """
 
     running: ExecutionManager | None = None
@@ -73,10 +73,10 @@ class _Backend:
     Dynamo keeps every backend that it has seen, so this holds no module.
 
     Attributes:
-        settings: what to compile by.
+        settings: how to compile.
         module_name: the class of the wrapped module, for which graph optimizers are registered.
         folder: where models are saved, or None.
-        registered: how many graph optimizers and gradients were registered: what was compiled without the newest is not
+        registered: how many graph optimizers and gradients were registered: graphs compiled without the newest are not
             found any more.
     """
 
@@ -105,7 +105,7 @@ class _Backend:
         return compiled
 
     def reset(self) -> None:
-        """Forget what was compiled, as torch._dynamo.reset() asks for."""
+        """Forget all compiled graphs, as torch._dynamo.reset() asks for."""
         forget_compiles()
 
 
@@ -121,9 +121,9 @@ class ExecutionManager:
     Args:
         module: the user's module.
         is_training: the mode.
-        debug_options: what to log and save.
-        settings: what to compile by.
-        fallback_manager: decides about what cannot run; both modes of a module share one.
+        debug_options: which messages and models to write.
+        settings: how to compile.
+        fallback_manager: decides about models that cannot run; both modes of a module share one.
         logger: ORTModule's.
     """
 
@@ -160,7 +160,7 @@ class ExecutionManager:
         return module_device(self._module)
 
     def note(self, record: CompileRecord) -> None:
-        """Take note of what was compiled in the running call."""
+        """Keep the record of a compile in the running call."""
         self._records.append(record)
         self._code.graphs += 1
 
@@ -193,7 +193,7 @@ class ExecutionManager:
         return outputs
 
     def _first(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run for the first time, and say what was made of the module."""
+        """Run for the first time, and log the record of the compile."""
         before, begin, clock = _Drawn(self._module), time.time(), time.perf_counter()
         with RunWatch() as watch:
             outputs = self._for_first_sizes(*inputs, **kwargs)
@@ -254,8 +254,8 @@ class ExecutionManager:
 class _Code:
     """The code of functions that call modules of one class, in one mode.
 
-    Dynamo keeps what it compiles with the code. So a second module of the class, with the same structure, finds what
-    was compiled of the first, as with torch.compile. Where it has become much, the next module gets new code, so that
+    Dynamo keeps compiled graphs with the code. So a second module of the class, with the same structure, finds the
+    graphs of the first, as with torch.compile. Where there are many, the next module gets new code, so that
     none comes to Dynamo's limit.
 
     Attributes:

@@ -44,7 +44,7 @@ class ORTModuleIOError(ORTModuleFallbackException):
 
 
 class ORTModuleTorchModelException(ORTModuleFallbackException):
-    """The module is none that ORTModule can wrap, or is asked for what a wrapped one cannot do."""
+    """The module is none that ORTModule can wrap, or is asked for a thing that a wrapped one cannot do."""
 
 
 class ORTModuleONNXModelException(ORTModuleFallbackException):
@@ -113,7 +113,7 @@ def wrap_exception(
 
 
 class FallbackManager:
-    """Decides what becomes of an exception, and runs a model in PyTorch that was sent back there.
+    """Decides how an exception is handled, and runs a model in PyTorch that was sent back there.
 
     Args:
         module: the user's module.
@@ -161,6 +161,6 @@ class FallbackManager:
             self._said, self._exception = False, None
 
     def fallback(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the model in PyTorch, and give what it returns."""
+        """Run the model in PyTorch, and give its result."""
         self.note()
         return self._module(*inputs, **kwargs)

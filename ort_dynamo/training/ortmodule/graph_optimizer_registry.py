@@ -20,7 +20,7 @@ class GraphOptimizer(ir.passes.InPlacePass):
     """Has a function change the graph of a model.
 
     Attributes:
-        function: gets the model's onnx.GraphProto and changes it in place; what it does is part of graph keys.
+        function: gets the model's onnx.GraphProto and changes it in place; its behaviour is part of graph keys.
         target_modules: class names of the wrapped modules that it is for, or ("all",).
         devices: device types that it is for, or ("all",).
         priority: those of higher priority run first.
@@ -57,8 +57,8 @@ def register_graph_optimizer(
 ) -> Callable[[_F], _F]:
     """Register a function that changes the ONNX graph of each forward, backward or inference that ORTModule compiles.
 
-    It runs after our own passes and before ONNX Runtime's optimizers, for ORTModules made from then on. What it does is
-    part of the graph key.
+    It runs after our own passes and before ONNX Runtime's optimizers, for ORTModules made from then on. Its behaviour
+    is part of the graph key.
 
     Args:
         target_modules: class names of wrapped modules, joined by "|", or "all".

@@ -1,15 +1,15 @@
 """The ONNX files that DebugOptions.save_onnx asks for, under ORTModule's names.
 
-ORTModule had one graph for forward and backward, with a YieldOp where the loss was computed. Here the halves are models
-of their own, and a file joins what belongs together:
+ORTModule had one graph for forward and backward, with a YieldOp where the loss was computed. Here forward and backward
+are models of their own, and a file joins those that belong together:
 
 | name | holds |
 |---|---|
 | torch_exported | the forward, as lowered |
 | post_processed | the forward, after our passes |
 | optimized_pre_grad | the forward, after ONNX Runtime's optimizers |
-| optimized | forward and backward, after our passes: what sessions are opened with |
-| execution_model | forward and backward, after ONNX Runtime's optimizers: what runs |
+| optimized | forward and backward, after our passes: the models that sessions open |
+| execution_model | forward and backward, after ONNX Runtime's optimizers: the models that run |
 
 Of inference all hold the forward.
 """
@@ -43,8 +43,8 @@ FILES = {
 class SavedModels:
     """Writes the files of one mode of an ORTModule.
 
-    A model with graph breaks has several graphs; those after the first have their number before the mode. What is
-    compiled again, for other shapes, replaces what was saved.
+    A model with graph breaks has several graphs; those after the first have their number before the mode. A graph that
+    is compiled again, for other shapes, replaces the saved one.
 
     Args:
         options: where to, and how names begin.

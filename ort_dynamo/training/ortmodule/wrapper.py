@@ -42,8 +42,8 @@ class TorchModule:
 
     Args:
         module: the user's module.
-        debug_options: what to log and save.
-        settings: what to compile by.
+        debug_options: which messages and models to write.
+        settings: how to compile.
 
     Raises:
         ORTModuleFallbackException: one of its kinds, where it cannot run and no policy sends it back to PyTorch.
@@ -105,7 +105,7 @@ class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when th
 
     Args:
         module: the module to run. Other wrappers (DistributedDataParallel) go around the ORTModule.
-        debug_options: what to log and save.
+        debug_options: which messages and models to write.
 
     Raises:
         ORTModuleFallbackException: one of its kinds, where the module cannot run and no fallback policy sends it back
@@ -150,7 +150,7 @@ class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when th
             kwargs: its keyword arguments.
 
         Returns:
-            What the module returns: tensors, and sequences and mappings of them, as its own types.
+            The module's results: tensors, and sequences and mappings of them, as its own types.
         """
         return self._torch_module.forward(*inputs, **kwargs)
 
@@ -197,7 +197,7 @@ class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when th
         """Raise ORTModuleTorchModelException, as `add_module` does."""
         self.add_module(name, module)
 
-    # -- what nn.Module does, done by the module ------------------------------------------------------------------
+    # -- methods of nn.Module, done by the module -----------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.module._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -37,7 +37,7 @@ def adasum_hook(
 
     Args:
         group: the processes, of which there are 2ᵏ; None for all.
-        bucket: what DistributedDataParallel has gathered; it is overwritten.
+        bucket: the gradients that DistributedDataParallel has gathered; it is overwritten.
 
     Returns:
         A future that is done, of the bucket's tensor.

@@ -1,4 +1,4 @@
-"""Makes what runs of a model with its loss, as an ORTTrainer's options and optimizer ask for it."""
+"""Makes the running model of a model with its loss, as an ORTTrainer's options and optimizer ask for it."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Parts:
     device: torch.device
 
     def of_onnx(self, model: onnx.ModelProto) -> RunningModel:
-        """Make what runs of an ONNX model.
+        """Make the running model of an ONNX model.
 
         Raises:
             OnnxModelError: the model is malformed, or has an operator that cannot be trained.
-            AssertionError: it lacks what model_desc has.
+            AssertionError: it lacks names of model_desc.
         """
         model = postprocessed(model, self.options._internal_use.extra_postprocess)
         return self._running(OnnxCombined(OnnxModule(model), self.description, self._narrow), self.device)
@@ -69,7 +69,7 @@ class Parts:
     def of_module(
         self, model: nn.Module, loss_fn: Callable[[Any, Any], Tensor] | None, inputs: Sequence[Tensor]
     ) -> RunningModel:
-        """Make what runs of a copy of a torch model, with its loss; `inputs` are those of the first step."""
+        """Make the running model of a copy of a torch model, with its loss; `inputs` are those of the first step."""
         loss = self.description.loss_index
         assert loss is not None
         names = [one.name for one in self.description.inputs]
@@ -109,7 +109,7 @@ class Parts:
         alone: bool = False,
         inputs: Sequence[Tensor] | None = None,
     ) -> RunningModel:
-        """Make what runs; `alone`, without other processes, where it only writes files."""
+        """Make the running model; `alone`, without other processes, where it only writes files."""
         refuse_what_is_not_there(self.options)
         if self.options.distributed.pipeline_parallel.pipeline_parallel_size > 1:
             if inputs is None:
@@ -133,7 +133,7 @@ def _copied(model: nn.Module) -> nn.Module:
     """A copy of the program's model, or, with a warning, the model itself."""
     try:
         return copy.deepcopy(model)
-    except Exception as error:  # whatever the model's own members raise
+    except Exception as error:  # any error that the model's own members raise
         message = (
             "This model cannot be deep copied (or pickled), which is a required step for stateful models to be "
             "properly exported to ONNX. Compute will continue, but unexpected results may occur! "
@@ -150,7 +150,7 @@ _OF_THE_PROGRAM = 6
 def step_files(
     running: RunningModel, description: _ORTTrainerModelDesc, config: _OptimizerConfig, options: ORTTrainerOptions
 ) -> StepFiles:
-    """Make the maker of ONNX files of what runs."""
+    """Make the maker of ONNX files of a running model."""
     internal = options._internal_use
     return StepFiles(
         running.combined,
@@ -174,7 +174,7 @@ def _running_model(
     several: bool,
     inputs: Sequence[Tensor] | None,
 ) -> RunningModel:
-    """Make what runs.
+    """Make the running model.
 
     Args:
         combined: model and loss, which are moved to the device.

@@ -1,4 +1,4 @@
-"""Captures a step as one FX graph, for files, with the names of what goes in and out."""
+"""Captures a step as one FX graph, for files, with the names of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class CapturedStep:
 
     Attributes:
         graph: it.
-        program: what its inputs are called.
-        outputs: for each output of the graph, what it is called: of model_desc, by its name; "<weight>.updated" and the
+        program: the names of its inputs.
+        outputs: for each output of the graph, its name: of model_desc, by its name; "<weight>.updated" and the
             like; "<buffer>.updated"; "<weight>.grad"; or None if nobody asks for it.
         repeated: names of model_desc that are outputs of the graph under another name, or inputs.
-        state: what the inputs beside those of the model begin with, by their names.
+        state: the first values of the inputs beside those of the model, by their names.
         inputs: of the model, as they were given.
     """
 
@@ -90,11 +90,11 @@ def capture(
 
     Args:
         called: gives the loss and the outputs of the model; the loss alone of them has a gradient.
-        prefix: what names of parameters begin with in it, beside their names in the state.
+        prefix: the beginning of parameters' names in it, before their names in the state.
         inputs: of the model.
-        description: what they and the outputs are called, and which sizes may change.
+        description: the names of inputs and outputs, and which sizes may change.
         state: the trained state.
-        kind: what the step does; None: its forward alone, without gradients.
+        kind: the tasks of the step; None: its forward alone, without gradients.
         lr: the learning rate that the file begins with.
         recurrent: whether the model has recurrent layers to trace.
 
@@ -193,7 +193,7 @@ class _Capture:
         return [*scalars, *counts, *own]
 
     def _result_names(self, groups: Sequence[UpdateGroup]) -> list[str]:
-        """Names of what WholeStepModule gives after the outputs of the graph."""
+        """Names of WholeStepModule's results after the outputs of the graph."""
         kind = self._kind
         if kind is None:
             return []

@@ -34,12 +34,12 @@ class StepFiles:
 
     Args:
         combined: model and loss.
-        state: what is trained.
+        state: the trained state.
         description: names of inputs, outputs and sizes.
-        kind: what a step does that updates the weights.
+        kind: the tasks of a step that updates the weights.
         passes: by which passes run.
         contrib_ops: whether models may have operators that are ONNX Runtime's own.
-        optimizer: what the nodes of the update are called by.
+        optimizer: the optimizer's name, by which the nodes of the update are called.
         opset: version of ONNX's operators in the forward, as far as it can be written in it.
         infer_shapes: whether every value in a file has its shape; otherwise inputs and outputs alone.
     """

@@ -26,7 +26,7 @@ class Scaler(Protocol):
 
 
 class StepRate(_LRScheduler):
-    """Gives the learning rate of a step: by the number of updates so far, or what the step was given.
+    """Gives the learning rate of a step: by the number of updates so far, or the one that the step was given.
 
     Args:
         by_step: gives it by that number; None: `given` is it.
@@ -73,7 +73,7 @@ def attributes_of(
     """Name of a weight that is trained -> its optimizer's attributes.
 
     Args:
-        model: what has the weights.
+        model: the owner of the weights.
         frozen: names of weights that are not trained.
         given: gives the attributes by the name; None: all have the defaults, and the result is empty.
 

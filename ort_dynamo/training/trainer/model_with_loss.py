@@ -29,11 +29,11 @@ class CombinedModel(nn.Module):
 
     Args:
         model: the model.
-        loss_fn: takes what the model returns and the last input, and gives the loss; None: the model gives it.
+        loss_fn: takes the model's output and the last input, and gives the loss; None: the model gives it.
         inputs: the inputs' names, the label's the last where there is a loss_fn.
         outputs: how many outputs there are, the loss among them.
         loss: which of them is the loss.
-        narrow: the dtype that matrix products compute in (torch.autocast); None leaves each operator its own.
+        narrow: the dtype that matmuls compute in (torch.autocast); None leaves each operator its own.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class CombinedModel(nn.Module):
         with self._computing(given):
             found = self.called(given)
         of_model = self._outputs - (self.loss_fn is not None)
-        outputs = list(islice(flat_outputs(found), of_model))  # what is behind them may be anything
+        outputs = list(islice(flat_outputs(found), of_model))  # results behind them may be anything
         if len(outputs) < of_model:
             message = f"the model returns {len(outputs)} tensors, and model_desc has {of_model} outputs of it"
             raise TrainingGraphError(reason=message)
@@ -121,7 +121,7 @@ def _takes(model: nn.Module, names: Sequence[str]) -> bool:
 
 
 def flat_outputs(found: Any) -> Iterator[Tensor]:
-    """Yield the tensors of what a model returns: of sequences and mappings, in order; None is left out.
+    """Yield the tensors of a model's result: of sequences and mappings, in order; None is left out.
 
     Raises:
         TrainingGraphError: it holds something else.
@@ -156,9 +156,9 @@ class OnnxCombined(CombinedModel):
         model: the model.
         description: names of its inputs and outputs; others of its outputs are left out.
         narrow: as for CombinedModel.
-        evaluated: what runs in evaluation mode, with tensors of the same names; None: the model itself, which then
-            leaves out dropout. With one, outputs of the model that are called "<buffer>.updated" are what buffers
-            become.
+        evaluated: the module that runs in evaluation mode, with tensors of the same names; None: the model itself,
+            which then leaves out dropout. With one, outputs of the model that are called "<buffer>.updated" are the new
+            values of buffers.
 
     Raises:
         AssertionError: the model lacks an input or output that model_desc has.

@@ -187,7 +187,7 @@ def _divides(below: Mapping[str, Any], firsts: Sequence[str], second: str, parts
 
 
 def divide_layers(combined: nn.Module, model: nn.Module, inputs: Sequence[Tensor], parts: int) -> DeviceMesh:
-    """Divide the layers of a model, and see that it computes what it did; all processes begin with rank 0's weights.
+    """Divide the layers of a model, and check that its loss is the same; all processes begin with rank 0's weights.
 
     Args:
         combined: the model with its loss.
@@ -216,7 +216,7 @@ def divide_layers(combined: nn.Module, model: nn.Module, inputs: Sequence[Tensor
     error: Exception | None = None
     try:
         is_same = bool(torch.isclose(_loss_of(combined, inputs), expected, rtol=1e-3, atol=1e-5, equal_nan=True))
-    except Exception as raised:  # whatever the model's code does with a part of a layer's outputs
+    except Exception as raised:  # any error of the model's code on a part of a layer's outputs
         is_same, error = False, raised
     if not agree_on(is_same, device):
         reason = (
@@ -245,7 +245,7 @@ class LayerReplicas(Together):
 
     Args:
         combined: model and loss.
-        mesh: all processes by "data" and what they share.
+        mesh: all processes by "data" and the parts that they share.
         postpones: whether gradients are reduced in steps that update alone.
     """
 
@@ -258,7 +258,7 @@ class LayerReplicas(Together):
         self._size = mesh["data"].size()
 
     def gradients(self, asked: ForwardBackward) -> Found:
-        """Run forward and backward after buffers are the first replica's, and average what this process has of it."""
+        """Run forward and backward after buffers are the first replica's, and average this process's part."""
         if self._size > 1:
             for buffer in self._combined.buffers():
                 distributed.broadcast(buffer, group=self._group, group_src=0)
@@ -274,7 +274,7 @@ class LayerReplicas(Together):
 
     @staticmethod
     def _own(gradient: Tensor, weight: TrainedWeight, adds: bool) -> Tensor:
-        """This process's part of a gradient, in the dtype that is updated, with what was gathered before."""
+        """This process's part of a gradient, in the dtype that is updated, with the sum that was gathered before."""
         own = local_of(gradient, weight.parameter).to(weight.dtype)
         return own if weight.gathered is None or not adds else own + weight.gathered
 

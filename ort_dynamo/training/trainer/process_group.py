@@ -1,4 +1,4 @@
-"""Answers what a training step asks of the processes that train together; `Together` answers for one that trains alone.
+"""Answers a training step's questions to the processes that train together; `Together` is for a single process.
 
 ZeRO's first stage is by torch's ZeroRedundancyOptimizer: each process updates some weights, and gives them to all. It
 divides whole weights, so that the norms of gradients, and LAMB's of each weight, need nothing from other processes.
@@ -33,7 +33,7 @@ class ForwardBackward:
         inputs: its arguments.
         weights: those to give gradients of.
         scale: the loss scale.
-        adds: whether what was gathered since the last update belongs to the gradients.
+        adds: whether the sum gathered since the last update belongs to the gradients.
         reduces: whether they are to be averaged over processes.
     """
 
@@ -69,7 +69,7 @@ class Together:
     has_stages: bool = False
 
     def gradients(self, asked: ForwardBackward) -> Found:
-        """Run forward and backward, with what processes have to tell one another for it."""
+        """Run forward and backward, with the communication that they need."""
         return asked.run()
 
     def norm(self, own: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class ZeroUpdate:
         self.own = {id(one) for group in self._zero.optim.param_groups for one in group["params"]}
 
     def step(self, apply: _Apply = lambda: None) -> None:
-        """Call what updates this process's own parameters; then all processes get all of them."""
+        """Update this process's own parameters by `apply`; then all processes get all of them."""
         self._zero.step(apply=apply)
 
 

@@ -42,16 +42,16 @@ class RunningModel:
 
     Args:
         combined: model and loss, on their device.
-        state: what is trained of the model.
+        state: the trained state of the model.
         description: names the sizes that may change.
-        options: what to compile by.
+        options: how to compile.
         device: where it trains.
         one_session: whether a whole step is compiled as one graph, where the model can be.
         deterministic: whether steps run under torch.use_deterministic_algorithms(True).
         clips: whether gradients are clipped to the norm that the optimizer has.
         gathers: over how many steps gradients are gathered.
         scales: whether the loss is scaled.
-        together: the processes that train the model; several ask for steps in two halves.
+        together: the processes that train the model; several ask for steps as forward and backward.
         zero: divides updates among processes; None where each does all of it.
     """
 
@@ -132,7 +132,7 @@ class RunningModel:
         return list(outputs)
 
     def regrouped(self) -> None:
-        """Take note that the state is another: processes get what is theirs, and steps are compiled anew."""
+        """Take note that the state is another: processes get their parts, and steps are compiled anew."""
         if self.zero is not None:
             self.zero.step()
         self._split = None
@@ -197,7 +197,7 @@ class RunningModel:
                 self._raise(error, inputs)
 
     def _raise(self, error: Exception, inputs: Sequence[Tensor]) -> NoReturn:
-        """Raise what the backend raised, where Dynamo has put it into an error of its own, with what it is about."""
+        """Raise the backend's error, where Dynamo has put it into one of its own, with the inputs that it is about."""
         raised = raised_by_backend(error)
         inner = raised if isinstance(raised, Exception) else error
         names = [described.name for described in self._description.inputs]
@@ -216,7 +216,7 @@ class RunningModel:
         return compiled
 
     def _entry(self, name: str, *, predicts: bool = False) -> Callable[..., Any]:
-        """A function with code of its own: what Dynamo compiles of it goes when this object does."""
+        """A function with code of its own: its compiled graphs go when this object does."""
         combined = self.combined
 
         def call(*inputs: Any) -> Any:
@@ -313,7 +313,7 @@ def naming_inputs(
     """Give the error to raise for one that a step raised: with the inputs that have a dtype in its text, or itself.
 
     Args:
-        error: what torch or a session raised.
+        error: an error of torch or a session.
         names: of the inputs, as model_desc has them.
         inputs: of the step.
         parameters: of the model: a dtype that these have is no mistake.

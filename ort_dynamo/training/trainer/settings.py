@@ -1,4 +1,4 @@
-"""Reads what an ORTTrainer's options ask for: devices, processes, options of the backend and rules of the update."""
+"""Reads an ORTTrainer's options: devices, processes, options of the backend and rules of the update."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def training_device(options: ORTTrainerOptions | None) -> torch.device:
 
 
 def check_device(device: torch.device) -> None:
-    """Raise DeviceNotAvailableError if torch has no such CUDA device: what it says itself depends on its build."""
+    """Raise DeviceNotAvailableError if torch has no such CUDA device: torch's own error depends on its build."""
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise DeviceNotAvailableError(device=str(device), version=torch.__version__)
 
@@ -79,11 +79,12 @@ def backend_options(options: ORTTrainerOptions, device: torch.device) -> Options
 _MOST_ELEMENTS = {"AdamOptimizer": 1 << 18, "LambOptimizer": None, "SGDOptimizer": 1 << 23}
 """Optimizer -> how many numbers are trained at most in one session on the CPU; None: there is no limit.
 
-One session took 0.8 to 0.95 of the time of two halves and torch's update where a step takes some milliseconds, for all
-three: there is no Python between. Where weights are large the update is a walk over memory: torch's fused AdamW makes
-one, ONNX operators fifteen (one session took 0.95 at 130 thousand numbers, 1.07 at 540 thousand, 1.26 at 4 million).
-SGD's two walks are at par (0.98 to 1.02), and in one session new weights are beside the old ones. torch has no fused
-LAMB (0.68 to 0.86). Small GPT-like models, interleaved, one thread, AVX-512; bench/bench_trainer_step.py measures it.
+One session took 0.8 to 0.95 of the time of a forward, a backward and torch's update where a step takes some
+milliseconds, for all three: there is no Python between. Where weights are large the update is a walk over memory:
+torch's fused AdamW makes one, ONNX operators fifteen (one session took 0.95 at 130 thousand numbers, 1.07 at 540
+thousand, 1.26 at 4 million). SGD's two walks are at par (0.98 to 1.02), and in one session new weights are beside the
+old ones. torch has no fused LAMB (0.68 to 0.86). Small GPT-like models, interleaved, one thread, AVX-512;
+bench/bench_trainer_step.py measures it.
 """
 
 
@@ -156,10 +157,10 @@ def _rule(config: _OptimizerConfig, values: Mapping[str, Any]) -> Rule:
 
 
 def refuse_what_is_not_there(options: ORTTrainerOptions) -> None:
-    """Raise what says which options cannot be had, or not together, and what to do instead.
+    """Raise an error that says which options cannot be had, or not together, and the alternative.
 
     Raises:
-        SeveralProcessesError: layers or a pipeline are to be shared, or a file is to have what ZeRO splits.
+        SeveralProcessesError: layers or a pipeline are to be shared, or a file is to have weights that ZeRO splits.
         ProcessGroupError: Adasum has to pair processes whose number is no power of two.
     """
     asked = options.distributed
@@ -181,7 +182,7 @@ def refuse_what_is_not_there(options: ORTTrainerOptions) -> None:
 
 
 def _refuse_with_pipeline(options: ORTTrainerOptions, stages: int) -> None:
-    """Raise SeveralProcessesError for what does not go with stages of a model."""
+    """Raise SeveralProcessesError for options that do not go with stages of a model."""
     asked = options.distributed
     with_it = {
         "horizontal_parallel_size above 1": asked.horizontal_parallel_size > 1,
@@ -192,7 +193,7 @@ def _refuse_with_pipeline(options: ORTTrainerOptions, stages: int) -> None:
 
 
 def _refuse_with_horizontal(options: ORTTrainerOptions) -> None:
-    """Raise SeveralProcessesError for what does not go with layers that processes share."""
+    """Raise SeveralProcessesError for options that do not go with layers that processes share."""
     asked = options.distributed
     size = asked.horizontal_parallel_size
     if size == 1:

@@ -1,4 +1,4 @@
-"""A training step in two halves, forward and backward, that ONNX Runtime runs, and an update that torch's kernels do.
+"""A training step as a forward and a backward, that ONNX Runtime runs, and an update that torch's kernels do.
 
 Where weights are large, the update is a walk over memory: torch's fused kernel reads and writes each number once.
 """
@@ -34,8 +34,8 @@ class SplitStep:
 
     Args:
         called: gives the loss and the outputs of the model; the loss alone of them has a gradient.
-        state: what is trained; the steps change it.
-        options: what to compile by.
+        state: the trained state; the steps change it.
+        options: how to compile.
         together: the processes that train the model.
         zero: divides the update among them; None where each does all of it.
         recurrent: whether the model has recurrent layers to trace.
@@ -72,10 +72,10 @@ class SplitStep:
             inputs: of the model.
             lr: the learning rate.
             scale: the loss scale.
-            kind: what the step does.
+            kind: the tasks of the step.
 
         Returns:
-            What the model returns, the loss first, and whether all gradients were finite: if not, no weight changed.
+            The model's results, the loss first, and whether all gradients were finite: if not, no weight changed.
         """
         together = self._together
         # Where the reduction was put off to a step that updates, that step's gradients are the sums of all steps.
@@ -122,12 +122,12 @@ def _update(
     """Update weights in place, with torch's fused and foreach kernels.
 
     Args:
-        state: what is trained.
+        state: the trained state.
         weights: those that have a gradient.
         gradients: theirs, scaled, summed over `kind.gathers` steps; they are overwritten.
         lr: the learning rate.
         scale: the loss scale.
-        kind: what the step does.
+        kind: the tasks of the step.
         together: those that have to agree on whether gradients are finite, and on their norm.
         zero: divides the update among them.
         device: where they train.
@@ -194,7 +194,7 @@ def _update_group(group: UpdateGroup, gradients: list[Tensor], lr: float, diviso
         torch._foreach_mul_(gradients, (1 / divisor).to(gradients[0].dtype))
     rate = torch.tensor(lr, dtype=torch.float64, device=masters[0].device)
     updates = group.count.to(masters[0].device) + 1
-    for weight, gradient in zip(group.weights, gradients, strict=True):  # alone: what it computes is freed at once
+    for weight, gradient in zip(group.weights, gradients, strict=True):  # alone: its temporaries are freed at once
         given = [weight.master], [gradient], [[moment] for moment in weight.moments], updates, rate
         if isinstance(rule, LambRule):
             updated = rule.update(*given, partial(norm_over, group=weight.group))

@@ -62,7 +62,7 @@ _IN_TRACED = "combined.model."
 
 
 class Stages:
-    """Runs this process's stage of a model, and gives all processes of a pipeline what the model gives.
+    """Runs this process's stage of a model, and gives all processes of a pipeline the model's results.
 
     Torch's tracer cuts the model for each size of a batch, for training and for evaluation: weights are the model's.
 
@@ -73,7 +73,7 @@ class Stages:
         micro_batches: into how many parts a batch is cut.
 
     Attributes:
-        compiles: what compiles this process's stage; it is set before a first step.
+        compiles: compiles this process's stage; it is set before a first step.
         own: the names of the weights and buffers that are this process's.
     """
 
@@ -92,7 +92,7 @@ class Stages:
         self.own: set[str] = set()
 
     def divide(self, inputs: Sequence[Tensor], *, predicts: bool) -> None:
-        """Find which weights and buffers are this process's, by a first batch; what no stage has is the first's.
+        """Find which weights and buffers are this process's, by a first batch; those of no stage are the first's.
 
         Raises:
             SeveralProcessesError: the model cannot be cut so, or stages share weights, or one has none to train.
@@ -200,7 +200,7 @@ class Stages:
         self._cuts = None  # the marks stay in the modules
         try:
             pipe = pipeline(self._traced, micro, split_spec=spec)
-        except Exception as error:  # whatever the model's code does that torch.export cannot trace
+        except Exception as error:  # any error of model code that torch.export cannot trace
             reason = (
                 f"torch's pipeline tracer cannot split this model ({error}). Train without a pipeline, or build stages "
                 "by hand: torch.distributed.pipelining with torch.compile(stage, backend='ort_train')"
@@ -242,7 +242,7 @@ def _refuse_several_readers(pipe: Any) -> None:
 
 
 class _OwnInputs:
-    """Calls a stage after the first with what it is sent and, of the model's inputs that it reads, a micro-batch.
+    """Calls a stage after the first with the tensors sent to it and a micro-batch of the model's inputs that it reads.
 
     Schedules run a stage's micro-batches in order.
 
@@ -299,7 +299,7 @@ class _Seen:
     """A model's outputs as tracing saw them; torch.export puts a module's own attributes back afterwards.
 
     Attributes:
-        shape: what the model returns, with places instead of tensors.
+        shape: the model's result, with places instead of tensors.
     """
 
     def __init__(self) -> None:
@@ -322,7 +322,7 @@ class _Outputs(nn.Module):
         return tuple(flat)
 
     def loss(self, found: Any, target: Tensor) -> Tensor:
-        """The loss, of what this module returned."""
+        """The loss of this module's result."""
         flat = (found,) if isinstance(found, Tensor) else found
         assert self.combined.loss_fn is not None
         given = tree_map(lambda place: None if place is None else flat[place], self.seen.shape)

@@ -56,7 +56,7 @@ class TrainedWeights:
         self._state = state
 
     def get_state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Give what is trained, and moments, as arrays by name; frozen weights are not among them."""
+        """Give trained weights, and moments, as arrays by name; frozen weights are not among them."""
         found = {weight.name: _array(weight.master) for weight in self._state.weights}
         for weight in self._state.weights:
             names = (f"{key}_{weight.name}" for key in _MOMENTS)
@@ -65,7 +65,7 @@ class TrainedWeights:
 
 
 def model_section(state: TrainingState, module: nn.Module) -> _Section:
-    """Give all weights and buffers in full precision, as arrays: what is trained, what is frozen, and buffers."""
+    """Give all weights and buffers in full precision, as arrays: trained weights, frozen weights, and buffers."""
     return {_FULL: {name: _array(_full(state, name, one)) for name, one in module.state_dict().items()}}
 
 
@@ -88,7 +88,7 @@ def optimizer_section(state: TrainingState) -> _Section:
 
 
 def own_part(section: _Section, state: TrainingState, *, is_first: bool) -> _Section:
-    """Give what a process saves of the model where ZeRO divides it: its own weights; the first one, all else, too."""
+    """Give a process's part of the model where ZeRO divides it: its own weights; the first one, all else, too."""
     others = {weight.name for weight in state.weights if not weight.is_own}
     shared = {name for name in section[_FULL] if state.master_of(name) is None or state.name_of(name) != name}
     left_out = others if is_first else others | shared
@@ -96,7 +96,7 @@ def own_part(section: _Section, state: TrainingState, *, is_first: bool) -> _Sec
 
 
 def partition_section(state: TrainingState) -> _Section:
-    """Give the shapes of what ZeRO divides, which `aggregate_checkpoints` joins."""
+    """Give the shapes of the weights that ZeRO divides, which `aggregate_checkpoints` joins."""
     return {weight.name: {"original_dim": np.array(weight.parameter.shape, dtype=np.int64)} for weight in state.weights}
 
 
@@ -114,11 +114,11 @@ def shares_section(module: nn.Module) -> _Section:
 
 
 def check_keys(current: Mapping[str, Any], given: Mapping[str, Any], free: Container[str] = ()) -> None:
-    """Compare what a state_dict has with what it should have; a section that is not there is warned of.
+    """Compare the keys of a state_dict with the expected ones; a section that is not there is warned of.
 
     Args:
-        current: what it should have: of the model, all.
-        given: what it has.
+        current: the expected keys: of the model, all.
+        given: its keys.
         free: weights that may be there or not: ZeRO gives them to other processes.
 
     Raises:
@@ -148,7 +148,7 @@ def _check_same(own: Iterable[str], other: Iterable[str], place: str, free: Cont
 def load_model(
     state: TrainingState, module: nn.Module, given: Mapping[str, Any], *, strict: bool
 ) -> Callable[[], None]:
-    """Make ready to load weights and buffers, which what is returned does; what is not given stays.
+    """Make ready to load weights and buffers, which the returned function does; values that are not given stay.
 
     Raises:
         RuntimeError: "Unexpected key: k in state_dict[model][precision]", if strict; or an array has another shape.
@@ -178,7 +178,7 @@ def _copy(taken: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 def load_optimizer(state: TrainingState, given: Mapping[str, Any]) -> Callable[[], None]:
-    """Make ready to load moments and counts, which what is returned does; what is not given stays.
+    """Make ready to load moments and counts, which the returned function does; values that are not given stay.
 
     Raises:
         RuntimeError: an array has another shape, or a count is below 1.
@@ -205,7 +205,7 @@ def gathered_section(state: TrainingState) -> _Section:
 
 
 def load_gathered(state: TrainingState, given: Mapping[str, Any]) -> Callable[[], None]:
-    """Make ready to load sums of gradients, which what is returned does; what is not given is none.
+    """Make ready to load sums of gradients, which the returned function does; a sum that is not given is none.
 
     Raises:
         RuntimeError: an array has another shape.

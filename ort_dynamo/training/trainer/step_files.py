@@ -32,17 +32,17 @@ def step_model(
     """Make an ONNX model of a captured step.
 
     Its inputs are those of model_desc, then the state as it is now, which need not be given: the tensors are in the
-    file, and one that is given takes their place. Its outputs are those of model_desc, then what the step computes of
-    the state, each by the name of its input and ".updated", or ".grad".
+    file, and one that is given takes their place. Its outputs are those of model_desc, then the new state, each value
+    by the name of its input and ".updated", or ".grad".
 
     Args:
-        step: what was captured.
-        description: what inputs and outputs are called, and which sizes may change.
+        step: the captured step.
+        description: the names of inputs and outputs, and which sizes may change.
         options: by which passes run.
         contrib_ops: whether it may have operators that are ONNX Runtime's own.
         parameters: names of the model's parameters, which are marked as torch.onnx marks them.
         may_be_fed: whether the state is an input of the model; otherwise it is constant.
-        optimizer: what the nodes of the update are called by.
+        optimizer: the optimizer's name, by which the nodes of the update are called.
 
     Raises:
         TrainingGraphError: a node has no form in ONNX.
@@ -66,7 +66,7 @@ def step_model(
 _PREFIX = "model."
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-"""Under which torch.onnx says what an initializer is; OnnxModule reads it."""
+"""The key under which torch.onnx writes an initializer's kind; OnnxModule reads it."""
 
 
 def _keep_outputs(step: CapturedStep) -> None:
@@ -79,7 +79,7 @@ def _keep_outputs(step: CapturedStep) -> None:
 
 
 def _scopes(paths: Mapping[Node, str], outputs: Sequence[str], prefix: str, optimizer: str) -> dict[Node, str]:
-    """Say what nodes belong to: a module, the gradient of one, or the update of a weight."""
+    """Say to which part each node belongs: a module, the gradient of one, or the update of a weight."""
     returned: Any = next(node.args[0] for node in paths if node.op == "output")
     results: dict[str, Node] = dict(zip(outputs, returned, strict=True))
     weights = {name: node for name, node in results.items() if _is_of_update(name)}
@@ -118,7 +118,7 @@ def _has_later_gradient(node: Node, readers: Mapping[Node, set[str]]) -> bool:
 
 
 def _symbols(description: _ORTTrainerModelDesc, values: Mapping[str, ir.Value]) -> dict[str, str]:
-    """Symbol of a size, as torch calls it -> what model_desc calls it."""
+    """Symbol of a size, as torch calls it -> its name in model_desc."""
     found: dict[str, str] = {}
     for described in description.inputs:
         value = values.get(described.name)

@@ -1,4 +1,4 @@
-"""Lets a model with masks be traced as one graph, and undoes what tracing changes on its modules."""
+"""Lets a model with masks be traced as one graph, and undoes tracing's changes on its modules."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def mask_questions_answered(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Have all modules of a model hold what they held, once this closes; tensors written in place stay written.
+    """Restore the attributes of all modules of a model, once this closes; tensors written in place stay written.
 
     A capture runs the model's Python with stand-ins for results. A model that keeps a result, such as a mask for the
     next call, would go on with memory that nobody has filled.
@@ -91,7 +91,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 
 def _note(value: Any, held: dict[int, tuple[Any, Any]]) -> None:
-    """Copy what a container holds, and the containers in it."""
+    """Copy a container's content, and the containers in it."""
     if id(value) in held or not isinstance(value, (dict, list, set, deque, tuple)):
         return
     if not isinstance(value, tuple):

@@ -93,7 +93,7 @@ def load_trainer_state(
     *,
     strict: bool,
 ) -> None:
-    """Load what `trainer_state` gave; a section that is not there leaves what is.
+    """Load a dictionary of `trainer_state`; a section that is not there leaves the trainer's as it is.
 
     Raises:
         AssertionError: it is of another optimizer.

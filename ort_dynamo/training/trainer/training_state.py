@@ -37,7 +37,7 @@ class TrainedWeight:
     Attributes:
         name: its name in the model's state_dict.
         parameter: the model's own.
-        master: what is updated: a float32 copy of a float16 or bfloat16 parameter, otherwise its own memory.
+        master: the tensor that is updated: a float32 copy of a float16 or bfloat16 parameter, otherwise its own memory.
         moments: the optimizer's, as many as its rule has, each of the master's shape and dtype.
         gathered: the sum of gradients since the last update, like the master; None where an update follows each step.
         is_own: whether this process updates it; otherwise it has no moments, and the parameter itself for a master.

@@ -158,7 +158,7 @@ class LambRule:
 
         Args:
             weights, gradients, moments, count, lr: as for `SGDRule.update`, with `moments` m and v.
-            norm: computes the norm of a weight of which `weights` has a part; None computes it of what is there.
+            norm: computes the norm of a weight of which `weights` has a part; None computes it of that part alone.
         """
         norm = norm or _norm
         a, b = _corrections(self, count)
@@ -206,7 +206,7 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def gradient_divisor(norm: Tensor, scale: Tensor, max_norm: float | None) -> Tensor:
-    """Compute what gradients are divided by, so that they lose their scale and their norm is at most max_norm.
+    """Compute the divisor of gradients, so that they lose their scale and their norm is at most max_norm.
 
     s = N/max_norm if N > S·max_norm, else S, of the norm N of the scaled gradients and the loss scale S.
 

@@ -33,8 +33,8 @@ class StepKind:
         updates: whether weights are updated; otherwise gradients are only gathered.
         gathers: over how many steps gradients are gathered; 1 gathers none.
         scales: whether the loss is scaled, and the update skipped where gradients are not finite.
-        clips: whether the norm of gradients is clipped where the optimizer's rule says to what.
-        stands_alone: whether the graph does what otherwise its runner does: it skips such an update, and counts.
+        clips: whether the norm of gradients is clipped where the optimizer's rule says a bound.
+        stands_alone: whether the graph does its runner's work, too: it skips such an update, and counts.
     """
 
     updates: bool = True
@@ -48,16 +48,16 @@ class WholeStepModule(nn.Module):
     """Calls a forward graph, computes its gradients and updates weights, all as values: it changes no weight in place.
 
     Its inputs are those of the graph; then `lr` and `scale` (float64, 0-d), the count of each group (int64, 0-d), and
-    for each weight: the master where the parameter is narrower, its moments if the step updates, and what is gathered
+    for each weight: the master where the parameter is narrower, its moments if the step updates, and the gathered sum
     if it gathers. Its outputs are those of the graph; then, of a step that updates, `all_finite` (bool, 0-d), and for
     each weight the new master and moments, and the counts if it stands alone; of one that does not update, for each
-    weight what is gathered by now.
+    weight the sum gathered by now.
 
     Args:
         graph: the forward graph. One output requires a gradient: the loss.
         groups: the weights, by how they are updated.
         places: for each of them, in this order, the index of the graph's input that is its parameter.
-        kind: what the step does.
+        kind: the tasks of the step.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class WholeStepModule(nn.Module):
             leaves = [inputs[place].detach().requires_grad_() for place in self._places]
             for place, leaf in zip(self._places, leaves, strict=True):
                 inputs[place] = leaf
-            with preserve_node_meta():  # what is traced of a node keeps its module and the user's line
+            with preserve_node_meta():  # traced operators of a node keep its module and the user's line
                 outputs = Interpreter(self.graph_module).run(*inputs)
             losses = [one for one in outputs if isinstance(one, Tensor) and one.requires_grad]
             if not losses:
@@ -151,7 +151,7 @@ class WholeStepModule(nn.Module):
             rows = dict(zip(reached, zip(updated.weights, *updated.moments, strict=True), strict=True))
             for index in every:
                 before = (masters[index], *moments[index])
-                row = rows.get(index, before)  # what the loss does not depend on stays as it is
+                row = rows.get(index, before)  # a weight on which the loss does not depend stays as it is
                 if kind.stands_alone and kind.scales:
                     row = tuple(torch.where(all_finite, a, b) for a, b in zip(row, before, strict=True))
                 made.extend(row)
@@ -163,14 +163,14 @@ class WholeStep:
 
     Args:
         called: gives the loss and the outputs of the model; the loss alone of them has a gradient.
-        prefix: what names of parameters begin with in it, beside their names in the state.
-        state: what is trained; the steps change it.
-        options: what to compile by.
-        kind: what the steps do.
+        prefix: the beginning of parameters' names in it, before their names in the state.
+        state: the trained state; the steps change it.
+        options: how to compile.
+        kind: the tasks of the steps.
         recurrent: whether the model has recurrent layers to trace.
 
     Attributes:
-        has_begun: whether the last call came as far as to run what was compiled.
+        has_begun: whether the last call came as far as to run the compiled graph.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class WholeStep:
             scale: the loss scale.
 
         Returns:
-            What the model returns, and whether all gradients were finite: if not, no weight has changed.
+            The model's results, and whether all gradients were finite: if not, no weight has changed.
         """
         self.has_begun = False
         self._lr.fill_(lr)

@@ -1,4 +1,4 @@
-"""Which nodes of a graph share memory, read off the graph: by view operators and schemas, never by fake storages."""
+"""Which nodes of a graph alias, read off the graph: by view operators and schemas, never by fake storages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HIDDEN = frozenset(present(dict.fromkeys((*VIEWS, *MULTI_VIEWS, _c10d.wait_tens
 
 
 def aliased_inputs(node: Node) -> Sequence[Node]:
-    """The inputs with which results of `node` may share memory; of an unknown operator, all of them."""
+    """The inputs with which results of `node` may alias; of an unknown operator, all of them."""
     if node.op != "call_function":
         return node.all_input_nodes
     target: Any = node.target
@@ -51,7 +51,7 @@ def _annotated(node: Node, target: OpOverload) -> Iterator[Node]:
 def returned_views(graph: Graph) -> frozenset[int]:
     """The indices of a traced graph's outputs that are views to autograd: the last operator is one that says so.
 
-    `detach` says so, too, but what it gives is no view to autograd.
+    `detach` is a view operator, too, but its result is no view to autograd.
     """
     (output,) = graph.find_nodes(op="output")
     return frozenset(index for index, node in enumerate(output.args[0]) if isinstance(node, Node) and _is_view(node))
@@ -82,7 +82,7 @@ def _restrides(node: Node) -> bool:
 
 
 class AliasSets:
-    """Partitions the tensors of a graph into sets that may share memory.
+    """Partitions the tensors of a graph into sets that may alias.
 
     Results of one operator are apart, unless they are views of one input or the operator is unknown.
 
@@ -114,18 +114,18 @@ class AliasSets:
         self._given = {self._find(node) for node in graph.nodes if node.op in ("placeholder", "get_attr")}
 
     def of(self, node: Node) -> Sequence[Node]:
-        """All nodes, in order, that may share memory with a tensor node, itself included."""
+        """All nodes, in order, that may alias a tensor node, itself included."""
         return self._members[self._find(node)]
 
     def is_given(self, node: Node) -> bool:
-        """Check whether a tensor node may share memory with an input of the graph."""
+        """Check whether a tensor node may alias an input of the graph."""
         return self._find(node) in self._given
 
     def is_private(self, node: Node) -> bool:
-        """Check whether a tensor node shares memory with no input and no output of the graph.
+        """Check whether a tensor node aliases no input and no output of the graph.
 
-        Only then may the node become an alias of another private one: a caller writes to inputs and outputs, and what
-        the forward saves is one of its outputs.
+        Only then may the node become an alias of another private one: a caller writes to inputs and outputs, and
+        tensors that the forward saves are among its outputs.
         """
         return self._find(node) not in self._returned and not self.is_given(node)
 
@@ -134,7 +134,7 @@ class AliasSets:
         return self.is_private(node) and self.is_private(other)
 
     def join(self, node: Node, other: Node) -> None:
-        """Note that two tensor nodes share memory from now on."""
+        """Note that two tensor nodes alias from now on."""
         mine, theirs = self._find(node), self._find(other)
         if mine is theirs:
             return
@@ -160,5 +160,5 @@ def _is_tuple(node: Node) -> bool:
 
 
 def _results(node: Node) -> Sequence[Any]:
-    """The keys of what a node gives: itself, or the pairs by which getitem nodes ask for parts of a tuple."""
+    """The keys of a node's results: itself, or the pairs by which getitem nodes ask for parts of a tuple."""
     return [(node, index) for index in range(len(node.meta["val"]))] if _is_tuple(node) else [node]

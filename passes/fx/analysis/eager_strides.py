@@ -39,7 +39,7 @@ _LIKE = frozenset(
 _WRAPS_NUMBERS = frozenset(
     ("add", "sub", "rsub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod", "floor_divide")
 ) | frozenset(f"bitwise_{name}" for name in ("and", "or", "xor", "left_shift", "right_shift"))
-"""Elementwise operators that make a tensor of a number: a second operand, of another shape than the first."""
+"""Elementwise operators that make a tensor of a scalar: a second operand, of another shape than the first."""
 
 
 def returned_strides(graph: Graph) -> dict[int, tuple[int, ...]]:

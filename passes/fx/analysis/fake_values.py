@@ -42,7 +42,7 @@ def add_call(
 
     Args:
         graph: the graph.
-        target: an operator, or a function of numbers.
+        target: an operator, or a function of scalars.
         args: its arguments.
         kwargs: its keyword arguments.
         meta: further entries of the node's meta.
@@ -54,7 +54,7 @@ def add_call(
 
 
 def derived_meta(node: Node) -> dict[str, Any]:
-    """Give what a call that is part of a node says as that one does: all but its value."""
+    """Give the meta of a call that is part of a node: all of the node's meta but its value."""
     return {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta")}
 
 
@@ -120,7 +120,7 @@ def separate_memory(gm: GraphModule) -> None:
 def differences(gm: GraphModule) -> Iterator[str]:
     """Propagate all values anew, from the inputs on, and say where those of the graph are others.
 
-    They are to agree in dtype, shape, strides and device, in which nodes share memory, and at which offset. The
+    They are to agree in dtype, shape, strides and device, in which nodes alias, and at which offset. The
     offset of a value in memory of its own does not matter: torch traces a copy into a slice as one at the slice's.
     """
     anew: dict[Node, Any] = {}

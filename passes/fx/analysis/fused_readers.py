@@ -1,4 +1,4 @@
-"""Which operators are computed in a fused kernel with what makes their operands (docs/fused_kernels.md)."""
+"""Operators that are computed in a fused kernel with the makers of their operands (docs/fused_kernels.md)."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def is_pointwise(node: Node) -> bool:
 
 
 def is_read_in_kernel(node: Node) -> bool:
-    """Ask whether a node can be one kernel with what makes its operands."""
+    """Ask whether a node can be one kernel with the makers of its operands."""
     return is_pointwise(node) or calls(node, _ROWS)

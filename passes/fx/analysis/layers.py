@@ -32,7 +32,7 @@ class Layer:
 def find_layers(joint: JointGraph) -> list[Layer]:
     """The network's layers in the order in which they run; fewer than two mean that none were found.
 
-    1. Modules that are numbered siblings of one class (`encoder.layer.0`, `layer1`) and keep at least two tensors
+    1. Modules that are numbered siblings of one class (`encoder.layer.0`, `layer1`) and save at least two tensors
        each, outermost first: transformer layers of any kind, the stages of a convolutional net.
     2. Where modules say nothing (a function, one module applied many times): the graph is cut wherever all gradient
        flows through a single tensor; the pieces between cuts that repeat, operator by operator, over the period that
@@ -108,7 +108,7 @@ _NEARLY_ALL = 0.7
 
 
 def _refined(joint: JointGraph, piece: list[Node]) -> list[list[Node]]:
-    """A large uncut piece, cut without regard to what lives through nearly all of it, if then most of it repeats.
+    """A large uncut piece, cut without regard to values that live through nearly all of it, if then most of it repeats.
 
     In a decoder, the encoder's result lives beside every layer's own; in T5, the position bias.
     """
@@ -156,7 +156,7 @@ def _repetitions(
 ) -> list[tuple[int, int, int]]:
     """(begin, period, count) of repetitions between `begin` and `end`, in order.
 
-    First the one that covers most operators, of equal ones the shortest period, then what is left on either side.
+    First the one that covers most operators, of equal ones the shortest period, then the rest on either side.
     """
     end = len(signatures) if end is None else end
     best, covered = None, 0

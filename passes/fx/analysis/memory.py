@@ -1,4 +1,4 @@
-"""Records what a compiled graph's forward saves, what its backward recomputes, and the memory that both take."""
+"""Records the tensors that a compiled forward saves and its backward recomputes, and the memory that both take."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SELECTIONS = frozenset(
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """One allocation that the forward keeps for the backward.
+    """One allocation that the forward saves for the backward.
 
     Attributes:
         name: the node that is saved; of several views of the allocation, the first.
@@ -64,7 +64,7 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """One computation that the backward does again; views, which cost nothing, are not listed.
+    """One computation that the backward recomputes; views, which cost nothing, are not listed.
 
     Attributes:
         name: its node.
@@ -101,7 +101,7 @@ class MemoryRecord:
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept between forward and backward."""
+        """Bytes saved between forward and backward."""
         return sum(one.nbytes for one in self.saved)
 
     @property
@@ -111,7 +111,7 @@ class MemoryRecord:
 
     @property
     def time(self) -> float:
-        """Estimated time of what is recomputed, as a share of the forward's."""
+        """Estimated time of the recomputed operators, as a share of the forward's."""
         return sum(one.time for one in self.recomputed)
 
     @property
@@ -130,12 +130,12 @@ class MemoryRecord:
 
 
 def memory_record(joint: GraphModule, forward: GraphModule, backward: GraphModule, outputs: int) -> MemoryRecord:
-    """Read off what a partitioner has made of a joint graph.
+    """Read off a partitioner's cut of a joint graph.
 
     Args:
         joint: the joint graph, with its tags.
-        forward: the half that keeps.
-        backward: the half that recomputes.
+        forward: the forward graph.
+        backward: the backward graph.
         outputs: how many of the forward's first outputs are the graph's own results.
     """
     whole = JointGraph(joint)
@@ -163,8 +163,8 @@ def freed_by_backward(forward: GraphModule, backward: GraphModule, outputs: int)
     Inputs of the graph, parameters and results that the forward returns are held by others, gradients by autograd.
 
     Args:
-        forward: the half that keeps.
-        backward: the half that reads.
+        forward: the forward graph.
+        backward: the backward graph.
         outputs: how many of the forward's first outputs are the graph's own results.
     """
     results = _output(forward).args[0]
@@ -178,12 +178,12 @@ def freed_by_backward(forward: GraphModule, backward: GraphModule, outputs: int)
 def peaks(forward: GraphModule, backward: GraphModule) -> tuple[int, int]:
     """Most bytes that forward and backward hold at once, inputs of the graph and parameters not counted.
 
-    They are those of a sweep over each half in the order of its graph, by allocation: it begins with the node that
-    makes it, and ends with the last node that reads it or a view of it. Results live to the end of their half. What a
-    section of a backward is handed, saved tensors before all, lives to the section's end at least, since a session
+    They are those of a sweep over each of the two graphs in its order, by allocation: it begins with the node that
+    makes it, and ends with the last node that reads it or a view of it. Results live to the end of their graph. The
+    inputs of a section of a backward, saved tensors before all, live to the section's end at least, since a session
     holds its inputs until it returns; where a backward is not cut, that is its end. A selection by a mask takes two
     more tensors of its result's size while it runs. Not in the account: other scratch memory of kernels, rounding up by
-    allocators, another order that ONNX Runtime may choose, and what it fuses.
+    allocators, another order that ONNX Runtime may choose, and its fusions.
     """
     inputs = _inputs(forward)
     return _peak(forward, (), inputs), _peak(backward, backward.graph.find_nodes(op="placeholder"), inputs)
@@ -219,7 +219,7 @@ def _peak(gm: GraphModule, held: Iterable[Node], free: Collection[int]) -> int:
     """Most bytes alive at once in a sweep over `gm`.
 
     Args:
-        gm: one half.
+        gm: the forward or the backward graph.
         held: inputs that count.
         free: allocations that do not count.
     """
@@ -237,7 +237,7 @@ def _peak(gm: GraphModule, held: Iterable[Node], free: Collection[int]) -> int:
             if storage not in free and storage not in alive:
                 alive[storage] = nbytes
                 total += nbytes
-        unread = own[node] - last.keys()  # what nobody reads ends at once
+        unread = own[node] - last.keys()  # an unread allocation ends at once
         ended = {s: alive.pop(s) for s in ends.get(node, set()) | unread if s in alive}
         peak = max(peak, total + _scratch(node, ended))
         total -= sum(ended.values())
@@ -281,5 +281,5 @@ def _scratch(node: Node, ended: Mapping[int, int]) -> int:
         return 2 * nbytes
     compared = node.args[1]
     assert isinstance(compared, Node)
-    # A factor and the mask of what is blocked; what they were made of may be gone.
+    # A factor and the mask of blocked elements; the operands of the mask may be gone.
     return nbytes + nbytes // fake.dtype.itemsize - ended.get(storage_of(compared), 0)

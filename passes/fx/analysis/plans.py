@@ -30,18 +30,18 @@ from ort_dynamo.passes.fx.analysis.views import is_view, maker_of
 __all__ = ["Candidate", "PlanRow", "decide", "find_candidates", "plan_rows"]
 
 _LONGEST = 50
-"""Computations in one cluster, as in ONNX Runtime. Longer ones are what memory_budget and layers are for."""
+"""Computations in one cluster, as in ONNX Runtime. Longer ones are the task of memory_budget and layers."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One occurrence of a cluster: what one computation leaves for the backward, and how to make it again.
+    """One occurrence of a cluster: the saved results of one computation, and how to recompute them.
 
     Attributes:
-        cluster: names of what is recomputed, each followed by "+".
+        cluster: names of the recomputed operators, each followed by "+".
         type: RECOMPUTE, or RECOMPUTE_WITH_COMPROMISE.
         again: the nodes to recompute, views included, in order.
-        narrow: the narrow sides of casts to keep in its place.
+        narrow: the narrow sides of casts to save in its place.
     """
 
     cluster: str
@@ -72,9 +72,10 @@ class PlanRow:
 def find_candidates(joint: JointGraph) -> list[Candidate]:
     """All occurrences of all clusters of a joint graph, in the forward's order.
 
-    A cluster is what the backward must recompute for the tensors that one computation leaves to it, going back to
-    what it has anyway: other kept tensors, inputs, and what torch.utils.checkpoint recomputes already. It is formed
-    on the graph before anything of a plan is applied. Draws, effects and what has a policy cannot be part of it.
+    A cluster is all that the backward must recompute for the tensors that one computation leaves to it, going back to
+    tensors that it has anyway: other saved tensors, inputs, and tensors that torch.utils.checkpoint recomputes already.
+    It is formed on the graph before anything of a plan is applied. Random ops, effects and nodes with a policy cannot
+    be part of it.
     """
     before = joint.cut(joint.tagged())
     had = {storage_of(one.nodes[0]) for one in before.kept} | joint.inputs
@@ -159,10 +160,10 @@ class _Available:
         return Candidate(cluster, kind, ordered, tuple(sorted(narrow, key=self.joint.position)))
 
     def _back_to(self, group: Sequence[Kept], compromise: bool) -> tuple[set[Node], set[Node]] | None:
-        """Nodes to recompute and narrow sides to keep, or None if it cannot be or takes too much."""
+        """Nodes to recompute and narrow sides to save, or None if it cannot be or takes too much."""
         stops: set[Node] = set()
         while (found := self._walk(group, compromise, stops)) is not None and not found[1] <= stops:
-            stops |= found[1]  # a narrow side that is kept is there for all that reads it, not for its cast alone
+            stops |= found[1]  # a narrow side that is saved is there for all that reads it, not for its cast alone
         return found
 
     def _walk(

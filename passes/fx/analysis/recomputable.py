@@ -19,14 +19,14 @@ def repeatable(
 ) -> Iterator[Node]:
     """Yield the nodes that make saved results, with their views, if the other saved tensors suffice to recompute them.
 
-    Of an operator with several results it is the first that is made again; the others stay saved. What is tagged
-    already is left alone, and counts as not saved.
+    Of an operator with several results the first is recomputed; the others stay saved. Nodes that are tagged already
+    are left alone, and count as not saved.
 
     Args:
         joint: the graph.
         lives: allocations that live although nothing saves them.
         chooses: whether an operator may be repeated, by its node and that of its result, which may be the same.
-        chained: whether what is repeated suffices to repeat more: the backward reads it, and so makes it anyway.
+        chained: whether a repeated result suffices to repeat more: the backward reads it, and so makes it anyway.
     """
     returned = frozenset(map(storage_of, filter(is_tensor, joint.outputs)))
     kept = {storage_of(one.nodes[0]) for one in joint.cut(joint.tagged()).kept}

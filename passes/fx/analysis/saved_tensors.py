@@ -72,7 +72,7 @@ class Cut:
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept."""
+        """Bytes saved."""
         return sum(one.nbytes for one in self.kept)
 
     @property
@@ -185,7 +185,7 @@ class JointGraph:
 
     @cached_property
     def inputs_read_by_backward(self) -> frozenset[int]:
-        """Storages of the inputs that the backward reads: they live as long as what is kept."""
+        """Storages of the inputs that the backward reads: they live as long as saved tensors."""
         inputs = filter(is_tensor, self.gm.graph.find_nodes(op="placeholder"))
         return frozenset(storage_of(node) for node in inputs if any(map(self._in_backward, node.users)))
 
@@ -197,7 +197,7 @@ class JointGraph:
         return tuple(Kept(tuple(group), *bytes_of(group[0].meta["val"])) for group in groups.values())
 
     def _in_backward(self, user: Node) -> bool:
-        # A backward node that reads only a shape makes torch keep the numbers, not the tensor.
+        # A backward node that reads only a shape makes torch save the sizes, not the tensor.
         return user.op == "call_function" and user not in self._forward and not is_number(user)
 
 
@@ -314,7 +314,7 @@ class _Attention:
     products: float = 1.0
 
     def flops(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
-        """Two products for each of the query's heads, of which several may share one of the key's and the value's."""
+        """Two matmuls for each of the query's heads, of which several may share one of the key's and the value's."""
         width = query.shape[-1] + value.shape[-1]
         return int(2 * self.products) * math.prod(query.shape[:-1]) * key.shape[self.rows] * width
 
@@ -332,7 +332,7 @@ _ATTENTION: Mapping[Any, _Attention] = {
     aten._flash_attention_backward: _Attention(1, rows=-3, products=2.5),
     aten._efficient_attention_backward: _Attention(1, rows=-3, products=2.5),
 }
-"""Operator -> how it has its operands. A gradient repeats one product of the forward, and has two for each of both."""
+"""Operator -> how it has its operands. A gradient repeats one matmul of the forward, and has two for each of both."""
 
 
 def bytes_of(fake: torch.Tensor) -> tuple[int, sympy.Expr]:

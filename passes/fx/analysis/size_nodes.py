@@ -1,4 +1,4 @@
-"""Nodes that hold a graph's symbolic sizes, computed from what its placeholders carry."""
+"""Nodes that hold a graph's symbolic sizes, computed from the sizes of its placeholders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SizeNodes:
 
     Args:
         graph: a graph that has all its placeholders, with fake values in meta["val"].
-        meta: what else the nodes made here carry.
+        meta: more metadata for the nodes made here.
     """
 
     def __init__(self, graph: Graph, meta: Mapping[str, Any] | None = None) -> None:
@@ -82,7 +82,7 @@ class _Tracer(GraphAppendingTracer):
 
 
 class _Arithmetic(PythonReferenceAnalysis):
-    """torch's arithmetic on Python numbers, for proxies of them also where torch's asks sympy or `math`."""
+    """torch's arithmetic on Python scalars, for proxies of them also where torch's asks sympy or `math`."""
 
     @staticmethod
     def int_truediv(a: Any, b: Any) -> Any:

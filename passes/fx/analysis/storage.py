@@ -15,7 +15,7 @@ __all__ = ["fakes_in", "storage_of", "storages_of"]
 
 def fakes_in(tree: Any) -> list[torch.Tensor]:
     """The tensors among the leaves of a value; of a sparse one, which has no memory of its own, the dense parts."""
-    leaves = (tree,) if isinstance(tree, torch.Tensor) else tree_leaves(tree)  # one tensor is what most nodes make
+    leaves = (tree,) if isinstance(tree, torch.Tensor) else tree_leaves(tree)  # most nodes make one tensor
     return [part for leaf in leaves if isinstance(leaf, torch.Tensor) for part in _dense_parts(leaf)]
 
 

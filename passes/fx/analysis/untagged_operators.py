@@ -13,7 +13,7 @@ __all__ = ["stand_in", "stands_for"]
 
 @cache
 def stand_in(overload: OpOverload) -> Callable[..., Any]:
-    """Make the one function that computes what `overload` does, and has no tags."""
+    """Make the one function that computes the same as `overload`, and has no tags."""
 
     def untagged(*args: Any, **kwargs: Any) -> Any:
         return overload(*args, **kwargs)

@@ -1,8 +1,8 @@
 """Views: nodes whose results live in memory that was there before.
 
-Two questions are asked of a node. `is_view` asks the fake tensors whether it makes memory at all, whatever the operator
-is: that decides what a saved tensor costs. `is_remakable_view` asks the operator whether another graph can make the
-same view of the same base: that decides what crosses a boundary.
+Two questions are asked of a node. `is_view` asks the fake tensors whether it makes memory at all, for any operator:
+that decides the cost of a saved tensor. `is_remakable_view` asks the operator whether another graph can make the
+same view of the same base: that decides which node crosses a boundary.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def is_view(node: Node) -> bool:
 
 
 def maker_of(node: Node) -> Node:
-    """The node that made the allocation of a tensor node: `node` itself, or what it is a view of."""
+    """The node that made the allocation of a tensor node: `node` itself, or the base of its view."""
     while is_view(node):
         own = storages_of(node)
         node = next(source for source in node.all_input_nodes if storages_of(source) & own)
@@ -82,7 +82,7 @@ def maker_of(node: Node) -> Node:
 def is_remakable_view(node: Node) -> bool:
     """Check whether `node` is one of VIEWS, or one of the views that a MULTI_VIEWS node gives.
 
-    A reader on the other side of a boundary can make such a view again from its first argument.
+    A reader on the other side of a boundary can rebuild such a view from its first argument.
     """
     if node.target is operator.getitem:
         return isinstance(node.args[0], Node) and node.args[0].target in MULTI_VIEWS

@@ -21,7 +21,7 @@ def wrap_outputs(
     Args:
         graph_module: an outer graph with fake values, rewritten in place. It wraps a node once that is returned twice.
         which: the outputs that may be wrapped.
-        function: what is called with an output first; it keeps the fake value.
+        function: it is called with an output first; it keeps the fake value.
         arguments: an output's index and node -> the other arguments, or None where the output stays.
     """
     graph = graph_module.graph

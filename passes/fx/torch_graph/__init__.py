@@ -1,4 +1,4 @@
-"""Passes that decide what torch runs, and passes that only the graph that torch runs needs.
+"""Passes that place nodes in torch, and passes that only the graph that torch runs needs.
 
 A session computes values. Torch's graph also has memory: strides, aliases and writes. These passes keep four
 invariants:

@@ -1,6 +1,6 @@
-"""Batch normalization in training as sums over places and arithmetic, of images whose channels come last.
+"""Batch normalization in training as sums over positions and arithmetic, of images whose channels come last.
 
-Sums over rows and arithmetic are what fused kernels compute. The mean and the variance of a channel are taken in one
+Fused kernels compute sums over rows and arithmetic. The mean and the variance of a channel are taken in one
 pass over the image, of numbers less a shift s that lies among them:
 
     mean = s + sum(x - s) / n
@@ -28,7 +28,7 @@ __all__ = ["FORWARD", "GRADIENTS", "Gradients", "Normalized", "gradients_of", "n
 
 _HALF = (torch.bfloat16, torch.float16)
 _SHIFT_ROWS = 128
-"""Places of the first image that a shift is the mean of, for a half type: one program sums so many."""
+"""Positions of the first image that a shift is the mean of, for a half type: one program sums so many."""
 
 
 class Normalized(NamedTuple):
@@ -62,7 +62,7 @@ class Gradients(NamedTuple):
 
 
 class _Forward(NamedTuple):
-    """Places of the arguments of a normalization, and of its results beside the first three.
+    """Indices of the arguments of a normalization, and of its results beside the first three.
 
     Attributes:
         running: index of the running mean, before that of the variance; None without them.
@@ -93,7 +93,7 @@ GRADIENTS: frozenset[OpOverload] = frozenset(
 
 
 class _Builder:
-    """Adds calls where the graph inserts, with what one node says of where it is from."""
+    """Adds calls where the graph inserts, with one node's metadata on its origin."""
 
     def __init__(self, like: Node, meta: Mapping[str, Any]) -> None:
         self._graph, self._meta = like.graph, meta
@@ -114,8 +114,8 @@ def normalized(node: Node, image: Node, meta: Mapping[str, Any]) -> Normalized:
 
     Args:
         node: calls an operator of FORWARD, and trains.
-        image: what it normalizes, channels last; contiguous, of known sizes, with several places.
-        meta: what the calls say.
+        image: the image to normalize, channels last; contiguous, of known sizes, with several positions.
+        meta: the metadata of the calls.
     """
     add, places = _Builder(node, meta), FORWARD[node.target]  # type: ignore[index]
     _, weight, bias, *_ = node.args
@@ -142,7 +142,7 @@ def normalized(node: Node, image: Node, meta: Mapping[str, Any]) -> Normalized:
 
 
 def _shift(add: _Builder, image: Node, wide: torch.dtype) -> Node:
-    """The mean of the first image, or for a half type of its first places."""
+    """The mean of the first image, or for a half type of its first positions."""
     fake = image.meta["val"]
     rows, count = math.prod(fake.shape[:-1]), math.prod(fake.shape[1:-1])
     if fake.dtype in _HALF:
@@ -172,7 +172,7 @@ def gradients_of(
         image: channels last; of known sizes.
         mean: of each channel.
         deviation: one over the deviation, with eps.
-        meta: what the calls say.
+        meta: the metadata of the calls.
     """
     add = _Builder(node, meta)
     weight, wanted = node.args[2], node.args[9]

@@ -32,7 +32,7 @@ PRODUCTS = {
     aten.addmm.default: 1,
     aten.baddbmm.default: 1,
 }
-"""Products of matrices -> which argument is the left factor."""
+"""Matmuls -> which argument is the left factor."""
 
 
 def convolution_weight(node: Node) -> torch.Tensor:
@@ -95,7 +95,7 @@ def weighs_more_than_images(node: Node) -> bool:
 
 
 def multiplications(node: Node) -> int:
-    """Count those of a product of matrices or a convolution, of the example's sizes; 0 of any other node.
+    """Count those of a matmul or a convolution, of the example's sizes; 0 of any other node.
 
     A size that no example is known of counts as 1.
     """

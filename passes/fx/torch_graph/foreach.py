@@ -29,7 +29,7 @@ def is_plain_cast(node: Node) -> bool:
 
 
 def is_count(node: Node) -> bool:
-    """Ask whether a node adds a number to an int64 input of one element."""
+    """Ask whether a node adds a scalar to an int64 input of one element."""
     if node.target is not aten.add.Tensor or node.kwargs or not isinstance(node.args[1], int):
         return False
     source: Any = node.args[0]

@@ -25,9 +25,9 @@ __all__ = ["GiveKernelDtypes"]
 class GiveKernelDtypes(PassBase):
     """Mark the dtypes of torch's kernel on normalizations that torch runs, or whose gradients torch runs.
 
-    Fake tensors say other dtypes for half types: those that the trace gave, or float32 where KeepStatisticsWide found
-    that gradients alone read them. A session takes and gives what fake tensors say, and torch's kernels neither give
-    nor take that. Where sessions run both a normalization and its gradients, statistics stay float32.
+    Fake tensors have other dtypes for half types: those that the trace gave, or float32 where KeepStatisticsWide found
+    that gradients alone read them. A session's values have the dtypes of fake tensors, and torch's kernels neither give
+    nor take those. Where sessions run both a normalization and its gradients, statistics stay float32.
     """
 
     name: str = "give_kernel_dtypes"

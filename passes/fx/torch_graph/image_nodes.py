@@ -20,7 +20,7 @@ __all__ = ["ImageNodes"]
 class ImageNodes:
     """The images of a graph that is rewritten from its first node to its last, and the nodes that show them.
 
-    An image has channels as axis 1, and any number of other axes. What is laid out has an inner node, which is
+    An image has channels as axis 1, and any number of other axes. One that is laid out has an inner node, which is
     contiguous with the channels last. The image's own node goes, if a session computes the inner one in its place.
     """
 
@@ -33,7 +33,7 @@ class ImageNodes:
         self._plain: dict[Node, Node] = {}  # view of an image -> its inner node, which shows the same in memory's order
         self._copied: dict[Node, Node] = {}  # image with an inner node that has gaps -> the same of a contiguous copy
         self._outer: dict[Node, Node] = {}  # image -> the permutation back of its inner node
-        self._traced: dict[tuple[Node, Any], Node] = {}  # image, half of a reader -> a copy as it was traced
+        self._traced: dict[tuple[Node, Any], Node] = {}  # image, direction of a reader -> a copy as it was traced
 
     # -- images ------------------------------------------------------------------------------------------------------
 

@@ -107,7 +107,7 @@ def is_back(node: Node) -> bool:
 
 
 def is_of_channels(node: Node) -> bool:
-    """Ask whether a node expands one number of each channel of an image to all of its places."""
+    """Ask whether a node expands one number of each channel of an image to all of its positions."""
     if node.target is not aten.expand.default:
         return False
     source: Any = node.args[0]
@@ -117,7 +117,7 @@ def is_of_channels(node: Node) -> bool:
 
 
 def is_normalized(fake: torch.Tensor) -> bool:
-    """Ask whether a batch norm of an image becomes sums: it has several channels and places."""
+    """Ask whether a batch norm of an image becomes sums: it has several channels and positions."""
     rows = fake.numel() // fake.shape[1] if is_known(fake) else 0
     return rows > 1 and fake.shape[1] > 1 and fake.is_floating_point()
 
@@ -126,8 +126,8 @@ def viewed(node: Node, inner: Node) -> tuple[Any, tuple[Any, ...], bool] | None:
     """Write a view of an image as a call on its inner node.
 
     Returns:
-        What it calls, the arguments, and whether the result is an image with its channels last rather than the view
-        itself. None if there is no such call.
+        The function to call, the arguments, and whether the result is an image with its channels last rather than the
+        view itself. None if there is no such call.
     """
     source: Any = node.args[0]
     rank, shape = source.meta["val"].dim(), node.meta["val"].shape

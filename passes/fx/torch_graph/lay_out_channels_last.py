@@ -46,7 +46,7 @@ _CONTIGUOUS_IMAGES, _CHANNELS_LAST = (0, 1, 2, 3), (0, 2, 3, 1)
 @ordering(needs=[Condition.PLACED])
 @dataclass(frozen=True)
 class LayOutChannelsLast(PassBase):
-    """Lay out in channels_last what two-dimensional convolutions in torch read, and all that follows from it.
+    """Lay out in channels_last the inputs of two-dimensional convolutions in torch, and all operators that follow.
 
     oneDNN's kernels compute in channels_last; they reorder a contiguous tensor before each of them and its result
     afterwards. Where sessions take part of the graph, the pass changes nothing: a session's tensors are contiguous, and
@@ -54,9 +54,9 @@ class LayOutChannelsLast(PassBase):
     to be, is larger than the images and its kernel than one element: the weight would be reordered instead.
 
     An operator reads all its images in channels_last, or all as they were traced. It follows if the table of kernels
-    (`torch_internals/kernel_layouts.py`) promises the layout of its results and fake tensors agree. Outputs, and what
-    other operators read, have the strides that they were traced with. Values stay the same, but for the order in which
-    sums are taken. Without oneDNN the pass does nothing.
+    (`torch_internals/kernel_layouts.py`) promises the layout of its results and fake tensors agree. Outputs, and the
+    inputs of other operators, have the strides that they were traced with. Values stay the same, but for the order in
+    which sums are taken. Without oneDNN the pass does nothing.
     """
 
     name: str = "lay_out_channels_last"
@@ -84,7 +84,7 @@ class _Layout:
     def __init__(self, gm: GraphModule) -> None:
         self._gm = gm
         self._moved: dict[Node, Any] = {}  # node -> the fake value that it was traced with
-        self._back: dict[tuple[Node, Any], Node] = {}  # node that moved, half of a reader -> a copy as it was traced
+        self._back: dict[tuple[Node, Any], Node] = {}  # node that moved, direction of a reader -> a copy as traced
         self._over: dict[Node, Node] = {}  # node that did not -> a copy in channels_last
         self._modified = False
 
@@ -239,9 +239,10 @@ class _Layout:
                 self._modified = True
 
     def _as_traced(self, moved: Node, reader: Node) -> Node:
-        """The node of what `moved` was traced as: a copy, and of a view the same view of its base's copy.
+        """The node in the layout with which `moved` was traced: a copy, and of a view the same view of its base's copy.
 
-        It stands in the half of its first reader: what only the backward reads so, the forward does not save.
+        It belongs to the graph (forward or backward) of its first reader: the forward saves no copy that only the
+        backward reads.
         """
         source = moved if reader.op == "output" else reader
         half = source.meta.get(HALF)

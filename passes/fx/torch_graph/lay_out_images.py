@@ -44,11 +44,11 @@ READS = "torch's kernel reads channels_last, a session's does not"
 class LayOutImages(PassBase):
     """Lay out images around two-dimensional convolutions in channels_last, and have torch run those convolutions.
 
-    The graph is rewritten with explicit permutations: what a convolution gives is permuted to (rows, height, width,
+    The graph is rewritten with explicit permutations: the result of a convolution is permuted to (rows, height, width,
     channels), which is a view, the operators that follow compute such contiguous tensors, and the next convolution
-    reads the permutation back. Values do not change, whatever the layout of the tensors turns out to be. A batch norm
-    that trains becomes sums over places and arithmetic (`batch_norm_sums.py`), which fused kernels compute. An operator
-    that has no form here reads a contiguous copy.
+    reads the permutation back. Values do not change, in any layout that the tensors may get. A batch norm that trains
+    becomes sums over positions and arithmetic (`batch_norm_sums.py`), which fused kernels compute. An operator that has
+    no form here reads a contiguous copy.
 
     It fires for half types, and for float32 if cuDNN may use TF32; for known sizes.
     """
@@ -100,7 +100,7 @@ class _Images(ImageNodes):
                 return True
         return False
 
-    # -- what torch runs ---------------------------------------------------------------------------------------------
+    # -- nodes that torch runs ---------------------------------------------------------------------------------------
 
     def _convolve(self, node: Node) -> None:
         is_forward = node.target is CONVOLUTIONS[0]
@@ -117,7 +117,7 @@ class _Images(ImageNodes):
                 self._order_weight(item)
 
     def _weight(self, weight: Node, reader: Node) -> Node:
-        """A weight in channels_last; one of a single place is in both layouts."""
+        """A weight in channels_last; one of a single position is in both layouts."""
         fake = weight.meta["val"]
         if tuple(fake.shape[2:]) == (1, 1) or has_strides(fake, channels_last(4)):
             return weight
@@ -172,7 +172,7 @@ class _Images(ImageNodes):
             if item.args[1] in images:
                 self._note(item, traced[item.args[1]])
 
-    # -- what sessions compute ---------------------------------------------------------------------------------------
+    # -- nodes that sessions compute ---------------------------------------------------------------------------------
 
     def _compute(self, node: Node) -> bool:
         """Compute a pointwise op on activations in channels_last."""
@@ -294,7 +294,7 @@ class _Images(ImageNodes):
         return True
 
     def _expand(self, node: Node) -> bool:
-        """Expand numbers of channels to places, such as the gradient of a mean of places."""
+        """Expand numbers of channels to positions, such as the gradient of a mean of positions."""
         if not is_of_channels(node):
             return False
         source: Any = node.args[0]

@@ -25,7 +25,7 @@ class PlaceBiases(PassBase):
     """`addmm` becomes `mm` and `add` if fused kernels read it, and torch's if only torch reads it.
 
     For a `Gemm` with a bias, ONNX Runtime's CUDA kernel first writes the bias to the whole result, and then adds the
-    product to it. A fused kernel reads the bias beside the product. Torch's kernel adds it before it writes the result.
+    matmul to it. A fused kernel reads the bias beside the matmul. Torch's kernel adds it before it writes the result.
 
     Args:
         chooses: whether torch may run an operator by choice.
@@ -52,7 +52,7 @@ class PlaceBiases(PassBase):
 
 
 def _readers(value: Node) -> Iterator[Node]:
-    """The nodes of the value's half that read it, behind views."""
+    """The readers in the forward or backward graph of the value, behind views."""
     for user in value.users:
         if user.meta.get(HALF) != value.meta.get(HALF) and user.op != "output":
             continue

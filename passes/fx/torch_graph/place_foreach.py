@@ -47,7 +47,7 @@ class PlaceForeach(PassBase):
 
 
 def _is_lone_cast(node: Node) -> bool:
-    """Ask whether a cast is of an input and read by products alone, or of a product's result and returned."""
+    """Ask whether a cast is of an input and read by matmuls alone, or of a matmul's result and returned."""
     if not is_plain_cast(node):
         return False
     source: Any = node.args[0]

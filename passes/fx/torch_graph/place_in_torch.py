@@ -34,15 +34,15 @@ class PlaceInTorch(PassBase):
     """Marks the nodes that a session could run and torch runs faster, each with the reason.
 
     Of a convolution, torch's kernels on the CPU (oneDNN) are 1 to 3 times as fast as ONNX Runtime's with its weight an
-    input, forward and gradients together; where it is a product of matrices, ONNX Runtime's are as fast or faster. They
-    are faster still in channels_last, for which torch has to run what is between them, too.
+    input, forward and gradients together; where it is a matmul, ONNX Runtime's are as fast or faster. They are faster
+    still in channels_last, for which torch has to run the nodes between them, too.
 
     With several threads it is all of a graph or nothing: torch's (OpenMP's) go on spinning for milliseconds after each
     of its operators, so that a session between two of them gets a part of the processor only, and loses more than it
     can gain. With one thread the alternative is that each operator runs where it is faster. An estimate decides.
 
     Attributes:
-        target: what the sessions are compiled for.
+        target: the target of the sessions.
         threads: how many a session would have.
     """
 

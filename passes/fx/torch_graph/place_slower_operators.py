@@ -31,13 +31,13 @@ _LIKE = (aten.zeros_like.default, aten.ones_like.default, aten.full_like.default
 class PlaceSlowerOperators(PassBase):
     """Marks nodes of the table of slower operators whose gain in torch exceeds the cost of the cut, with the ratio.
 
-    The gain is what the table says, times the elements, by the example's sizes. The cost is that of a boundary, and,
+    The gain is the table's price, times the elements, by the example's sizes. The cost is that of a boundary, and,
     with several threads, of torch's threads, which go on spinning for milliseconds after it, while a session that
     follows wants the cores. If none follows, as with the gradient of an embedding that is a result, that costs nothing,
-    and where torch runs all that there is to compute, nothing does.
+    and where torch runs all operators that compute, nothing does.
 
-    What fills a tensor that only such nodes read, as the gradients of gather and index_select add to zeros, goes with
-    them, and so does all that only fills tensors where torch runs the rest.
+    A node that fills a tensor which only such nodes read, as the gradients of gather and index_select add to zeros,
+    goes with them, and so do all nodes that only fill tensors where torch runs the rest.
 
     Attributes:
         target: the target of the sessions.

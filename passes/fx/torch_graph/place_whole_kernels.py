@@ -37,12 +37,12 @@ class PlaceWholeKernels(PassBase):
 
     The gradients of a convolution always: cuDNN computes them, and ONNX Runtime has no operator for it. A forward
     convolution stays in the session, whose kernel is cuDNN's as well, if it takes the dtype. Attention that torch's
-    dispatcher has given to a fused kernel stays with it. Normalizations go where what they save, in launches and in
-    passes over memory, exceeds what the cut costs.
+    dispatcher has given to a fused kernel stays with it. Normalizations go where their gain, in launches and in passes
+    over memory, exceeds the cost of the cut.
 
-    Where convolutions multiply more than products of matrices do, all of the graph is torch's: what is left between is
-    elementwise, and takes a session as many kernels as torch. Fused kernels take fewer: a graph that LayOutImages has
-    laid out for them is shared.
+    Where convolutions multiply more than matmuls do, all of the graph is torch's: the rest between them is elementwise,
+    and takes a session as many kernels as torch. Fused kernels take fewer: a graph that LayOutImages has laid out for
+    them is shared.
 
     Attributes:
         target: the target of the sessions.

@@ -19,7 +19,7 @@ __all__ = ["ReshapeViews"]
 @ordering(needs=[Condition.FUNCTIONAL])
 @dataclass(frozen=True)
 class ReshapeViews(PassBase):
-    """Replace `view` by `reshape` in an outer graph, but where it reads what an island gives.
+    """Replace `view` by `reshape` in an outer graph, except on the results of islands.
 
     `view` raises where strides do not allow it, and strides of fake tensors are a promise that a kernel may not keep.
     `reshape` is the same view where they are as promised, and a copy where not. Results of sessions are contiguous.

@@ -1,4 +1,4 @@
-"""The forms of operators that sessions on a CPU run several times slower than torch: what is counted, and when.
+"""The forms of operators that sessions on a CPU run several times slower than torch: which elements count, and when.
 
 `ort_dynamo/prices.py` has the times of the same overloads. Times hold for the forms here, in float32 alone.
 """
@@ -24,7 +24,7 @@ def _result(node: Node) -> int:
     results = (value,) if isinstance(value, torch.Tensor) else value
     return max(
         (example_elements(one) for one in results if one is not None), default=0
-    )  # None of what a mask leaves out
+    )  # None for results that a mask leaves out
 
 
 def _argument(index: int) -> Callable[[Node], int]:
@@ -103,7 +103,7 @@ def _accumulates(node: Node) -> bool:
 
 
 def _gives_places(node: Node) -> bool:
-    """Without the places, which the gradient reads, it is twice torch's time."""
+    """Without the indices, which the gradient reads, it is twice torch's time."""
     return any(user.target is operator.getitem and user.args[1] == 1 and bool(user.users) for user in node.users)
 
 

@@ -38,5 +38,5 @@ ATTENTION = frozenset(
         aten._scaled_dot_product_cudnn_attention_backward.default,
     }
 )
-"""Fused attention, whatever the size: its gradient reads the state of a generator that torch's forward gives, and no
+"""Fused attention, of any size: its gradient reads the state of a generator that torch's forward gives, and no
 session can."""

@@ -72,9 +72,9 @@ class WriteInPlace(PassBase):
     """Run pointwise operators of an outer graph in place, over an input of the same layout that is dead.
 
     Memory that was just written is in the processor's cache, or at least mapped; that of a new tensor is read in before
-    it is written, and a large one's pages are fetched from the system first. The pass overwrites only what the graph
-    itself has allocated and nothing reads afterwards, itself or an alias of it: no input, no output, no saved tensor.
-    The input may be a view of all of an allocation, as the result of a linear layer is.
+    it is written, and a large one's pages are fetched from the system first. The pass overwrites only memory that the
+    graph itself has allocated and nothing reads afterwards, itself or an alias of it: no input, no output, no saved
+    tensor. The input may be a view of all of an allocation, as the result of a linear layer is.
     """
 
     name: str = "write_in_place"

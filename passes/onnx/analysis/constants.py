@@ -17,7 +17,7 @@ def constant_of(value: ir.Value | None) -> list[int] | None:
 
 
 def initializer(graph: ir.Graph, tape: ir.tape.Tape, name: str, array: np.ndarray) -> ir.Value:
-    """The initializer of a name that says what is in it, made where the graph has none: nodes share it."""
+    """The initializer of a name that describes its content, made where the graph has none: nodes share it."""
     if name not in graph.initializers:
         graph.register_initializer(tape.initializer(ir.tensor(array, name=name), name=name))
     return graph.initializers[name]

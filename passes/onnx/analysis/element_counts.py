@@ -26,7 +26,7 @@ class Size(NamedTuple):
 
 
 class ElementCounts:
-    """The sizes of a model's values; those that reshapes and casts connect share what is known of one of them."""
+    """The sizes of a model's values; values that reshapes and casts connect share the known facts of each."""
 
     def __init__(self, model: ir.Model) -> None:
         self._parent: dict[ir.Value, ir.Value] = {}

@@ -14,7 +14,7 @@ def replace_node(node: ir.Node, tape: ir.tape.Tape, result: ir.Value, by: ir.pas
 
     Args:
         node: a node of a graph.
-        tape: what was made of its inputs, in order.
+        tape: the nodes that replace it, in order.
         result: the value that is read in place of the node's.
         by: the pass that made it, which the nodes are marked with.
     """

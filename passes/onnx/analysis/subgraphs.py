@@ -8,7 +8,7 @@ __all__ = ["subgraphs_of"]
 
 
 def subgraphs_of(node: ir.Node) -> list[ir.Graph]:
-    """List the branches of an If, or the body of a Loop or Scan; not what these contain in turn."""
+    """List the branches of an If, or the body of a Loop or Scan; not the subgraphs in these."""
     graphs: list[ir.Graph] = []
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:

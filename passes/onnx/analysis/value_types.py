@@ -12,7 +12,7 @@ _LIKE_THEIR_FIRST_INPUT = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu"
 
 
 def infer_missing_types(model: ir.Model, *, shapes: bool = False) -> None:
-    """Give types and shapes to values that have no type; inputs and outputs of graphs keep what they state.
+    """Give types and shapes to values that have no type; inputs and outputs of graphs keep theirs.
 
     Nothing happens to a model whose values all have types. Values that inference cannot type stay as they are.
 
@@ -39,7 +39,7 @@ def _is_lacking(model: ir.Model, shapes: bool) -> bool:
 
 
 def _infer_contrib_nodes(model: ir.Model) -> bool:
-    """Type what the operators above make of typed values; False where there is nothing to do."""
+    """Type the results of the operators above for typed inputs; False where there is nothing to do."""
     changed = False
     for node in model.graph.all_nodes():
         if node.domain != "com.microsoft" or node.op_type not in _LIKE_THEIR_FIRST_INPUT:

@@ -98,7 +98,7 @@ class CastEditor:
             return self._cast(value, dtype, graph)
         if (value, dtype, graph) not in self._constants:
             name = self._names.fresh(f"{value.name}_{dtype.name.lower()}")
-            with np.errstate(over="ignore"):  # what a cast does at run time as well
+            with np.errstate(over="ignore"):  # a cast at run time overflows silently as well
                 array = tensor.numpy().astype(dtype.numpy())
             folded = ir.Value(
                 name=name,

@@ -40,7 +40,7 @@ class FlowNetwork:
             while self._augment(level, following):
                 pass
         reaching, queue = {SINK}, deque([SINK])
-        while queue:  # what still reaches SINK; all else can be on the source's side for the same price
+        while queue:  # nodes that still reach SINK; all others can be on the source's side for the same price
             for edge in self._edges[queue.popleft()]:
                 if self._room[edge ^ 1] > 0 and self._head[edge] not in reaching:
                     reaching.add(self._head[edge])

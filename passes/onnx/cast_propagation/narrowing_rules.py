@@ -135,7 +135,7 @@ def _schema(op_type: str, version: int, domain: str) -> onnx.defs.OpSchema | Non
 
 
 def _by_dtype(node: ir.Node) -> tuple[Operands, tuple[str, ...]]:
-    """Operators that ONNX does not define: whatever is float32 is of one type, with the exceptions above."""
+    """Operators that ONNX does not define: all float32 operands are of one type, with the exceptions above."""
     inputs = tuple(i for i, value in enumerate(node.inputs) if value is not None and value.dtype == ir.DataType.FLOAT)
     outputs = tuple(i for i, value in enumerate(node.outputs) if value.dtype == ir.DataType.FLOAT)
     only = _NARROW_OUTPUTS.get(node.op_type, outputs)

@@ -72,7 +72,7 @@ class CastSummary:
 
 @dataclass
 class CastResult(ir.passes.PassResult):
-    """The result of the pass, with what it did to the casts."""
+    """The result of the pass, with its changes to the casts."""
 
     summary: CastSummary
 
@@ -102,7 +102,7 @@ class PropagateCasts(ir.passes.InPlacePass):
         allow: more operator types, at every level from 0.
         dtype: the narrow type; None takes float16 and bfloat16 in turn.
         allow_layer_norm_mod_precision: allow layer normalizations at every level from 0.
-        target: what must have kernels for the narrowed nodes, and know the operators in `allow`; None asks the
+        target: it must have kernels for the narrowed nodes, and know the operators in `allow`; None asks the
             operators' schemas alone.
 
     Raises (when it is made):
@@ -131,7 +131,7 @@ class PropagateCasts(ir.passes.InPlacePass):
         return CastResult(model, summary.modified, summary)
 
     def propagate(self, model: ir.Model) -> CastSummary:
-        """Rewrite `model` in place, and say what was done.
+        """Rewrite `model` in place, and count the changes.
 
         Types that the model does not state are inferred and stay in it; that alone does not count as a modification.
         Values that inference cannot type stay as they are.
@@ -160,7 +160,7 @@ class PropagateCasts(ir.passes.InPlacePass):
         return summary
 
     def _round(self, model: ir.Model, dtype: ir.DataType, editor: CastEditor) -> tuple[int, bool]:
-        """Reduce, then make narrow what pays, inner graphs first.
+        """Reduce, then make narrow the regions that pay, inner graphs first.
 
         Returns:
             The number of nodes made narrow, and whether anything changed.

@@ -30,12 +30,12 @@ Shapes = Callable[[ir.Value], tuple[Size, ...]]
 """The sizes of a value."""
 
 Only = tuple[tuple[int, int], ...]
-"""(loop, number): what is read only where these loops count to these numbers."""
+"""(loop, number): a value is read only where these loops count to these numbers."""
 
 MOVES = frozenset({
     "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
 })  # fmt: skip
-"""Operators that compute nothing and whose elements are found by arithmetic of places."""
+"""Operators that compute nothing and whose elements are found by arithmetic of indices."""
 
 _LEAST_RUN = 8
 """Minimum number of neighbouring elements that neighbouring points read: 16 bytes of a half type."""
@@ -118,7 +118,7 @@ def _order(shape: Sequence[Size]) -> tuple[int, int]:
 
 
 class _Lowering:
-    """Follows each output back to what is loaded, with the loops that run along its axes."""
+    """Follows each output back to the loads, with the loops that run along its axes."""
 
     def __init__(self, group: Group, shapes: Shapes, loops: Sequence[Size], columns: int, in_parts: bool) -> None:
         self._part, self._in_parts = 0, in_parts
@@ -150,7 +150,7 @@ class _Lowering:
         return kernel
 
     def _summed(self, node: ir.Node) -> ColumnSum:
-        """The sum over the rows of what a node reads."""
+        """The sum over the rows of a node's input."""
         step, parts = self._summand(node)
         columns = product(self._loops[-self._columns :])
         return ColumnSum(step, self._shapes(node.outputs[0]) if parts == 1 else (Size(parts), columns))
@@ -266,7 +266,7 @@ class _Lowering:
 
     @property
     def _counts(self) -> tuple[Size, ...]:
-        """The trip count of each loop, followed by the number of pieces and places of which one is read."""
+        """The trip count of each loop, followed by the number of pieces and indices of which one is read."""
         return (*self._loops, *(count for *_, count in self._fixed))
 
     def _regrouped(self, sequence: Sequence[int], shape: Sequence[Size]) -> Layout:
@@ -278,7 +278,7 @@ class _Lowering:
             raise
 
     def _moved(self, node: ir.Node, value: ir.Value, source: ir.Value, layout: Layout) -> Layout:
-        """The layout of what a node of MOVES reads."""
+        """The layout of the input of a node of MOVES."""
         before, after = self._shapes(source), self._shapes(value)
         if node.op_type == "Transpose":
             order = list(node.attributes.get_ints("perm", tuple(reversed(range(len(before))))))

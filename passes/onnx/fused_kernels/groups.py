@@ -62,7 +62,7 @@ def find_groups(
 ) -> list[Group]:
     """The groups of at least two nodes that compute, or of one that needs a kernel; each of them is one kernel.
 
-    A node joins the groups of what it reads if they have the same points, or rows, and if no path leads out of the
+    A node joins the groups that make its inputs if they have the same points, or rows, and if no path leads out of the
     group and back. Then groups that read the same tensor join.
 
     Args:
@@ -177,7 +177,7 @@ class _Search:
                 self._try(self._of[first], self._of[other])
 
     def join_producers(self) -> None:
-        """Join each node with the groups that make what it reads."""
+        """Join each node with the groups that make its inputs."""
         for node in self._nodes:
             for producer in self._producers(node):
                 self._try(self._of[producer], self._of[node])
@@ -207,7 +207,7 @@ class _Search:
             self._merge(first, second, *space)
 
     def _with_piece(self, piece: _Cluster, whole: _Cluster) -> tuple[Size, tuple[Size, ...]] | None:
-        """The points and the columns of a group with one that makes an equal piece of what it concatenates."""
+        """The points and the columns of a group with one that makes an equal piece of its concatenation."""
         assert piece.points is not None
         assert whole.points is not None
         counts = {
@@ -254,7 +254,7 @@ class _Search:
             yield cluster
             bits &= ~cluster.bits
 
-    # -- what becomes of them ------------------------------------------------------------------------------------------
+    # -- the resulting groups --------------------------------------------------------------------------------------
 
     def groups(self) -> list[Group]:
         """The groups, in the order of their last nodes."""
@@ -269,7 +269,7 @@ class _Search:
         return Shared(chosen, [self._repeated(group) for group in chosen], self._kept).groups(self._in_order)
 
     def _repeated(self, group: Group) -> frozenset[ir.Node]:
-        """The arithmetic that a group does again, of fewer bytes than it would read."""
+        """The arithmetic that a group recomputes, of fewer bytes than it would read."""
         for found in repeated(group.inputs, self._cost, self._may_repeat):
             more = self._group(self._in_order([*group.nodes, *found]), group.columns)
             if found and self._is_kernel(more):
@@ -313,7 +313,7 @@ class _Search:
         return value in self._kept or any(node not in inside for node, _ in value.uses())
 
     def _without_edges(self, nodes: list[ir.Node]) -> list[ir.Node]:
-        """The nodes but for reshapes of what the group reads or gives, which cost nothing outside."""
+        """The nodes but for reshapes of the group's inputs or outputs, which cost nothing outside."""
         inside = set(nodes)
         while True:
             edges = {

@@ -1,4 +1,4 @@
-"""A kernel as a value: loops, and for each point of them what is loaded, computed and stored.
+"""A kernel as a value: loops, and for each point of them the loads, computations and stores.
 
 Nothing here knows torch, Triton or ONNX Runtime.
 
@@ -75,7 +75,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Counter:
-    """The place along an axis, which is the sum of the loops' counters by strides.
+    """The index along an axis, which is the sum of the loops' counters by strides.
 
     Attributes:
         dtype: int64.
@@ -174,7 +174,7 @@ class ColumnSum:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Loops and what happens at each of their points.
+    """Loops and the steps at each of their points.
 
     Attributes:
         loops: how often each runs; outermost first.

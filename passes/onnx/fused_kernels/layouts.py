@@ -1,4 +1,4 @@
-"""Which loops of a kernel run along which axes of a tensor, at one place of a group of nodes.
+"""Which loops of a kernel run along which axes of a tensor, at one point of a group of nodes.
 
 A layout has for each axis the loops that it consists of, outermost first; an axis along which one element is repeated,
 and one of size 1, has none. Loops are numbered from the outermost.

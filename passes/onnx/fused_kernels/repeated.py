@@ -15,7 +15,7 @@ from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE
 __all__ = ["Shared", "read_by", "repeated"]
 
 _MOST_NODES = 12
-"""Nodes that are computed again for one input."""
+"""Nodes that are recomputed for one input."""
 
 
 class _Making(NamedTuple):
@@ -37,7 +37,7 @@ class _Making(NamedTuple):
 def repeated(
     inputs: Iterable[ir.Value], nbytes: Callable[[ir.Value], int], may_repeat: Callable[[ir.Node], bool]
 ) -> Iterator[frozenset[ir.Node]]:
-    """Give the nodes that a kernel computes again in place of its inputs: all that pay, then casts of half types alone.
+    """Give the nodes that a kernel recomputes in place of its inputs: all that pay, then casts of half types alone.
 
     Args:
         inputs: the values that the kernel would read.
@@ -87,10 +87,10 @@ def _made(
 
 @dataclass(frozen=True)
 class Shared:
-    """Groups that each do some nodes of others again.
+    """Groups that each recompute some nodes of others.
 
     Attributes:
-        chosen: the groups, without what they do again.
+        chosen: the groups, without the nodes that they recompute.
         repeated: for each, these nodes.
         kept: the values that the graph returns.
     """
@@ -100,7 +100,7 @@ class Shared:
     kept: set[ir.Value]
 
     def groups(self, in_order: Callable[[Iterable[ir.Node]], list[ir.Node]]) -> list[Group]:
-        """The groups with what they do again, and with the outputs that are then still read."""
+        """The groups with the nodes that they recompute, and with the outputs that are then still read."""
         found = []
         for group, repeated in zip(self.chosen, self.repeated, strict=True):
             nodes = in_order([*group.nodes, *repeated])
@@ -118,7 +118,7 @@ class Shared:
 
     @cached_property
     def _repeating(self) -> dict[ir.Node, list[int]]:
-        """Node -> the groups that do it again."""
+        """Node -> the groups that recompute it."""
         found: dict[ir.Node, list[int]] = {}
         for index, nodes in enumerate(self.repeated):
             for node in nodes:
@@ -131,10 +131,10 @@ class Shared:
         assert producer is not None
         repeating = self._repeating.get(reader, ())
         if any(producer not in self.repeated[index] and index != self._home.get(producer) for index in repeating):
-            return True  # by what a group does again
+            return True  # by a recomputed node of a group
         if home is not None:
             return home != self._home.get(producer) and producer not in self.repeated[home]
-        # A node that others do again is itself done only for the rest of its readers.
+        # A node that others recompute is itself computed only for the rest of its readers.
         return not repeating or any(map(self._is_read, reader.outputs))
 
 

@@ -79,7 +79,7 @@ _INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 
 
 def fused_op(kernel: Kernel, name: str) -> FusedOp:
-    """Print a kernel, and join it with what a session has to know of it.
+    """Print a kernel, and join it with the facts that a session needs.
 
     Args:
         kernel: with element types of DTYPES; columns have constant sizes, and reduced ones at most MOST_LONG points.
@@ -133,7 +133,7 @@ def _written(step: Step, space: Flat | Rows) -> str:
                 masks.append(f"(v{index} >= 0) & (v{index} < {written_size(count)})")
             if step.only and not offset:
                 place = f"{place} + {space.counter(step.only[0][0])} * 0"  # a mask is of no wider shape than pointers
-            other = "0" if step.places else ""  # where an index is out of range; elsewhere nobody reads what is masked
+            other = "0" if step.places else ""  # for an index out of range; elsewhere nobody reads masked elements
             loaded = f"tl.load({', '.join(filter(None, (place, ' & '.join(masks), other)))})"
             return f"{loaded}.to({DTYPES[WIDE[step.dtype]]})" if step.dtype in WIDE else loaded
         case Counter():
@@ -195,7 +195,7 @@ def _stored(kernel: Kernel, space: Flat | Rows, number: int, store: Store) -> st
 
 
 def _late(kernel: Kernel, space: Rows) -> Iterator[str]:
-    """The lines that compute and store what depends on totals, when all rows are added."""
+    """The lines that compute and store values that depend on totals, when all rows are added."""
     needed, left = set[int](), [number for number, is_late in enumerate(kernel.late) if is_late]
     while left:
         number = left.pop()

@@ -167,7 +167,7 @@ class Rows:
                 yield number, store
 
     def accumulators(self) -> Iterator[tuple[str, int]]:
-        """The names of what is added up, and the step of each."""
+        """The names of the accumulators, and the step of each."""
         yield from ((f"sum{number}", store.step) for number, store in self.sums())
         yield from ((f"total{n}", step.argument) for n, step in enumerate(self.kernel.steps) if isinstance(step, Total))
 

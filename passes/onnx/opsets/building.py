@@ -18,9 +18,9 @@ class Builder:
     """Makes nodes that are in no graph yet.
 
     Args:
-        node: what they stand for: they have its metadata, and names that begin with its name.
+        node: the node that they stand for: they have its metadata, and names that begin with its name.
         fresh: gives a name that no value and no node has.
-        metadata: what else they have.
+        metadata: more metadata for them.
     """
 
     def __init__(self, node: ir.Node, fresh: Callable[[str], str], metadata: dict[str, str]) -> None:
@@ -62,7 +62,7 @@ class Builder:
         self.nodes.append(node)
 
     def discard(self) -> None:
-        """Forget what was made, so that nothing is read by it."""
+        """Forget the nodes, so that they read nothing."""
         for node in self.nodes:
             for index in range(len(node.inputs)):
                 node.replace_input_with(index, None)

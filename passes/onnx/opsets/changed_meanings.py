@@ -1,7 +1,7 @@
 """Operators that mean something else in an older opset, though a node may fit the older schema.
 
-From ONNX's changelog of its operators: opsets 12 to 23, where what differs is more than the types and attributes that a
-schema tells. Corrected wordings of one meaning (Cast 13, Mod 13, Clip 13, reductions over nothing 13) are not in it.
+From ONNX's changelog of its operators: opsets 12 to 23, where the difference is more than the types and attributes that
+a schema tells. Corrected wordings of one meaning (Cast 13, Mod 13, Clip 13, reductions over nothing 13) are not in it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _LOCAL = "definition"
 
 
 def body_model(node: ir.Node, schema: onnx.defs.OpSchema, version: int) -> ir.Model | None:
-    """A model that does what a node does, by the definition of its operator; None where ONNX defines it by itself.
+    """A model that computes a node, by the definition of its operator; None where ONNX defines it by itself.
 
     Its inputs are the node's, once each and in order, its outputs the node's. Its opset is the newest that ONNX has a
     definition for and that is not newer than `version`; where there is none, the oldest.
@@ -68,7 +68,7 @@ def _is_defined(schema: Any) -> bool:
 def _definition(
     call: onnx.NodeProto, schema: Any, inputs: Sequence[ir.Value | None], version: int
 ) -> onnx.FunctionProto | None:
-    """ONNX's definition of an operator; `schema` is an OpSchema, whose stubs lack what is read of it here."""
+    """ONNX's definition of an operator; `schema` is an OpSchema, whose stubs lack attributes that are read here."""
     if versions := schema.function_opset_versions:
         text = schema.get_function_with_opset_version(_nearest(versions, version))
     else:
@@ -84,7 +84,7 @@ def _nearest(versions: Sequence[int], version: int) -> int:
 
 
 def splice(body: ir.Model, node: ir.Node, make: Builder) -> list[ir.Value]:
-    """Move the nodes of a node's `body_model` to `make`, and give what stands for the node's outputs."""
+    """Move the nodes of a node's `body_model` to `make`, and give the values that stand for the node's outputs."""
     graph = body.graph
     inputs = dict.fromkeys(value for value in node.inputs if value is not None)
     for inner, outer in zip(tuple(graph.inputs), inputs, strict=True):

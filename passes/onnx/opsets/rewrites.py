@@ -132,7 +132,7 @@ def _reshape(node: ir.Node, version: int, make: Builder) -> Sequence[ir.Value] |
 
     The shape may stay where it has no zero, or has one only where the input has one. Where one size may be zero, it is
     found from the others. Otherwise the input gets as many dimensions as the output has, first: one element has size 1
-    in each, and none has size 0 in each, which is what a zero in the shape then means.
+    in each, and none has size 0 in each, as a zero in the shape then means.
     """
     data, shape = node.inputs
     (result,) = node.outputs

@@ -1,4 +1,4 @@
-"""The general rule: an operator is what its schema says, so a node that fits an older schema may be moved to it."""
+"""The general rule: a schema defines its operator, so a node that fits an older schema may be moved to it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def fitted(
 ) -> tuple[Sequence[ir.Value | None], dict[str, ir.Attr]]:
     """Fit a node of schema `new` to schema `old`.
 
-    What is an input now and was an attribute of that name becomes one where it is constant; attributes that `old` lacks
-    go where they say what is so without them; defaults that have changed are written out.
+    An input that was an attribute of that name in `old` becomes one where it is constant; attributes that `old` lacks
+    go where they state the behaviour without them; defaults that have changed are written out.
 
     Args:
         node: the node.

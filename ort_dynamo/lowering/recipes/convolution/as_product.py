@@ -1,4 +1,4 @@
-"""Writes a convolution and its gradients as matrix products over patches, for dtypes that Conv has no kernel for.
+"""Writes a convolution and its gradients as matmuls over patches, for dtypes that Conv has no kernel for.
 
 With groups, a weight is (groups, A, B, *kernel): a convolution takes B channels to A, a transposed one A to B.
 """
@@ -19,7 +19,7 @@ __all__ = ["MatrixConvolution"]
 
 @dataclass(frozen=True)
 class MatrixConvolution:
-    """A kernel on an image (N, groups * B, *sizes), where it takes `out` places.
+    """A kernel on an image (N, groups * B, *sizes), where it takes `out` positions.
 
     Attributes:
         batch: N.
@@ -67,7 +67,7 @@ class MatrixConvolution:
         return fold(self.ctx, columns, leading, form.sliding(self.sizes, self.out))
 
     def correlate(self, image: ir.Value, value: ir.Value) -> ir.Value:
-        """Correlate an image with `value` (N, groups * A, *out): the sum over all places, (groups * A, B, *kernel)."""
+        """Correlate an image with `value` (N, groups * A, *out): the sum over positions, (groups * A, B, *kernel)."""
         op, form = self.ctx.op, self.form
         height, width = self._heights
         rows = op.Transpose(op.Reshape(value, [0, form.groups, height, -1]), perm=[1, 2, 0, 3])

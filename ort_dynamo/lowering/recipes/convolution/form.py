@@ -1,4 +1,4 @@
-"""Reads off ATen's arguments what is fixed about a convolution."""
+"""Reads the constants of a convolution off ATen's arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ConvolutionForm", "ConvolutionSteps", "convolution_form", "per_dimen
 
 @dataclass(frozen=True)
 class ConvolutionSteps:
-    """The steps of a convolution's kernel, whatever its size: one number for each spatial dimension."""
+    """The steps of a convolution's kernel, of any size: one number for each spatial dimension."""
 
     stride: list[int]
     padding: list[int]
@@ -54,7 +54,7 @@ class ConvolutionForm(ConvolutionSteps):
 
     @property
     def reach(self) -> list[int]:
-        """From the first to the last place under the kernel."""
+        """From the first to the last position under the kernel."""
         return [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
 
     @property
@@ -63,7 +63,7 @@ class ConvolutionForm(ConvolutionSteps):
         return {**super().attributes, "kernel_shape": self.kernel}
 
     def sliding(self, sizes: Sequence[Size], out: Sequence[Size]) -> Sliding:
-        """The kernel as a window that takes `out` places on an image of `sizes`."""
+        """The kernel as a window that takes `out` positions on an image of `sizes`."""
         return Sliding(self.kernel, self.stride, self.padding, self.dilation, tuple(sizes), tuple(out))
 
     @property
@@ -72,7 +72,7 @@ class ConvolutionForm(ConvolutionSteps):
         return any(extra >= s for extra, s in zip(self.output_padding, self.stride, strict=True))
 
     def remainders(self, sizes: Sequence[Size], out: Sequence[Size]) -> list[Size]:
-        """Count, in each dimension, the last places of the padded input that no window reaches."""
+        """Count, in each dimension, the last positions of the padded input that no window reaches."""
         return self.sliding(sizes, out).remainders
 
 

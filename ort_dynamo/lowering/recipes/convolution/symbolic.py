@@ -60,7 +60,7 @@ class SymbolicConvolution(ConvolutionSteps):
         op = self.ctx.op
         if self.transposed:
             return op.Conv(grad, weight, **self.attributes)
-        # The stride may step over the last places, which are not known in number: made for the most of them, and cut.
+        # The stride may skip the last positions, which are not known in number: made for the most of them, and cut.
         most = [s - 1 for s in self.stride]
         return self._cut(op.ConvTranspose(grad, weight, output_padding=most, **self.attributes), sizes)
 
@@ -93,6 +93,6 @@ class SymbolicConvolution(ConvolutionSteps):
         return op.Transpose(self._cut(op.Conv(image, filters, **attributes), shape), perm=[1, 0, *rest])
 
     def _cut(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
-        """The first places of the spatial dimensions of `sizes`."""
+        """The first positions of the spatial dimensions of `sizes`."""
         axes = list(range(2, len(sizes)))
         return self.ctx.op.Slice(value, [0] * len(axes), self.ctx.shape(sizes[2:]), axes)

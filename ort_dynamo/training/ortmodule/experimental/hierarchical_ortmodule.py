@@ -8,4 +8,4 @@ __all__ = ["HierarchicalORTModule"]
 
 
 class HierarchicalORTModule(ORTModule):
-    """An ORTModule: what cannot be captured splits the graph where it stands, so that no module has to be left out."""
+    """An ORTModule: code that cannot be captured splits the graph where it stands, so no module has to be left out."""

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def load_from_json(ortmodule: ORTModule, path: str | None = None) -> None:
-    """Configure an ORTModule by a JSON file; what it was compiled to before is compiled again.
+    """Configure an ORTModule by a JSON file; graphs compiled before are compiled again.
 
     Args:
         ortmodule: the ORTModule.

@@ -23,7 +23,7 @@ def inspect_activation(activation_name: str, tensor: torch.Tensor) -> torch.Tens
 
     Args:
         activation_name: how the files are called.
-        tensor: the tensor; what is returned takes its place.
+        tensor: the tensor; the returned tensor takes its place.
 
     Raises:
         RuntimeError: no StatisticsSubscriber is registered with GlobalSubscriberManager.

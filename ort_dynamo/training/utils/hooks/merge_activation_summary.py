@@ -1,6 +1,6 @@
 """Puts the activations of two runs side by side: `python -m ort_dynamo.training.utils.hooks.merge_activation_summary`.
 
-It reads what a StatisticsSubscriber has written in a run of PyTorch and in one of ORTModule, and writes one file for
+It reads the files of a StatisticsSubscriber in a run of PyTorch and in one of ORTModule, and writes one file for
 each step and run, in the order of the first run's first step: to be compared by any tool that shows differences.
 """
 
@@ -50,7 +50,7 @@ def _merge_run(source: Path, target: Path, order: Sequence[str]) -> None:
             for name in order:
                 if (step / name).exists():
                     merged.write((step / name).read_text(encoding="utf-8") + "\n")
-                else:  # such as what nothing reads, which is not computed
+                else:  # such as an unread result, which is not computed
                     _log.warning("tensor %s not exist", step / name)
 
 

@@ -1,6 +1,6 @@
 """Writes statistics of activations and of their gradients to files, one for each tensor and step.
 
-A tensor is shown to the subscriber by an operator that gives back what it gets. It stands in the traced graph like any
+A tensor is shown to the subscriber by an operator that returns its input. It stands in the traced graph like any
 other, so a model that is observed is compiled in one piece.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["StatisticsSubscriber", "observe"]
 
 
 class StatisticsSubscriber(SubscriberBase):
-    """Summarises what every module returns, and the gradient of it.
+    """Summarises every module's results, and their gradients.
 
     In the folder of each step, `step_<n>`, a tensor has a file for the forward and one for the backward: shape, dtype,
     minimum, maximum, mean, standard deviation, how many elements are NaN, infinite, negative, positive and zero, and
@@ -151,7 +151,7 @@ def _buckets(flat: Tensor, size: int) -> Iterator[Tensor]:
 
 
 def observe(tensor: Tensor, name: str, depth: int, subscriber: StatisticsSubscriber) -> Tensor:
-    """Show a tensor, and where it has one its gradient, to a subscriber; what is returned takes the tensor's place."""
+    """Show a tensor, and where it has one its gradient, to a subscriber; the returned tensor takes its place."""
     seen, _ = _activation(tensor, name, depth, subscriber.number)
     return seen
 

@@ -34,7 +34,7 @@ class RuntimeStates:
 
 
 class SubscriberBase:
-    """Base of subscribers: override a method that ends in `_impl` to look at, or to change, what passes there.
+    """Base of subscribers: override a method that ends in `_impl` to look at, or to change, the tensors that pass.
 
     Args:
         start_step: the first step in which the methods are called; None is 0.

@@ -39,7 +39,7 @@ class SaveFiles(Listener):
         assert options.save_onnx is not None
         self._folder = Path(options.save_onnx)
         self._program = read_program(gm, inputs)
-        self._files: dict[str, IslandFiles] = {}
+        self._files: IslandFiles
         self._graphs: list[Mapping[str, Any]] = []
 
     def cut(self, graphs: Mapping[str, GraphModule], partition: PartitionRecord | None) -> None:
@@ -56,9 +56,9 @@ class SaveFiles(Listener):
 
     def built(self, stage: BuildStage) -> None:
         """Write the model of one stage."""
-        if stage.name not in self._files:
-            self._files[stage.name] = IslandFiles(self._folder, stage.name, stage.island)
-        self._files[stage.name].write(stage)
+        if stage.stage == "lowered":  # the first; islands without a key share a name
+            self._files = IslandFiles(self._folder, stage.name, stage.island)
+        self._files.write(stage)
 
     def opened(self, graph: GraphCompilation) -> None:
         """Describe the outer graph, while nothing has rewritten it to run."""

@@ -17,6 +17,7 @@ import torch
 from numpy_glue import run_graph
 from torch import Tensor, nn
 
+from ort_dynamo.cache import open_island
 from ort_dynamo.saving.files import write_model
 
 
@@ -185,3 +186,21 @@ def test_tensors_that_one_file_cannot_hold_are_beside_it(tmp_path: Path) -> None
     assert (tmp_path / "one.onnx").stat().st_size < 1024
     (loaded,) = onnx.load(tmp_path / "one.onnx").graph.initializer
     np.testing.assert_array_equal(onnx.numpy_helper.to_array(loaded), np.arange(2048, dtype=np.float32))
+
+
+def test_islands_of_one_name_have_the_names_of_their_own_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            between = torch.linalg.qr(self.first(x))[0]  # torch runs it, so there are two islands
+            return self.second(between)
+
+    monkeypatch.setattr(open_island, "graph_key", lambda *_, **__: None)
+    with torch.no_grad():
+        saved(Net(), tmp_path, torch.randn(3, 3))
+    (model,) = (onnx.load(path) for path in tmp_path.glob("*.onnx"))  # of the island that was saved last
+    assert all("second" in node.name for node in model.graph.node), [node.name for node in model.graph.node]
+    assert {"second.weight", "second.bias"} <= {value.name for value in model.graph.input}

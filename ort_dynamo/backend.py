@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
 
 from ort_dynamo.cache.open_island import CACHE
-from ort_dynamo.capture.trace import trace, without_gradients
-from ort_dynamo.choose_target import session_device
+from ort_dynamo.capture.whole_graphs import trace_whole
+from ort_dynamo.choose_target import placement_threads, session_device
 from ort_dynamo.compiler import Compilation
 from ort_dynamo.events import Listener, Listeners
 from ort_dynamo.listeners.compare_ranks import CompareRanks
@@ -69,14 +69,15 @@ def compile_recorded(
     """Compile a graph as `ort_train` does, and return the record of the compile too; raises the same errors."""
     say_if_untested()
     installed_runtime()
-    records, kept_as = Records(), kept_key(gm, options)
+    records, threads = Records(), placement_threads(options)
+    kept_as = kept_key(gm, options, threads)
     saved = None if options.dump.save_onnx is None else SaveFiles(options.dump, gm, example_inputs)
     listeners = _listeners(options, records, *([saved] if saved else []))
     if kept_as is not None:
         listeners.append(TraceCache(options, records))
     device = session_device(gm, example_inputs)
-    compilation = Compilation(options, device, Listeners(*listeners), records.graphs)
-    with showing(), loading(options, records):
+    compilation = Compilation(options, device, threads, Listeners(*listeners), records.graphs)
+    with showing(), loading(compilation.cache, records):
         compiled = compilation.run(gm, example_inputs, kept_as)
     record = records.close(saved.close() if saved else None)
     return zeros_in_memory(compiled, example_inputs), record
@@ -110,23 +111,11 @@ def compile_step(
     installed_runtime()
     records, device = Records(), session_device(gm, example_inputs)
     listeners = Listeners(*_listeners(options, records))
-    compilation = Compilation(options, device, listeners, records.graphs, role="training")
+    threads = placement_threads(options)
+    compilation = Compilation(options, device, threads, listeners, records.graphs, role="training")
     with showing():
-        compiled = trace(
-            gm,
-            without_gradients(example_inputs),
-            forward=_no_gradients,
-            backward=_no_gradients,
-            inference=compilation.inference,
-            partition=_no_gradients,
-            around=around,
-            more_inputs=more_inputs,
-        )
+        compiled = trace_whole(gm, example_inputs, compilation.inference, around, more_inputs)
     return compiled, records.close()
-
-
-def _no_gradients(*_: Any, **__: Any) -> NoReturn:
-    raise AssertionError("a whole step has no gradients outside it: an input requires one")
 
 
 def _reset() -> None:

@@ -18,7 +18,7 @@ from ort_dynamo.build import BuildSpec, PassRecord
 from ort_dynamo.cache.disk import disk_cache
 from ort_dynamo.cache.open_island import OpenedIsland, open_island
 from ort_dynamo.capture.trace import trace
-from ort_dynamo.choose_target import graph_target, placement_threads
+from ort_dynamo.choose_target import graph_target
 from ort_dynamo.events import BoxedRun, GraphCompilation, Listener, open_islands
 from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.marks import RETURNED_STRIDES, RETURNED_VIEWS
@@ -45,6 +45,7 @@ class Compilation:
     Args:
         options: all options.
         device: the device of its sessions.
+        threads: the number of threads by which placement weighs torch against a session.
         listeners: hear of each stage.
         label: shown to each RunWatch when one of the graphs runs; it may still grow.
         role: of a graph without gradients: "inference", or "training" of a whole step.
@@ -54,22 +55,19 @@ class Compilation:
         self,
         options: Options,
         device: torch.device,
+        threads: int,
         listeners: Listener,
         label: Sequence[Any] = (),
         role: str = "inference",
     ) -> None:
-        self.options, self.device, self.listeners, self.label, self.role = options, device, listeners, label, role
+        self.options, self.device, self.threads = options, device, threads
+        self.listeners, self.label, self.role = listeners, label, role
         self.cache = disk_cache(options.cache)
 
     @cached_property
     def target(self) -> Target:
         """The target that sessions are compiled for. A graph that comes whole from torch's cache does not read it."""
         return graph_target(self.device, self.options)
-
-    @cached_property
-    def threads(self) -> int:
-        """The number of threads by which placement weighs torch against a session."""
-        return placement_threads(self.options)
 
     def run(self, gm: GraphModule, inputs: Sequence[Any], kept_as: str | None = None) -> Callable[..., Any]:
         """1. Capture: AOTAutograd traces the graph, and calls the methods below."""

@@ -313,7 +313,7 @@ def test_a_graph_that_trains_has_a_session_of_its_own_as_its_order_counts() -> N
     for role, sessions in (("inference", 1), ("forward", 2), ("backward", 2), ("inference", 2)):
         x = torch.ones(2)
         gm = make_fx(lambda x: (x + 1,), tracing_mode="fake")(x)
-        function = Compilation(Options(), x.device, Listener()).graph(gm, role, slice(None))
+        function = Compilation(Options(), x.device, 1, Listener()).graph(gm, role, slice(None))
         assert_close(function([x])[0], x + 1, role)
         assert CACHE.misses - before == sessions
 

@@ -79,9 +79,10 @@ def open_island(
     Raises:
         As `build_island` and `open_graph` do.
     """
-    begin, stored = time.perf_counter(), cache if reads else None
+    begin = time.perf_counter()
     key = graph_key(island, spec, functions=functions)
-    place = None if key is None or stored is None else disk_key(key, runtime_facts())
+    stored = cache if reads and key is not None else None
+    place = disk_key(key, runtime_facts()) if stored is not None and key is not None else ""
     name = f"{role}-{key or 'unkeyed'}"
     source: Source = "memory"
     miss = ""
@@ -92,8 +93,8 @@ def open_island(
     def make() -> CompiledGraph:
         nonlocal source, miss
         found: CompiledGraph | Miss = Miss("unkeyed" if key is None else "off")
-        with nullcontext() if stored is None or place is None else stored.locked(place):
-            if stored is not None and place is not None:
+        with nullcontext() if stored is None else stored.locked(place):
+            if stored is not None:
                 found = stored.load(place, name, spec, opened)
             if not isinstance(found, Miss):
                 source = "disk"
@@ -102,7 +103,7 @@ def open_island(
             graph = build_island(island, spec, name, built)
             stage("opening in ONNX Runtime")
             compiled = opened(graph)
-            if stored is not None and place is not None:
+            if stored is not None:
                 stored.store(place, graph)
             return compiled
 
@@ -112,7 +113,7 @@ def open_island(
         compiled=compiled,
         places=_places(island, compiled.built),
         key=key,
-        stored_at=place if stored is not None and place is not None and stored.holds(place) else None,
+        stored_at=place if stored is not None and stored.holds(place) else None,
         source=source,
         miss=miss,
         seconds=time.perf_counter() - begin,

@@ -1,4 +1,4 @@
-"""Captures a Dynamo graph as one ATen graph that nothing compiles: for files."""
+"""Captures a Dynamo graph, or a module that calls it, as one ATen graph: for whole steps and for files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,41 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from ort_dynamo.capture.trace import trace, without_gradients
+from ort_dynamo.capture.trace import Compiler, trace, without_gradients
 from ort_dynamo.torch_internals.operators import aten
 
-__all__ = ["capture_gradients", "capture_whole"]
+__all__ = ["capture_gradients", "capture_whole", "trace_whole"]
+
+
+def trace_whole(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    compile_graph: Compiler,
+    around: Callable[[GraphModule], nn.Module],
+    more_inputs: Sequence[torch.Tensor],
+) -> Callable[..., Any]:
+    """Trace a module that calls a Dynamo graph, and have it compiled as one graph without gradients of its own.
+
+    Args:
+        gm: Dynamo's graph.
+        example_inputs: its inputs, real or fake; one that requires a gradient is taken for a parameter without.
+        compile_graph: compiles the graph.
+        around: makes the module that is traced in the graph's place. It may compute gradients inside.
+        more_inputs: inputs that this has after those of the graph.
+
+    Returns:
+        A callable with the signature of the module.
+    """
+    return trace(
+        gm,
+        without_gradients(example_inputs),
+        forward=_unexpected,
+        backward=_unexpected,
+        inference=compile_graph,
+        partition=_unexpected,
+        around=around,
+        more_inputs=more_inputs,
+    )
 
 
 def capture_whole(
@@ -39,16 +70,7 @@ def capture_whole(
         found.append(whole)
         return whole.forward
 
-    trace(
-        gm,
-        without_gradients(example_inputs),
-        forward=_unexpected,
-        backward=_unexpected,
-        inference=keep,
-        partition=_unexpected,
-        around=around,
-        more_inputs=more_inputs,
-    )
+    trace_whole(gm, example_inputs, keep, around, more_inputs)
     return found[-1] if found else None
 
 
@@ -85,7 +107,7 @@ class _CapturedError(Exception):
 
 
 def _unexpected(*_: Any, **__: Any) -> NoReturn:
-    raise AssertionError("the graph has no gradients outside it")
+    raise AssertionError("a whole graph has no gradients outside it: an input requires one")
 
 
 def _take_ones_for_tangents(joint: GraphModule) -> None:

@@ -42,7 +42,7 @@ __all__ = ["LOADING", "IslandPlace", "Loading", "StoredCode"]
 
 @dataclass(frozen=True)
 class Loading:
-    """Where a graph that torch has stored finds the rest.
+    """The source of the islands of a graph that torch has stored, and the receiver of its records.
 
     Attributes:
         disk: the stored graphs.

@@ -10,10 +10,9 @@ import torch
 from torch.fx import GraphModule
 
 from ort_dynamo.build import BuildSpec, spell_pass
-from ort_dynamo.cache.disk import context_key, disk_cache, keeps_traces
+from ort_dynamo.cache.disk import DiskCache, context_key, keeps_traces
 from ort_dynamo.cache.function_key import NotKeyableError, spell_function
 from ort_dynamo.cache.open_island import OpenedIsland
-from ort_dynamo.choose_target import placement_threads
 from ort_dynamo.events import BoxedRun, GraphCompilation, Listener
 from ort_dynamo.listeners.stored_code import LOADING, IslandPlace, Loading, StoredCode
 from ort_dynamo.lowering.registry import has_outside_lowerings
@@ -26,7 +25,7 @@ from ort_dynamo.torch_internals.aot_cache import AOT_CACHE, precompiles
 __all__ = ["WORTH_IT", "TraceCache", "kept_key", "loading"]
 
 
-def kept_key(gm: GraphModule, options: Options) -> str | None:
+def kept_key(gm: GraphModule, options: Options, threads: int) -> str | None:
     """Give the part of the key of AOTAutograd's cache that is ours; None where that stores nothing of `gm`.
 
     Nothing is stored of graphs with symbolic floats: an assumption about one (that it is 0.25, where an operator takes
@@ -51,7 +50,6 @@ def kept_key(gm: GraphModule, options: Options) -> str | None:
     passes = [*outside_onnx_passes(first=True), *outside_onnx_passes(extra, first=False)]
     decided = dataclasses.replace(options, cache=CacheOptions())
     settings = options.session.resolved(on_cuda=True)  # wherever the graph is going to run
-    threads = placement_threads(options)
     context = (decided, settings, threads, torch.get_default_dtype(), *map(spell_pass, passes), *spelled)
     return context_key(map(str, context), runtime_facts())
 
@@ -100,9 +98,8 @@ class TraceCache(Listener):
 
 
 @contextmanager
-def loading(options: Options, records: Records) -> Iterator[None]:
+def loading(stored: DiskCache | None, records: Records) -> Iterator[None]:
     """Have results that AOTAutograd has stored find their islands while this is open, and record them."""
-    stored = disk_cache(options.cache)
     token = LOADING.set(None if stored is None else Loading(stored, records.read, records.graphs))
     try:
         yield

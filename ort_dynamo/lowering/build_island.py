@@ -72,8 +72,7 @@ def build_island(
         return graph
     if spec.in_order:
         graph = _optimized_in_order(graph, lowered.model, spec)
-    optimized = graph
-    built(BuildStage(name, gm, "optimized", None, lambda: _optimized(optimized, spec)))
+    built(BuildStage(name, gm, "optimized", None, partial(_optimized, graph, spec)))
     return graph
 
 

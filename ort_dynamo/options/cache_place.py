@@ -1,4 +1,4 @@
-"""Where compiled graphs are stored from one process to the next: by options, else by environment variables."""
+"""Finds the folder of the stored graphs: options name it, else environment variables."""
 
 from __future__ import annotations
 

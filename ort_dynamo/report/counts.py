@@ -109,15 +109,9 @@ def report_first(graphs: Sequence[GraphRecord]) -> None:
     if _FIRST in _said:
         return
     _said.add(_FIRST)
-    native, design, chosen, eager = (
-        sum(count(graph) for graph in graphs)
-        for count in (
-            lambda graph: graph.native.total(),
-            lambda graph: graph.by_design.total(),
-            lambda graph: graph.chosen.total(),
-            lambda graph: len(graph.eager),
-        )
-    )
+    places = Places.of(graphs)
+    native, design, chosen = places.native.total(), places.by_design.total(), places.chosen.total()
+    eager = places.eager_nodes
     rest = [
         f"{chosen} {BY_CHOICE}, which options={{'placement': 'onnxruntime'}} changes" if chosen else "",
         f"{eager} {FALLBACK}, as the warnings say" if eager else "",

@@ -243,7 +243,7 @@ def _status(api: Api, op: _Op, call: Callable[[], None]) -> int | None:
     except LaunchError as error:
         reason = str(error).encode()
     except BaseException as error:
-        # As ASCII, since ONNX Runtime may cut it anywhere.
+        # ONNX Runtime may cut the text anywhere, so it is ASCII.
         reason = f"{type(error).__name__}: {error}".encode("ascii", "backslashreplace")
     status: int = api.CreateStatus(FAIL, b"The fused kernel %s failed: %s" % (op.kernel.op.name.encode(), reason))
     return status

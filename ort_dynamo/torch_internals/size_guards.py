@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 __all__ = ["ANSWERS", "Answered", "Fact", "UnrecordedQuestionError", "answering_from", "ask", "is_watched", "recording"]
 
 ANSWERS = "ort_dynamo.answers"
-"""Where a node's meta keeps the facts that a probe of its lowering recorded: a tuple of Fact."""
+"""The key of a node's meta for the facts that a probe of its lowering recorded: a tuple of Fact."""
 
 _T = TypeVar("_T")
 

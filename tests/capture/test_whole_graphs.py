@@ -15,7 +15,7 @@ from ort_dynamo.capture.whole_graphs import capture_gradients, capture_whole
 def captured(
     capture: Callable[[GraphModule, Sequence[Any]], GraphModule | None], function: Callable[..., Any], *inputs: Any
 ) -> GraphModule | None:
-    """What a capture makes of the one graph of a function."""
+    """Capture the one graph of a function."""
     found: list[GraphModule | None] = []
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

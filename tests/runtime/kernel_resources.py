@@ -1,4 +1,4 @@
-"""What a thread of a compiled kernel takes, as NVIDIA's cuobjdump tells it."""
+"""Reads the resources of each thread of a compiled kernel by NVIDIA's cuobjdump."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Resources(NamedTuple):
-    """Of each thread: registers, and bytes of stack and of local memory, to which registers are spilled."""
+    """Registers of each thread, and its bytes of stack and of local memory, to which registers are spilled."""
 
     registers: int
     stack: int

@@ -165,7 +165,7 @@ def run(function, *args):
     (output,) = gm.graph.find_nodes(op="output")
     output.args = (tuple(output.args[0]),)
     options = parse_options(None, {"fallback": "error"})
-    return Compilation(options, torch.device("cpu"), Listener()).graph(gm, "inference", slice(None))(list(args))
+    return Compilation(options, torch.device("cpu"), 1, Listener()).graph(gm, "inference", slice(None))(list(args))
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -55,7 +55,7 @@ def test_half_to_float_gives_float32(operator):
         node.meta["val"], result.meta["val"] = torch.empty(4, 5, dtype=torch.float16), torch.empty(4, 5)
     gm = torch.fx.GraphModule(torch.nn.Module(), graph)
     options = parse_options(None, {"fallback": "error"})
-    (actual,) = Compilation(options, x.device, Listener()).graph(gm, "inference", slice(None))([x])
+    (actual,) = Compilation(options, x.device, 1, Listener()).graph(gm, "inference", slice(None))([x])
     expected = operator(x.float(), -1, False)
     assert_close(actual, expected, "result")
 

@@ -20,7 +20,7 @@ __all__ = ["IMAGES", "WEIGHT", "assert_same", "block", "conv", "laid_out", "trac
 
 def strides(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        # Of a dimension of one element any stride is right.
+        # A dimension of one element may have any stride.
         return tuple(stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1)
     return [strides(one) for one in value] if isinstance(value, (tuple, list)) else value
 
@@ -79,6 +79,6 @@ def conv(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def block(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
-    """What ConvNeXt is made of: channels are normalized, and multiplied, as the last dimension."""
+    """Compute a block of ConvNeXt, which normalizes and multiplies channels as the last dimension."""
     normed = F.layer_norm(conv(x, w).permute(0, 2, 3, 1), (8,))
     return x + (F.linear(normed, inside) * scale).permute(0, 3, 1, 2)

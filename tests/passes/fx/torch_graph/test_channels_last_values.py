@@ -57,7 +57,7 @@ def test_channels_that_are_last_in_between_are_moved_neither_there_nor_are_their
         return torch.autograd.grad(y.square().sum(), given)
 
     gm, _ = laid_out(gradients, IMAGES, WEIGHT, torch.randn(8), torch.randn(8, 8))
-    # Of the input, and of its gradient.
+    # One is of the input, the other of its gradient.
     assert [str(node.target) for node in gm.graph.nodes if "clone" in str(node.target)] == ["aten.clone.default"] * 2
 
 

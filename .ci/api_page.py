@@ -1,4 +1,4 @@
-"""Writes docs/api.md, the reference of what is public, from the docstrings: `python .ci/api_page.py`."""
+"""Writes docs/reference/api.md, the reference of what is public, from the docstrings: `python .ci/api_page.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inspect import ismodule
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs/reference/api.md"
 
 OPENING = """\
 # What is public
@@ -39,7 +39,7 @@ COUNTERS = """\
 """
 
 TRAINING = {
-    "ortmodule": "ORTModule, DebugOptions and LogLevel are here, too ([migrating](migrating_from_ortmodule.md)).",
+    "ortmodule": "Also has ORTModule, DebugOptions and LogLevel ([migrating](../how_to/migrating_from_ortmodule.md)).",
     "ortmodule.experimental.json_config": "Configuration by a file.",
     "experimental": "The export of gradients.",
     "optim": "Optimizers, and what an ORTTrainer has in their place; `ort_dynamo.optim` is the same.",

@@ -1,4 +1,4 @@
-"""What is known not to work with some versions, and why: the one place that docs/versions.md has its reasons from."""
+"""Known failures of some versions, with the reasons that docs/reference/versions.md gives."""
 
 from __future__ import annotations
 

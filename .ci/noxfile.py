@@ -1,4 +1,4 @@
-"""The matrix of versions, by one command: `nox -f .ci/noxfile.py`. The page it writes is docs/versions.md.
+"""The matrix of versions, by one command: `nox -f .ci/noxfile.py`. The page it writes is docs/reference/versions.md.
 
 A cell is one set of versions with the tests that are run on it (cells.py). Cells with the same Python and torch share
 an environment, in which the other packages are exchanged, because torch is most of an environment's size and time.
@@ -80,5 +80,5 @@ def fresh(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def report(session: nox.Session) -> None:
-    """Write docs/versions.md from the records of docs/versions.jsonl."""
+    """Write docs/reference/versions.md from the records of docs/reference/versions.jsonl."""
     session.run("python3", str(ROOT / ".ci" / "versions_page.py"), external=True)

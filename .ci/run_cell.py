@@ -1,4 +1,4 @@
-"""Runs the tests of one cell in the environment of this interpreter, and keeps the record in docs/versions.jsonl."""
+"""Runs the tests of one cell in this interpreter's environment and adds the record to docs/reference/versions.jsonl."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from cells import CELLS, ROOT, SAMPLE, Cell
 from run_suite import Outcome, pytest_here, run_suite
 
-RECORDS = ROOT / "docs" / "versions.jsonl"
+RECORDS = ROOT / "docs/reference/versions.jsonl"
 REPORTED = ("torch", "onnxruntime", "onnxruntime-training", "onnx", "onnx-ir", "onnxscript", "numpy")
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/versions.md from the records of the cells that were run, docs/versions.jsonl."""
+"""Writes docs/reference/versions.md from the records of the cells that were run, docs/reference/versions.jsonl."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cells import CELLS, PYTHONS, ROOT, RUNTIMES, SAMPLE, TORCHES, Cell
 from known_failures import KNOWN, Known
 from run_cell import RECORDS, keep
 
-PAGE = ROOT / "docs" / "versions.md"
+PAGE = ROOT / "docs/reference/versions.md"
 OTHERS = ("onnx", "onnx-ir", "onnxscript", "numpy")
 Record = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""Options, fixtures and the closing table of the benchmarks; docs/benchmarks.md says how to read them."""
+"""Options, fixtures and the closing table of the benchmarks; docs/internals/benchmarks.md says how to read them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import NamedTuple
 
-from ort_dynamo.commands import cache, demo, doctor, operators, passes
+from ort_dynamo.commands import cache, demo, doctor, operators, passes, topics
 from ort_dynamo.errors import OrtDynamoError
 
 __all__ = ["COMMANDS", "main"]
@@ -33,6 +33,7 @@ COMMANDS: dict[str, Command] = {
     "cache": Command(cache.SUMMARY, cache.add_arguments, cache.run),
     "demo": Command(demo.SUMMARY, demo.add_arguments, demo.run),
     "doctor": Command(doctor.SUMMARY, doctor.add_arguments, doctor.run),
+    "help": Command(topics.SUMMARY, topics.add_arguments, topics.run),
     "operators": Command(operators.SUMMARY, operators.add_arguments, operators.run),
     "passes": Command(passes.SUMMARY, passes.add_arguments, passes.run),
 }

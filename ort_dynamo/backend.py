@@ -49,7 +49,7 @@ def ort_train(
         gm: Dynamo's graph.
         example_inputs: its inputs, real or fake.
         mode: one of ort_dynamo.options.groups.MODES, such as "debug".
-        options: option name -> value (docs/options.md).
+        options: option name -> value (`python -m ort_dynamo help options`).
 
     Returns:
         A callable with the graph's own signature.

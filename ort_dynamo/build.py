@@ -32,7 +32,7 @@ class BuildSpec:
         dump: where the model is written, and whether it is checked: an island that is to be saved is built for that.
         target: the target of the lowering.
         device: the device of the session's tensors.
-        in_order: whether the nodes run in AOTAutograd's order (docs/decisions/0005-order-of-a-backward.md).
+        in_order: whether the nodes run in AOTAutograd's order (docs/internals/decisions/0005-order-of-a-backward.md).
     """
 
     passes: tuple[ir.passes.InPlacePass, ...]

@@ -1,7 +1,7 @@
 """The compile on one page: from a graph of Dynamo's to the functions that run its forward and its backward.
 
 AOTAutograd calls the methods of `Compilation`: `partition`, `forward` and `backward` for a graph with gradients, else
-`inference`. docs/tour.md follows a graph through them.
+`inference`. docs/internals/tour.md follows a graph through them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The surface for front ends that build on the backend, such as ORTModule and ORTTrainer (docs/embedding.md).
+"""The surface for front ends that build on the backend, such as ORTModule and ORTTrainer (docs/internals/embedding.md).
 
 Beside it, a front end imports the errors and the names of the package itself, and nothing else.
 """

@@ -196,8 +196,7 @@ class NotCompiledError(OrtDynamoError):
 
     message = (
         "{name} runs in eager, at least in part:{reasons}\n"
-        "ort_dynamo.summary() says what was compiled. torch.compile(module) traces what module.compile() leaves out, "
-        "and docs/tools/lstm.md has what to do about an LSTM."
+        "ort_dynamo.summary() says what was compiled; python -m ort_dynamo help check_where_it_runs has the causes."
     )
 
 

@@ -242,7 +242,7 @@ def _operators(column: int) -> OperatorPrices:
     """Give the prices of single operators by one runtime's column.
 
     Measured: an operator for which both take the same time, between matmuls, in torch beside in the session
-    (docs/placement.md has the times). Both runtimes have the same cut, crossing and spinning.
+    (docs/internals/placement.md has the times). Both runtimes have the same cut, crossing and spinning.
     """
     slower = {overload: row[column] for overload, row in _SLOWER.items()}
     return OperatorPrices(cut=10_000, crossing=0.5, spinning=5_000_000, slower=slower)

@@ -131,7 +131,7 @@ CUDA = Profile(
     scans_in_double=False,
     samples_in_own_dtype=False,
 )
-"""CUDAExecutionProvider, where each node is a launch and a pass over memory (docs/cuda.md)."""
+"""CUDAExecutionProvider, where each node is a launch and a pass over memory (docs/internals/cuda.md)."""
 
 CUDA_FUSED = dataclasses.replace(CUDA, lays_out_images=True, computes_in_half=False, repeated_bytes=1 << 20)
 """The same with fused kernels of ours."""

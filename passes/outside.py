@@ -31,7 +31,7 @@ def register_pass(pass_: Pass, *, first: bool = False) -> RemovableHandle:
     Args:
         pass_: torch.fx's PassBase runs on joint and inference graphs, before recomputation is decided and before
             partitioning. onnx_ir's InPlacePass runs on each lowered model, before unused nodes are removed and before
-            ONNX Runtime's own optimizers. Best a frozen dataclass (docs/add_a_pass.md).
+            ONNX Runtime's own optimizers. Best a frozen dataclass (`help add_a_pass`).
         first: run before our own passes instead of after them.
 
     Returns:

@@ -9,7 +9,7 @@ import pytest
 
 from ort_dynamo import embedding
 
-_PAGE = Path(__file__).parents[1] / "docs" / "embedding.md"
+_PAGE = Path(__file__).parents[1] / "docs/internals/embedding.md"
 
 
 @pytest.mark.parametrize("name", embedding.__all__)

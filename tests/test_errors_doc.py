@@ -1,4 +1,4 @@
-"""docs/errors.md lists what errors.py raises."""
+"""docs/reference/errors.md lists what errors.py raises."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from ort_dynamo import errors
 from ort_dynamo.errors import OrtDynamoError
 
-TEXT = (Path(__file__).resolve().parent.parent / "docs/errors.md").read_text()
+TEXT = (Path(__file__).resolve().parent.parent / "docs/reference/errors.md").read_text()
 
 
 def listed() -> list[str]:

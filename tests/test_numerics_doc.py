@@ -1,4 +1,4 @@
-"""docs/numerics.md shows the table of tolerances that the tests use."""
+"""docs/reference/numerics.md shows the table of tolerances that the tests use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ort_dynamo.testing import TOLERANCES
 
-TEXT = (Path(__file__).resolve().parent.parent / "docs/numerics.md").read_text()
+TEXT = (Path(__file__).resolve().parent.parent / "docs/reference/numerics.md").read_text()
 
 
 def test_the_tolerances_are_the_ones_of_the_tests() -> None:

@@ -1,4 +1,4 @@
-"""docs/operators.md is what the registry says."""
+"""docs/reference/operators.md is what the registry says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ort_dynamo.__main__ import main
 from ort_dynamo.commands.operators import table
 from ort_dynamo.runtime.capabilities import TESTED_RUNTIMES, installed_runtime, kernel_table, recorded_kernel_table
 
-PAGE = Path(__file__).resolve().parent.parent / "docs/operators.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs/reference/operators.md"
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -30,13 +30,13 @@ def test_the_command_prints_writes_and_checks(
 ) -> None:
     monkeypatch.setattr(table, "page", lambda: "the table\n")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/reference").mkdir(parents=True)
     assert main(["operators"]) == 0
     assert capsys.readouterr().out == "the table\n"
     assert main(["operators", "--check"]) == 1
     assert "operators --write" in capsys.readouterr().err
     assert main(["operators", "--write"]) == 0
-    assert (tmp_path / "docs/operators.md").read_text() == "the table\n"
+    assert (tmp_path / "docs/reference/operators.md").read_text() == "the table\n"
     assert main(["operators", "--check"]) == 0
 
 

@@ -1,4 +1,4 @@
-"""docs/options.md says what ort_dynamo/options/ says."""
+"""docs/reference/options.md says what ort_dynamo/options/ says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def defaults() -> dict[str, object]:
 
 def rows(title: str, heading: str) -> dict[str, list[str]]:
     """First cell, without backticks -> the other cells, of the table in a section whose first column is `heading`."""
-    text = (ROOT / "docs/options.md").read_text()
+    text = (ROOT / "docs/reference/options.md").read_text()
     (section,) = re.findall(rf"^#+ {title}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
     (table,) = re.findall(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", section, re.MULTILINE)
     cells = ([cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines())
@@ -83,7 +83,7 @@ def test_nothing_of_ours_uses_a_name_of_an_earlier_release() -> None:
         "tests/options",
         "tests/passes",
         "tests/test_options_doc.py",
-        "docs/options.md",
+        "docs/reference/options.md",
         "docs/migrating",
     )
     found = {

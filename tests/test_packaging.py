@@ -42,7 +42,7 @@ def test_the_wheel_has_one_package_and_the_source_distribution_all(tmp_path: Pat
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"ort_dynamo"}
     files = ("py.typed", "runtime/kernels_1.19.2_cpu.json", "runtime/fused.c", "runtime/fused.h")
-    for needed in ("passes/pipelines.py", "passes/onnx/fuse_row_sum.py", *files):
+    for needed in ("passes/pipelines.py", "passes/onnx/fuse_row_sum.py", "docs/how_to/troubleshooting.md", *files):
         assert f"ort_dynamo/{needed}" in names
     with tarfile.open(archive) as content:
         everything = {name.partition("/")[2] for name in content.getnames()}

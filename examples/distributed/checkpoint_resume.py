@@ -2,8 +2,8 @@
 
 torchrun --standalone --nproc-per-node 2 examples/distributed/checkpoint_resume.py FOLDER
 
-Where a rank dies, torchrun can start all of them again, and they go on from the checkpoint (docs/distributed.md says
-why it takes the variable):
+If a rank dies, torchrun can restart all ranks, and they resume from the checkpoint (docs/how_to/distributed.md explains
+the variable):
 
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/distributed/checkpoint_resume.py FOLDER

@@ -28,5 +28,5 @@ def train(rank: int) -> None:
 
 
 distributed.init_process_group("gloo")
-train(distributed.get_rank())  # DDP goes before its group, as docs/distributed.md asks
+train(distributed.get_rank())  # DDP goes before its group, as docs/how_to/distributed.md asks
 distributed.destroy_process_group()

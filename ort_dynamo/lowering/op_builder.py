@@ -1,7 +1,7 @@
 """Writes nodes into an ONNX graph by calling operators as methods: lowerings are written with it.
 
 onnxscript has such a builder, too. Importing it imports all of onnxscript and onnx's reference evaluator, 20 MB that no
-training step needs (docs/decisions/0001-builder-hooks.md).
+training step needs (docs/internals/decisions/0001-builder-hooks.md).
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def register_lowering(*overloads: OpOverload, replace: bool = False) -> Callable
 
     Returns:
         A decorator that returns the function unchanged. The function gets a LoweringContext and the node's arguments,
-        tensors as onnx_ir.Value, and returns one onnx_ir.Value, or a tuple of them (docs/add_an_operator.md).
+        tensors as onnx_ir.Value, and returns one onnx_ir.Value, or a tuple of them (`help add_an_operator`).
 
     Raises:
         TypeError: an argument is no overload.

@@ -320,7 +320,7 @@ def parse_options(mode: str | None, options: Mapping[str, Any] | None) -> Option
 
     Args:
         mode: one of MODES, or None for "default".
-        options: option name -> value (docs/options.md), e.g. {"fallback": "error"}.
+        options: option name -> value (`python -m ort_dynamo help options`), e.g. {"fallback": "error"}.
 
     Raises:
         UnknownModeError, UnknownOptionError: with the nearest known name.

@@ -38,7 +38,7 @@ class Plan:
     """One plan; its str is the text.
 
     Attributes:
-        cluster: operator names, each followed by "+" (docs/recompute.md has the names).
+        cluster: operator names, each followed by "+" (`python -m ort_dynamo help save_memory` has the names).
         type: the action of the plan.
         count: how many occurrences in each graph, the earliest first; -1 is all.
     """

@@ -176,7 +176,7 @@ TESTED_RUNTIMES = (InstalledRuntime(TRAINING_PACKAGE, "1.19.2"), InstalledRuntim
 CUDA, which onnxruntime-gpu has."""
 
 NEWEST_TESTED = "1.32"
-"""The newest release of ONNX Runtime that the tests passed on (docs/versions.md)."""
+"""The newest release of ONNX Runtime that the tests passed on (docs/reference/versions.md)."""
 
 
 @lru_cache(maxsize=1)

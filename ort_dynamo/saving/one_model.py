@@ -1,6 +1,6 @@
 """Joins the saved models of one compile, with or without the backward's, and torch's calls between sessions.
 
-docs/saved_files.md describes the model, for those who read it.
+docs/how_to/see_the_graphs.md describes the model, for those who read it.
 """
 
 from __future__ import annotations

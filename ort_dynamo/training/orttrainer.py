@@ -298,7 +298,7 @@ class ORTTrainer:
             pytorch_format: give the weights and buffers alone, as tensors by their names.
 
         Returns:
-            A dict of copies, in the schema that docs/migrating_from_orttrainer.md has. Before the first step it is the
+            A dict of copies (`help migrating_from_orttrainer` has the schema). Before the first step it is the
             one that `load_state_dict` was given, or empty.
         """
         if self._running is None:

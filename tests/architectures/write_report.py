@@ -1,4 +1,4 @@
-"""Writes docs/architectures.md from the results of sweep.py.
+"""Writes docs/internals/architectures.md from the results of sweep.py.
 
 python tests/architectures/write_report.py stock.json training.json
 """
@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
+PAGE = Path(__file__).parents[2] / "docs/internals/architectures.md"
 
 _INTRODUCTION = """\
 # Architectures under ort_train
@@ -48,7 +48,7 @@ All but NASNet and PNASNet were looked at over four or eight inputs each: eager'
 weights disturbed by 1e-7, are as far from float64's, about as often. 4 did not run in eager, or not in this script.
 
 VITS is ill-conditioned: with its weights disturbed by 1e-7, eager's own gradients change as much as ours differ, and in
-float64 it would draw other numbers. CLAP differs where eager is wrong ([numerics.md](numerics.md), BatchNorm). Informer
+float64 it would draw other numbers. CLAP differs where eager is wrong ([BatchNorm](../reference/numerics.md)). Informer
 drops out rows in the order of a `topk` that need not be sorted, in which torch leaves the order open. UDOP fails under
 every backend, in Dynamo, and EfficientLoFTR under `aot_eager`, with which ours was to be compared.
 

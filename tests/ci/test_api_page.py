@@ -1,4 +1,4 @@
-"""docs/api.md says what the docstrings say."""
+"""docs/reference/api.md says what the docstrings say."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from ort_dynamo.__main__ import main
+from ort_dynamo.commands.topics import topics
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,3 +36,37 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
         assert program.wait(timeout=120) == 0
         errors.seek(0)
         assert errors.read() == ""
+
+
+def test_help_lists_topics_and_prints_their_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help"]) == 0
+    listed = capsys.readouterr().out
+    assert "  troubleshooting " in listed
+    assert "Troubleshooting" in listed
+    assert main(["help", "troubleshooting"]) == 0
+    assert capsys.readouterr().out == (ROOT / "docs/how_to/troubleshooting.md").read_text()
+    assert main(["help", "trubleshooting"]) == 2
+    assert "did you mean 'troubleshooting'?" in capsys.readouterr().err
+
+
+def test_each_page_is_a_topic_of_its_own() -> None:
+    pages = [page for page in (ROOT / "docs").glob("*/*.md") if page.stem != "index"]
+    assert {page.resolve() for page in topics().values()} == {*pages}
+
+
+def test_each_topic_that_a_message_names_exists() -> None:
+    sources = [file for top in ("ort_dynamo", "passes") for file in (ROOT / top).rglob("*.py")]
+    named = {topic for file in sources for topic in re.findall(r"ort_dynamo help ([a-z_]+)", file.read_text())}
+    assert named
+    assert named <= topics().keys()
+
+
+def test_no_message_names_a_page_that_pip_does_not_install() -> None:
+    """Comments and docstrings of modules may name a page; a string that a program prints names a topic."""
+    found = []
+    for file in [file for top in ("ort_dynamo", "passes") for file in sorted((ROOT / top).rglob("*.py"))]:
+        tree = ast.parse(file.read_text())
+        written = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in written]
+        found += [f"{file.name}:{one.lineno}" for one in texts if re.search(r"docs/\w+/\w+\.md", str(one.value))]
+    assert found == ["__init__.py:13"], found  # operators --write, which writes a page of the clone

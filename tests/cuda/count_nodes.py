@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python tests/cuda/count_nodes.py [--version 1.31.1] [--size tiny] [NAME …]
 
-prints the table of docs/cuda.md. Nothing is computed on CUDA. A node of a session that only changes a shape is not
+prints the table of docs/internals/cuda.md. Nothing runs on CUDA. A node of a session that only changes a shape is not
 counted, as ONNX Runtime launches nothing for it; of torch's, each node that it runs by choice counts as one.
 """
 

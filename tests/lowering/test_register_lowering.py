@@ -19,7 +19,7 @@ from ort_dynamo.errors import DuplicateLoweringError
 from ort_dynamo.lowering import registry
 from ort_dynamo.testing import assert_close, assert_like_eager, eager_reasons
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+INTERNALS = Path(__file__).resolve().parents[2] / "docs/internals"
 aten = torch.ops.aten
 
 
@@ -68,7 +68,7 @@ def test_both_halves_of_a_custom_operator_are_native(dynamic: bool) -> None:
 
 
 def test_the_example_of_the_guide_runs() -> None:
-    text = (DOCS / "add_an_operator.md").read_text()
+    text = (INTERNALS / "add_an_operator.md").read_text()
     (program,) = re.findall(r"```python\n(import onnx_ir.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(program, "guide", "exec", dont_inherit=True), names)

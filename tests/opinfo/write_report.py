@@ -1,4 +1,4 @@
-"""Writes docs/operator_sweep.md from the results of sweep.py.
+"""Writes docs/internals/operator_sweep.md from the results of sweep.py.
 
 python tests/opinfo/write_report.py results.json more.json --older all_samples.json
 """
@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs" / "operator_sweep.md"
+PAGE = Path(__file__).parents[2] / "docs/internals/operator_sweep.md"
 
 _INTRODUCTION = """\
 # PyTorch's operator database under ort_train
@@ -27,8 +27,8 @@ a row of its own.
 
 *Other ties* are samples of unstable sorts, `topk`, `kthvalue`, `mode` and medians along a dimension in which only the
 choice among equal elements differs, which torch leaves open: values are equal, positions select equal values, gradients
-follow the positions ([numerics](numerics.md)). *More exact* are samples on which ours differs, and is as near to
-eager's result in float64 as eager itself.
+follow the positions ([numerics](../reference/numerics.md)). *More exact* are samples on which ours
+differs, and is as near to eager's result in float64 as eager itself.
 *Not comparable* are samples on which eager itself raises or which `aot_eager`, torch's own tracing without any
 compiler behind it, does not get right either; *not compiled* those for which Dynamo makes no graph. *Different*,
 *failed* and *crashed* are ours. *Native* are overloads of which ONNX Runtime executed every node, *in part* those that

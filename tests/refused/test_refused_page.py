@@ -1,4 +1,4 @@
-"""docs/refused.md says what the calls are."""
+"""docs/reference/refused.md says what the calls are."""
 
 from __future__ import annotations
 

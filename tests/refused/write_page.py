@@ -1,4 +1,4 @@
-"""Writes docs/refused.md from the calls of refused_programs.py: `python tests/refused/write_page.py`."""
+"""Writes docs/reference/refused.md from the calls of refused_programs.py: `python tests/refused/write_page.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from refused_programs import CALLS, LEFT, Call
 
 __all__ = ["PAGE", "page"]
 
-PAGE = Path(__file__).parents[2] / "docs" / "refused.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/refused.md"
 
 _OPENING = """\
 # What is refused

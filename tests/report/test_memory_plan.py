@@ -188,15 +188,15 @@ def test_unknown_options_are_refused() -> None:
 
 
 def test_the_worked_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs/recompute.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "docs/how_to/save_memory.md").read_text()
     plans = text.split("## Plans", 1)[1]
     code, shown = (plans.split(fence, 1)[1].split("```", 1)[0] for fence in ("```python\n", "```text\n"))
-    exec(compile(code, "docs/recompute.md", "exec"), {})
+    exec(compile(code, "docs/how_to/save_memory.md", "exec"), {})
     assert capsys.readouterr().out == shown
 
 
 def test_every_name_of_an_operator_is_in_the_documentation_with_what_has_it() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs/recompute.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "docs/how_to/save_memory.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| (`.+`) \|$", text, re.MULTILINE))
     assert rows == {name: ", ".join(f"`{aten}`" for aten in atens) for name, atens in NAMES.items()}
 

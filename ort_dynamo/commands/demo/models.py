@@ -13,7 +13,7 @@ class DigitsNet(nn.Module):
     """A small residual network for 8 × 8 images in ten classes.
 
     SiLU and average pooling, not ReLU and max pooling: where a kink decides, a rounding difference in the last bit
-    sends two trainings apart, and their curves would say nothing (docs/numerics.md).
+    sends two trainings apart, and their curves would say nothing (docs/reference/numerics.md).
     """
 
     def __init__(self, width: int = 32) -> None:

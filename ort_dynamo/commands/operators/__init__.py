@@ -1,4 +1,4 @@
-"""python -m ort_dynamo operators: the table of operators, docs/operators.md."""
+"""python -m ort_dynamo operators: the table of operators, docs/reference/operators.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "Print the table of operators: what runs in ONNX Runtime, what is decomposed, what stays in eager."
 
-_PAGE = Path("docs/operators.md")
+_PAGE = Path("docs/reference/operators.md")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -103,7 +103,7 @@ class Row(NamedTuple):
 
 
 def page() -> str:
-    """docs/operators.md."""
+    """docs/reference/operators.md."""
     table = list(rows())
     counts = Counter(row.how for row in table)
     kinds = {kind: counts[kind] for kind in ("ours", "torch_lib", "decomposed", "drawn", "eager")}

@@ -55,7 +55,7 @@ class DebugOptions:
 
     Args:
         log_level: how much is logged; ORTMODULE_LOG_LEVEL goes before it.
-        save_onnx: save the ONNX models of every compile, as docs/migrating_from_ortmodule.md describes.
+        save_onnx: save the ONNX models of every compile (`python -m ort_dynamo help migrating_from_ortmodule`).
         onnx_prefix: how the names of the saved files begin.
         save_path: the folder of the saved files, by default the working directory; ORTMODULE_SAVE_ONNX_PATH goes
             before it.

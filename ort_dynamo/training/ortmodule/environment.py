@@ -1,7 +1,8 @@
 """Reads ORTModule's environment variables: all of them, and nowhere else.
 
-Each has a meaning here or is answered by one line of the log that says why not; docs/migrating_from_ortmodule.md has
-the table. As in ORTModule, a variable goes before the program's own setting, and is read when an ORTModule is made.
+Each either has an effect or is answered by one line in the log that says why not
+(docs/how_to/migrating_from_ortmodule.md). As in ORTModule, a variable overrides the program's own setting, and is read
+when an ORTModule is made.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """ORTModule's exceptions, and the policies that send a model that it cannot run back to PyTorch.
 
 ORTModule knew two states: all of a model in ONNX Runtime, or all of it in PyTorch. Here an operator that ONNX Runtime
-cannot take runs in eager, alone. A policy still decides whether that may be; docs/migrating_from_ortmodule.md has the
-table.
+cannot run falls back to eager mode, alone. A policy still decides whether that is allowed
+(docs/how_to/migrating_from_ortmodule.md).
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when th
 
     Raises:
         ORTModuleFallbackException: one of its kinds, where the module cannot run and no fallback policy sends it back
-            to PyTorch (ORTMODULE_FALLBACK_POLICY; docs/migrating_from_ortmodule.md).
+            to PyTorch (ORTMODULE_FALLBACK_POLICY; python -m ort_dynamo help migrating_from_ortmodule).
         InvalidVariableError: an environment variable has a value that it cannot take.
         InvalidOptionError: ORTMODULE_MEMORY_OPT_CONFIG holds no plans.
     """

@@ -1,4 +1,4 @@
-"""Operators that are computed in a fused kernel with the makers of their operands (docs/fused_kernels.md)."""
+"""Operators that are computed in a fused kernel with the makers of their operands (docs/internals/fused_kernels.md)."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _opset(key: str, value: Any) -> dict[str, Any]:
 
 def _without_effect(key: str, value: Any) -> dict[str, Any]:
     _typed(key, value, bool)
-    _log.info("%s has no effect (docs/migrating_from_ortmodule.md).", key)
+    _log.info("%s has no effect (python -m ort_dynamo help migrating_from_ortmodule).", key)
     return {}
 
 

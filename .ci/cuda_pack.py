@@ -87,7 +87,7 @@ def section_of(library: bytes, wanted: str = ".nv_fatbin") -> tuple[int, int]:
 
 
 def fat_binaries(code: bytes | bytearray) -> Iterator[list[Entry]]:
-    """The entries of each fat binary in a section."""
+    """Yield the entries of each fat binary in a section."""
     at = 0
     while at + 16 <= len(code):
         magic, _, header, length = struct.unpack_from("<IHHQ", code, at)

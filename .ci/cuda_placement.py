@@ -80,7 +80,7 @@ def ask(python: Sequence[str], model: Path, without: Sequence[str] = ()) -> Plac
 
 
 def open_session(model: str, without: str) -> None:
-    """What runs in the environment: try to open a session, and say on stderr all that ONNX Runtime says."""
+    """Try to open a session in the environment; print to stderr all that ONNX Runtime logs."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
@@ -91,7 +91,7 @@ def open_session(model: str, without: str) -> None:
 
 
 def models(names: Sequence[str], folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """The files of the models that a training step of each workload has, and which optimizers a session leaves out."""
+    """Yield the model files of each workload's training step, and the optimizers that a session leaves out."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cuda")]
     import onnx
     import onnx_ir as ir

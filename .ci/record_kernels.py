@@ -40,7 +40,7 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 def record(definitions: Iterable[Any], provider: str, opset: int) -> str:
-    """The text of a record: the kernels of `provider` at an ai.onnx opset and in com.microsoft, sorted."""
+    """Return the text of a record: the kernels of `provider` at an ai.onnx opset and in com.microsoft, sorted."""
     kernels: dict[str, list[dict[str, list[str]]]] = {}
     for kernel in definitions:
         first, last = kernel.version_range
@@ -81,7 +81,7 @@ def _without_device(folder: Path, python: Path) -> list[str]:
 
 
 def asked(version: str, device: str, environment: Path) -> str:
-    """The record of one release, made anew."""
+    """Return the record of one release, made anew."""
     from ort_dynamo.target import OPSET
 
     python = make_environment(environment, version, device)

@@ -50,7 +50,7 @@ class ValueSpec:
 
 
 def physical_order(fake: torch.Tensor) -> tuple[int, ...]:
-    """The dimensions of `fake` from slowest to fastest in memory, when permuting by them makes it contiguous.
+    """Return the dimensions of `fake` from slowest to fastest in memory, when permuting by them makes it contiguous.
 
     Empty for a contiguous tensor, and for one that no permutation makes contiguous (expanded, sliced). Installs no
     guard: an order that is not statically known counts as "no".
@@ -93,7 +93,7 @@ def output_spec(fake: torch.Tensor) -> ValueSpec:
 
 
 def inverse(order: tuple[int, ...]) -> list[int]:
-    """The permutation that undoes `order`."""
+    """Return the permutation that undoes `order`."""
     return sorted(range(len(order)), key=order.__getitem__)
 
 
@@ -108,14 +108,14 @@ def promised_strides(fake: torch.Tensor) -> tuple[int, ...]:
 
 
 def symbolic_strides(fake: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
-    """The same where a size or stride is symbolic; empty also where one depends on data."""
+    """Return the same where a size or stride is symbolic; empty also where one depends on data."""
     if not _is_symbolic(fake) or is_unbacked(*fake.shape, *fake.stride()) or _is_dense(fake):
         return ()
     return tuple(fake.stride())
 
 
 def laid_out(tensor: torch.Tensor, strides: Sequence[int], offset: int = 0) -> torch.Tensor:
-    """A copy of `tensor` in memory with `strides`, from element `offset` on.
+    """Return a copy of `tensor` in memory with `strides`, from element `offset` on.
 
     Elements that share a place there are equal.
     """

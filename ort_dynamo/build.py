@@ -53,7 +53,7 @@ class BuildSpec:
 
 
 def spell_pass(pass_: object) -> str:
-    """A class with its parameters; those of onnx_ir are no dataclasses and hold theirs as plain attributes."""
+    """Return a class with its parameters; those of onnx_ir are no dataclasses and hold theirs as plain attributes."""
     if dataclasses.is_dataclass(pass_):
         return repr(pass_)
     return f"{type(pass_).__module__}.{type(pass_).__qualname__}({vars(pass_)})"

@@ -27,5 +27,5 @@ def is_representable(dtype: torch.dtype) -> bool:
 
 
 def onnx_dtype(dtype: torch.dtype) -> ir.DataType:
-    """The ONNX element type of `dtype`; KeyError for complex, quantised and other types without one."""
+    """Return the ONNX element type of `dtype`; KeyError for complex, quantised and other types without one."""
     return TORCH_TO_ONNX[dtype]

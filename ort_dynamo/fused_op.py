@@ -44,7 +44,7 @@ class Size:
         return Size(self.factor * other.factor, tuple(sorted((*self.symbols, *other.symbols))))
 
     def value(self, symbols: Sequence[int]) -> int:
-        """The number, by the value of each symbol."""
+        """Return the number, by the value of each symbol."""
         return self.factor * math.prod(symbols[symbol] for symbol in self.symbols)
 
 
@@ -94,12 +94,12 @@ class FusedOp:
 
 
 def fused_ops_to_json(ops: Sequence[FusedOp]) -> str:
-    """The text of these operators, for a cache entry."""
+    """Return the text of these operators, for a cache entry."""
     return json.dumps([dataclasses.asdict(op) for op in ops])
 
 
 def fused_ops_from_json(text: str) -> tuple[FusedOp, ...]:
-    """The operators of a text that `fused_ops_to_json` has made.
+    """Return the operators of a text that `fused_ops_to_json` has made.
 
     Raises:
         ValueError, TypeError, KeyError: it is another text.

@@ -136,7 +136,7 @@ def _inputs(gm: GraphModule) -> list[torch.Tensor]:
 
 
 def _observed(gm: GraphModule, inputs: Iterable[torch.Tensor]) -> list[Any]:
-    """The results of a graph, from the same random numbers, and its inputs after the call."""
+    """Return the results of a graph, from the same random numbers, and its inputs after the call."""
     given = [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype).copy_(one) for one in inputs]
     torch.manual_seed(0)
     results = Interpreter(gm).run(*given, enable_io_processing=False)  # a joint graph is called with two lists
@@ -207,7 +207,7 @@ def _argument(value: Any, names: dict[Node, str]) -> str:
 
 
 def _said(node: Node) -> Iterator[str]:
-    """Give the rest of a node's line after the call: its value, and its marks in the order of their names."""
+    """Yield the rest of a node's line after the call: its value, and its marks in the order of their names."""
     value = node.meta.get("val")
     if value is not None and not isinstance(value, (list, tuple)):  # the lines that take out its parts say theirs
         yield _value(value)
@@ -242,7 +242,7 @@ def _value(value: Any) -> str:
 
 
 def _numbered(text: str) -> str:
-    """Number symbols in the order in which a text names them: torch's numbers differ from release to release."""
+    """Return the number symbols in the order in which a text names them: torch's numbers differ from release to release."""
     seen: dict[str, str] = {}
     return re.sub(r"\bs\d+\b", lambda found: seen.setdefault(found[0], f"s{len(seen)}"), text)
 

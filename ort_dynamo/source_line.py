@@ -13,7 +13,7 @@ _ROOT = re.compile(r"^(L\['\w+'\]|self)\.?")
 
 
 def user_line(node: Node) -> str:
-    """The innermost line of the user's code that `node` comes from."""
+    """Return the innermost line of the user's code that `node` comes from."""
     trace = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
     if not trace:
         return "(no source line: the node was made by a gradient formula)"
@@ -22,7 +22,7 @@ def user_line(node: Node) -> str:
 
 
 def modules(node: Node) -> tuple[tuple[str, str], ...]:
-    """The modules that called the operator, outermost first: each one's path as in named_modules(), and its class.
+    """Give the modules that called the operator, outermost first: each one's path as in named_modules(), and its class.
 
     A backward's node has those of the forward's node whose gradient it computes. None outside of all modules.
     """
@@ -35,17 +35,17 @@ def _class_name(kind: str | type) -> str:
 
 
 def innermost_module(node: Node) -> tuple[str, str] | None:
-    """The last of `modules`, or None."""
+    """Return the last of `modules`, or None."""
     return (modules(node) or (None,))[-1]
 
 
 def module_path(node: Node) -> str:
-    """The innermost module that called the operator, with its class: "layers.0.mlp (Linear)"; empty outside of all."""
+    """Return the innermost module that called the operator: "layers.0.mlp (Linear)"; empty outside of modules."""
     path, kind = innermost_module(node) or ("", "")
     return f"{path} ({kind})".strip() if kind else ""
 
 
 def describe(node: Node) -> str:
-    """The operator, the module and the user's line, as text of one or two lines."""
+    """Return the operator, the module and the user's line, as text of one or two lines."""
     module = module_path(node)
     return f"{node.target}{f' of {module}' if module else ''}\n  {user_line(node)}"

@@ -56,7 +56,7 @@ class SpelledGraph:
     is_storable: bool = True
 
     def module(self, modules: Mapping[str, Any]) -> GraphModule:
-        """The graph, anew.
+        """Return the graph, anew.
 
         Args:
             modules: the modules that its call_module nodes name.

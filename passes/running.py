@@ -148,7 +148,7 @@ def _lacks_value(node: Node) -> bool:
 
 
 def _outputs(gm: GraphModule) -> list[Any]:
-    """The dtypes, shapes and strides of a graph's outputs; a dimension of one element may have any stride."""
+    """Return the dtypes, shapes and strides of a graph's outputs; a dimension of one element may have any stride."""
     (output,) = gm.graph.find_nodes(op="output")
     returned = tree_leaves(output.args)
     return [caller_layout(one.meta.get("val")) if isinstance(one, Node) else one for one in returned]
@@ -186,5 +186,5 @@ class _OnnxChecker:
 
 
 def _kinds(model: ir.Model) -> list[tuple[ir.DataType | None, int | None]]:
-    """The types and ranks of a model's outputs."""
+    """Return the types and ranks of a model's outputs."""
     return [(value.dtype, None if value.shape is None else len(value.shape)) for value in model.graph.outputs]

@@ -52,7 +52,7 @@ def build_lock(lock: Path, is_made: Callable[[], bool]) -> Iterator[None]:
 
 
 def _locked(lock: Path, is_made: Callable[[], bool]) -> int | None:
-    """The descriptor of the lock, or None where there is nothing to wait for any more."""
+    """Return the descriptor of the lock, or None where there is nothing to wait for any more."""
     end = time.monotonic() + PATIENCE
     descriptor = os.open(lock, _FLAGS, 0o600)
     held = False

@@ -67,7 +67,7 @@ def context_key(lines: Iterable[str], facts: Iterable[str]) -> str:
 
 
 def disk_cache(options: CacheOptions) -> DiskCache | None:
-    """The folder that options and environment ask for; None where nothing is stored.
+    """Return the folder that options and environment ask for; None where nothing is stored.
 
     Raises:
         InvalidVariableError: an environment variable of the cache has a value that it cannot take.

@@ -72,7 +72,7 @@ class CacheFolder:
         self.max_bytes = max_bytes
 
     def kernels(self) -> CacheFolder:
-        """The folder in this one that holds compiled kernels."""
+        """Return the folder in this one that holds compiled kernels."""
         return CacheFolder(self.path / "kernels", self.max_bytes // _PART_OF_KERNELS)
 
     def read(self, key: str) -> bytes | None:

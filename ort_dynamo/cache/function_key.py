@@ -31,7 +31,7 @@ class NotKeyableError(Exception):
 
 
 def spell_function(function: Callable[..., Any]) -> str:
-    """The content of `function` as text, equal in every process that has the same Python and packages.
+    """Return the content of `function` as text, equal in every process that has the same Python and packages.
 
     Raises:
         NotKeyableError: it reads something without a spelling: an object of a class of the user's, a tensor, a module

@@ -48,7 +48,7 @@ class GraphKey:
 def graph_key(
     gm: GraphModule, *context: object, functions: Mapping[str, Callable[..., Any]] | None = None
 ) -> GraphKey | None:
-    """The key of `gm` compiled in `context`, or None if the graph holds something that cannot be keyed.
+    """Return the key of `gm` compiled in `context`, or None if the graph holds something that cannot be keyed.
 
     Args:
         gm: placeholders, call_function nodes and one output, with fake values in meta["val"], and the answers that
@@ -188,7 +188,7 @@ def _is_strided(fake: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _spell_tree(expr: sympy.Basic) -> str:
-    """An expression with the classes of its parts: torch's exact and rounding-down quotients print alike."""
+    """Return an expression with the classes of its parts: torch's exact and rounding-down quotients print alike."""
     if not expr.args:
         return sympy.srepr(expr) if expr.is_Float else str(expr)
     return f"{type(expr).__name__}({','.join(map(_spell_tree, expr.args))})"

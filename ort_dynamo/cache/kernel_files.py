@@ -30,7 +30,7 @@ class KernelFiles:
         return self._folder.path
 
     def load(self, key: str) -> bytes | None:
-        """The bytes of a key, if the folder has them and is to be trusted."""
+        """Return the bytes of a key, if the folder has them and is to be trusted."""
         try:
             return self._folder.read(key)
         except FolderRefusedError as error:

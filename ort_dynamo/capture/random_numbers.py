@@ -70,7 +70,7 @@ def _cast_where_too_wide(drawn: Node, last_placeholder: Node) -> bool:
 
 
 def _dtype_left(user: Node, drawn: Node) -> torch.dtype | None:
-    """The dtype of `user` were the number a Python float; None where that is its dtype anyway."""
+    """Return the dtype `user` would have if the number were a Python float; None if it has that dtype."""
     values = [node.meta.get("example_value") for node in user.all_input_nodes if node is not drawn]
     others = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     result = user.meta.get("example_value")

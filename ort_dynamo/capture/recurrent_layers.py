@@ -119,7 +119,7 @@ def _with_dropout(
 
 
 def _part(rows: Any, index: int, parts: int) -> Any:
-    """The rows of one of several equal parts."""
+    """Return the rows of one of several equal parts."""
     size = len(rows) // parts
     return rows[index * size : (index + 1) * size]
 

@@ -106,7 +106,7 @@ def _verify(folder: CacheFolder, *, remove: bool) -> int:
 
 
 def _read(folder: CacheFolder, stored: StoredEntry) -> Entry | str:
-    """The entry, or its fault."""
+    """Return the entry, or its fault."""
     from ort_dynamo.cache.entry import EntryError, read_entry
     from ort_dynamo.cache.folder import FolderRefusedError
 

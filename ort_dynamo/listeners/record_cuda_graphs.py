@@ -74,7 +74,7 @@ class RecordCudaGraphs(Listener):
 
 
 def why_not_recorded(gm: GraphModule, resting: Collection[int]) -> str | None:
-    """The reason why a graph cannot be recorded; None if nothing in it speaks against it.
+    """Return the reason why a graph cannot be recorded, or None.
 
     Args:
         gm: a graph with fake values.

@@ -144,7 +144,7 @@ class StoredCode(OutputCode):
             self._entries = {name: _entry(place, disk) for name, place in self._islands.items() if place is not None}
 
     def __deepcopy__(self, _: dict[int, Any]) -> StoredCode:
-        """A copy that shares all; torch stores one to write it again."""
+        """Return a copy that shares all; torch stores one to write it again."""
         copied = StoredCode.__new__(StoredCode)
         copied.__dict__.update(self.__dict__)
         return copied

@@ -77,7 +77,7 @@ class LoweringBuilder(GraphBuilder):
         self._lists: dict[tuple[tuple[int, ...], ir.DataType], ir.Value] = {}
 
     def constant(self, value: bool | int | float | Sequence[int] | npt.NDArray[Any], dtype: ir.DataType) -> ir.Value:
-        """A constant, one per value and dtype in the whole graph: 0-d for a scalar, 1-D for a sequence.
+        """Return a constant, one per value and dtype in the whole graph: 0-d for a scalar, 1-D for a sequence.
 
         Raises:
             UnsupportedNodeError: a scalar that `dtype` does not hold. Some of torch's kernels wrap it around, others
@@ -88,7 +88,7 @@ class LoweringBuilder(GraphBuilder):
         return self._array(value, dtype)
 
     def _integers(self, value: tuple[int, ...], dtype: ir.DataType) -> ir.Value:
-        """A constant of a list, by the list: most are shapes, which models repeat."""
+        """Return a constant of a list, by the list: most are shapes, which models repeat."""
         if (value, dtype) not in self._lists:
             self._lists[value, dtype] = self._array(value, dtype)
         return self._lists[value, dtype]
@@ -105,7 +105,7 @@ class LoweringBuilder(GraphBuilder):
         return self._constants[key]
 
     def promote(self, value: Any, dtype: ir.DataType | None) -> ir.Value:
-        """A constant of Python scalars, or of a tensor or a text, as an operator of somebody else's may take."""
+        """Return a constant of Python scalars, or of a tensor or a text, as an operator of somebody else's may take."""
         if isinstance(value, (bool, int, float, list, tuple)):
             return self.constant(value, dtype or _default_dtype(value))
         return self.initializer(ir.tensor(value, dtype=dtype), f"given_{len(self.graph.initializers)}")
@@ -278,7 +278,7 @@ def _dtypes(values: Sequence[ir.Value | None]) -> tuple[ir.DataType | None, ...]
 
 
 def _output_type(schema: onnx.defs.OpSchema, variable: str, bound: Mapping[str, ir.DataType]) -> ir.DataType | None:
-    """The dtype of an output: its own, its inputs', or the only one its variable may be (bool of Equal)."""
+    """Return the dtype of an output: its own, its inputs', or the only one its variable may be (bool of Equal)."""
     if variable in bound:
         return bound[variable]
     allowed = [variable] if "(" in variable else _allowed(schema, variable)
@@ -291,7 +291,7 @@ def _allowed(schema: onnx.defs.OpSchema, variable: str) -> list[str]:
 
 
 def _variable(formals: Sequence[Any], index: int) -> str:
-    """The type variable of formal parameter `index`; the last one repeats when it is variadic."""
+    """Return the type variable of formal parameter `index`; the last one repeats when it is variadic."""
     return str(formals[min(index, len(formals) - 1)].type_str)
 
 

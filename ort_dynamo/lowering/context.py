@@ -70,7 +70,7 @@ class LoweringContext:
     # -- facts -------------------------------------------------------------------------------------------------
 
     def fake(self, value: ir.Value) -> torch.Tensor:
-        """The fake tensor of a tensor argument."""
+        """Return the fake tensor of a tensor argument."""
         return self._fakes[value]
 
     def sizes(self, value: ir.Value) -> tuple[Size, ...]:
@@ -78,7 +78,7 @@ class LoweringContext:
         return tuple(self.fake(value).shape)
 
     def rank(self, value: ir.Value) -> int:
-        """Number of dimensions of a tensor argument."""
+        """Return the number of dimensions of a tensor argument."""
         return self.fake(value).dim()
 
     def dtype(self, value: ir.Value) -> torch.dtype:
@@ -99,21 +99,21 @@ class LoweringContext:
 
     @staticmethod
     def refuse(reason: str) -> UnsupportedNodeError:
-        """The error to raise where this node cannot be lowered."""
+        """Return the error to raise where this node cannot be lowered."""
         return UnsupportedNodeError(reason)
 
     # -- values ------------------------------------------------------------------------------------------------
 
     def constant(self, number: bool | int | float, dtype: torch.dtype) -> ir.Value:
-        """A 0-d constant."""
+        """Return a 0-d constant."""
         return self.builder.constant(number, onnx_dtype(dtype))
 
     def ints(self, numbers: Sequence[int]) -> ir.Value:
-        """A 1-D int64 constant."""
+        """Return a 1-D int64 constant."""
         return self.builder.constant(list(numbers), ir.DataType.INT64)
 
     def scalar(self, number: Number, dtype: torch.dtype) -> ir.Value:
-        """A 0-d value of a scalar that may be symbolic."""
+        """Return a 0-d value of a scalar that may be symbolic."""
         if isinstance(number, (torch.SymInt, torch.SymFloat)):
             return self.cast(self._symbols.value(expression(number)), dtype)
         if isinstance(number, torch.SymBool):
@@ -121,7 +121,7 @@ class LoweringContext:
         return self.constant(number, dtype)
 
     def shape(self, sizes: Sequence[Size]) -> ir.Value:
-        """A 1-D int64 value of sizes, some of which may be symbolic."""
+        """Return a 1-D int64 value of sizes, some of which may be symbolic."""
         if not any(isinstance(size, torch.SymInt) for size in sizes):
             return self.ints([int(size) for size in sizes])
         parts = [

@@ -25,7 +25,7 @@ def _seed(ctx: LoweringContext) -> int:
     return zlib.crc32(ctx.node.name.encode()) & 0xFFFFFF  # a float holds it, too
 
 
-def _native_dropout(ctx: LoweringContext, input: ir.Value, p: float, train: bool | None) -> Any:  # noqa: A002
+def _native_dropout(ctx: LoweringContext, input: ir.Value, p: float, train: bool | None) -> Any:
     """native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)"""
     ratio = ctx.constant(float(p), torch.float32)
     mode = ctx.constant(train is not False, torch.bool)

@@ -50,7 +50,7 @@ _BY_SLICES = frozenset({"index_add", "index_reduce"})
 
 
 def node_left_to_torch(node: Node) -> str | None:
-    """The reason to leave the call of `node` to torch, or None.
+    """Return the reason to leave the call of `node` to torch, or None.
 
     A node that a decomposition made is not checked: eager runs the operator that was decomposed.
     """
@@ -62,7 +62,7 @@ def node_left_to_torch(node: Node) -> str | None:
 
 
 def left_to_torch(overload: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """The reason to leave a call of an ATen operator to torch's kernel, or None.
+    """Return the reason to leave a call of an ATen operator to torch's kernel, or None.
 
     Args:
         overload: any operator; there are rules for those of ATen.
@@ -144,7 +144,7 @@ class _Dtypes:
         self._tensors = {argument: tensors for argument, tensors in found.items() if tensors}
 
     def refusal(self) -> str | None:
-        """The reason to leave the call to torch's kernel, or None."""
+        """Return the reason to leave the call to torch's kernel, or None."""
         every = [tensor for tensors in self._tensors.values() for tensor in tensors]
         if not every or any(tensor.dtype not in LETTERS for tensor in every):
             return None
@@ -163,7 +163,7 @@ class _Dtypes:
         return self._says("are not those of its kernel")
 
     def _computed_in(self, operands: Mapping[str, list[torch.Tensor]]) -> set[str] | None:
-        """The dtypes that a kernel has to take; None where it may not take the mix."""
+        """Return the dtypes that a kernel has to take; None where it may not take the mix."""
         used = set().union(*map(_letters, operands.values()))
         if isinstance(cast := self._arguments.get("dtype"), torch.dtype) and len(used) < 2:
             return {LETTERS[cast]} if cast in LETTERS else set()
@@ -177,7 +177,7 @@ class _Dtypes:
         return set() if narrow in ({"h"}, {"b"}) and others == {"f"} else None
 
     def _promoted(self, operands: Mapping[str, list[torch.Tensor]]) -> set[str]:
-        """The dtype to which the operands promote, among them the scalars in the place of one."""
+        """Return the dtype to which the operands promote, among them the scalars in the place of one."""
         numbers = [
             value for name, value in self._arguments.items() if name in _OPERANDS and isinstance(value, _NUMBERS)
         ]

@@ -70,7 +70,7 @@ class GraphBuilder(ABC):
         self._modules: list[str] = []
 
     def opset(self, domain: str, version: int) -> OpBuilder:
-        """The operators of another domain."""
+        """Return the operators of another domain."""
         return OpBuilder(self, domain, version)
 
     def push_module(self, name: str) -> None:
@@ -168,7 +168,7 @@ class GraphBuilder(ABC):
 
 
 def _variable_of(schema: onnx.defs.OpSchema | None, index: int) -> str:
-    """The type variable of input `index`; "" where its type is its own, or not known."""
+    """Return the type variable of input `index`; "" where its type is its own, or not known."""
     if schema is None:
         return ""
     if index < len(schema.inputs):

@@ -61,7 +61,7 @@ def _add(table: dict[_K, Lowering], key: _K, function: Lowering) -> None:
 
 
 def lowering(*overloads: OpOverload) -> Callable[[_F], _F]:
-    """Decorator form of `register`; returns the function unchanged."""
+    """Register by a decorator, which returns the function unchanged."""
 
     def decorate(function: _F) -> _F:
         for overload in overloads:
@@ -94,13 +94,13 @@ def keep_in_eager(reason: str, *overloads: OpOverload) -> None:
 
 
 def kept_in_eager() -> Mapping[OpOverload, str]:
-    """The overloads that stay in eager on purpose, each with the reason."""
+    """Return the overloads that stay in eager on purpose, each with the reason."""
     _load_families()
     return _REASONS
 
 
 def register_lowering(*overloads: OpOverload, replace: bool = False) -> Callable[[_F], _F]:
-    """Decorator by which a program adds a lowering of its own, for ATen or custom (torch.library) overloads.
+    """Add a lowering for ATen or custom (torch.library) overloads, by a decorator.
 
     It counts for graphs compiled from then on; graphs compiled before keep their lowerings until torch._dynamo.reset().
     An overload with a lowering is not decomposed, and its nodes no longer stay in eager.
@@ -135,7 +135,7 @@ def register_lowering(*overloads: OpOverload, replace: bool = False) -> Callable
 
 
 def find_lowering(overload: OpOverload) -> Lowering | None:
-    """The lowering of exactly this overload, a user's before our own, or None."""
+    """Return the lowering of exactly this overload, a user's before our own, or None."""
     _load_families()
     return _FROM_OUTSIDE.get(overload) or _REGISTRY.get(overload) or _NAMED.get(str(overload))
 

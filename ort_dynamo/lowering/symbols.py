@@ -34,14 +34,14 @@ def same_sizes(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt])
 
 
 def broadcast(*shapes: Sequence[int | torch.SymInt]) -> tuple[int | torch.SymInt, ...]:
-    """The common shape of tensors that broadcast; of symbolic sizes that must be equal, the first. No guard."""
+    """Return the common shape of tensors that broadcast; of symbolic sizes that must be equal, the first. No guard."""
     rank = max(map(len, shapes))
     columns = zip(*((*(1,) * (rank - len(shape)), *shape) for shape in shapes), strict=True)
     return tuple(_broadcast_size([size for size in column if not known_true(size == 1)]) for column in columns)
 
 
 def _broadcast_size(sizes: list[int | torch.SymInt]) -> int | torch.SymInt:
-    """The common one of sizes that are not known to be 1."""
+    """Return the common one of sizes that are not known to be 1."""
     fixed = [size for size in sizes if isinstance(size, int)]
     return (fixed or sizes or [1])[0]
 
@@ -80,7 +80,7 @@ class Symbols:
         self._readers.setdefault(expr, lambda: self._read_dim(value, axis))
 
     def value(self, expr: sympy.Expr) -> ir.Value:
-        """A 0-d value equal to `expr`.
+        """Return a 0-d value equal to `expr`.
 
         Raises:
             UnsupportedNodeError: a symbol that no input carries, or a function with no ONNX form here.
@@ -146,7 +146,7 @@ class FoundSymbols:
 
 
 def symbols_of(fake: Any) -> FoundSymbols:
-    """The size symbols of a fake value: a tensor, a scalar, or a tuple of them."""
+    """Return the size symbols of a fake value: a tensor, a scalar, or a tuple of them."""
     exprs: list[sympy.Expr] = []
     for leaf in tree_leaves(fake):
         sizes = leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,)

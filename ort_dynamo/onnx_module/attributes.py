@@ -29,7 +29,7 @@ _KINDS: dict[Any, int] = {
 
 
 def own_attributes(node: onnx.NodeProto, outside: Mapping[str, AttributeProto] | None) -> dict[str, AttributeProto]:
-    """A node's attributes by name; one that refers to an attribute of the function around it is that, if there is.
+    """Give a node's attributes by name; one that refers to an attribute of the function around it is that, if there is.
 
     Args:
         node: the node.
@@ -56,7 +56,7 @@ def bind_attributes(
     needed: frozenset[str],
     refuse: Callable[[str], OnnxModelError],
 ) -> dict[str, Any]:
-    """The keyword arguments of an operator.
+    """Return the keyword arguments of an operator.
 
     Args:
         attributes: by name.

@@ -59,7 +59,7 @@ class Builder:
     def build(
         self, graph: GraphProto, inputs: Sequence[str], opsets: Mapping[str, int], types: Mapping[str, TypeProto]
     ) -> fx.GraphModule:
-        """The program of the model's graph: takes the module and the inputs, returns a tuple."""
+        """Return the program of the model's graph: takes the module and the inputs, returns a tuple."""
         program, scope = Program(), Scope(None, opsets, types=types)
         self.device = program.placeholder("device")
         for name, value in self.stored.items():
@@ -92,7 +92,7 @@ class Builder:
             raise OnnxModelError(reason="sparse initializers are not supported")
 
     def constant(self, value: Tensor) -> Stored:
-        """A tensor that nothing changes."""
+        """Return a tensor that nothing changes."""
         name = f"constant_{len(self.constants)}"
         found = Stored(f"{CONSTANTS}.{name}", value, value.dtype, tuple(value.shape), False)
         self.constants[name] = found
@@ -232,7 +232,7 @@ class Builder:
     def _check_inputs(
         self, found: Operator, inputs: Sequence[Known], refuse: Callable[[str], OnnxModelError]
     ) -> tuple[list[Known], list[InputKind]]:
-        """The inputs that are there, and the operator's kind for each."""
+        """Return the inputs that are there, and the operator's kind for each."""
         given = list(inputs)
         while len(given) > found.required and given[-1] is None:
             given.pop()
@@ -247,7 +247,7 @@ class Builder:
         return given, kinds
 
     def argument(self, program: Program, value: Known, kind: InputKind) -> Any:
-        """A value in the form that an operator takes."""
+        """Return a value in the form that an operator takes."""
         if kind in (InputKind.VALUE, InputKind.SETTING):
             host = value.as_host(kind is InputKind.SETTING) if isinstance(value, Stored) else value
             if isinstance(host, Host):
@@ -262,7 +262,7 @@ class Builder:
         return None if value is None else self.tensor(program, value, "an input")
 
     def tensor(self, program: Program, value: Known, what: str) -> fx.Node:
-        """A value as a tensor of a program."""
+        """Return a value as a tensor of a program."""
         if value is None:
             raise OnnxModelError(reason=f"{what} is left out")
         if isinstance(value, Stored):
@@ -276,7 +276,7 @@ class Builder:
     def _compute(
         self, found: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], refuse: Callable[[str], OnnxModelError]
     ) -> list[Known]:
-        """The result of known numbers."""
+        """Return the result of known numbers."""
         try:
             result = found.function(*args, **kwargs)
         except _OWN_FAILURES as error:
@@ -285,7 +285,7 @@ class Builder:
         return [one if isinstance(one, Host) else self.constant(one) for one in results]
 
     def refusal(self, node: NodeProto, scope: Scope, reason: str) -> OnnxModelError:
-        """An error about a node."""
+        """Return an error about a node."""
         domain, version = domain_of(node.domain), scope.opsets.get(domain_of(node.domain))
         name = node.name or next((output for output in node.output if output), "")
         return OnnxModelError(
@@ -302,13 +302,13 @@ def _all_hosts(values: Sequence[Any]) -> TypeGuard[Sequence[Host]]:
 
 
 def _no_device() -> None:
-    """A model without a tensor is on torch's default device."""
+    """Return None: a model without a tensor is on torch's default device."""
 
 
 def schema_function(
     node: NodeProto, domain: str, version: int, scope: Scope
 ) -> tuple[FunctionProto, dict[str, AttributeProto]] | None:
-    """The nodes that onnx itself gives for an operator, with the attributes that the node has or the schema says.
+    """Give the nodes that onnx itself gives for an operator, with the attributes that the node has or the schema says.
 
     Those of some operators depend on the types of the inputs, which are known in the outermost graph.
     """

@@ -33,7 +33,7 @@ def _subgraph(builder: Builder, node: NodeProto, scope: Scope, attributes: Attri
 def _program(
     builder: Builder, outer: Program, scope: Scope, graph: GraphProto, hosts: bool
 ) -> tuple[fx.GraphModule, list[fx.Node]]:
-    """The program of a graph, and the values that the program around has to give it after its own inputs."""
+    """Return the program of a graph, and the values that the program around has to give it after its own inputs."""
     program, inner = Program(outer), scope.inner()
     for one in graph.input:
         inner.define(one.name, program.placeholder("input", hosts))
@@ -44,7 +44,7 @@ def _program(
 
 
 def _outputs(program: Program, result: fx.Node, count: int) -> list[Known]:
-    """The entries of a tuple; each may be a Host, as the graphs may compute one."""
+    """Return the entries of a tuple; each may be a Host, as the graphs may compute one."""
     found: list[Known] = [program.call(operator.getitem, (result, at)) for at in range(count)]
     program.maybe_host.update(one for one in found if isinstance(one, fx.Node))
     return found
@@ -114,7 +114,7 @@ def _goes_on(body: GraphProto) -> bool:
 
 
 def _type_of(output: ValueInfoProto) -> tuple[torch.dtype, tuple[int, ...]] | None:
-    """The dtype and shape that a body claims for an output; None if it claims none."""
+    """Return the dtype and shape that a body claims for an output; None if it claims none."""
     if not output.type.HasField("tensor_type"):
         return None
     kind = output.type.tensor_type

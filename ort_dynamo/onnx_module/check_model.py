@@ -27,17 +27,17 @@ _BEFORE_ONNX = {"LayerNormalization": 17, "SimplifiedLayerNormalization": NEWEST
 
 
 def domain_of(name: str) -> str:
-    """A domain without ONNX's second name for its own."""
+    """Return a domain without ONNX's second name for its own."""
     return "" if name == "ai.onnx" else name
 
 
 def function_key(node: NodeProto) -> FunctionKey:
-    """The key of the function that a node calls."""
+    """Return the key of the function that a node calls."""
     return domain_of(node.domain), node.op_type, node.overload
 
 
 def subgraphs(node: NodeProto) -> list[GraphProto]:
-    """The graphs in a node's attributes."""
+    """Return the graphs in a node's attributes."""
     return [
         *(attribute.g for attribute in node.attribute if attribute.type == AttributeProto.GRAPH),
         *(graph for attribute in node.attribute for graph in attribute.graphs),
@@ -45,7 +45,7 @@ def subgraphs(node: NodeProto) -> list[GraphProto]:
 
 
 def read_opsets(imports: Iterable[onnx.OperatorSetIdProto], what: str) -> dict[str, int]:
-    """The version of each domain.
+    """Return the version of each domain.
 
     Raises:
         OnnxModelError: a domain is there twice, or ONNX's own is of a version that is not supported.
@@ -114,7 +114,7 @@ class _Counter:
         self._calls: list[FunctionKey] = []
 
     def count(self) -> int:
-        """The number of nodes; refuses depths and cycles."""
+        """Return the number of nodes; refuses depths and cycles."""
         for key in self._functions:
             self._cost_of_call(key)
         return self._cost(self._graph.node, 0)
@@ -145,7 +145,7 @@ class _Counter:
 
 
 def _without_weights(model: ModelProto, opset: int) -> ModelProto:
-    """A model of the same nodes and types that is light: large initializers are inputs."""
+    """Return a model of the same nodes and types that is light: large initializers are inputs."""
     light = ModelProto()
     for field, value in model.ListFields():
         if field.name in ("graph", "training_info", "metadata_props"):

@@ -35,7 +35,7 @@ class IfNode(nn.Module):
     def forward(
         self, root: nn.Module, condition: Value, for_then: Sequence[Any], for_else: Sequence[Any]
     ) -> tuple[Any, ...]:
-        """The outputs of the graph that ran."""
+        """Return the outputs of the graph that ran."""
         if flag(condition):
             return self.then_branch(root, *for_then)
         return self.else_branch(root, *for_else)
@@ -67,7 +67,7 @@ class LoopNode(nn.Module):
         outside: Sequence[Any],
         device: torch.device | None,
     ) -> tuple[Any, ...]:
-        """The carried values after the last iteration, and the stacked ones."""
+        """Return the carried values after the last iteration, and the stacked ones."""
         limit = None if trips is None else integer(trips)
         goes_on = True if condition is None else flag(condition)
         current = list(state)
@@ -129,7 +129,7 @@ class ScanNode(nn.Module):
         outside: Sequence[Any],
         device: torch.device | None,
     ) -> tuple[Any, ...]:
-        """The carried values after the last entry, and the stacked ones."""
+        """Return the carried values after the last entry, and the stacked ones."""
         current = list(state)
         rows: list[list[Tensor]] = [[] for _ in self.outputs]
         lengths = [x.shape[axis] for x, (axis, _) in zip(sequences, self.inputs, strict=True)]

@@ -67,7 +67,7 @@ Statistic: TypeAlias = Annotated[Tensor, "statistic"]
 
 
 def as_tensor(value: Value, device: torch.device | None = None) -> Tensor:
-    """The tensor of a value, on `device` if it is a Host."""
+    """Return the tensor of a value, on `device` if it is a Host."""
     if not isinstance(value, Host):
         return value
     elements = value.values[0] if value.scalar else value.values
@@ -77,7 +77,7 @@ def as_tensor(value: Value, device: torch.device | None = None) -> Tensor:
 
 
 def device_of(tensor: Tensor) -> torch.device:
-    """The device of a tensor."""
+    """Return the device of a tensor."""
     return tensor.device
 
 
@@ -98,7 +98,7 @@ def operands(*values: Value) -> list[Any]:
 
 
 def numbers(value: Value) -> list[Any]:
-    """The elements of a vector or scalar, as numbers; reads a tensor, which waits for it."""
+    """Return the elements of a vector or scalar, as numbers; reads a tensor, which waits for it."""
     if isinstance(value, Host):
         return list(value.values)
     found = value.tolist()
@@ -106,12 +106,12 @@ def numbers(value: Value) -> list[Any]:
 
 
 def integers(value: Value) -> list[int]:
-    """The elements of a vector of integers."""
+    """Return the elements of a vector of integers."""
     return numbers(value)
 
 
 def number(value: Value) -> Any:
-    """The one element of a value, as a number."""
+    """Return the one element of a value, as a number."""
     if isinstance(value, Host):
         if len(value.values) != 1:
             raise ValueError(f"expected one number, not {len(value.values)}")
@@ -120,17 +120,17 @@ def number(value: Value) -> Any:
 
 
 def integer(value: Value) -> int:
-    """The one element of a value of integers."""
+    """Return the one element of a value of integers."""
     return number(value)
 
 
 def flag(value: Value) -> bool:
-    """The one element of a value, as a bool."""
+    """Return the one element of a value, as a bool."""
     return bool(number(value))
 
 
 def cast_number(value: Any, dtype: torch.dtype) -> Any:
-    """A number as ONNX's Cast gives it; a size stays symbolic."""
+    """Return a number as ONNX's Cast gives it; a size stays symbolic."""
     if dtype == torch.bool:
         return value != 0
     if dtype.is_floating_point:
@@ -161,7 +161,7 @@ def map_host(function: Callable[..., Any], *values: Host, dtype: torch.dtype | N
 
 
 def _rounded(value: Any, dtype: torch.dtype) -> Any:
-    """A number as a tensor of its dtype holds it: Python's integers grow without end, and its floats are double."""
+    """Round a number to its dtype; Python's integers grow without end, and its floats are double."""
     if dtype == torch.bool:
         return bool(value)
     if dtype.is_floating_point:
@@ -172,7 +172,7 @@ def _rounded(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _whole_quotient(a: Any, b: Any) -> Any:
-    """Rounded to zero."""
+    """Divide, rounding towards zero."""
     if a >= 0 and b > 0:
         return a // b
     found = abs(a) // abs(b)

@@ -159,7 +159,7 @@ class OnnxModule(nn.Module):
 
 
 def _kind_of(name: str, one: Stored) -> str:
-    """The kind of an initializer: "weight"; "buffer", which the state dict has too; or "constant"."""
+    """Return the kind of an initializer: "weight"; "buffer", which the state dict has too; or "constant"."""
     if not one.dtype.is_floating_point:
         return "constant"
     special = one.uses & {"statistic", "setting"}
@@ -199,7 +199,7 @@ def _initializers(model: ModelProto, scalars: Collection[str], base_dir: Path | 
 
 
 def _without_data(model: ModelProto, names: Collection[str]) -> ModelProto:
-    """A copy in which some initializers have no elements, but the field for them."""
+    """Return a copy in which some initializers have no elements, but the field for them."""
     kept = ModelProto()
     kept.CopyFrom(model)
     for tensor in kept.graph.initializer:
@@ -214,7 +214,7 @@ def _without_data(model: ModelProto, names: Collection[str]) -> ModelProto:
 
 
 def to_model_proto(module: OnnxModule) -> ModelProto:
-    """The file that a module was made of, with the parameters and buffers that it has now.
+    """Return the file that a module was made of, with the parameters and buffers that it has now.
 
     Only elements of initializers change; those that were in files of their own are inside.
     """

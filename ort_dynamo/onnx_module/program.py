@@ -37,7 +37,7 @@ class Stored:
     uses: set[str] = field(default_factory=set)
 
     def as_host(self, setting: bool) -> Host | None:
-        """The numbers of it, where it is a scalar or a short vector that nothing trains."""
+        """Return the numbers of it, where it is a scalar or a short vector that nothing trains."""
         short = len(self.shape) < 2 and all(size <= HOST_LIMIT for size in self.shape)
         floats = self.dtype.is_floating_point and len(self.shape) > 0
         if self.data is None or not short or (not setting and (self.weight or floats)):
@@ -77,7 +77,7 @@ class Scope:
         self._known: dict[str, Known] = {}
 
     def inner(self) -> Scope:
-        """The scope of a graph in a node's attribute."""
+        """Return the scope of a graph in a node's attribute."""
         return Scope(self, self.opsets, self.attributes)
 
     def define(self, name: str, value: Known) -> None:
@@ -91,7 +91,7 @@ class Scope:
         self._known[name] = value
 
     def find(self, name: str) -> Known:
-        """The value of a name; None for "".
+        """Return the value of a name; None for "".
 
         Raises:
             OnnxModelError: nothing gave it one.
@@ -133,17 +133,17 @@ class Program:
         return self._last
 
     def call(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> fx.Node:
-        """The result of a function of tensors, Hosts and numbers."""
+        """Return the result of a function of tensors, Hosts and numbers."""
         return self.graph.call_function(function, tuple(args), dict(kwargs or {}))
 
     def call_module(self, module: nn.Module, args: Sequence[Any]) -> fx.Node:
-        """The result of a module, which the program keeps."""
+        """Return the result of a module, which the program keeps."""
         name = f"node_{len(self.modules)}"
         self.modules[name] = module
         return self.graph.call_module(name, tuple(args))
 
     def local(self, node: fx.Node) -> fx.Node:
-        """A value of this program, or of one around it, which becomes an input of this one."""
+        """Return a value of this program, or of one around it, which becomes an input of this one."""
         if node.graph is self.graph:
             return node
         if node not in self.captured:
@@ -153,12 +153,12 @@ class Program:
         return self.captured[node]
 
     def outside(self) -> list[fx.Node]:
-        """The values that the program around has to give for the captured ones, in order."""
+        """Return the values that the program around has to give for the captured ones, in order."""
         assert self.outer is not None
         return [self.outer.local(node) for node in self.captured]
 
     def held(self, path: str) -> fx.Node:
-        """The attribute of the module under a dotted path."""
+        """Return the attribute of the module under a dotted path."""
         if path in self._held:
             return self._held[path]
         *parents, leaf = path.split(".")
@@ -168,7 +168,7 @@ class Program:
         return self._held[path]
 
     def insert(self, function: Any, source: fx.Node | None) -> fx.Node:
-        """The result of a function of something held or given, before all other nodes but that."""
+        """Return the result of a function of something held or given, before all other nodes but that."""
         with self.graph.inserting_after(self._last if source is None else max(source, self._last)):
             return self.graph.call_function(function, () if source is None else (source,))
 
@@ -179,7 +179,7 @@ class Program:
         self.graph.erase_node(placeholder)
 
     def finish(self, outputs: Sequence[Any]) -> fx.GraphModule:
-        """The program as a module that returns a tuple; nodes that nothing reads are left out, as ONNX Runtime does."""
+        """Make a module that returns a tuple; it leaves out dead nodes, as ONNX Runtime does."""
         self.graph.output(tuple(outputs))
         for node in reversed(self.graph.nodes):
             if node.op in ("call_function", "call_module") and not node.users:

@@ -85,13 +85,13 @@ def onnx_operator(name: str, since: int = 1, domain: str = "") -> Callable[[_F],
 
 
 def find_operator(domain: str, name: str, version: int) -> Operator | None:
-    """The operator that a domain of this version means by a name."""
+    """Return the operator that a domain of this version means by a name."""
     found = [one for since, one in _OPERATORS.get((domain, name), []) if since <= version]
     return found[-1] if found else None
 
 
 def known_operators() -> dict[tuple[str, str], list[int]]:
-    """The versions from which on each operator is registered."""
+    """Return the versions from which on each operator is registered."""
     return {key: [since for since, _ in versions] for key, versions in _OPERATORS.items()}
 
 
@@ -124,7 +124,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _plain(hint: Any) -> Any:
-    """An attribute's type without None."""
+    """Return an attribute's type without None."""
     (found,) = [part for part in _alternatives(hint) if part is not type(None)]
     return found
 

@@ -21,7 +21,7 @@ _TAKEN = frozenset(dir(nn.Module())) | {"training"}
 
 
 def state_keys(names: Iterable[str], taken: Collection[str]) -> dict[str, str]:
-    """The key of each name: the name itself, where its parts can be attributes of modules.
+    """Return the key of each name: the name itself, where its parts can be attributes of modules.
 
     Else dots become underscores, and underscores follow until the key is free: of names with an empty part or one that
     modules have ("forward"), and of a name that others continue after a dot.
@@ -52,7 +52,7 @@ def _fits(name: str, taken: Collection[str]) -> bool:
 
 
 def place_of(module: nn.Module, key: str) -> tuple[nn.Module, str]:
-    """The module that holds a key, made where it is missing, and the name there."""
+    """Return the module that holds a key, made where it is missing, and the name there."""
     *path, leaf = key.split(".")
     for part in path:
         child = module._modules.get(part)
@@ -64,6 +64,6 @@ def place_of(module: nn.Module, key: str) -> tuple[nn.Module, str]:
 
 
 def tensor_of(module: nn.Module, key: str) -> Tensor:
-    """The parameter or buffer of a key."""
+    """Return the parameter or buffer of a key."""
     holder, leaf = place_of(module, key)
     return getattr(holder, leaf)

@@ -31,7 +31,7 @@ _BITS = {torch.float16, torch.bfloat16}
 
 
 def element_type(number: int, what: str) -> torch.dtype:
-    """The dtype of an ONNX element type; OnnxModelError for a type in which torch has no arithmetic."""
+    """Return the dtype of an ONNX element type; OnnxModelError for a type in which torch has no arithmetic."""
     if number not in _TORCH:
         names = {value: name for name, value in TensorProto.DataType.items()}
         raise OnnxModelError(reason=f"{what} has the element type {names.get(number, number)}, which cannot be trained")
@@ -39,7 +39,7 @@ def element_type(number: int, what: str) -> torch.dtype:
 
 
 def read_tensor(proto: TensorProto, base_dir: Path | None = None) -> Tensor:
-    """A tensor of its own memory, on the CPU.
+    """Return a tensor of its own memory, on the CPU.
 
     Args:
         proto: with data, or a place in a file.

@@ -30,7 +30,7 @@ class PropagateCastOpsStrategy(enum.IntEnum):
 
 
 def checked_strategy(value: object) -> PropagateCastOpsStrategy:
-    """A member, from itself, its name in any case, its number, or ONNX Runtime's own enumeration.
+    """Return a member, from itself, its name in any case, its number, or ONNX Runtime's own enumeration.
 
     Raises:
         InvalidOptionError: it is none of them.
@@ -46,7 +46,7 @@ def checked_strategy(value: object) -> PropagateCastOpsStrategy:
 
 
 def checked_level(value: object) -> int:
-    """A level: -1, 0, 1 or 2.
+    """Return a level: -1, 0, 1 or 2.
 
     Raises:
         InvalidOptionError: it is not.

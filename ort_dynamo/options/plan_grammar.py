@@ -60,7 +60,7 @@ _ACCEPTED = "plans as text joined by commas, a list of such texts, or the path o
 
 
 def read_plans(given: object) -> tuple[Plan, ...]:
-    """The plans that the option recompute_plan asks for.
+    """Return the plans that the option recompute_plan asks for.
 
     Args:
         given: text (a text that ends in ".json" is a path), a path, None, or an iterable of texts or Plans.

@@ -145,7 +145,7 @@ def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, ta
 def _section_passes(
     forward: GraphModule, backward: GraphModule, options: Options, target: Target, outputs: int
 ) -> tuple[PassBase, ...]:
-    """The passes that cut a backward into sections."""
+    """Return the passes that cut a backward into sections."""
     if not _sizes_decide(backward, options):
         return ()
     freed = freed_by_backward(forward, backward, outputs)

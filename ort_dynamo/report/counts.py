@@ -87,7 +87,7 @@ _CHOICE = ("torch's choice", "")
 
 
 def _cause(chosen: Counter[str]) -> str:
-    """The entry of a convolution if there is one, for it decides about the nodes around it; else the most frequent."""
+    """Return the entry of a convolution, which decides about the nodes around it; else the most frequent one."""
     return min(chosen, key=lambda entry: (not entry.startswith("aten.convolution"), -chosen[entry]))
 
 

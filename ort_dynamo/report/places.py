@@ -92,7 +92,7 @@ class Places:
 
 
 def section(title: str, texts: Iterable[str]) -> Iterator[str]:
-    """Give a heading and an indented text for each distinct entry, with how often it came."""
+    """Yield a heading and an indented text for each distinct entry, with how often it came."""
     counted = Counter(texts)
     if counted:
         yield f"{title}:"

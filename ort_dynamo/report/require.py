@@ -118,7 +118,7 @@ def _checked(
 
 
 def _refused(name: str, whole: bool | Literal["onnxruntime"], graphs: Sequence[GraphRecord]) -> NotCompiledError | None:
-    """The error for compiled graphs, if they run elsewhere than they have to."""
+    """Return the error for compiled graphs, if they run elsewhere than they have to."""
     found = Places.of(graphs)
     roles = ", ".join(dict.fromkeys(graph.role for graph in graphs))
     reasons = _indented([f"nodes ({roles}): {found}", *found.outside_sessions()])

@@ -161,7 +161,7 @@ _ADVICE = "torch.compile(module) traces it where module.compile() does not"
 
 
 def given_up(seen: Sequence[Frame]) -> Iterator[FunctionNote]:
-    """The functions that Dynamo gave up on, each with its reason.
+    """Yield the functions that Dynamo gave up on, each with its reason.
 
     torch up to 2.14 raises where it meets code that it cannot trace before any operator, and 2.15 breaks the graph
     there. So one that broke is told from one that only hands over to another (a decorator's wrapper that logs, say) by
@@ -177,20 +177,20 @@ def given_up(seen: Sequence[Frame]) -> Iterator[FunctionNote]:
 
 
 def _broken_before_operators(function: Sequence[Frame]) -> Frame | None:
-    """The first frame that broke, of a function of which nothing was compiled."""
+    """Return the first frame that broke, of a function of which nothing was compiled."""
     if any(frame.operators or frame.failure for frame in function):
         return None
     return next((frame for frame in function if frame.breaks), None)
 
 
 def _entered_at(broken: Frame, seen: Sequence[Frame]) -> Frame | None:
-    """The function that was entered next, unless it is the rest of one after a graph break."""
+    """Return the function that was entered next, unless it is the rest of one after a graph break."""
     following = next(iter(seen[seen.index(broken) + 1 :]), None)
     return None if following is None or following.is_resumed else following
 
 
 def in_a_line(text: str) -> str:
-    """The first line of Dynamo's message and of its explanation, and the setting that changes it, if a hint has one."""
+    """Return the first lines of Dynamo's message and explanation, and the setting that a hint names."""
     title, _, rest = text.strip().partition("\n")
     lines = rest.splitlines()
     said = [title, *(line.partition("Explanation:")[2] for line in lines if "Explanation:" in line)]

@@ -62,7 +62,7 @@ class Crossing:
 
 @functools.cache
 def crossing() -> Crossing:
-    """The private crossing if the build has it as we know it, the public one otherwise."""
+    """Return the private crossing if the build has it as we know it, the public one otherwise."""
     private = binding()
     vector: Any = getattr(private, "OrtValueVector", None)
     pushes = _PUSH.search(_signature(vector, "push_back"))

@@ -84,7 +84,7 @@ class Api:
         return found.value or 0
 
     def shape(self, value: int) -> list[int]:
-        """The dimensions of a tensor.
+        """Return the dimensions of a tensor.
 
         Raises:
             StatusError: it is none.
@@ -101,7 +101,7 @@ class Api:
             self.ReleaseTensorTypeAndShapeInfo(information)
 
     def message(self, status: int) -> str:
-        """The message of a status, which is released."""
+        """Return the message of a status, which is released."""
         text: bytes = self.GetErrorMessage(status)
         self.ReleaseStatus(status)
         return text.decode(errors="replace")
@@ -140,7 +140,7 @@ class CustomOp(ctypes.Structure):
 
 
 def second_copy() -> Api | Unavailable:
-    """The table of the library beside onnxruntime's Python module, which exports none itself.
+    """Return the table of the library beside onnxruntime's Python module, which exports none itself.
 
     Both are of one build, so functions of the one can work on objects of the other.
     """
@@ -166,7 +166,7 @@ _CONSTRUCTED = 0b1111
 
 
 def options_address(settings: Any) -> int | None:
-    """The address of a SessionOptions' C++ object; None where the layout is not the known one.
+    """Return the address of a SessionOptions' C++ object; None where the layout is not the known one.
 
     pybind11 keeps it behind the object's reference count and type, and a second time in the pointer that owns it. The
     memory at that address must begin with the execution mode.

@@ -108,7 +108,7 @@ def find_distributions() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def installed_runtime() -> InstalledRuntime:
-    """The installed runtime.
+    """Return the installed runtime.
 
     Raises:
         RuntimeNotInstalledError: none is installed.
@@ -159,7 +159,7 @@ def kernel_table(runtime: InstalledRuntime, provider: str) -> KernelTable:
 
 
 def nearest_record(version: str) -> str:
-    """The version of the recorded kernel table whose release is nearest to that of `version`."""
+    """Return the version of the recorded kernel table whose release is nearest to that of `version`."""
     major, minor = release(version)
     records = (runtime.version for runtime in TESTED_RUNTIMES)
     return min(records, key=lambda record: abs((release(record)[0] - major) * 1000 + release(record)[1] - minor))
@@ -167,7 +167,7 @@ def nearest_record(version: str) -> str:
 
 @lru_cache(maxsize=4)
 def recorded_kernel_table(runtime: InstalledRuntime, provider: str) -> KernelTable:
-    """The kernels of one of TESTED_RUNTIMES, read from a record: the same for any installed runtime."""
+    """Return the kernels of one of TESTED_RUNTIMES, read from a record: the same for any installed runtime."""
     return _table(_recorded_kernels(runtime.version, provider), runtime)
 
 

@@ -107,7 +107,7 @@ def _agree(promised: Any, real: Any) -> bool:
 
 
 def _strides_of_long(fake: torch.Tensor, real: torch.Tensor) -> tuple[list[Any], list[Any]]:
-    """The strides of dimensions of several elements; of a tensor without elements, none."""
+    """Return the strides of dimensions of several elements; of a tensor without elements, none."""
     axes = [axis for axis, size in enumerate(real.shape) if size > 1 and real.numel()]
     return [fake.stride(axis) for axis in axes], [real.stride(axis) for axis in axes]
 

@@ -81,7 +81,7 @@ def open_graph(
 
 
 def _open_reference(built: BuiltGraph) -> CompiledGraph:
-    """The same graph on the CPU, without ONNX Runtime's optimizers."""
+    """Return the same graph on the CPU, without ONNX Runtime's optimizers."""
     device, target = torch.device("cpu"), find_target("cpu")
     settings = SessionOptions(graph_optimization="disable").resolved()
     reference = dataclasses.replace(built, model=built.reference, session=settings, reference=b"", kernels=())

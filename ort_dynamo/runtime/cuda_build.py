@@ -127,7 +127,7 @@ def misfit(build: CudaBuild, torch_has: TorchCuda, package: str) -> Misfit | Non
 
 
 def replacing(packages: Iterable[str], extra: str) -> str:
-    """The commands that put the runtime of an extra in the place of these distributions.
+    """Return the commands that put the runtime of an extra in the place of these distributions.
 
     They share a folder: pip would leave files that one of them overwrote, so all go first.
     """
@@ -137,7 +137,7 @@ def replacing(packages: Iterable[str], extra: str) -> str:
 
 @lru_cache(maxsize=1)
 def installed_cuda_build() -> CudaBuild | None:
-    """The CUDA provider of the installed runtime, whose libraries are loaded where they are found; None without one.
+    """Find the installed runtime's CUDA provider, and load the libraries that are found; None without one.
 
     ONNX Runtime leaves them to the loader, which knows those that torch has loaded. Libraries that torch does without,
     as curand, are in the wheels that the extra `cuda` installs, where the loader does not look.

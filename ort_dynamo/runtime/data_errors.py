@@ -57,7 +57,9 @@ def _which_index(words: str) -> str:
 
 
 def _as_given(index: int) -> int:
-    """The index that the program gave: lowerings take a bit off negative ones where torch does not count from the end.
+    """Return the index that the program gave.
+
+    Lowerings clear a bit of negative indices where torch does not count from the end.
 
     Those below -2**61 are reported after that change.
     """

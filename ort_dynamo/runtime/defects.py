@@ -67,7 +67,7 @@ class Defect:
 
 
 def defects_of(package: str, version: str, provider: str) -> frozenset[str]:
-    """The names of the defects of one provider of one build: a function of these three alone, as graph keys need."""
+    """Return the names of the defects of one provider of one build; graph keys contain them."""
     return frozenset(
         defect.name
         for defect in DEFECTS

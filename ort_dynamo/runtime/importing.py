@@ -15,7 +15,7 @@ __all__ = ["binding", "build_info", "onnxruntime", "restore_torch"]
 
 @functools.cache
 def onnxruntime() -> Any:
-    """The module `onnxruntime`, imported without its effects on torch."""
+    """Return the module `onnxruntime`, imported without its effects on torch."""
     import onnxruntime as module
 
     restore_torch()

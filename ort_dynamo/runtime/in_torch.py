@@ -54,7 +54,7 @@ class InTorch:
         return asked
 
     def lines(self, gm: GraphModule) -> tuple[Sequence[str], Mapping[str, Any]]:
-        """The lines that have a boxed function ask before all else, and the values that they use by name.
+        """Return the lines that have a boxed function ask before all else, and the values that they use by name.
 
         Torch transforms a call, or does not: three questions say so. The tangents of a backward are looked at one by
         one, as they alone come unguarded, and as a level of the older vmap can be asked for only at more cost:

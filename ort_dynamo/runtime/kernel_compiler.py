@@ -53,7 +53,7 @@ class KernelStore(Protocol):
         """The folder of the kernels; it may hold the C library, too."""
 
     def load(self, key: str) -> bytes | None:
-        """The bytes of a key, if there are any."""
+        """Return the bytes of a key, if there are any."""
 
     def store(self, key: str, data: bytes) -> None:
         """Store bytes, if there is room."""
@@ -95,7 +95,7 @@ def compile_kernels(
 
 
 def triton_version() -> str | None:
-    """The version of the Triton that would be imported, which this does not do; None where there is none."""
+    """Return the version of the Triton that would be imported, which this does not do; None where there is none."""
     spec = importlib.util.find_spec("triton")
     if spec is None or spec.origin is None:
         return None
@@ -121,7 +121,7 @@ def _key(op: FusedOp, capability: tuple[int, int], version: str) -> str:
 
 
 def _request(op: FusedOp, capability: tuple[int, int]) -> dict[str, Any]:
-    """The request of `triton_worker.py`; raises KernelSourceError if the operator's source is not to be compiled."""
+    """Make the request of `triton_worker.py`; raise KernelSourceError if the source is not to be compiled."""
     source = checked_source(op.source, op.name)
     dtypes = _dtypes(op)
     for dtype in dtypes:
@@ -152,7 +152,7 @@ def _kernel(request: dict[str, Any], answer: dict[str, Any]) -> CompiledKernel |
 
 
 def _pack(key: str, kernel: CompiledKernel) -> bytes:
-    """A line with the hash of the rest, a line of JSON, and two cubins."""
+    """Return a line with the hash of the rest, a line of JSON, and two cubins."""
     variants = (kernel.aligned, kernel.unaligned)
     heads = [{**dataclasses.asdict(one), "cubin": len(one.cubin)} for one in variants]
     rest = json.dumps({"key": key, "variants": heads}).encode() + b"\n" + b"".join(one.cubin for one in variants)

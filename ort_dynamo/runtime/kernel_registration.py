@@ -18,7 +18,7 @@ _found: Registration | Unavailable | None = None
 
 
 def registration(folder: Path | None) -> Registration | Unavailable:
-    """The process's way to register fused kernels, found at the first call.
+    """Return the process's way to register fused kernels, found at the first call.
 
     Args:
         folder: where the C library is stored; None, or one that cannot be used, is a private folder of the process. A

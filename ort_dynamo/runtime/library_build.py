@@ -60,7 +60,7 @@ def built_library(folder: Path | None) -> tuple[Path, ctypes.CDLL] | Unavailable
 
 
 def compilers() -> list[list[str]]:
-    """The commands of C compilers to try: that of the variable CC, gcc, clang."""
+    """Return the commands of C compilers to try: that of the variable CC, gcc, clang."""
     return [command for command in (shlex.split(os.environ.get("CC", "")), ["gcc"], ["clang"]) if command]
 
 
@@ -72,7 +72,7 @@ def _places(folder: Path | None) -> Iterator[Path]:
 
 @functools.cache
 def _private_folder() -> Path:
-    """A folder that goes with the process, not with a fork of it."""
+    """Return a folder that goes with the process, not with a fork of it."""
     path, owner = tempfile.mkdtemp(prefix="ort_dynamo-"), os.getpid()
 
     def remove() -> None:
@@ -85,14 +85,14 @@ def _private_folder() -> Path:
 
 @functools.cache
 def _name() -> str:
-    """The library's name, by the source, the flags, and all in which machines with one home may differ."""
+    """Return the library's name, by the source, the flags, and all in which machines with one home may differ."""
     machine = " ".join((platform.system(), platform.machine(), *platform.libc_ver()))
     parts = (_CODE.read_bytes(), _CODE.with_suffix(".h").read_bytes(), " ".join(_FLAGS).encode(), machine.encode())
     return "fused-" + hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
 
 
 def _compiled() -> bytes | Unavailable:
-    """The library as the first compiler that can makes it."""
+    """Return the library as the first compiler that can makes it."""
     reasons = []
     with tempfile.TemporaryDirectory(prefix="ort_dynamo-") as folder:
         made = Path(folder) / "fused.so"

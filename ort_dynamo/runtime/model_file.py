@@ -17,7 +17,7 @@ __all__ = ["optimized_model", "run_model"]
 
 
 def run_model(model: bytes, inputs: Mapping[str, Any]) -> list[Any]:
-    """The outputs of a model on the CPU, as arrays, for inputs that are arrays."""
+    """Return the outputs of a model on the CPU, as arrays, for inputs that are arrays."""
     settings = onnxruntime().SessionOptions()
     settings.log_severity_level = 3
     session = onnxruntime().InferenceSession(model, settings, providers=["CPUExecutionProvider"])
@@ -25,7 +25,7 @@ def run_model(model: bytes, inputs: Mapping[str, Any]) -> list[Any]:
 
 
 def optimized_model(model: bytes) -> bytes:
-    """A model as ONNX Runtime's optimizers leave it for this machine's CPU; raises SessionError."""
+    """Return a model as ONNX Runtime's optimizers leave it for this machine's CPU; raises SessionError."""
     device = torch.device("cpu")
     built = BuiltGraph(
         name="training",

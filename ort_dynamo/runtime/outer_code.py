@@ -117,7 +117,7 @@ class _Writer:
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def _items(self, node: Node) -> list[Node]:
-        """The getitem nodes of an island's results, in its order, if they are its only readers, one each; else none."""
+        """Return the getitem nodes of an island's results, in order, if each has one and nothing else reads it."""
         if node.op != "call_module" or node.target not in self._islands:
             return []
         items: dict[Any, Node] = {user.args[1]: user for user in node.users if user.target is operator.getitem}
@@ -156,7 +156,7 @@ class _Writer:
         return f"{self._constant(function, _name_of(node.target))}({', '.join(arguments)})"
 
     def _method(self, node: Node) -> str | None:
-        """The call as one of a tensor's method, or as an index, where there is one for it."""
+        """Return the call as one of a tensor's method, or as an index, where there is one for it."""
         if node.kwargs or not (node.args and isinstance(node.args[0], Node)):
             return None
         tensor, *rest = node.args
@@ -196,7 +196,7 @@ class _Writer:
         return self._constant(value, type(value).__name__)
 
     def _constant(self, value: Any, name: str) -> str:
-        """The name by which the code knows a value that has no spelling."""
+        """Return the name by which the code knows a value that has no spelling."""
         if id(value) not in self._constants:
             name = self._free(name)
             self._constants[id(value)], self.values[name] = name, value  # held, so that no other has its id

@@ -27,7 +27,7 @@ _staying: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def own_session(opened: Callable[[], Any]) -> Any:
-    """The InferenceSession that `opened` returns, which a forked child is not going to free."""
+    """Return the InferenceSession that `opened` returns, which a forked child is not going to free."""
     session = opened()
     _sessions.add(session)
     return session

@@ -37,7 +37,7 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 @lru_cache(maxsize=8)
 def find_target(device_type: str) -> Target:
-    """The target for tensors on a device type: facts about its kernels, not whether they load.
+    """Return the target for tensors on a device type: facts about its kernels, not whether they load.
 
     Raises:
         ProviderNotAvailableError: no provider serves the device, or the installed runtime lacks it.
@@ -60,7 +60,7 @@ def find_target(device_type: str) -> Target:
 
 
 def usable_target(device_type: str) -> Target:
-    """The target for tensors on a device type, whose provider has all the libraries that it needs.
+    """Return the target for tensors on a device type, whose provider has all the libraries that it needs.
 
     Raises:
         ProviderNotAvailableError: no provider serves the device, the installed runtime lacks it, or it cannot load.
@@ -77,7 +77,7 @@ def _fusing(target: Target) -> Target:
 
 
 def not_loaded(target: Target, device: torch.device, error: object = "") -> ProviderNotAvailableError:
-    """The error for a provider that the installed runtime has and that does not load, with the known reason.
+    """Return the error for a provider that the installed runtime has and that does not load, with the known reason.
 
     Args:
         target: the target that was to be opened.
@@ -104,12 +104,12 @@ def _cuda_misfit() -> Misfit | None:
 
 
 def recorded_cpu_targets() -> tuple[Target, ...]:
-    """The CPU targets of the tested runtimes, for any installed runtime: for documentation."""
+    """Return the CPU targets of the tested runtimes, for any installed runtime: for documentation."""
     return tuple(_recorded_target(runtime, "cpu") for runtime in TESTED_RUNTIMES)
 
 
 def recorded_cuda_targets() -> tuple[Target, ...]:
-    """The CUDA targets of the tested runtimes, which tell without a GPU where operators would run there."""
+    """Return the CUDA targets of the tested runtimes, which tell without a GPU where operators would run there."""
     return tuple(_recorded_target(runtime, "cuda") for runtime in TESTED_RUNTIMES)
 
 

@@ -54,7 +54,7 @@ def open_session(
     stream: SessionStream | None = None,
     store: KernelStore | None = None,
 ) -> Any:
-    """An onnxruntime InferenceSession of a built graph, on the provider of `target` and on nothing else.
+    """Return an onnxruntime InferenceSession of a built graph, on the provider of `target` and on nothing else.
 
     Args:
         built: the model, under 2 GiB, and how to open it. ONNX Runtime's own order goes depth first from the last
@@ -77,7 +77,7 @@ def open_session(
 
 
 def optimize(built: BuiltGraph, target: Target, device: torch.device) -> bytes:
-    """The model of `built` as ONNX Runtime's optimizers leave it, serialised, to be opened with them disabled.
+    """Return the model of `built` as ONNX Runtime's optimizers leave it, serialised, to be opened with them disabled.
 
     Has the arguments and errors of `open_session`. The result may hold operators of ONNX Runtime's internal domains, so
     it is for this runtime and machine only. Fused operators keep their functions, which the optimizers leave out.
@@ -91,7 +91,7 @@ def optimize(built: BuiltGraph, target: Target, device: torch.device) -> bytes:
 
 
 def _with_functions(optimized: bytes, model: bytes) -> bytes:
-    """A model with those functions of the one that it was made of that its nodes call."""
+    """Return a model with those functions of the one that it was made of that its nodes call."""
     made, before = onnx.ModelProto.FromString(optimized), onnx.ModelProto.FromString(model)
     called = {(node.domain, node.op_type) for node in made.graph.node}
     made.functions.extend(one for one in before.functions if (one.domain, one.name) in called)
@@ -148,7 +148,7 @@ def _quiet(given: dict[str, str], options: SessionSettings) -> contextlib.Abstra
 
 
 def _explained(error: Exception, built: BuiltGraph, target: Target, device: torch.device) -> Exception:
-    """The error of ours for one that was raised where a session was opened."""
+    """Return the error of ours for one that was raised where a session was opened."""
     options, said = built.session, str(error)
     if (raised := TORCH_MEMORY.raised()) is not None:
         return raised

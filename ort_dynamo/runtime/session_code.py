@@ -147,7 +147,7 @@ def _may_be_empty(value: Any) -> bool:
 
 
 def _feed(name: str, spec: ValueSpec, how: Crossing, *, may_be_empty: bool) -> Iterator[str]:
-    """The lines that hand one value to ONNX Runtime."""
+    """Yield the lines that hand one value to ONNX Runtime."""
     if spec.is_number:
         fits = f"tensor({name}, dtype={spec.dtype})"
     else:
@@ -159,7 +159,7 @@ def _feed(name: str, spec: ValueSpec, how: Crossing, *, may_be_empty: bool) -> I
 
 
 def _pushed(push: str, tensor: str, spec: ValueSpec, how: Crossing) -> str:
-    """The line that puts an expression's tensor into a vector of values."""
+    """Return the line that puts an expression's tensor into a vector of values."""
     if not how.bool_is_bytes:
         return f"{push}(to_dlpack({tensor}))"
     if spec.dtype is torch.bool:
@@ -168,7 +168,7 @@ def _pushed(push: str, tensor: str, spec: ValueSpec, how: Crossing) -> str:
 
 
 def _sizes(taken: Sequence[Any], given: Sequence[Any], read: Sequence[tuple[str, ValueSpec]]) -> list[str] | None:
-    """The sizes of each result, as expressions of the inputs; None where one is known only once it is computed."""
+    """Give the sizes of each result, as expressions of the inputs; None where one is known only once it is computed."""
     known = {
         size: f"{name}.shape[{axis}]"
         for value, (name, spec) in zip(taken, read, strict=True)
@@ -186,7 +186,7 @@ _ARITHMETIC = re.compile(r"(?:\w+|//|[-+*() ])+")
 
 
 def _size(size: Any, known: Mapping[str, str]) -> str | None:
-    """A size as Python; None where it has more than sums, products and floors of known names."""
+    """Return a size as Python; None where it has more than sums, products and floors of known names."""
     if isinstance(size, int):
         return str(size)
     if not isinstance(size, str) or not _ARITHMETIC.fullmatch(size) or re.search(r"\w\(", size):  # a call
@@ -197,7 +197,7 @@ def _size(size: Any, known: Mapping[str, str]) -> str | None:
 
 
 def _to_fill(made: Sequence[str], specs: Sequence[ValueSpec], how: Crossing) -> Iterator[str]:
-    """The lines that hand ONNX Runtime memory of torch's for the results."""
+    """Yield the lines that hand ONNX Runtime memory of torch's for the results."""
     yield f"fetches.reserve({len(made)})"
     yield "give = fetches.push_back"
     for index, (sizes, spec) in enumerate(zip(made, specs, strict=True)):
@@ -206,7 +206,7 @@ def _to_fill(made: Sequence[str], specs: Sequence[ValueSpec], how: Crossing) -> 
 
 
 def _fetch(tensor: str, spec: ValueSpec, *, may_be_empty: bool) -> str:
-    """The expression that turns `tensor`, a result of ONNX Runtime, into the tensor that the spec describes."""
+    """Return the expression that turns `tensor`, a result of ONNX Runtime, into the tensor that the spec describes."""
     if spec.dtype is torch.bool:
         tensor = f"as_bool({tensor})"
     if may_be_empty:
@@ -221,7 +221,7 @@ def _spelled(numbers: Sequence[int]) -> str:
 
 
 def _fitted(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers in memory that ONNX Runtime reads as they are."""
+    """Return the same numbers in memory that ONNX Runtime reads as they are."""
     tensor = tensor.contiguous()
     if not tensor.numel():
         tensor = tensor.new_empty(tensor.shape)  # contiguous to torch with any strides, not to ONNX Runtime

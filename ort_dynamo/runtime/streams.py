@@ -69,7 +69,7 @@ class SessionStream:
         weakref.finalize(session, _free_after, raw, self._stream, processes.current).atexit = False
 
     def owned(self, result: torch.Tensor) -> torch.Tensor:
-        """A copy of a result that ONNX Runtime allocated on the session's stream, and could give away too early."""
+        """Copy a result that ONNX Runtime allocated on the session's stream, and could reuse too early."""
         current = torch.cuda.current_stream(self._device)
         copied = result.clone()
         if current.cuda_stream != self._stream.cuda_stream:

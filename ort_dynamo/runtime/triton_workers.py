@@ -87,7 +87,7 @@ class _Worker:
         return self._process.poll() is None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """The answer, which is an error if the process crashes; None if it had ended for want of requests."""
+        """Return the answer, which is an error if the process crashes; None if it had ended for want of requests."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         late = threading.Event()

@@ -160,7 +160,7 @@ _NUMBERS = (((bool, torch.SymBool), "bool"), ((int, torch.SymInt), "int64"), ((f
 
 
 def _types(fake: Any) -> dict[str, Any]:
-    """The type of a call's result; of a tuple, whose parts are taken by calls of getitem, nothing."""
+    """Return the type of a call's result; of a tuple, whose parts are taken by calls of getitem, nothing."""
     return {} if fake is None or isinstance(fake, (tuple, list)) else _type(fake)
 
 

@@ -99,11 +99,11 @@ class _Join:
         return model
 
     def value(self, argument: Any) -> ir.Value | None:
-        """The value that an argument of a call names, or None."""
+        """Return the value that an argument of a call names, or None."""
         return self._values.get(argument.get("value", "")) if isinstance(argument, dict) else None
 
     def sizes(self, arguments: Sequence[Any], called: str) -> ir.Value:
-        """A vector of sizes, given as numbers and values."""
+        """Return a vector of sizes, given as numbers and values."""
         if all(isinstance(one, int) for one in arguments):
             return self._constant(np.asarray(arguments, np.int64), f"{called}/sizes")
         parts = [self.size(one, called) for one in arguments]
@@ -128,7 +128,7 @@ class _Join:
         return result
 
     def transposed(self, value: ir.Value, order: Sequence[int], called: str) -> ir.Value:
-        """A value with its dimensions in another order."""
+        """Return a value with its dimensions in another order."""
         shape = None if value.shape is None else ir.Shape([value.shape[axis] for axis in order])
         return self.node("Transpose", [value], called, {"perm": list(order)}, type=value.type, shape=shape)
 

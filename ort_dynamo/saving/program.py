@@ -76,7 +76,7 @@ def read_program(gm: GraphModule, inputs: Sequence[Any]) -> Program:
 
 
 def _steps(source: str) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    """The way to the module that holds a parameter or buffer, or None if it is no such; and the way from there."""
+    """Give the way to the module that holds a parameter or buffer, or None if it is no such; and the way from there."""
     found = (match["key"] or match["attribute"] or "0" for match in _STEP.finditer(source))
     steps = tuple(step for step in found if step != _ATTRIBUTES) or (source,)
     holder = next((index for index, step in enumerate(steps) if step in _HOLDERS), None)
@@ -86,7 +86,7 @@ def _steps(source: str) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
 
 
 def _passed_on(steps: tuple[str, ...], module: nn.Module | None) -> tuple[str, ...]:
-    """The way to an argument, where a function of `*args` hands it on to a module: by the name that the module has."""
+    """Return the path of an argument that a function of `*args` passes on to a module, by the module's name for it."""
     if module is None or len(steps) < 2 or steps[0] != positionals_name():
         return steps
     parameters = list(inspect.signature(module.forward).parameters.values())
@@ -103,7 +103,7 @@ def _input_name(root: tuple[str, ...] | None, steps: tuple[str, ...], keywords: 
 
 
 def _module(values: Mapping[str, Any], *ways: Sequence[str]) -> nn.Module | None:
-    """The one module that holds all parameters; where there are none, the one whose method the function is."""
+    """Return the one module that holds all parameters; where there are none, the one whose method the function is."""
     ways = ways or (("self",),)
     found = values.get(ways[0][0]) if len(ways) == len(ways[0]) == 1 else None
     return found if isinstance(found, nn.Module) else None

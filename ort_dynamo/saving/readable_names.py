@@ -27,7 +27,7 @@ def makers(model: ir.Model) -> dict[str, str]:
 
 
 def readable(serialised: bytes, island: GraphModule, known: Mapping[str, str]) -> ir.Model:
-    """A copy of an island's model in which everything is called as people know it, by the READABLE of the FX nodes.
+    """Copy an island's model with readable names, from the READABLE metadata of the FX nodes.
 
     Inputs and outputs get the names of their FX values. A node is called by the module and the FX node that it was
     lowered from, as in "layers.3.mlp/mm_1"; others of that FX node get their operator, "layers.3.mlp/mm_1/Transpose".

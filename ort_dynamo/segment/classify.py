@@ -103,7 +103,7 @@ _ASSERTIONS = (aten._assert_async.default, aten._assert_async.msg, aten._assert_
 
 
 def _without_trial(node: Node, carried: Set[Any]) -> Place | None:
-    """The place of a node that torch runs even if it can be lowered, or None."""
+    """Return the place of a node that torch runs even if it can be lowered, or None."""
     if node.meta.get(DRAWN):
         return Place.DRAWN
     if isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES:
@@ -142,7 +142,7 @@ def _is_host(node: Node) -> bool:
 
 
 def _other_kind(node: Node) -> str | None:
-    """The reason of a node that calls no ATen operator, nor the higher-order operator that has a lowering."""
+    """Return the reason of a node that calls no ATen operator, nor the higher-order operator that has a lowering."""
     if isinstance(node.target, HigherOrderOperator) and node.target is not COND:
         return f"no lowering for the higher-order operator {node.target}"
     if node.op != "call_function" or not (isinstance(node.target, OpOverload) or node.target is COND):

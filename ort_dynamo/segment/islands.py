@@ -99,7 +99,7 @@ class _Builder:
         return exports
 
     def _base(self, value: Node) -> tuple[Node, list[Node]]:
-        """The node that `value` is a view of, through lowered views only, and those views, outermost first."""
+        """Return the node that `value` is a view of, through lowered views only, and those views, outermost first."""
         chain: list[Node] = []
         while self.makes_view(value):
             chain.append(value)
@@ -138,7 +138,7 @@ class _Builder:
                 self._view_outside(node)
 
     def _contiguous(self, value: Node) -> Node:
-        """The outer node of `value`, as a contiguous tensor where it is one tensor."""
+        """Return the outer node of `value`, as a contiguous tensor where it is one tensor."""
         outside = self._view_outside(value)
         if not isinstance(value.meta.get("val"), torch.Tensor):
             return outside
@@ -147,14 +147,14 @@ class _Builder:
         return made
 
     def _view_outside(self, value: Node) -> Node:
-        """The outer node of `value`, its views rebuilt on the base if needed."""
+        """Return the outer node of `value`, its views rebuilt on the base if needed."""
         _, chain = self._base(value)
         for view in reversed(chain):
             self._copy(view)
         return self._outside[value]
 
     def _laid_out(self, item: Node) -> Node:
-        """A copy of an island's contiguous output in the symbolic strides that its fake value promises.
+        """Return a copy of an island's contiguous output in the symbolic strides that its fake value promises.
 
         The copy also has its offset: a scatter into an input has the input's. If the input is written to, AOTAutograd
         makes views of it from the sizes, strides and offsets of the views that we return. If it counts these offsets
@@ -211,7 +211,7 @@ class _Island:
         self._last_placeholder: Node | None = None
 
     def take(self, value: Node) -> Node:
-        """The island's node for `value`, with everything it needs, in post-order."""
+        """Return the island's node for `value`, with everything it needs, in post-order."""
         stack = [value]
         while stack:
             node = stack[-1]
@@ -260,7 +260,7 @@ def _needs_contiguous(node: Node) -> bool:
 
 
 def _attributes(gm: GraphModule, graph: Graph) -> dict[str, Any]:
-    """The constants and sub-graphs of `gm` that get_attr nodes of `graph` name."""
+    """Return the constants and sub-graphs of `gm` that get_attr nodes of `graph` name."""
     names = {str(node.target) for node in graph.find_nodes(op="get_attr")}
     return {name: operator.attrgetter(name)(gm) for name in names}
 

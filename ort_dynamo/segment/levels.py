@@ -24,7 +24,7 @@ __all__ = ["is_ordered", "is_wait", "levels", "writes"]
 
 
 def levels(graph: Graph, placements: Mapping[Node, Placement]) -> dict[Node, int]:
-    """The level of every node of `graph`, where `placements` says where all but placeholders and the output run."""
+    """Return the level of every node; `placements` says where all but placeholders and the output run."""
     found: dict[Node, int] = {}
     last_ordered = 0
     earliest = 0  # the level of the last write

@@ -140,7 +140,7 @@ def _ancestors(nodes: Iterable[Node], among: Iterable[Node]) -> set[Node]:
 
 
 def _source(node: Node) -> Node:
-    """The op behind a getitem; tuples cannot cross an island boundary."""
+    """Return the op behind a getitem; tuples cannot cross an island boundary."""
     return node.all_input_nodes[0] if node.target is operator.getitem else node
 
 

@@ -56,7 +56,7 @@ def forget_recordings() -> None:
 
 
 def resting_inputs(gm: GraphModule, role: str) -> tuple[int, ...]:
-    """Indices of a graph's inputs whose addresses stay from call to call, so that they need not be copied.
+    """Return the indices of a graph's inputs whose addresses stay from call to call, so that they need not be copied.
 
     In a backward they are the tensors that its forward saved, which lie in the recording; else AOTAutograd knows
     parameters and buffers.
@@ -69,13 +69,13 @@ def resting_inputs(gm: GraphModule, role: str) -> tuple[int, ...]:
 
 
 def mutated_inputs(gm: GraphModule) -> frozenset[int]:
-    """Indices of the inputs that a graph writes to."""
+    """Return the indices of the inputs that a graph writes to."""
     found = private("torch._dynamo.backends.cudagraphs:find_input_mutations")
     return frozenset() if found is None else frozenset(found(gm.graph))
 
 
 def unsafe_node(gm: GraphModule) -> Node | None:
-    """A node that torch knows not to be fit for a recording: it waits for the device, say."""
+    """Return a node that torch knows not to be fit for a recording: it waits for the device, say."""
     first = private("torch._inductor.utils:get_first_incompatible_cudagraph_node")
     node: Node | None = None if first is None else first(gm)
     return node

@@ -47,7 +47,7 @@ def prim_functions() -> dict[OpOverload, Callable[..., Any]]:
 
 
 def prim_function(target: object) -> Callable[..., Any] | None:
-    """The ATen function that torch itself runs for a prim, inductor's included; None of any other operator."""
+    """Return the ATen function that torch itself runs for a prim, inductor's included; None of any other operator."""
     is_prim = isinstance(target, OpOverload) and target.namespace in ("inductor_prims", "prims")
     return getattr(target, "impl_aten", None) if is_prim else None
 
@@ -93,7 +93,7 @@ def lstm_in_steps() -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Ten
 def resized_lengths(
     shape: Sequence[int], output_size: Sequence[int] | None, factors: Sequence[float] | None
 ) -> Sequence[int]:
-    """The spatial lengths that a resize gives, from its output size or its factors, of which one is given.
+    """Return the spatial lengths that a resize gives, from its output size or its factors, of which one is given.
 
     Without torch's function (upsample_compute_output_size in all tested versions) the same formula.
     """

@@ -18,7 +18,7 @@ def _by_protocol(tensor: torch.Tensor) -> Any:
 
 
 def _choose() -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]:
-    """The plain C calls, if they take one argument and return the same tensor; else the public ones.
+    """Return the plain C calls, if they take one argument and return the same tensor; else the public ones.
 
     All tested versions have the C calls. The public ones take ten times as long.
     """

@@ -43,7 +43,7 @@ class Exporter:
 
 
 def find_exporter(opset_version: int) -> Exporter:
-    """The exporter's parts, tried once a process.
+    """Return the exporter's parts, tried once a process.
 
     torch 2.11 to 2.15 have them in torch.onnx._internal.exporter, onnxscript 0.7 in its evaluator and torch_lib.
 
@@ -58,7 +58,7 @@ def find_exporter(opset_version: int) -> Exporter:
 
 @functools.cache
 def _try(opset_version: int) -> Exporter | str:
-    """The parts, or their fault."""
+    """Return the parts, or their fault."""
     try:
         found = _find()
         opset = found.opset(opset_version)

@@ -18,7 +18,7 @@ _tracing_context = private("torch._guards:TracingContext")
 
 
 def of_fixed_sizes(tensor: torch.Tensor) -> torch.Tensor:
-    """The fake tensor of one that Dynamo has not seen, in the trace that is at work: all its sizes are numbers.
+    """Return the fake tensor of one that Dynamo has not seen, in the trace that is at work: all its sizes are numbers.
 
     AOTAutograd would take them for symbols. Outside of a trace, and where torch does not tell of it, the tensor itself.
     """

@@ -74,7 +74,7 @@ class Frame:
 
 
 def frames(since: float) -> tuple[Frame, ...]:
-    """The frames that Dynamo began to compile at or after `since` (seconds since the epoch), the oldest first.
+    """Return the frames that Dynamo began to compile at or after `since` (seconds since the epoch), the oldest first.
 
     They are read off torch's compilation metrics, of which the last 1,024 are kept. Without those, none.
     """
@@ -109,7 +109,7 @@ def _frame(metrics: Any) -> Frame:
 
 
 def by_function(seen: Sequence[Frame]) -> tuple[tuple[Frame, ...], ...]:
-    """The attempts of each function together: those of the function itself, and of the code after its graph breaks.
+    """Group the attempts by function: those of the function, and of the code after its graph breaks.
 
     Dynamo makes a function of its own of the code after a break, whose name says in which function and at which line it
     begins; that one is the nearest above of its name in its file.
@@ -181,7 +181,7 @@ def why_untraced(module: nn.Module) -> str | None:
 
 
 def uncompiled(model: Any) -> Any:
-    """The module in a result of torch.compile(module); anything else as it is."""
+    """Return the module in a result of torch.compile(module); anything else as it is."""
     return getattr(model, "_orig_mod", model)
 
 
@@ -211,7 +211,7 @@ def wrap_compiled_call(
 
 
 def _compiled_with(module: nn.Module) -> object:
-    """The backend of a module compiled in place, or None."""
+    """Return the backend of a module compiled in place, or None."""
     callback = _held(module.__dict__.get("_compiled_call_impl"), "callback")
     return getattr(_innermost_backend(callback), "compiler_fn", None) if callback is not None else None
 

@@ -26,5 +26,5 @@ def _find(path: str) -> Any:
 
 
 def missing() -> tuple[str, ...]:
-    """The private names that were asked for so far and that the installed torch lacks, sorted."""
+    """Return the private names that were asked for so far and that the installed torch lacks, sorted."""
     return tuple(sorted(_missing))

@@ -62,7 +62,7 @@ class AbsentOperator:
         self._name = name
 
     def overloads(self) -> list[str]:
-        """The names of its overloads: none."""
+        """Return the names of its overloads: none."""
         return []
 
     def __getattr__(self, overload: str) -> AbsentOperator:
@@ -129,7 +129,7 @@ class _Namespace:
 
 
 def _look_up(name: str, owner: Any, attribute: str) -> Any:
-    """The attribute of torch's object, which in full is called `name`; AttributeError if torch lacks it."""
+    """Return the attribute of torch's object, which in full is called `name`; AttributeError if torch lacks it."""
     return getattr(owner, attribute)
 
 
@@ -148,7 +148,7 @@ def namespace(name: str) -> Any:
 
 
 def overload(name: str) -> Any:
-    """The overload of a name such as "aten.mul.Tensor"; AttributeError where torch has none."""
+    """Return the overload of a name such as "aten.mul.Tensor"; AttributeError where torch has none."""
     found: Any = torch.ops
     for part in name.split("."):
         found = getattr(found, part)
@@ -156,7 +156,7 @@ def overload(name: str) -> Any:
 
 
 def absent_operators() -> tuple[str, ...]:
-    """The operators named so far that the installed torch lacks, sorted: "aten.cholesky", "aten.mul.New"."""
+    """Return the operators named so far that the installed torch lacks, sorted: "aten.cholesky", "aten.mul.New"."""
     return tuple(sorted(_absent))
 
 
@@ -166,7 +166,7 @@ def is_absent(overload: object) -> bool:
 
 
 def present(table: Mapping[Any, _V]) -> dict[Any, _V]:
-    """The entries of a table by overload whose overload the installed torch has."""
+    """Return the entries of a table by overload whose overload the installed torch has."""
     return {overload: value for overload, value in table.items() if not is_absent(overload)}
 
 
@@ -192,7 +192,7 @@ def is_mutable(overload: OpOverload) -> bool:
 
 
 def written_argument(overload: OpOverload) -> tuple[int, str] | None:
-    """The index and the name of the argument that the operator writes to and gives as its one result, if it does so."""
+    """Return the index and name of the argument that the operator writes to and returns, if there is one."""
     schema = schema_of(overload)
     if len(schema.returns) != 1 or (result := schema.returns[0].alias_info) is None or not result.is_write:
         return None
@@ -209,7 +209,7 @@ def is_pointwise(target: object) -> bool:
 
 
 def in_place_of(overload: OpOverload) -> OpOverload | None:
-    """The overload that takes the same arguments and writes its result over the first; None where there is none."""
+    """Return the overload with the same arguments that writes its result over the first; None without one."""
     schema = schema_of(overload)
     library, _, operator_name = schema.name.partition("::")
     packet = getattr(getattr(torch.ops, library), f"{operator_name}_", None)
@@ -232,7 +232,7 @@ def overloads_of(packet: OpOverloadPacket) -> list[OpOverload]:
 
 
 def without_wrapper(overload: OpOverload) -> Callable[..., Any]:
-    """The C++ function that a call of an overload ends in, where the call does nothing else; else the overload.
+    """Return the C++ function that a call of an overload ends in, where the call does nothing else; else the overload.
 
     Overloads to which torch 2.15 gives a dispatcher of their own in Python go by the overload, and so do subclasses.
     """

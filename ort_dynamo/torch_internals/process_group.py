@@ -37,7 +37,7 @@ class GroupStore:
 
 
 def group_store() -> GroupStore | None:
-    """The store of the default group; None outside of one, in a group of one, and where torch does not tell."""
+    """Return the store of the default group; None outside of one, in a group of one, and where torch does not tell."""
     if _default_store is None or not distributed.is_initialized() or distributed.get_world_size() == 1:
         return None
     return GroupStore(_default_store(), distributed.get_rank())

@@ -10,7 +10,7 @@ __all__ = ["instruction_set"]
 
 
 def instruction_set() -> str:
-    """The architecture and its extensions, as text that is equal on machines that have the same ones.
+    """Return the architecture and its extensions, as text that is equal on machines that have the same ones.
 
     torch 2.13 lists them; before, it gives those that its own kernels use, which the environment may narrow.
     """

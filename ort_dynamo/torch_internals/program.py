@@ -24,7 +24,7 @@ _translator = private("torch._dynamo.symbolic_convert:InstructionTranslator")
 
 
 def source_of(placeholder: Node) -> str | None:
-    """The expression by which Dynamo finds an input of its graph: "L['self']._modules['a']._parameters['weight']".
+    """Give the expression by which Dynamo finds an input of its graph: "L['self']._modules['a']._parameters['weight']".
 
     L holds the function's locals and G its globals. Without Dynamo's mark on the placeholder, None.
     """
@@ -33,22 +33,22 @@ def source_of(placeholder: Node) -> str | None:
 
 
 def locals_under_trace() -> Mapping[str, Any]:
-    """The locals of the function that Dynamo traces, by name; none where it does not tell, or is not at work."""
+    """Return the locals of the function that Dynamo traces, by name; none where it does not tell, or is not at work."""
     return getattr(_current(), "f_locals", None) or {}
 
 
 def function_name() -> str | None:
-    """The name of the function that Dynamo traces; None where it does not tell, or is not at work."""
+    """Return the name of the function that Dynamo traces; None where it does not tell, or is not at work."""
     return getattr(getattr(_current(), "f_code", None), "co_name", None)
 
 
 def keywords_name() -> str | None:
-    """The name of the traced function's parameter that takes all other keywords, `**kwargs`; None where it has none."""
+    """Return the name of the traced function's `**kwargs` parameter, or None."""
     return _collecting_parameter(inspect.CO_VARKEYWORDS)
 
 
 def positionals_name() -> str | None:
-    """The name of the traced function's parameter that takes all other positionals, `*args`; None where it has none."""
+    """Return the name of the traced function's `*args` parameter, or None."""
     return _collecting_parameter(inspect.CO_VARARGS)
 
 
@@ -70,7 +70,7 @@ def _current() -> Any:
 
 
 def spell_input(placeholder: Node, given: Sequence[str]) -> str | None:
-    """The name of an input of AOTAutograd's graph, by its descriptor (torch's _aot_autograd/descriptors.py).
+    """Return the name of an input of AOTAutograd's graph, by its descriptor (torch's _aot_autograd/descriptors.py).
 
     Args:
         placeholder: of a forward, backward or inference graph.
@@ -84,7 +84,7 @@ def spell_input(placeholder: Node, given: Sequence[str]) -> str | None:
 
 
 def spell_outputs(output: Node, given: Sequence[str]) -> tuple[str | None, ...]:
-    """The names of a graph's outputs, in order: "output_0", "weight.grad", "running_mean.updated", None if saved.
+    """Give the names of a graph's outputs, in order: "output_0", "weight.grad", "running_mean.updated", None if saved.
 
     Takes the arguments of `spell_input`, but the graph's output node.
     """

@@ -23,7 +23,7 @@ def is_contiguous(tensor: torch.Tensor) -> bool:
 
 
 def memory_format_of(tensor: torch.Tensor) -> torch.memory_format:
-    """The memory format by whose kernels torch takes a tensor, be it dense or not.
+    """Return the memory format by whose kernels torch takes a tensor, be it dense or not.
 
     Without torch's function (suggest_memory_format in all tested versions) the same rule, which may install guards.
     """

@@ -68,7 +68,7 @@ class Answered:
     strict: bool = False
 
     def ask(self, question: str, about: tuple[Any, ...], answer: Callable[[], _T]) -> _T:
-        """The known answer, or torch's, which is noted as missing."""
+        """Return the known answer, or torch's, which is noted as missing."""
         if (question, about) in self.known:
             known: _T = self.known[question, about]
             return known
@@ -85,7 +85,7 @@ strict = False
 
 
 def ask(question: str, about: tuple[Any, ...], answer: Callable[[], _T]) -> _T:
-    """The answer to a question about sizes, recorded or looked up where this thread does so; else `answer()`.
+    """Return the answer to a question about sizes, recorded or looked up where this thread does so; else `answer()`.
 
     Args:
         question: the question, in words.

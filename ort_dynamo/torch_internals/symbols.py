@@ -57,7 +57,7 @@ def has_symbolic_sizes(tensor: torch.Tensor) -> bool:
 
 
 def given_expression(number: Any) -> sympy.Expr:
-    """The sympy expression of a scalar out of a graph's fake values, which the graph's key spells.
+    """Return the sympy expression of a scalar out of a graph's fake values, which the graph's key spells.
 
     A scalar that is not symbolic becomes a sympy number. `node.expr` in all versions: the expression, with those
     equalities applied that are known by then.
@@ -66,7 +66,7 @@ def given_expression(number: Any) -> sympy.Expr:
 
 
 def expression(number: int | _Symbolic) -> sympy.Expr:
-    """The same of a scalar that may have been computed, in ways that depend on facts about the sizes in it.
+    """Return the same of a scalar that may have been computed, in ways that depend on facts about the sizes in it.
 
     (`a % b` on SymInts is one function where both are known to be nonnegative, and another where they are not.)
     """
@@ -114,7 +114,7 @@ def has_hint_of_one(size: int | torch.SymInt) -> bool:
 
 
 def hints(sizes: Iterable[int | torch.SymInt]) -> list[int | None]:
-    """The sizes' values in the example, None for one that depends on data.
+    """Return the sizes' values in the example, None for one that depends on data.
 
     Not recorded: ask for decisions that depend on them through `answers.ask`, so that the decision enters the key and
     not the values. `node.hint` and `node.has_hint` in all versions.
@@ -128,7 +128,7 @@ def _hint(size: torch.SymInt) -> int | None:
 
 
 def optimization_hint(size: int | torch.SymInt) -> int:
-    """A size's value in the example, or a guess for one that depends on data; for estimates.
+    """Return a size's value in the example, or a guess for one that depends on data; for estimates.
 
     `optimization_hint`, in 2.11 `size_hint`, which raises where it is given no guess.
     """
@@ -156,5 +156,5 @@ def assumptions(symbol: sympy.Symbol) -> dict[str, bool]:
 
 
 def by_number(symbol: sympy.Symbol) -> tuple[Any, ...]:
-    """A key to sort symbols by, in the order of their numbers: s9 comes before s10, as s10 does before s11."""
+    """Return a key to sort symbols by, in the order of their numbers: s9 comes before s10, as s10 does before s11."""
     return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", symbol.name))

@@ -11,7 +11,7 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def local_rank_of_environment(otherwise: int) -> int:
-    """The number of this process on its machine."""
+    """Return the number of this process on its machine."""
     return int(os.environ.get("LOCAL_RANK", otherwise))
 
 

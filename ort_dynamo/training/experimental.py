@@ -83,7 +83,7 @@ def export_gradient_graph(
 
 
 def _traceable(*given: Tensor) -> tuple[Tensor, ...]:
-    """Copies whose first dimension may have any size; torch takes a size of one for a constant, so that is doubled."""
+    """Copy, with a first dimension of any size; torch takes a size of one for a constant, so that is doubled."""
     batch = given[0].shape[0] if given[0].dim() else None
     copies = []
     for tensor in given:
@@ -178,7 +178,7 @@ class _Model:
         return model
 
     def _unread(self, name: str) -> ir.Value:
-        """An input for a parameter that the model does not read."""
+        """Return an input for a parameter that the model does not read."""
         parameter = dict(self._module.named_parameters()).get(name)
         if parameter is None:
             raise GradientGraphError(reason=f"the loss does not depend on the {name}")

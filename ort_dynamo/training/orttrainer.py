@@ -212,7 +212,7 @@ class ORTTrainer:
     # -- the running model ---------------------------------------------------------------------------------------------
 
     def _run(self, inputs: Sequence[Tensor]) -> RunningModel:
-        """The model that runs, made at the first step."""
+        """Return the model that runs, made at the first step."""
         if self._running is None:
             self._running = self._made(inputs)
             if self._waiting is not None:
@@ -279,7 +279,7 @@ class ORTTrainer:
         write_model(ir.from_proto(self._current_model()), target)
 
     def _current_model(self) -> onnx.ModelProto:
-        """The forward with the weights as they are."""
+        """Return the forward with the weights as they are."""
         running = self._running
         assert running is not None
         if running.shares_layers:

@@ -91,7 +91,7 @@ class CallForeach(PassBase):
 
 
 def _kind(node: Node) -> tuple[Callable[..., Any], Any, Hashable] | None:
-    """The function that computes a node and others like it, its argument, and the other facts they have in common."""
+    """Return the function that computes a node and its likes, its argument, and their other common facts."""
     if is_count(node):
         return add_to_all, node.args[1], node.meta["val"].device
     if is_plain_cast(node):

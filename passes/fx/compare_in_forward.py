@@ -59,7 +59,7 @@ class CompareInForward(PassBase):
 
 
 def _comparisons(joint: JointGraph, outputs: int) -> list[Node]:
-    """The backward nodes that are to move, in order."""
+    """Return the backward nodes that are to move, in order."""
     (output,) = joint.gm.graph.find_nodes(op="output")
     returned = [one for one in tree_leaves(output.args[0])[:outputs] if isinstance(one, Node) and joint.is_forward(one)]
     storages = {storage_of(one) for one in returned if is_tensor(one)} - joint.inputs
@@ -98,7 +98,7 @@ def _saves_memory(joint: JointGraph, moved: set[Node]) -> bool:
 
 
 def _known(joint: JointGraph) -> set[Node]:
-    """The backward nodes that the forward could compute: they depend on no tangent, and on nothing that is written."""
+    """Return the backward nodes that the forward could compute: no tangent or written value reaches them."""
     mutated = mutated_storages(joint.gm)
     known: set[Node] = set()
     for node in joint.backward:
@@ -120,7 +120,7 @@ def _is_pure(node: Node) -> bool:
 
 
 def _compared(joint: JointGraph, storage: int, known: set[Node]) -> set[Node] | None:
-    """The nodes from a result to the masks that are made of it; None if the backward reads it for something else."""
+    """Return the nodes from a result to the masks made of it; None if the backward reads it otherwise."""
     shown = [node for node in joint.forward if is_tensor(node) and storage_of(node) == storage]
     if any(map(must_recompute, shown)):
         return None

@@ -99,7 +99,7 @@ def _sweep(gm: GraphModule, place: Mapping[Node, int], freed: Collection[str]) -
 
 
 def _ends(freed: Sequence[int], handed_on: Sequence[int], least: int, most: int) -> list[int]:
-    """The indices where sections end, but for the last: each frees one to two shares, and hands on as little as can be.
+    """Return where all sections but the last end: each frees one to two shares and passes on few bytes.
 
     Of equal layers that free no more than a share each, one ends among these indices.
     """

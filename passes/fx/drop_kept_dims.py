@@ -60,7 +60,7 @@ def _sizes(node: Node) -> list[Any]:
 
 
 def _kept(node: Node) -> list[Any]:
-    """The sizes of the sum without the dimensions that it sums over."""
+    """Return the sizes of the sum without the dimensions that it sums over."""
     rank = node.meta["val"].dim()
     dims: Any = node.args[1]
     summed = {dim % rank for dim in dims} if dims else set(range(rank))

@@ -120,7 +120,7 @@ class _Search:
         return known[node]
 
     def _behind(self, node: Node) -> list[Node]:
-        """The values that make a value, as far as they may be recomputed, and it itself last."""
+        """Return the values that make a value, as far as they may be recomputed, and it itself last."""
         found, left = {node}, [node]
         while left and len(found) <= _MOST_NODES:
             for source in left.pop().all_input_nodes:
@@ -152,5 +152,5 @@ class _Search:
 
 
 def _bytes(value: Node) -> dict[int, int]:
-    """The allocations of a value, with their bytes."""
+    """Return the allocations of a value, with their bytes."""
     return dict(allocations(value))

@@ -68,7 +68,7 @@ class _Remaker:
         )
 
     def _remade(self, value: Node, reader: Node) -> Node:
-        """The backward's own `value`, made before `reader`, the first that wants it."""
+        """Return the backward's own `value`, made before `reader`, the first that wants it."""
         if value not in self._made:
             source = given = value.all_input_nodes[0]
             if self._is_remade(given):

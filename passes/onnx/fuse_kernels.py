@@ -36,7 +36,7 @@ def fused_kernels(model: ir.Model) -> dict[str, Kernel]:
 
 
 def fused_ops(model: ir.Model) -> tuple[FusedOp, ...]:
-    """The operators of these kernels, as sessions compile and launch them."""
+    """Return the operators of these kernels, as sessions compile and launch them."""
     return tuple(fused_op(kernel, name) for name, kernel in fused_kernels(model).items())
 
 
@@ -98,7 +98,7 @@ class FuseKernels(ir.passes.InPlacePass):
         _remove_unread(model.graph, {node for group, _ in groups for node in group.nodes})
 
     def _made(self, model: ir.Model, group: Group, kernel: Kernel) -> ir.Node:
-        """The node of a group; its function is the model's, which equal groups share."""
+        """Return the node of a group; its function is the model's, which equal groups share."""
         digest = hashlib.sha256(repr(kernel).encode()).hexdigest()
         name = f"{_words(group)}_{digest[:12]}"
         if (DOMAIN, name, "") not in model.functions:
@@ -123,7 +123,7 @@ class FuseKernels(ir.passes.InPlacePass):
 
 
 def _readers_of_parts(groups: Sequence[Group], kernels: Sequence[Kernel]) -> set[Group]:
-    """The groups that compute of sums over rows alone, of which other groups give the sums of parts.
+    """Return the groups that compute of sums over rows alone, of which other groups give the sums of parts.
 
     They can be part of the groups that add up the parts.
     """
@@ -141,7 +141,7 @@ def _readers_of_parts(groups: Sequence[Group], kernels: Sequence[Kernel]) -> set
 
 
 def _behind_reshapes(value: ir.Value) -> ir.Value:
-    """The value whose memory another one shows."""
+    """Return the value whose memory another one shows."""
     while (node := value.producer()) is not None and node.op_type in _RESHAPES and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
@@ -189,6 +189,6 @@ def _remove_unread(graph: ir.Graph, nodes: set[ir.Node]) -> None:
 
 
 def _words(group: Group) -> str:
-    """The first operators of a group that compute, for whoever reads a profile."""
+    """Return the first operators of a group that compute, for whoever reads a profile."""
     words = dict.fromkeys(node.op_type.lower() for node in group.nodes if node.op_type not in (*MOVES, "Cast"))
     return "_".join(list(words)[:4]) or "cast"

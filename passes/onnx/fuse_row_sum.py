@@ -45,7 +45,7 @@ class FuseRowSum(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
     def _match(self, node: ir.Node) -> int:
-        """Number of rows summed, or 0 where the node is no match."""
+        """Return the number of rows summed, or 0 where the node is no match."""
         if node.op_type != "ReduceSum" or node.domain or len(node.inputs) != 2:
             return 0
         x, axes_value = node.inputs

@@ -54,7 +54,7 @@ class ReadLate(ir.passes.InPlacePass):
 
 
 def _late(makers: Mapping[ir.Node, Set[ir.Node]]) -> dict[ir.Node, int]:
-    """The nodes that can wait, with their indices; each is read by another one, and so is run before the last."""
+    """Give the nodes that can wait, with their indices; each is read by another one, and so is run before the last."""
     found: dict[ir.Node, int] = {}
     for place, (node, reads) in enumerate(makers.items()):
         rearranges = node.op_type in _REARRANGE and not node.domain

@@ -118,7 +118,7 @@ class _Run:
         return result
 
     def _unrounded(self, value: ir.Value, widening: ir.Node) -> ir.Value:
-        """The value before its rounding; movements in between are rebuilt before `widening`, in the wide type."""
+        """Give the value before its rounding; movements in between are rebuilt before `widening`, in the wide type."""
         node, graph = value.producer(), widening.graph
         assert node is not None
         assert isinstance(graph, ir.Graph)

@@ -30,11 +30,16 @@ def _one_thread() -> Iterator[None]:
 
 
 def run(number: int) -> None:
-    """Compare the first program with a convolution from a seed on. Attention's results have other strides on CUDA."""
+    """Compare the first program with a convolution from a seed on.
+
+    Attention's results have other strides on CUDA. CUDA's forms recompute arithmetic, so a write to the data of a saved
+    tensor, which autograd does not see, gives another gradient than in eager mode.
+    """
     mode = ("training", "inference")[number % 2]
     for seed in itertools.count(20 * number):
         case, known = write_case(seed, mode)
-        if "nn.Conv2d" in case.text() and "attention" not in case.text():
+        left_out = "attention" in case.text() or ".data" in case.program.after
+        if "nn.Conv2d" in case.text() and not left_out:
             break
     with cuda_forms(fused=True):
         state, found = check(case, known=known)

@@ -44,7 +44,7 @@ def _native_multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> Any:
-    """The fast path of torch.nn.MultiheadAttention: (N, L, embed_dim) operands of equal shapes."""
+    """Return the fast path of torch.nn.MultiheadAttention: (N, L, embed_dim) operands of equal shapes."""
     weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
     heads = [
         F.linear(one, weight, bias).reshape(*one.shape[:2], num_head, embed_dim // num_head).transpose(1, 2)
@@ -79,7 +79,7 @@ def _transformer_encoder_layer_fwd(
     mask: torch.Tensor | None = None,
     mask_type: int | None = None,
 ) -> torch.Tensor:
-    """The fast path of torch.nn.TransformerEncoderLayer; src is (N, L, embed_dim)."""
+    """Return the fast path of torch.nn.TransformerEncoderLayer; src is (N, L, embed_dim)."""
 
     def attend(x: torch.Tensor) -> torch.Tensor:
         projections = (qkv_weight, qkv_bias, proj_weight, proj_bias)
@@ -108,7 +108,7 @@ def _transformer_encoder_layer_fwd(
 def _weight_norm_interface_backward(
     grad_w: torch.Tensor, saved_v: torch.Tensor, saved_g: torch.Tensor, saved_norms: torch.Tensor, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient of w = v g / |v|, the norm taken over all dimensions but one.
+    """Return the gradient of w = v g / |v|, the norm taken over all dimensions but one.
 
     T. Salimans and D. Kingma, Weight Normalization, 2016, equation 3.
     """
@@ -166,7 +166,7 @@ def _normal(
 def _multinomial(
     self: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """The indices of the greatest p / q, q drawn from Exp(1): eager's own way to draw without replacement.
+    """Return the indices of the greatest p / q, q drawn from Exp(1): eager's own way to draw without replacement.
 
     In half precision quotients that eager rounds to equal ones would not be equal, and another index be the greatest.
     """
@@ -202,14 +202,14 @@ def _rrelu_with_noise_functional(
 
 
 def _cholesky_solve(self: torch.Tensor, input2: torch.Tensor, upper: bool = False) -> torch.Tensor:
-    """The solution X of A X = self, A = L L' given by its factor: two triangular systems."""
+    """Return the solution X of A X = self, A = L L' given by its factor: two triangular systems."""
     lower = input2.mH if upper else input2
     inner = torch.linalg.solve_triangular(lower, self, upper=False)
     return torch.linalg.solve_triangular(lower.mH, inner, upper=True)
 
 
 def _cholesky_inverse(self: torch.Tensor, upper: bool = False) -> torch.Tensor:
-    """The inverse of A = L L', given by its factor."""
+    """Return the inverse of A = L L', given by its factor."""
     nonzero = (self.diagonal(dim1=-2, dim2=-1) != 0).all()
     aten._assert_async.msg(nonzero, "cholesky_inverse: a diagonal element is zero, the inverse could not be completed.")
     identity = torch.eye(self.shape[-1], dtype=self.dtype, device=self.device)
@@ -219,7 +219,7 @@ def _cholesky_inverse(self: torch.Tensor, upper: bool = False) -> torch.Tensor:
 def _triangular_solve(
     self: torch.Tensor, a: torch.Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The deprecated form: a transposed system is one with the other triangle."""
+    """Return the deprecated form: a transposed system is one with the other triangle."""
     system = a.mT if transpose else a
     solution = torch.linalg.solve_triangular(system, self, upper=upper != transpose, unitriangular=unitriangular)
     columns = a.expand(*solution.shape[:-2], *a.shape[-2:]).mT.contiguous()

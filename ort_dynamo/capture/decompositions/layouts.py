@@ -36,7 +36,7 @@ def _restored(result: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 
 def _roll(self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
-    """The CPU's kernel concatenates two slices for each dimension, and cat keeps channels last."""
+    """Return the CPU's kernel concatenates two slices for each dimension, and cat keeps channels last."""
     if not dims or self.device.type != "cpu" or not _is_channels_last(self):
         return NotImplemented
     order = _CHANNELS_LAST[self.dim()]
@@ -45,7 +45,7 @@ def _roll(self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -
 
 
 def _channel_shuffle(self: torch.Tensor, groups: int) -> torch.Tensor:
-    """The CPU's kernel keeps channels last."""
+    """Keep channels last, as the CPU's kernel does."""
     channels = self.shape[1]
     rows = self.reshape(self.shape[0], groups, channels // groups, *self.shape[2:])
     keeps = self.device.type == "cpu" and _is_channels_last(self)
@@ -119,21 +119,21 @@ def _keeps_format(overload: OpOverload) -> Callable[..., Any]:
 
 
 def _native_dropout_backward(grad_output: torch.Tensor, mask: torch.Tensor, scale: float) -> Any:
-    """The kernel is a matmul in the layout of the gradient; torch's decomposition copies it to a memory format."""
+    """Keep the gradient's layout, as the kernel's matmul does; torch's decomposition copies to a memory format."""
     if is_contiguous(grad_output) or _is_channels_last(grad_output):
         return NotImplemented
     return grad_output * (mask.to(grad_output.dtype) * scale)
 
 
 def _nll_loss2d_forward(self: torch.Tensor, target: torch.Tensor, *args: Any) -> Any:
-    """The CPU's kernel gives a loss for each place in contiguous memory, the fake tensor in the target's layout."""
+    """Give the losses contiguous, as the CPU's kernel does; the fake tensor has the target's layout."""
     if self.device.type != "cpu" or is_contiguous(target):
         return NotImplemented
     return aten.nll_loss2d_forward(self, target.contiguous(), *args)
 
 
 def _addr(self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor, **kwargs: Any) -> Any:
-    """The kernel lays the result out as the matrix; the fake tensor does not if it is multiplied by zero."""
+    """Give the result the matrix's layout, as the kernel does; the fake tensor differs if it is multiplied by zero."""
     if self.dim() != 2 or physical_order(self.clone()) != (1, 0):
         return NotImplemented
     return _restored(aten.addr(self.t().contiguous(), vec2, vec1, **kwargs), (1, 0))
@@ -164,7 +164,7 @@ def _contiguous(overload: OpOverload) -> Callable[..., Any]:
 
 
 def _power(self: torch.Tensor, exponent: Any) -> Any:
-    """The kernel copies the first power and fills in the zeroth, so that bools stay bools; the fake tensor is int64."""
+    """Copy the first power and fill in the zeroth, so that bools stay bools; the fake tensor is int64."""
     if self.dtype is not torch.bool or not isinstance(exponent, bool):
         return NotImplemented
     return self.clone() if exponent else torch.ones_like(self)

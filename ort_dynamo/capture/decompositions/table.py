@@ -72,7 +72,7 @@ def _decompositions(
 
 
 def _with_own_results(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decomposition whose results are no views to whoever reads the graph."""
+    """Return a decomposition whose results are no views to whoever reads the graph."""
 
     @functools.wraps(function)
     def decomposition(*args: Any, **kwargs: Any) -> Any:

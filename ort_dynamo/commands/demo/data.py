@@ -46,7 +46,7 @@ class Digits:
 
 
 def load_digits(generator: torch.Generator) -> Digits:
-    """The digits, split at random."""
+    """Return the digits, split at random."""
     from sklearn import datasets
 
     bunch = datasets.load_digits()
@@ -66,7 +66,7 @@ def digit_batches(digits: Digits, size: int, generator: torch.Generator) -> Iter
 
 
 def read_library_text(limit: int) -> Tensor:
-    """The first `limit` bytes of the *.py files of Python's standard library, in order of their names, as uint8.
+    """Return the first `limit` bytes of the *.py files of Python's standard library, in order of their names, as uint8.
 
     Raises:
         FileNotFoundError: this Python keeps its library elsewhere (a zip file, or compiled only).

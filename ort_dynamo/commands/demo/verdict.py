@@ -43,7 +43,7 @@ def relative_differences(eager: Sequence[float], ort: Sequence[float]) -> torch.
 
 
 def judge(outcome: Outcome) -> list[Verdict]:
-    """The requirements, in the order they are printed. A NaN anywhere meets none of them."""
+    """Return the requirements, in the order they are printed. A NaN anywhere meets none of them."""
     differences = relative_differences(outcome.eager.losses, outcome.ort.losses)
     steps = len(differences)
     verdicts = [
@@ -76,7 +76,7 @@ def _state(is_met: bool) -> Literal["ok", "NOT OK"]:
 
 
 def describe(outcome: Outcome) -> list[str]:
-    """The lines of one model's report, without the verdicts."""
+    """Return the lines of one model's report, without the verdicts."""
     eager, ort, counts = outcome.eager, outcome.ort, outcome.counts
     differences = relative_differences(eager.losses, ort.losses)
     first, last = differences[:_FIRST].max().item(), differences[-1].item()

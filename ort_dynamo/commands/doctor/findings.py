@@ -128,13 +128,13 @@ def _plain(named: tuple[str, str]) -> tuple[str, str]:
 
 
 def _extra(facts: Facts) -> str:
-    """The extra for this machine: an installed one is kept where it serves."""
+    """Return the extra for this machine: an installed one is kept where it serves."""
     if facts.devices:
         return "cuda"
     return "training" if [name for name, _ in facts.runtime.distributions] == [TRAINING_PACKAGE] else "cpu"
 
 
 def _again(facts: Facts) -> str:
-    """The command that installs the same anew."""
+    """Return the command that installs the same anew."""
     again = " ".join(f"{name}=={version}" for name, version in facts.runtime.distributions)
     return f"pip install --force-reinstall --no-deps {again}" if again else replacing([], _extra(facts))

@@ -13,7 +13,7 @@ __all__ = ["as_json", "as_text"]
 
 
 def as_text(facts: Facts, found: Sequence[Finding]) -> str:
-    """The facts, then the findings, each with its fix."""
+    """Return the facts, then the findings, each with its fix."""
     lines = ["Installed", *_table(_installed(facts)), "", "Runs", *_table(_runs(facts))]
     faults, notes = [one for one in found if one.is_fault], [one for one in found if not one.is_fault]
     lines += ["", "Wrong" if faults else "Nothing is wrong."]
@@ -26,7 +26,7 @@ def as_text(facts: Facts, found: Sequence[Finding]) -> str:
 
 
 def as_json(facts: Facts, found: Sequence[Finding]) -> str:
-    """The same, for programs: {"facts": …, "findings": […], "ok": …}."""
+    """Return the same, for programs: {"facts": …, "findings": […], "ok": …}."""
     return json.dumps(
         {
             "ok": not any(one.is_fault for one in found),

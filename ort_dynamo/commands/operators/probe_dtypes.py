@@ -57,7 +57,7 @@ def _is_taken(node: Node, target: Target) -> bool:
 
 
 def gradient_overloads(overload: OpOverload) -> list[str] | None:
-    """The overloads that torch's gradient formula calls; empty where there is no gradient, None where not tried."""
+    """Give the overloads that torch's gradient formula calls; empty without a gradient, None where not tried."""
     for _, arguments in _arguments(overload, torch.float32, _SHAPES, requires_grad=True):
         leaves = [a for a in tree_leaves(arguments) if isinstance(a, torch.Tensor) and a.requires_grad]
         try:
@@ -148,7 +148,7 @@ def _arguments(
 
 
 def _dtype_of(overload: OpOverload, name: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of an argument: `dtype`, or int64 or bool of one that has to be."""
+    """Return the dtype of an argument: `dtype`, or int64 or bool of one that has to be."""
     own = OTHER_ARGUMENTS.get(schema_of(overload).name.removeprefix("aten::"), {}).get(name)
     if name in _INDICES or own in ("l", "li", "lu"):
         return torch.int64

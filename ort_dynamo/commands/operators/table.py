@@ -116,7 +116,7 @@ def page() -> str:
 
 
 def rows() -> Iterator[Row]:
-    """The rows, sorted by overload."""
+    """Yield the rows, sorted by overload."""
     for overload in sorted(_overloads(), key=str):
         how, notes = _how(overload)
         native = how in ("ours", "torch_lib")
@@ -168,7 +168,7 @@ def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first_sentence(function: Callable[..., Any]) -> str:
-    """The first sentence of the docstring after the signature that opens it."""
+    """Return the first sentence of the docstring after the signature that opens it."""
     _, _, rest = (inspect.getdoc(_inner(function)) or "").partition("\n\n")
     paragraph = " ".join(rest.partition("\n\n")[0].split())
     sentence, dot, _ = paragraph.partition(". ")

@@ -76,7 +76,7 @@ def _gelu_slope(ctx: LoweringContext, x: ir.Value) -> ir.Value:
 
 
 def _gelu_tanh_slope(ctx: LoweringContext, x: ir.Value) -> ir.Value:
-    """The slope of x σ(w), w = 2 √(2/π) (x + c x³), which is x (1 + tanh(w / 2)) / 2: σ (1 + x w' (1 − σ))."""
+    """Return the slope σ (1 + x w' (1 − σ)) of x σ(w) = x (1 + tanh(w / 2)) / 2, w = 2 √(2/π) (x + c x³)."""
     op = ctx.op
     w = _doubled_tanh_argument(ctx, x)
     sigmoid = op.Sigmoid(w)
@@ -294,7 +294,7 @@ def elu_backward(
     most = op.Mul(alpha_, scale_)
 
     def low(op: OpBuilder, x: ir.Value) -> ir.Value:
-        """The slope where `x` is not positive."""
+        """Return the slope where `x` is not positive."""
         if is_result:
             return op.Mul(op.Add(x, most), input_scale_)
         # Two factors: ONNX Runtime drops one product that is 1 but for the digits of a float32.

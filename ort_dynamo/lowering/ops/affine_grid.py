@@ -50,7 +50,7 @@ def affine_grid_generator(ctx: LoweringContext, theta: ir.Value, size: Sequence[
 
 
 def _coordinates(ctx: LoweringContext, size: Size, align_corners: bool, dtype: torch.dtype) -> ir.Value:
-    """The positions along an axis of `size` pixels, between -1 and 1; 0 for a single one."""
+    """Return the positions along an axis of `size` pixels, between -1 and 1; 0 for a single one."""
     op = ctx.op
     if isinstance(size, int) and size == 1:
         return op.Reshape(ctx.constant(0.0, dtype), [1])

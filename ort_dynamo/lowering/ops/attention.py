@@ -76,7 +76,7 @@ def attention(
     dropout_p: float,
     scale: float | None,
 ) -> Attention:
-    """The attention of an operator's arguments; refuses arguments that have no form here."""
+    """Return the attention of an operator's arguments; refuses arguments that have no form here."""
     if dropout_p != 0:
         raise ctx.refuse("dropout inside a fused attention")
     if isinstance(scale, torch.SymFloat):
@@ -174,7 +174,7 @@ def _scores(ctx: LoweringContext, this: Attention) -> ir.Value:
 
 
 def _forward(ctx: LoweringContext, this: Attention, width: Size, need_lse: bool) -> tuple[ir.Value, ir.Value | None]:
-    """The output, and the log-sum-exp (batch, query heads, query length) in `accumulate` if it is needed."""
+    """Return the output, and the log-sum-exp (batch, query heads, query length) in `accumulate` if it is needed."""
     op = ctx.op
     scores = _scores(ctx, this)
     probabilities = op.Softmax(scores, axis=-1)
@@ -226,7 +226,7 @@ def _backward(
 
 
 def results(ctx: LoweringContext, this: Attention, query: ir.Value, value: ir.Value) -> tuple[ir.Value | None, ...]:
-    """The outputs of a forward: output, log-sum-exp in the operator's shape, and dropout's, which nothing needs."""
+    """Return a forward's output, log-sum-exp in the operator's shape, and dropout's state, which is unused."""
     output, lse = _forward(ctx, this, ctx.sizes(value)[-1], need_lse=1 in ctx.used)
     results: list[ir.Value | None] = [ctx.cast(output, ctx.out[0].dtype)]
     results.append(None if lse is None else ctx.cast(_shaped(ctx, this, query, lse), ctx.out[1].dtype))
@@ -242,7 +242,7 @@ def results(ctx: LoweringContext, this: Attention, query: ir.Value, value: ir.Va
 
 
 def _shaped(ctx: LoweringContext, this: Attention, query: ir.Value, lse: ir.Value) -> ir.Value:
-    """The log-sum-exp as its operator has it: with a last dimension of 1, or longer than the queries."""
+    """Return the log-sum-exp as its operator has it: with a last dimension of 1, or longer than the queries."""
     sizes = tuple(ctx.out[1].shape)
     rows = this.scores[2]
     if len(sizes) == 4:
@@ -262,7 +262,7 @@ def gradients(
     out: ir.Value,
     logsumexp: ir.Value,
 ) -> tuple[ir.Value | None, ...]:
-    """The outputs of a backward."""
+    """Return the outputs of a backward."""
     op = ctx.op
     rows = this.scores[2]
     if ctx.rank(logsumexp) == 4:

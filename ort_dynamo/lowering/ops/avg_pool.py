@@ -119,7 +119,7 @@ def _divided(
     divisor_override: int | None,
     dtype: torch.dtype,
 ) -> ir.Value:
-    """A value (…, *out) divided by torch's divisor of the windows' sums."""
+    """Return a value (…, *out) divided by torch's divisor of the windows' sums."""
     if not dtype.is_floating_point:
         places = _lengths(ctx, pool, count_include_pad, dtype)
         return ctx.op.Div(value, divisor_override or functools.reduce(ctx.op.Mul, _columns(ctx, places)))
@@ -181,7 +181,7 @@ def _spread(ctx: LoweringContext, shares: ir.Value, pool: Pool, sizes: Sequence[
 
 
 def _overlapped(ctx: LoweringContext, shares: ir.Value, pool: Pool, sizes: Sequence[Size]) -> ir.Value:
-    """The same by slices."""
+    """Return the same by slices."""
     window = Sliding(pool.kernel, pool.stride, pool.padding, pool.dilation, pool.sizes, pool.out)
     leading: list[Size] = [math.prod(sizes[: -pool.rank]), 1]
     columns = ctx.reshape(shares, [*leading, *[1] * pool.rank, *pool.out])

@@ -22,7 +22,7 @@ _K_BORDER = 2.0  # the same of K
 
 
 def _of_square(border: float, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`function`, which is even, of x = border √((y + 1) / 2)."""
+    """Evaluate the even `function` at x = border √((y + 1) / 2)."""
     return lambda y: function(border * mpmath.sqrt((y + 1) / 2))
 
 
@@ -37,7 +37,7 @@ def _regular_y(order: int, x: Any) -> Any:
 
 
 def _regular_k(order: int, x: Any) -> Any:
-    """The same of K(x) (Abramowitz & Stegun 9.6.11)."""
+    """Return the same of K(x) (Abramowitz & Stegun 9.6.11)."""
     singular = (2 * order - 1) * mpmath.log(x) * mpmath.besseli(order, x) + (1 / x if order else 0)
     return (mpmath.besselk(order, x) - singular) / x**order
 
@@ -71,7 +71,7 @@ _FAR_K = [functools.partial(_scaled_far_k, order) for order in (0, 1)]
 
 
 def _fitted_square(ctx: LoweringContext, x: ir.Value, border: float, function: Any, terms: int) -> ir.Value:
-    """A function fitted over [0, border] by x²."""
+    """Return a function fitted over [0, border] by x²."""
     op = ctx.op
     return polynomial(op, op.Sub(op.Mul(op.Mul(x, x), 2 / border**2), 1.0), fit(function, terms))
 

@@ -252,7 +252,7 @@ _LOGICAL: dict[OpOverload, str] = {
 def apply_formula(
     formula: Formula, kind: KIND, ctx: LoweringContext, self: Operand, other: Operand, wide_numbers: bool = False
 ) -> ir.Value:
-    """`formula` of both operands in their common dtype, in the node's own dtype and shape; see `promote`."""
+    """Apply `formula` in the operands' common dtype; the result has the node's dtype and shape (see `promote`)."""
     stand_ins, shape = _unexpanded(ctx, self, other)
     (a, b), _ = promote(ctx, self, other, kind=kind, wide_numbers=wide_numbers, stand_ins=stand_ins)
     return _finish(ctx, formula(ctx, a, b), shape)

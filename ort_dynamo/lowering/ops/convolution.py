@@ -223,7 +223,7 @@ class _Gradient:
         return target.takes("ConvGrad", "com.microsoft", {"T": self.grad.dtype or ir.DataType.UNDEFINED})
 
     def _conv_grad(self, index: int) -> ir.Value:
-        """The training build's kernel; `index` 0 for the input, 1 for the weight."""
+        """Return the training build's kernel; `index` 0 for the input, 1 for the weight."""
         image, filters = (self.grad, self.input) if self.form.transposed else (self.input, self.grad)
         outputs = [ir.Value(name="") for _ in range(index)] + [ir.Value(name=f"{self.ctx.node.name}_gradient_{index}")]
         found = self.ctx.contrib.ConvGrad(filters, image, self.weight, _outputs=outputs, **self.form.attributes)
@@ -261,7 +261,7 @@ class _Gradient:
     def _of_weight_by_conv(
         self, image: ir.Value, filters: ir.Value, sizes: Sequence[Size], remainders: Sequence[Size]
     ) -> ir.Value:
-        """A convolution of `image` with `filters`, batch and channels swapped, stride and dilation swapped."""
+        """Return a convolution of `image` with `filters`, batch and channels swapped, stride and dilation swapped."""
         op, form = self.ctx.op, self.form
         inner, *kernel = form.weight[1:]
         rest = list(range(2, 2 + len(kernel)))
@@ -311,7 +311,7 @@ class _Gradient:
         return self.ctx.op.Pad(image, self.ctx.shape([0, 0, *padding, 0, 0, *ends]))
 
     def _under(self, image: ir.Value, offset: Sequence[int]) -> ir.Value:
-        """The positions of the padded image that the kernel's position `offset` visits."""
+        """Return the positions of the padded image that the kernel's position `offset` visits."""
         form = self.form
         starts = [o * d for o, d in zip(offset, form.dilation, strict=True)]
         ends = [start - reach or sys.maxsize for start, reach in zip(starts, form.reach, strict=True)]
@@ -320,13 +320,13 @@ class _Gradient:
         return self.ctx.op.Slice(image, starts, ends, form.axes, form.stride)
 
     def _cropped(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
-        """The first `sizes` positions of the spatial dimensions."""
+        """Return the first `sizes` positions of the spatial dimensions."""
         axes = self.form.axes
         return self.ctx.op.Slice(value, [0] * len(axes), self.ctx.shape(sizes), axes)
 
 
 def _times_transposed(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
-    """a @ b.T over the last two dimensions."""
+    """Compute a @ b.T over the last two dimensions."""
     if ctx.has_fused_matmul(a):
         return ctx.contrib.FusedMatMul(a, b, transB=1)
     return ctx.op.MatMul(a, ctx.op.Einsum(b, equation="...ij->...ji"))

@@ -90,7 +90,7 @@ def _slope(ctx: LoweringContext, difference: ir.Value, grad: ir.Value, distance:
 
 
 def _pairs(ctx: LoweringContext, self: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The rows of each pair i < j, in order of i, then j."""
+    """Return the rows of each pair i < j, in order of i, then j."""
     op, count = ctx.op, ctx.sizes(self)[0]
     upper = op.Trilu(op.Expand(ctx.constant(1, torch.int64), ctx.shape([count, count])), 1, upper=1)
     first, second = op.Split(op.NonZero(upper), axis=0, num_outputs=2, _outputs=2)

@@ -54,7 +54,7 @@ def embedding_dense_backward(
 
 
 def _divide_by_frequency(ctx: LoweringContext, grad: ir.Value, rows: ir.Value, num_weights: Size) -> ir.Value:
-    """The rows of `grad`, each divided by how often its row number comes in `rows`, which is 1-D and int64."""
+    """Return the rows of `grad`, each divided by how often its row number comes in `rows`, which is 1-D and int64."""
     op = ctx.op
     ones = op.Expand(ctx.constant(1, torch.int64), op.Shape(rows))
     count = op.ScatterElements(zeros(ctx, rows, [num_weights]), rows, ones, axis=0, reduction="add")

@@ -49,7 +49,7 @@ class _Entries:
 
 
 def _bags(ctx: LoweringContext, offsets: ir.Value, entries: Size) -> ir.Value:
-    """The bag of each entry: how many bags have begun, less one. A last offset of `entries` begins none."""
+    """Return the bag of each entry: how many bags have begun, less one. A last offset of `entries` begins none."""
     op = ctx.op
     starts = from_start(ctx, offsets)
     ones = op.Expand(ctx.constant(1, torch.int64), op.Shape(starts))
@@ -138,7 +138,7 @@ def _as_torch_sizes(ctx: LoweringContext, value: ir.Value, have: Size, index: in
 
 
 def _maximum(ctx: LoweringContext, every: _Entries, rows: ir.Value, width: Size) -> tuple[ir.Value, ir.Value]:
-    """The largest entry of each bag and column, and the table's row it is in; 0 and 0 for an empty bag.
+    """Return the largest entry of each bag and column, and the table's row it is in; 0 and 0 for an empty bag.
 
     Like torch's kernel, which starts with a bag's first entry and replaces it by greater ones, the first of equal
     entries wins, and nan counts only where it comes first.

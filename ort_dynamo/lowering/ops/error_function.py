@@ -61,7 +61,7 @@ _TAYLOR = tuple(2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n
 
 
 def erf(ctx: LoweringContext, x: ir.Value) -> ir.Value:
-    """The error function."""
+    """Return the error function."""
     op = ctx.op
     if x.dtype == _SINGLE:
         value = op.Erf(x)
@@ -89,7 +89,7 @@ _GILES_FAR = (
 
 
 def erfinv(ctx: LoweringContext, y: ir.Value) -> ir.Value:
-    """The inverse of the error function."""
+    """Return the inverse of the error function."""
     op = ctx.op
     w = op.Neg(op.Log(op.Mul(op.Sub(1.0, y), op.Add(y, 1.0))))
     near = polynomial(op, op.Sub(w, 2.5), _GILES_NEAR)
@@ -114,7 +114,7 @@ def _halley(ctx: LoweringContext, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def _ndtri(ctx: LoweringContext, p: ir.Value) -> ir.Value:
-    """The inverse of the standard normal distribution: √2 erfinv(2 p - 1) but for the tails."""
+    """Return the inverse of the standard normal distribution: √2 erfinv(2 p - 1) but for the tails."""
     op = ctx.op
     low = op.Min(p, op.Sub(1.0, p))
     side = op.Sign(op.Sub(0.5, p))

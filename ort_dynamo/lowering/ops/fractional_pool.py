@@ -76,7 +76,7 @@ def _pool(
 
 
 def _best(ctx: LoweringContext, values: ir.Value, under: int) -> ir.Value:
-    """The index of the greatest of the `under` values along the last of four axes: the first one, or the last nan."""
+    """Return the index of the greatest of the last axis' `under` values: the first one, or the last nan."""
     op, nan = ctx.op, ctx.op.IsNaN(values)
     kept = extremum(ctx, "ReduceMax", values, [3], True)
     first = first_place(ctx, is_extremum(ctx, values, kept), 3, under, 4)

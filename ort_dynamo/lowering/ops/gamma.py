@@ -23,7 +23,7 @@ _SINGLE = ir.DataType.FLOAT
 
 @functools.cache
 def bernoulli(k: int) -> Fraction:
-    """The Bernoulli number B(2k)."""
+    """Return the Bernoulli number B(2k)."""
     return Fraction(*mpmath.bernfrac(2 * k))
 
 
@@ -61,7 +61,7 @@ def _near_two(terms: int) -> tuple[float, ...]:
 
 
 def log_gamma_of_positive(ctx: LoweringContext, a: ir.Value) -> ir.Value:
-    """The logarithm of Γ(a), a > 0."""
+    """Return the logarithm of Γ(a), a > 0."""
     op = ctx.op
     # float32 reaches its precision with Stirling's series from 2.5 on, float64 from 7.5.
     border, near_terms, far_terms = (2, 13, 6) if a.dtype == _SINGLE else (7, 27, 10)

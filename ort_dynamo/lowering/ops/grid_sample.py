@@ -86,7 +86,7 @@ class Sampling:
 
 
 def _place(ctx: LoweringContext, this: Sampling, coordinate: ir.Value, size: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """(the pixel coordinate of a grid coordinate in -1 … 1, its derivative)"""
+    """Return the pixel coordinate of a grid coordinate in -1 … 1, and its derivative."""
     op = ctx.op
     raised = op.Add(coordinate, 1.0)
     if this.align_corners:
@@ -161,7 +161,7 @@ def _cubic(ctx: LoweringContext, t: ir.Value) -> list[tuple[ir.Value, ir.Value]]
 
 
 def _taps(ctx: LoweringContext, this: Sampling, coordinate: ir.Value, length: Size) -> list[Tap]:
-    """The taps along one axis of a grid's coordinates, (N, samples)."""
+    """Return the taps along one axis of a grid's coordinates, (N, samples)."""
     op = ctx.op
     size = ctx.scalar(length, this.dtype)
     place, slope = _place(ctx, this, coordinate, size)

@@ -132,7 +132,7 @@ def histogramdd_from_bin_tensors(
 
 
 def _columns(ctx: LoweringContext, self: ir.Value, count: int) -> list[ir.Value]:
-    """The coordinates of the points along the last dimension of `self`, each flat."""
+    """Return the coordinates of the points along the last dimension of `self`, each flat."""
     op = ctx.op
     points = op.Reshape(self, [-1, count]) if not is_empty(ctx.sizes(self)) else ctx.reshape(self, [0, count])
     return [op.Gather(points, ctx.constant(index, torch.int64), axis=1) for index in range(count)]
@@ -145,7 +145,7 @@ def _even_edges(
     bins: Sequence[int],
     span: Sequence[float] | None,
 ) -> list[ir.Value]:
-    """The edges of bins of equal width for each coordinate, over `span` or all that there is."""
+    """Return the edges of bins of equal width for each coordinate, over `span` or all that there is."""
     op, dtype = ctx.op, _dtype(ctx, self)
     found = []
     for index, (column, count) in enumerate(zip(columns, bins, strict=True)):

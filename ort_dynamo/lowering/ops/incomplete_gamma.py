@@ -27,7 +27,7 @@ _LARGE = 1e4
 
 
 def _precision(ctx: LoweringContext) -> float:
-    """The relative change from which on further steps do not show in the result: a hundred of them may follow."""
+    """Give the relative change from which on further steps do not show in the result: a hundred of them may follow."""
     return max(torch.finfo(float_dtype(ctx.out.dtype)).eps / 1024, torch.finfo(torch.float64).eps / 2)
 
 
@@ -54,7 +54,7 @@ def _is_positive_and_finite(op: OpBuilder, value: ir.Value) -> ir.Value:
 
 
 def _inside(ctx: LoweringContext, a: ir.Value, x: ir.Value, upper: bool) -> ir.Value:
-    """The lower or upper function of positive, finite numbers: of its three forms for each entry the one that fits."""
+    """Compute the lower or upper function of positive, finite numbers; each entry takes one of three forms."""
     op = ctx.op
     large = op.GreaterOrEqual(a, _LARGE)
     left = op.Less(x, op.Add(a, 1.0))
@@ -165,7 +165,7 @@ _CORRECTIONS = [functools.partial(_correction, order) for order in (0, 1)]
 
 
 def _uniform(ctx: LoweringContext, a: ir.Value, excess: ir.Value, exponent: ir.Value, upper: bool) -> ir.Value:
-    """The uniform asymptotic expansion for large a (NIST Handbook of Mathematical Functions, 8.12.3 and 8.12.4)."""
+    """Give the uniform asymptotic expansion for large a (NIST Handbook of Mathematical Functions, 8.12.3, 8.12.4)."""
     op = ctx.op
     eta = op.Mul(op.Sign(excess), op.Sqrt(op.Mul(exponent, -2.0)))
     y = op.Clip(op.Mul(eta, 1 / _WIDTH), -1.0, 1.0)

@@ -71,7 +71,7 @@ def _is_mask(ctx: LoweringContext, index: ir.Value) -> bool:
 
 
 def _numbers(ctx: LoweringContext, indices: Sequence[ir.Value | None]) -> list[ir.Value | None]:
-    """`indices` with each mask replaced by the numbers of its set entries, one tensor a dimension."""
+    """Replace each mask in `indices` by the positions of its set entries, one tensor a dimension."""
     result: list[ir.Value | None] = []
     for index in indices:
         if index is None or not _is_mask(ctx, index):
@@ -105,7 +105,7 @@ def _positions(ctx: LoweringContext, indices: Sequence[ir.Value], sizes: Sequenc
 
 
 def _broadcast(shapes: Sequence[Sequence[Size]]) -> list[Size]:
-    """The shape that `shapes` broadcast to, by statically known sizes; installs no guard."""
+    """Return the shape that `shapes` broadcast to, by statically known sizes; installs no guard."""
     result: list[Size] = [1] * max(map(len, shapes))
     for shape in shapes:
         for place, size in enumerate(shape, start=len(result) - len(shape)):
@@ -176,7 +176,7 @@ def _write(ctx: LoweringContext, selection: _Selection, data: ir.Value, values: 
 
 
 def _restore(ctx: LoweringContext, self: ir.Value, selection: _Selection, data: ir.Value) -> ir.Value:
-    """`data` with the shape and order of dimensions of `self`."""
+    """Give `data` the shape and order of dimensions of `self`."""
     sizes = ctx.sizes(self)
     if selection.order is None:
         return data if len(selection.before + selection.after) + 1 == len(sizes) else ctx.reshape(data, sizes)

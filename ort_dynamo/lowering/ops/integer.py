@@ -63,7 +63,7 @@ def _power_of_two(ctx: LoweringContext, exponent: ir.Value) -> ir.Value:
 
 
 def _shifted_by_division(ctx: LoweringContext, a: ir.Value, places: ir.Value) -> ir.Value:
-    """The int64 `a` shifted to the right by 0 to 63 places; a negative one is divided as its complement."""
+    """Return the int64 `a` shifted to the right by 0 to 63 places; a negative one is divided as its complement."""
     op = ctx.op
     negative = op.Less(a, 0)
     magnitude = op.Where(negative, op.Sub(-1, a), a)
@@ -76,9 +76,9 @@ def _shifted_by_division(ctx: LoweringContext, a: ir.Value, places: ir.Value) ->
 
 
 def integer_power(ctx: LoweringContext, base: ir.Value, exponent: ir.Value, dtype: torch.dtype) -> ir.Value:
-    """base ** exponent of integers of `dtype`, which wraps around like torch's; ONNX Runtime's Pow takes a detour.
+    """Compute base ** exponent of integers, which wraps around like torch's.
 
-    That is by float64, which is exact to 2**53 only and undefined from 2**63 on.
+    ONNX Runtime's Pow computes in float64, which is exact to 2**53 only and undefined from 2**63 on.
     """
     return _in_int64(_power, ctx, base, exponent, dtype)
 

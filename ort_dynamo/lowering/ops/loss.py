@@ -157,7 +157,7 @@ def _reduce(ctx: LoweringContext, losses: ir.Value, reduction: int, *operands: i
 
 
 def _per_entry(ctx: LoweringContext, grad: ir.Value, reduction: int, self: ir.Value, dtype: torch.dtype) -> ir.Value:
-    """The gradient of each entry's loss, from the gradient of the reduced loss."""
+    """Return the gradient of each entry's loss, from the gradient of the reduced loss."""
     if reduction != _MEAN:
         return grad
     return ctx.op.Div(grad, ctx.scalar(ctx.fake(self).numel(), dtype))
@@ -179,7 +179,7 @@ def binary_cross_entropy(
 
 
 def _checked(ctx: LoweringContext, reduced: ir.Value, sizes: Sequence[Size], x: ir.Value, t: ir.Value) -> ir.Value:
-    """The losses, with the checks of eager's kernel; their gradient has none.
+    """Return the losses, with the checks of eager's kernel; their gradient has none.
 
     The loss of an input that is NaN or not in [0, 1] is NaN, as one of the logarithms is; so is that of a NaN target.
     """

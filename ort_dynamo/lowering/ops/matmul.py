@@ -16,7 +16,7 @@ from ort_dynamo.torch_internals.symbols import is_unbacked
 
 
 def transposed(value: ir.Value) -> ir.Value | None:
-    """The value of which `value` is the transpose in its last two dimensions, if it is one."""
+    """Return the value of which `value` is the transpose in its last two dimensions, if it is one."""
     node = value.producer()
     if node is None or node.op_type != "Transpose" or node.domain:
         return None
@@ -138,7 +138,7 @@ def _matrix_vector(ctx: LoweringContext, matrix: ir.Value, vector: ir.Value, alp
 
 
 def _plus(ctx: LoweringContext, bias: ir.Value, result: ir.Value, beta: Number) -> ir.Value:
-    """result + beta * bias; with beta 0 a nan in the bias does not spread."""
+    """Compute result + beta * bias; with beta 0 a nan in the bias does not spread."""
     if _is(beta, 0):
         return result
     scaled = bias if _is(beta, 1) else ctx.op.Mul(bias, ctx.scalar(beta, ctx.out.dtype))

@@ -37,7 +37,7 @@ def _product(sizes: Sequence[Size]) -> Size:
 
 
 def _plane_starts(ctx: LoweringContext, leading: Sequence[Size], pool_sizes: Sequence[Size]) -> ir.Value:
-    """The index of every plane's first element in the whole tensor, (*leading, 1, …)."""
+    """Return the index of every plane's first element in the whole tensor, (*leading, 1, …)."""
     op = ctx.op
     planes = op.Range(0, ctx.scalar(_product(leading), torch.int64), 1)
     starts = op.Mul(planes, ctx.scalar(_product(pool_sizes), torch.int64))
@@ -87,7 +87,7 @@ def _adaptive_max_pool(
 def _pooled(
     rank: int, ctx: LoweringContext, self: ir.Value, pool: Pool | None, windows: Callable[[], list[Windows]]
 ) -> tuple[ir.Value | None, ...]:
-    """The maximum of every window and its index, by the kernel where `pool` has one, or by tables of `windows`.
+    """Return the maximum of every window and its index, by the kernel where `pool` has one, or by tables of `windows`.
 
     Where kernels miss a nan or err about -inf, a tensor whose sum is not finite goes by the tables.
     """
@@ -143,7 +143,7 @@ def _by_tables(
     under = list(range(2 + rank, 2 + 2 * rank))  # the dimensions (*longest) of (N, C, *out, *longest)
 
     def crossed(table: ir.Value, axis: int) -> ir.Value:
-        """A table (out, longest) of one axis as (*out, *longest) of all."""
+        """Return a table (out, longest) of one axis as (*out, *longest) of all."""
         return op.Unsqueeze(table, [d for d in range(2 * rank) if d not in (axis, rank + axis)])
 
     inside = functools.reduce(op.And, [crossed(window.inside, axis) for axis, window in enumerate(windows)])

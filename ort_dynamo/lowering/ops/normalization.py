@@ -35,14 +35,14 @@ def read_what_is_kept(ctx: LoweringContext, sizes: Sequence[Size]) -> None:
 
 
 def settled(ctx: LoweringContext, *values: ir.Value | None) -> tuple[ir.Value | None, ...]:
-    """The node's results in their dtypes."""
+    """Return the node's results in their dtypes."""
     return tuple(
         None if value is None else ctx.cast(value, fake.dtype) for value, fake in zip(values, ctx.out, strict=True)
     )
 
 
 def optional(ctx: LoweringContext, value: ir.Value | None, dtype: torch.dtype) -> ir.Value | None:
-    """An argument that may be missing, in `dtype`."""
+    """Return an argument that may be missing, in `dtype`."""
     return None if value is None else ctx.cast(value, dtype)
 
 
@@ -51,14 +51,14 @@ def _inner_axes(rank: int, normalized_shape: Sequence[Size]) -> list[int]:
 
 
 def _mean(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], axes: Sequence[int]) -> ir.Value:
-    """The mean over `axes`, which stay, of a value of shape `sizes`."""
+    """Return the mean over `axes`, which stay, of a value of shape `sizes`."""
     if is_long(math.prod(sizes[axis] for axis in axes)):
         return average(ctx, value, sizes, axes, keepdim=True)
     return ctx.op.ReduceMean(value, ctx.ints(axes))
 
 
 def _filled(ctx: LoweringContext, *numbers: float) -> tuple[ir.Value | None, ...]:
-    """The node's results where there is nothing to normalize: each one is a scalar, repeated."""
+    """Return the node's results where there is nothing to normalize: each one is a scalar, repeated."""
     return tuple(
         ctx.op.Expand(ctx.constant(number, fake.dtype), ctx.shape(fake.shape)) if index in ctx.used else None
         for index, (number, fake) in enumerate(zip(numbers, ctx.out, strict=True))
@@ -66,7 +66,7 @@ def _filled(ctx: LoweringContext, *numbers: float) -> tuple[ir.Value | None, ...
 
 
 def _outer_sum(ctx: LoweringContext, value: ir.Value, like: ir.Value, count: int) -> ir.Value:
-    """The sum over the first `count` dimensions; `like` has the shape of `value`, which passes look at."""
+    """Return the sum over the first `count` dimensions; `like` has the shape of `value`, which passes look at."""
     if not count:
         return value
     value.shape = like.shape
@@ -77,7 +77,7 @@ def _outer_sum(ctx: LoweringContext, value: ir.Value, like: ir.Value, count: int
 
 
 def _fused_dtype(ctx: LoweringContext, *values: ir.Value | None) -> torch.dtype | None:
-    """The dtype in which LayerNormalization computes this node as exactly as torch does, if there is one."""
+    """Return the dtype in which LayerNormalization computes this node as exactly as torch does, if there is one."""
     target = ctx.target
     if target.has_defect("layer_norm_variance"):
         return None

@@ -88,7 +88,7 @@ def kthvalue(
 
 
 def _middle(op: OpBuilder, x: ir.Value, a: int, half: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The lower median, `half` of the entries being up to it, without a nan."""
+    """Return the lower median, `half` of the entries being up to it, without a nan."""
     values, positions = op.TopK(x, half, axis=a, largest=0, _outputs=2)
     return op.Slice(values, [-1], [sys.maxsize], [a]), op.Slice(positions, [-1], [sys.maxsize], [a])
 

@@ -27,7 +27,7 @@ from ort_dynamo.torch_internals.operators import aten
 def sorted_along(
     ctx: LoweringContext, self: ir.Value, count: Size, dim: int, largest: bool, in_order: bool = True
 ) -> tuple[ir.Value, ir.Value]:
-    """The first `count` values along `dim` and their positions; of equal values the one that came first is first."""
+    """Return the first `count` values along `dim` and their positions, in a stable order."""
     op = ctx.op
     if ctx.rank(self) == 0:
         return op.Identity(self), ctx.constant(0, torch.int64)
@@ -59,7 +59,7 @@ def sorted_along(
 def sorted_with_nan(
     op: OpBuilder, x: ir.Value, a: int, everything: ir.Value, kept: ir.Value, largest: bool
 ) -> tuple[ir.Value, ir.Value]:
-    """The first `kept` of `everything` along axis `a`, and their positions; nan is the greatest number.
+    """Return the first `kept` of `everything` along axis `a`, and their positions; nan is the greatest number.
 
     Sorted twice, because TopK takes no nan, and because none may mix with the infinities.
     """

@@ -123,7 +123,7 @@ def _polynomial(family: _Family, ctx: LoweringContext, x: ir.Value | Number, n: 
 
 
 def _recurrence(ctx: LoweringContext, family: _Family, x: ir.Value, degree: ir.Value, dtype: torch.dtype) -> ir.Value:
-    """The polynomials of `x` of these degrees, 0 and above."""
+    """Return the polynomials of `x` of these degrees, 0 and above."""
     one = ctx.op.Expand(ctx.constant(1, dtype), ctx.shape(ctx.out.shape))
     second = ctx.op.Add(ctx.op.Mul(ctx.op.Mul(one, x), family.slope), family.offset)
     result = ctx.op.Where(ctx.op.Less(degree, 0.5), one, second)

@@ -155,7 +155,7 @@ def reflection_pad_backward(
 def _add_reflections(
     ctx: LoweringContext, grad: ir.Value, axis: int, before: Size, after: Size, shape: Sequence[Size]
 ) -> ir.Value:
-    """The same for symbolic widths, each entry added where it came from; `shape` is the result's."""
+    """Return the same for symbolic widths, each entry added where it came from; `shape` is the result's."""
     op, size = ctx.op, shape[axis]
     last = ctx.scalar(size - 1, torch.int64)
     places = op.Range(*(ctx.scalar(number, torch.int64) for number in (-before, size + after, 1)))
@@ -175,7 +175,7 @@ def _fold_reflections(ctx: LoweringContext, grad: ir.Value, axis: int, before: i
     op = ctx.op
 
     def turned(first: int, last: int) -> ir.Value:
-        """The entries from `first` down to the one behind `last`, from the end of the axis where negative."""
+        """Return the entries from `first` down to the one behind `last`, from the end of the axis where negative."""
         return op.Slice(grad, [first], [last], [axis], [-1])
 
     def padded(value: ir.Value, front: Size, back: Size) -> ir.Value:

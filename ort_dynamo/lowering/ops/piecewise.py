@@ -19,7 +19,7 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def _passed(ctx: LoweringContext, dy: ir.Value, blocked: ir.Value) -> ir.Value:
-    """The gradient `dy`, zero where `blocked`.
+    """Return the gradient `dy`, zero where `blocked`.
 
     The CPU's Where makes either side as a tensor; onnxruntime-training's takes ten times as long as a product with the
     mask. The product would make nan of an infinite gradient at a blocked element.

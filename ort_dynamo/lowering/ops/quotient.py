@@ -83,7 +83,7 @@ def _apply_quotient(formula: Formula, kind: KIND, ctx: LoweringContext, self: Op
 
 
 def _of_integers(ctx: LoweringContext, formula: Formula, divisor: Operand, dtype: torch.dtype) -> Formula:
-    """`formula` for a division in `dtype`, with the care that this divisor needs."""
+    """Apply `formula` to a division in `dtype`, with the care that this divisor needs."""
     if isinstance(divisor, int):
         number = int(torch.tensor(divisor).to(dtype))  # 256 is 0 in uint8
         if number == 0:  # folded when the session opens, the division would fail there, where eager runs up to it

@@ -28,7 +28,7 @@ Dims = int | Sequence[int] | None
 
 
 def axes_of(dim: Dims, rank: int) -> list[int]:
-    """The reduced dimensions, counted from the front; None and [] mean all."""
+    """Return the reduced dimensions, counted from the front; None and [] mean all."""
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return list(range(rank))
     return [axis(d, rank) for d in ([dim] if isinstance(dim, int) else dim)]
@@ -138,7 +138,9 @@ def _extreme_integer(
 def _extreme_by_halves(
     ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence[int], keepdim: bool
 ) -> ir.Value:
-    """The extreme of int64 by float64, which holds each half of it: of the low halves where the high one is extreme.
+    """Return the extreme of int64 by float64, which holds either 32-bit part exactly.
+
+    The extreme of the high parts comes first, then that of the low parts where the high part is extreme.
 
     The quotient is truncated, and the rest has the sign of the number. Pairs of them are still in order.
     """

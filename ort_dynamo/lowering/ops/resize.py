@@ -27,7 +27,7 @@ from ort_dynamo.torch_internals.operators import aten
 def _axes(
     mode: str, sizes: Sequence[Length], out: Sequence[Length], rest: Sequence[Any], dtype: torch.dtype
 ) -> list[Resize[Length]]:
-    """The resized axes; `rest` follows the sizes in a signature: align_corners, not for nearest, and scales."""
+    """Return the resized axes; `rest` follows the sizes in a signature: align_corners, not for nearest, and scales."""
     align_corners, scales = (False, rest) if mode.startswith("nearest") else (bool(rest[0]), rest[1:])
     factors = [*scales, *[None] * (len(out) - len(scales))]
     axes = zip(sizes[-len(out) :], out, factors, strict=True)

@@ -154,7 +154,7 @@ def _reduced(
 def _greatest_or_least(
     ctx: LoweringContext, places: ScatterPlaces, data: ir.Value, source: ir.Value, reduction: str
 ) -> ir.Value:
-    """A maximum or minimum, and NaN where one takes part: comparisons lose it (defect comparisons_lose_nan)."""
+    """Return a maximum or minimum, and NaN where one takes part: comparisons lose it (defect comparisons_lose_nan)."""
 
     def reduced(op: OpBuilder) -> list[ir.Value]:
         return [places.write(op, data, source, reduction)]
@@ -210,7 +210,7 @@ def _neutral(reduce: str | None, dtype: torch.dtype) -> int | float:
 
 
 def _slices(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, sizes: Sequence[Size]) -> ScatterPlaces:
-    """The slices of `self` along `dim` that a 1-D `index` names, for a source of shape `sizes`."""
+    """Return the slices of `self` along `dim` that a 1-D `index` names, for a source of shape `sizes`."""
     data_sizes, place = _sizes_1d(ctx, self), axis(dim, ctx.rank(self))
     if place == 0 and ctx.rank(self) > 1 and ctx.target.facts.walks_entries:
         return of_rows(ctx, data_sizes, ctx.reshape(index, [-1]))

@@ -90,7 +90,7 @@ def _restates_all(
 
 
 def _grid(sizes: Sequence[int], strides: Sequence[int], offset: int) -> Places:
-    """The offset in memory of each element."""
+    """Return the offset in memory of each element."""
     places = np.full((), offset, np.int64)
     for size, stride in zip(sizes, strides, strict=True):
         places = places[..., None] + np.arange(size) * stride
@@ -126,7 +126,7 @@ def _static_places(
 def _symbolic_places(
     ctx: LoweringContext, self: ir.Value, size: Sequence[Size], stride: Sequence[Size], offset: Size | None
 ) -> ir.Value:
-    """The same among the elements of `self` in memory, computed while the session runs, where they fill it."""
+    """Return the same among the elements of `self` in memory, computed while the session runs, where they fill it."""
     op = ctx.op
     fake = ctx.fake(self)
     fills = in_order(fake.shape, fake.stride()) or physical_order(fake)

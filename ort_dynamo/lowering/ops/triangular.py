@@ -78,7 +78,7 @@ def _refuse_what_takes_longer(ctx: LoweringContext, size: Size, sides: Size, bat
 
 
 def _inverse(ctx: LoweringContext, lower: ir.Value, size: int, unitriangular: bool) -> ir.Value:
-    """The inverse, (batch, size, size), of the lower triangle of (..., size, size); the rest is not read."""
+    """Return the inverse, (batch, size, size), of the lower triangle of (..., size, size); the rest is not read."""
     op = ctx.op
     whole = 1 << (size - 1).bit_length()
     more = whole - size  # rows and columns of the identity, so that there always are halves

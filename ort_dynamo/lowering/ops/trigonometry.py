@@ -17,7 +17,7 @@ from ort_dynamo.torch_internals.operators import OpOverload, aten
 
 
 def _or_kernel(op_type: str, formula: Formula) -> Formula:
-    """The operator where the target has a kernel for the dtype, else `formula`."""
+    """Return the operator where the target has a kernel for the dtype, else `formula`."""
 
     def choice(ctx: LoweringContext, x: ir.Value) -> ir.Value:
         assert x.dtype is not None
@@ -37,7 +37,7 @@ def _cos_formula(ctx: LoweringContext, x: ir.Value) -> ir.Value:
 
 
 def _unless_walked(op_type: str, formula: Formula) -> Formula:
-    """The operator, but `formula` where kernels walk over the entries, at 7 to 24 ns each."""
+    """Return the operator, but `formula` where kernels walk over the entries, at 7 to 24 ns each."""
     choice = _or_kernel(op_type, formula)
     return lambda ctx, x: formula(ctx, x) if ctx.target.facts.walks_entries else choice(ctx, x)
 

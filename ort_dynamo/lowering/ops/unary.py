@@ -38,7 +38,7 @@ def sign_bit(ctx: LoweringContext, x: ir.Value) -> ir.Value:
 
 
 def two(ctx: LoweringContext, like: ir.Value) -> ir.Value:
-    """The number 2 in the dtype of `like`, for Pow, whose operands share no type variable."""
+    """Return the number 2 in the dtype of `like`, for Pow, whose operands share no type variable."""
     assert like.dtype is not None
     return ctx.builder.constant(2, like.dtype)
 
@@ -49,12 +49,12 @@ def single(op_type: str) -> Formula:
 
 
 def _rounding(formula: Formula) -> Formula:
-    """Rounding leaves integers as they are."""
+    """Make a rounding that leaves integers as they are."""
     return lambda ctx, x: formula(ctx, x) if is_float(x) else x
 
 
 def square_root(ctx: LoweringContext, x: ir.Value) -> ir.Value:
-    """The square root of a floating-point value."""
+    """Return the square root of a floating-point value."""
     op = ctx.op
     if not ctx.target.has_defect("sqrt_of_infinity"):
         return op.Sqrt(x)
@@ -117,7 +117,7 @@ def _bitwise_not(ctx: LoweringContext, x: ir.Value) -> ir.Value:
 
 
 def _float_test(formula: Formula, integers: bool) -> Formula:
-    """A test of floating-point values whose answer for every integer is `integers`."""
+    """Return a test of floating-point values whose answer for every integer is `integers`."""
 
     def test(ctx: LoweringContext, x: ir.Value) -> ir.Value:
         if is_float(x):

@@ -19,7 +19,7 @@ from ort_dynamo.torch_internals.operators import aten
 
 
 def _clamped(start: Size | None, size: Size) -> Size:
-    """The start of a slice, as slicing clamps it from below; above, ONNX clamps too."""
+    """Return the start of a slice, as slicing clamps it from below; above, ONNX clamps too."""
     place = from_front(0 if start is None else start, size)
     return max(place, 0) if isinstance(place, int) else torch.sym_max(place, 0)  # type: ignore[no-untyped-call]
 
@@ -167,7 +167,7 @@ def _write_diagonal(
 
 
 def _diagonal_order(rank: int, dim1: int, dim2: int) -> tuple[list[int], list[int]]:
-    """The permutation that brings `dim1` and `dim2` to the end, and the one that brings them back."""
+    """Return the permutation that brings `dim1` and `dim2` to the end, and the one that brings them back."""
     last = [axis(dim1, rank), axis(dim2, rank)]
     order = [d for d in range(rank) if d not in last] + last
     return order, sorted(range(rank), key=order.__getitem__)

@@ -62,7 +62,7 @@ def _zeta(ctx: LoweringContext, s: ir.Value, q: ir.Value) -> ir.Value:
 
 
 def _terms_of_negative(ctx: LoweringContext, power: ir.Value, q: ir.Value) -> Sequence[ir.Value]:
-    """(the sum of the terms with q + k < 0, the first q + k after them)"""
+    """Return the sum of the terms with q + k < 0, and the first q + k after them."""
 
     def proceed(op: OpBuilder, carried: Carried) -> ir.Value:
         return any_of(op, op.Less(carried[1], 0.0))

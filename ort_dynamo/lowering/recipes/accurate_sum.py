@@ -93,7 +93,7 @@ def _adds_rows(stage: list[int], shape: Sequence[Size]) -> bool:
 
 
 def _symbolic_stage(ctx: LoweringContext, value: ir.Value, rank: int, axis: int) -> ir.Value:
-    """The sum over one axis of symbolic size, in two stages of the root of the size each where the size is long."""
+    """Sum over one axis of symbolic size; if it is long, in two stages of the root of the size each."""
     op = ctx.op
     count = op.Shape(value, start=axis, end=axis + 1)  # which no input need carry: it may depend on data, and be zero
     root = op.Ceil(op.Sqrt(op.Cast(count, to=ir.DataType.FLOAT)))
@@ -143,7 +143,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _in_two(size: Size) -> list[int]:
-    """A long `size` that has no divisors as a sum of a large number, which has some, and a small one; else nothing."""
+    """Split a long `size` without divisors into a large number that has some, and a small one; else []."""
     if not isinstance(size, int) or max(map(int, _factors(size))) <= _LONG:
         return []
     bits = size.bit_length() // 2
@@ -152,7 +152,7 @@ def _in_two(size: Size) -> list[int]:
 
 
 def _stages(shape: Sequence[Size], summed: Sequence[int]) -> list[list[int]]:
-    """`summed` in groups of few numbers each, the last first."""
+    """Divide `summed` into groups of few numbers each, the last first."""
     stages: list[list[int]] = []
     count: Size = 0
     for a in reversed(summed):

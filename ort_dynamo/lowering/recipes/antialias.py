@@ -25,12 +25,12 @@ class AntialiasedMatrix:
 
 
 def _triangle(op: OpBuilder, x: ir.Value) -> ir.Value:
-    """The linear filter at distances `x`."""
+    """Return the linear filter at distances `x`."""
     return op.Max(op.Sub(1.0, x), 0.0)
 
 
 def _keys(op: OpBuilder, x: ir.Value) -> ir.Value:
-    """The cubic filter with a = -1/2 at distances `x` (R. Keys, Cubic Convolution Interpolation, 1981)."""
+    """Return the cubic filter with a = -1/2 at distances `x` (R. Keys, Cubic Convolution Interpolation, 1981)."""
     near = op.Add(op.Mul(op.Mul(op.Sub(op.Mul(x, 1.5), 2.5), x), x), 1.0)
     far = op.Mul(op.Sub(op.Mul(op.Add(op.Mul(op.Sub(x, 5.0), x), 8.0), x), 4.0), -0.5)
     return op.Where(op.Less(x, 1.0), near, op.Where(op.Less(x, 2.0), far, 0.0))
@@ -111,7 +111,7 @@ def _product(op: OpBuilder, value: ir.Value, matrix: ir.Value, place: int, trans
 
 
 def _spread(op: OpBuilder, value: ir.Value, matrix: AntialiasedMatrix, place: int, transposed: bool) -> ir.Value:
-    """The matmul, where infinity and NaN reach only elements under the filter: found by matmuls of marks."""
+    """Return the matmul, where infinity and NaN reach only elements under the filter: found by matmuls of marks."""
     dtype = value.dtype
     assert dtype is not None
 

@@ -46,7 +46,7 @@ def channel_product_sum(ctx: LoweringContext, a: ir.Value, b: ir.Value, sizes: S
 
 
 def _dot_length(plane: Size) -> int | None:
-    """The largest divisor of `plane` that is a good length for dot products."""
+    """Return the largest divisor of `plane` that is a good length for dot products."""
     if not isinstance(plane, int):
         return None
     fitting = (plane // count for count in range(1, plane // _SHORTEST_DOT + 1) if plane % count == 0)

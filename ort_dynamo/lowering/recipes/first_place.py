@@ -72,5 +72,5 @@ def first_greatest(ctx: LoweringContext, x: ir.Value, axis: int, size: Size, ran
 
 
 def _holding(size: Size) -> ir.DataType:
-    """The floating-point dtype that holds the indices of an axis."""
+    """Return the floating-point dtype that holds the indices of an axis."""
     return ir.DataType.FLOAT if isinstance(size, int) and size <= _MOST_IN_FLOAT else ir.DataType.DOUBLE

@@ -73,7 +73,7 @@ def _joined(op: OpBuilder, inputs: Values) -> ir.Value:
 
 
 def _with_size(op: OpBuilder, x: ir.Value, axis: int, rank: int, width: int) -> ir.Value:
-    """The sizes of `x` with another one along an axis."""
+    """Return the sizes of `x` with another one along an axis."""
     around = [op.Shape(x, end=axis)] if axis else []
     around += [op.builder.promote([width], ir.DataType.INT64)]
     around += [op.Shape(x, start=axis + 1)] if axis + 1 < rank else []
@@ -103,6 +103,6 @@ def _by_halves(attributes: Mapping[str, Any], op: OpBuilder, inputs: Values) -> 
 
 
 def _fill(op: OpBuilder, inputs: Values, dtype: ir.DataType) -> ir.Value:
-    """The number of a constant pad; 0 where none is given."""
+    """Return the number of a constant pad; 0 where none is given."""
     given = inputs[2] if len(inputs) > 2 else None
     return op.builder.promote(0, dtype) if given is None else given

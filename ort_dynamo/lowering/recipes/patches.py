@@ -108,7 +108,10 @@ def fold(ctx: LoweringContext, columns: ir.Value, leading: Sequence[Size], windo
 
 
 def _overlap_add(ctx: LoweringContext, value: ir.Value, leading: Sequence[Size], window: Sliding, i: int) -> ir.Value:
-    """(*leading, *kernel[i:], *covered[:i], *out[i:]) -> (*leading, *kernel[i + 1:], *covered[:i + 1], *out[i + 1:])"""
+    """Add up the patches along axis i.
+
+    (*leading, *kernel[i:], *covered[:i], *out[i:]) -> (*leading, *kernel[i + 1:], *covered[:i + 1], *out[i + 1:])
+    """
     op = ctx.op
     k, s, d, reach = window.kernel[i], window.stride[i], window.dilation[i], window.reach[i]
     axis = 2 + window.rank  # of out[i]

@@ -58,7 +58,7 @@ _GREATEST_INT32 = (1 << 31) - 1
 
 
 def _stopped(ctx: LoweringContext, index: ir.Value, size: int) -> ir.Value:
-    """The int64 index, at which a fused kernel stops where it is out of range; a plain session makes it too large."""
+    """Return the int64 index; if out of range, a fused kernel stops, and a plain session gets a larger one."""
     op = ctx.op
     wrong = op.Or(op.Less(index, 0), op.GreaterOrEqual(index, size))
     found: ir.Value = op.Where(wrong, _GREATEST_INT32, index)

@@ -51,12 +51,12 @@ def rounded(number: Number, dtype: torch.dtype) -> Number:
 
 
 def float_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype torch accumulates a floating-point `dtype` in: float32 for the half-width ones."""
+    """Return the dtype torch accumulates a floating-point `dtype` in: float32 for the half-width ones."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that sums, products and extremes of `dtype` are taken in: `float_dtype`, and int32 for bool.
+    """Return the dtype that sums, products and extremes of `dtype` are taken in: `float_dtype`, and int32 for bool.
 
     Cast back to bool, a sum of bools is whether any holds, as in torch.
     """

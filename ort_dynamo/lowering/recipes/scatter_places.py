@@ -38,7 +38,7 @@ class ScatterPlaces:
     rows: ir.Value | None = None
 
     def write(self, op: OpBuilder, data: ir.Value, source: ir.Value, reduction: str = "none") -> ir.Value:
-        """`data` with the entries of `source` reduced into it. The kernel walks them in order."""
+        """Reduce the entries of `source` into `data`. The kernel walks them in order."""
         if self.axis is not None:
             return op.ScatterElements(data, self.index, source, axis=self.axis, reduction=reduction)
         flat, values = op.Reshape(data, [-1]), op.Reshape(source, [-1])
@@ -56,7 +56,7 @@ def of_rows(ctx: LoweringContext, sizes: Sequence[Size], rows: ir.Value) -> Scat
 def of_entries(
     ctx: LoweringContext, sizes: Sequence[Size], axis: int, index: ir.Value, counts: Sequence[Size]
 ) -> ScatterPlaces:
-    """The entries that `index`, of shape `counts`, names along `axis` of a tensor of shape `sizes`.
+    """Return the entries that `index`, of shape `counts`, names along `axis` of a tensor of shape `sizes`.
 
     A negative index is out of bounds.
     """
@@ -76,7 +76,7 @@ def of_entries(
 
 
 def slice_numbers(ctx: LoweringContext, sizes: Sequence[Size], axis: int, index: ir.Value) -> ir.Value | None:
-    """The 1-D index along `axis` that `index` was expanded from, where it names whole slices of shape `sizes`."""
+    """Give the 1-D index along `axis` that `index` was expanded from, where it names whole slices of shape `sizes`."""
     fake = ctx.fake(index)
     others = [other for other in range(len(sizes)) if other != axis]
     if fake.dim() < 2 or not all(same_size(fake.shape[o], sizes[o]) and same_size(fake.stride(o), 0) for o in others):

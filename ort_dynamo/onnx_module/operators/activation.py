@@ -108,7 +108,7 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
 
 @onnx_operator("FastGelu", 1, MICROSOFT)
 def fast_gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The approximation by tanh, of a sum if there is a bias."""
+    """Return the approximation by tanh, of a sum if there is a bias."""
     return F.gelu(x if bias is None else x + bias, approximate="tanh")
 
 

@@ -37,7 +37,7 @@ def pads_of(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> tuple[list[int], list[int]]:
-    """The pads before and after each spatial axis of an operator with windows."""
+    """Return the pads before and after each spatial axis of an operator with windows."""
     rank = len(kernel)
     if auto_pad in ("NOTSET", "VALID"):
         found = [0] * (2 * rank) if pads is None or auto_pad == "VALID" else list(pads)
@@ -92,7 +92,7 @@ def transposed_convolution(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Tensor:
-    """The gradient of a convolution for its input, as an operator; pads are cut off the result."""
+    """Return the gradient of a convolution for its input, as an operator; pads are cut off the result."""
     rank = w.dim() - 2
     dilations = dilations or [1] * rank
     strides = strides or [1] * rank

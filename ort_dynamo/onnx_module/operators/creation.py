@@ -44,13 +44,13 @@ def one_hot(indices: Tensor, depth: Setting, values: Value, *, axis: int = -1) -
 
 @onnx_operator("NonZero")
 def non_zero(x: Tensor) -> Tensor:
-    """The indices of nonzero elements, a row for each axis."""
+    """Return the indices of nonzero elements, a row for each axis."""
     return torch.transpose(torch.nonzero(x), 0, 1)
 
 
 @onnx_operator("Compress")
 def compress(x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tensor:
-    """The entries of an axis, or of all elements in order, whose condition holds."""
+    """Return the entries of an axis, or of all elements in order, whose condition holds."""
     flat = torch.reshape(x, (-1,)) if axis is None else x
     along = 0 if axis is None else axis
     return torch.index_select(flat, along, torch.reshape(torch.nonzero(condition), (-1,)))
@@ -58,13 +58,13 @@ def compress(x: Tensor, condition: Tensor, *, axis: int | None = None) -> Tensor
 
 @onnx_operator("TopK")
 def largest_by_attribute(x: Tensor, *, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
-    """The k largest along an axis and their indices; the first of equals comes first."""
+    """Return the k largest along an axis and their indices; the first of equals comes first."""
     return _top(x, k, axis, largest=True)
 
 
 @onnx_operator("TopK", 10)
 def largest(x: Tensor, k: Setting, *, axis: int = -1) -> tuple[Tensor, Tensor]:
-    """The k largest along an axis and their indices; the first of equals comes first."""
+    """Return the k largest along an axis and their indices; the first of equals comes first."""
     return _top(x, integer(k), axis, largest=True)
 
 
@@ -77,7 +77,7 @@ def top(
     largest: int = 1,
     sorted: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """The k largest or smallest along an axis and their indices; the first of equals comes first."""
+    """Return the k largest or smallest along an axis and their indices; the first of equals comes first."""
     return _top(x, integer(k), axis, bool(largest))
 
 

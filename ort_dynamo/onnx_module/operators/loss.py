@@ -42,7 +42,7 @@ def cross_entropy(
     ignore_index: int | None = None,
     reduction: _Reduction = "mean",
 ) -> tuple[Tensor, Tensor]:
-    """The same of scores that are no log-probabilities yet, and these."""
+    """Return the same of scores that are no log-probabilities yet, and these."""
     log_probabilities = torch.log_softmax(scores, 1)
     return nll_loss(
         log_probabilities, labels, weights, ignore_index=ignore_index, reduction=reduction

@@ -13,7 +13,7 @@ __all__: list[str] = []
 
 @onnx_operator("MatMul")
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """The matmul of numpy.matmul."""
+    """Return the matmul of numpy.matmul."""
     return torch.matmul(a, b)
 
 
@@ -48,7 +48,7 @@ def einsum(x: Tensor, *others: Tensor, equation: str) -> Tensor:
 
 
 def _transposed(x: Tensor, last: int, batch: int) -> Tensor:
-    """A factor of FusedMatMul: `batch` moves the first axis to the place before the last, `last` swaps the last two."""
+    """Permute a factor of FusedMatMul: `batch` moves the first axis before the last, `last` swaps the last two."""
     if batch and x.dim() > 2:
         x = torch.movedim(x, 0, -2)
     return torch.transpose(x, -1, -2) if last and x.dim() > 1 else x
@@ -79,5 +79,5 @@ def transpose_matmul(
     transA: int = 0,
     transB: int = 0,
 ) -> Tensor:
-    """The name that FusedMatMul had."""
+    """Return the name that FusedMatMul had."""
     return fused_matmul(a, b, alpha=alpha, transA=transA, transB=transB)

@@ -151,7 +151,7 @@ def rms_norm(x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5,
 def simplified_layer_norm(
     x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """The same, with the reciprocal of the root."""
+    """Return the same, with the reciprocal of the root."""
     return _rms_norm(x, scale, axis, epsilon)
 
 

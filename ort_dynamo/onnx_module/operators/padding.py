@@ -17,7 +17,7 @@ _Mode: TypeAlias = Literal["constant", "reflect", "edge", "wrap"]
 
 
 def _places(length: int, before: int, after: int, mode: str, device: torch.device) -> Tensor:
-    """The indices along an axis that fill it with its own entries."""
+    """Return the indices along an axis that fill it with its own entries."""
     place = torch.arange(-before, length + after, device=device)
     if mode == "edge":
         return torch.clamp(place, 0, length - 1)

@@ -94,7 +94,7 @@ def _quotient(a: Any, b: Any) -> Tensor:
 
 
 def _logical(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Any, Any], Tensor]:
-    """A function of torch's that takes no Python bools."""
+    """Return a function of torch's that takes no Python bools."""
 
     def apply(a: Any, b: Any) -> Tensor:
         like = a if isinstance(a, Tensor) else b
@@ -138,7 +138,7 @@ def identity(x: Value) -> Value:
 
 @onnx_operator("Pow")
 def power(x: Value, y: Value) -> Value:
-    """The power has the base's dtype."""
+    """Compute a power in the base's dtype."""
     if isinstance(x, Host) and isinstance(y, Host):
         return map_host(_host_power, x, y)
     if isinstance(x, Tensor) and isinstance(y, Host) and y.scalar:
@@ -192,7 +192,7 @@ def _all_tensors(values: tuple[Value, ...]) -> list[Tensor]:
 
 @onnx_operator("Max")
 def maximum(x: Value, *others: Value) -> Value:
-    """The largest of all inputs, each broadcast; NaN if one of them is."""
+    """Return the largest of all inputs, each broadcast; NaN if one of them is."""
     values = (x, *others)
     if all(isinstance(value, Host) for value in values):
         return map_host(HOST_RULES["Max"], *values)  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ def maximum(x: Value, *others: Value) -> Value:
 
 @onnx_operator("Min")
 def minimum(x: Value, *others: Value) -> Value:
-    """The smallest of all inputs, each broadcast; NaN if one of them is."""
+    """Return the smallest of all inputs, each broadcast; NaN if one of them is."""
     values = (x, *others)
     if all(isinstance(value, Host) for value in values):
         return map_host(HOST_RULES["Min"], *values)  # type: ignore[arg-type]
@@ -210,13 +210,13 @@ def minimum(x: Value, *others: Value) -> Value:
 
 @onnx_operator("Sum")
 def total(x: Tensor, *others: Tensor) -> Tensor:
-    """The sum of all inputs, each broadcast."""
+    """Return the sum of all inputs, each broadcast."""
     return functools.reduce(torch.add, others, x)
 
 
 @onnx_operator("Mean")
 def mean(x: Tensor, *others: Tensor) -> Tensor:
-    """The mean of all inputs, each broadcast."""
+    """Return the mean of all inputs, each broadcast."""
     return functools.reduce(torch.add, others, x) / (len(others) + 1)
 
 

@@ -27,7 +27,7 @@ def _flat(before: Sequence[int], after: Sequence[int]) -> list[int]:
 
 
 def _windows(size: int, width: int, stride: int, dilation: int, before: int, after: int, ceil: bool) -> int:
-    """The number of windows of an axis; none begins in the padding at its end."""
+    """Return the number of windows of an axis; none begins in the padding at its end."""
     room = size + before + after - ((width - 1) * dilation + 1)
     count = (-(-room // stride) if ceil else room // stride) + 1
     return count - 1 if ceil and (count - 1) * stride >= size + before else count
@@ -42,7 +42,7 @@ def _missing(
     after: Sequence[int],
     ceil: bool,
 ) -> list[int]:
-    """The pads after each axis with which exactly its windows fit; negative where less is read."""
+    """Return the pads after each axis with which exactly its windows fit; negative where less is read."""
     return [
         (_windows(size, width, stride, dilation, head, tail, ceil) - 1) * stride
         + ((width - 1) * dilation + 1)
@@ -66,7 +66,7 @@ def max_pool(
     strides: list[int] | None = None,
     outputs: int,
 ) -> tuple[Tensor, Tensor]:
-    """The largest of each window of (N, C, …), and its index in the whole input, in row- or column-major order."""
+    """Give the largest of each window of (N, C, …), and its index in the whole input, in row- or column-major order."""
     rank = len(kernel_shape)
     if rank not in _MAX or x.dim() != rank + 2:
         raise ValueError(f"MaxPool of {x.dim()} axes with a kernel of {rank}")
@@ -96,7 +96,7 @@ def max_pool(
 def _whole_indices(
     places: Tensor, padded: Sequence[int], shape: Sequence[int], before: Sequence[int], columns: bool
 ) -> Tensor:
-    """Indices within a padded plane as ones within the whole input."""
+    """Return the indices within a padded plane as ones within the whole input."""
     coordinates = []
     for size, head in zip(reversed(padded), reversed(before), strict=True):
         coordinates.append(torch.remainder(places, size) - head)
@@ -124,7 +124,7 @@ def average_pool(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Tensor:
-    """The mean of each window of (N, C, …), of the padding too if asked."""
+    """Return the mean of each window of (N, C, …), of the padding too if asked."""
     rank = len(kernel_shape)
     if rank not in _CONVOLUTION or x.dim() != rank + 2:
         raise ValueError(f"AveragePool of {x.dim()} axes with a kernel of {rank}")
@@ -142,7 +142,7 @@ def average_pool(
 
 
 def _window_sums(x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Tensor:
-    """The sum of each window, by a convolution with ones of each plane."""
+    """Return the sum of each window, by a convolution with ones of each plane."""
     rank = len(kernel)
     planes = torch.reshape(x, (x.shape[0] * x.shape[1], 1, *x.shape[2:]))
     ones = torch.ones((1, 1, *kernel), dtype=x.dtype, device=x.device)
@@ -152,11 +152,11 @@ def _window_sums(x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilat
 
 @onnx_operator("GlobalAveragePool")
 def global_average_pool(x: Tensor) -> Tensor:
-    """The mean of each plane of (N, C, …)."""
+    """Return the mean of each plane of (N, C, …)."""
     return torch.mean(x, list(range(2, x.dim())), keepdim=True)
 
 
 @onnx_operator("GlobalMaxPool")
 def global_max_pool(x: Tensor) -> Tensor:
-    """The largest of each plane of (N, C, …)."""
+    """Return the largest of each plane of (N, C, …)."""
     return torch.amax(x, list(range(2, x.dim())), keepdim=True)

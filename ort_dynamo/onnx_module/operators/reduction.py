@@ -28,7 +28,7 @@ def _extreme(x: Tensor, axes: list[int], keepdims: bool, largest: bool) -> Tenso
 
 
 def _empty_extreme(x: Tensor, axes: list[int], keepdims: bool, largest: bool) -> Tensor:
-    """The least value of the dtype is the largest of none."""
+    """Return the extremes of empty slices: the largest of nothing is the dtype's least value."""
     if x.is_floating_point():
         fill: Any = -math.inf if largest else math.inf
     else:
@@ -129,19 +129,19 @@ def _place(x: Tensor, axis: int, keepdims: int, last: int, largest: bool) -> Ten
 
 @onnx_operator("ArgMax")
 def argmax(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    """The index of the largest along an axis: the first or the last one."""
+    """Return the index of the largest along an axis: the first or the last one."""
     return _place(x, axis, keepdims, select_last_index, largest=True)
 
 
 @onnx_operator("ArgMin")
 def argmin(x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    """The index of the smallest along an axis: the first or the last one."""
+    """Return the index of the smallest along an axis: the first or the last one."""
     return _place(x, axis, keepdims, select_last_index, largest=False)
 
 
 @onnx_operator("CumSum")
 def running_sum(x: Tensor, axis: Setting, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    """Sums of all elements up to each one, itself included unless `exclusive`, or from it on."""
+    """Return sums of all elements up to each one, itself included unless `exclusive`, or from it on."""
     (along,) = integers(axis)
     turned = torch.flip(x, [along]) if reverse else x
     found = torch.cumsum(turned, along, dtype=x.dtype)

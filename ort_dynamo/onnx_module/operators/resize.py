@@ -19,7 +19,7 @@ _Nearest: TypeAlias = Literal["round_prefer_floor", "round_prefer_ceil", "floor"
 
 
 def _coordinates(mode: str, length: int, out: int, scale: Any, device: torch.device) -> Tensor:
-    """The position of each new element among the old ones; float32, as ONNX Runtime computes it."""
+    """Return the position of each new element among the old ones; float32, as ONNX Runtime computes it."""
     place = torch.arange(out, dtype=torch.float32, device=device)
     if mode == "half_pixel":
         return (place + 0.5) / scale - 0.5

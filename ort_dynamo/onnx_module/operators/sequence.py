@@ -31,7 +31,7 @@ def at(sequence: list[Tensor], position: Setting) -> Tensor:
 
 @onnx_operator("SequenceLength")
 def length(sequence: list[Tensor]) -> Value:
-    """The number of elements."""
+    """Return the number of elements."""
     return Host((len(sequence),), True, torch.int64, True)
 
 

@@ -25,7 +25,7 @@ __all__ = ["split_parts"]
 
 @onnx_operator("Shape")
 def shape(x: Value, *, start: int = 0, end: int | None = None) -> Value:
-    """The sizes of some axes."""
+    """Return the sizes of some axes."""
     if isinstance(x, Host):
         sizes: tuple[Any, ...] = () if x.scalar else (len(x.values),)
         return Host(sizes[start:end], False, torch.int64, True)
@@ -34,7 +34,7 @@ def shape(x: Value, *, start: int = 0, end: int | None = None) -> Value:
 
 @onnx_operator("Size")
 def size(x: Value) -> Value:
-    """The number of elements."""
+    """Return the number of elements."""
     if isinstance(x, Host):
         return Host((len(x.values),), True, torch.int64, True)
     return Host((math.prod(x.shape),), True, torch.int64)
@@ -140,7 +140,7 @@ def concat(first: Value, *others: Value, axis: int, device: torch.device | None)
 
 
 def split_parts(length: int, outputs: int) -> list[int]:
-    """The lengths of equal parts, of which the last one may be shorter."""
+    """Return the lengths of equal parts, of which the last one may be shorter."""
     part = -(-length // outputs)
     return [part] * (outputs - 1) + [length - part * (outputs - 1)]
 

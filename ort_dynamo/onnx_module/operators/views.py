@@ -21,7 +21,7 @@ def transpose(x: Tensor, *, perm: list[int] | None = None) -> Tensor:
 
 @onnx_operator("Trilu")
 def triangle(x: Tensor, k: Setting | None = None, *, upper: int = 1) -> Tensor:
-    """The upper or lower triangle of matrices, with the k-th diagonal."""
+    """Return the upper or lower triangle of matrices, with the k-th diagonal."""
     diagonal = 0 if k is None else integer(k)
     return torch.triu(x, diagonal) if upper else torch.tril(x, diagonal)
 

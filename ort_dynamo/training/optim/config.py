@@ -85,7 +85,7 @@ def _check(values: dict[str, Any]) -> None:
 
 
 def _groups(params: _Groups, param_groups: _Groups | None) -> _Groups:
-    """The groups, by whichever of their two names they were given."""
+    """Return the groups, by whichever of their two names they were given."""
     if param_groups is None:
         return params
     require(params == [], "'params' and 'param_groups' are two names of one argument: give one of them")

@@ -81,7 +81,7 @@ class _WarmupLRScheduler(_LRScheduler):
         """Refuse a learning rate that the schedule cannot scale."""
 
     def _decay(self, step: int, lr: float) -> float:
-        """The factor in the update `step`, counted from 0, after the warm-up."""
+        """Return the factor in the update `step`, counted from 0, after the warm-up."""
         raise NotImplementedError
 
     def _rest(self) -> float:

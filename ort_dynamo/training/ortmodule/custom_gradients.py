@@ -219,7 +219,7 @@ _DTYPES = {
 def _attribute(
     ctx: LoweringContext, spec: Mapping[str, Any], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
 ) -> Any:
-    """The value of an attribute; a tensor where the definition says that it is one."""
+    """Return the value of an attribute; a tensor where the definition says that it is one."""
     if not spec.get("is_tensor", False):
         return spec["value"]
     named = str(spec["dtype"])

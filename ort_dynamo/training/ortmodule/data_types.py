@@ -63,7 +63,7 @@ def _is_cache(value: Any) -> bool:
 
 
 def module_device(module: nn.Module) -> torch.device | None:
-    """The device of a module's parameters, or None if it has none; raises ORTModuleDeviceException for several."""
+    """Give the device of a module's parameters, or None if it has none; raises ORTModuleDeviceException for several."""
     devices = {parameter.device for parameter in module.parameters()}
     if len(devices) > 1:
         raise wrap_exception(ORTModuleDeviceException, RuntimeError("ORTModule supports a single device per model"))

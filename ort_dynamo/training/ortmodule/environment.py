@@ -80,7 +80,7 @@ class Settings:
     max_tuning_duration_ms: int = 0
 
     def options(self) -> dict[str, Any]:
-        """The options of torch.compile(backend="ort_train") that these are, but for the provider's."""
+        """Return the options of torch.compile(backend="ort_train") that these are, but for the provider's."""
         options: dict[str, Any] = {
             "fallback": "eager" if self.fallback_policy.takes_eager_nodes else "error",
             "propagate_cast_ops_strategy": self.propagate_cast_ops_strategy,
@@ -96,7 +96,7 @@ class Settings:
         return options
 
     def provider_options(self) -> dict[str, str]:
-        """The options of CUDA's provider that ORTModule set."""
+        """Return the options of CUDA's provider that ORTModule set."""
         options = {
             "cudnn_conv_algo_search": self.conv_algo_search,
             "cudnn_conv_use_max_workspace": "1",

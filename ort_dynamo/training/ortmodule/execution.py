@@ -228,7 +228,7 @@ class ExecutionManager:
     def _in_family(
         self, error: Exception, inputs: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> ORTModuleFallbackException | None:
-        """The exception of ORTModule's family that `error` is, or None: then it is the program's."""
+        """Return the exception of ORTModule's family that `error` is, or None: then it is the program's."""
         self._records.clear()
         if isinstance(error, ORTModuleFallbackException):
             return error
@@ -273,7 +273,7 @@ class _Code:
 
     @classmethod
     def of(cls, kind: type, mode: str) -> _Code:
-        """The code for another module of a class."""
+        """Return the code for another module of a class."""
         newest = cls._newest.setdefault(kind, {})
         if mode not in newest or newest[mode].graphs > MOST_GRAPHS // 4:
             newest[mode] = cls(kind.__name__)

@@ -91,7 +91,7 @@ def _on(value: bool) -> str:
 
 
 def _times(run: FirstRun, *, detailed: bool) -> list[str]:
-    """The report of ORTModule's phases: capture, lowering and passes, sessions."""
+    """Return the report of ORTModule's phases: capture, lowering and passes, sessions."""
     islands = [island for record in run.records for graph in record.graphs for island in graph.islands]
     built = sum(sum(i.build.seconds.values()) for i in islands if not i.was_cached)
     opened = sum(i.seconds for i in islands) - built

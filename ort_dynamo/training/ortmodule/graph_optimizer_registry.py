@@ -79,7 +79,7 @@ def register_graph_optimizer(
 
 
 def graph_optimizers(module_name: str, device: str) -> tuple[GraphOptimizer, ...]:
-    """The optimizers for a module's class and a device type, in the order in which they run."""
+    """Return the optimizers for a module's class and a device type, in the order in which they run."""
     return tuple(
         one
         for one in sorted(_REGISTERED, key=lambda one: -one.priority)

@@ -32,7 +32,7 @@ _PYTHON_LEVELS = {
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """This process's rank and how many there are; (0, 1) outside of torch.distributed."""
+    """Return this process's rank and the number of processes; (0, 1) outside of torch.distributed."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1

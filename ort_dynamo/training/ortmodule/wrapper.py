@@ -214,7 +214,7 @@ class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when th
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped module's state_dict, with its keys."""
+        """Return the wrapped module's state_dict, with its keys."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -233,43 +233,43 @@ class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when th
         self.module.register_parameter(name, param)
 
     def get_parameter(self, target: str) -> nn.Parameter:
-        """The wrapped module's parameter of a name."""
+        """Return the wrapped module's parameter of a name."""
         return self.module.get_parameter(target)
 
     def get_buffer(self, target: str) -> Tensor:
-        """The wrapped module's buffer of a name."""
+        """Return the wrapped module's buffer of a name."""
         return self.module.get_buffer(target)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """The wrapped module's parameters."""
+        """Return the wrapped module's parameters."""
         return self.module.parameters(recurse)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """The wrapped module's parameters with their names."""
+        """Return the wrapped module's parameters with their names."""
         return self.module.named_parameters(*args, **kwargs)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
-        """The wrapped module's buffers."""
+        """Return the wrapped module's buffers."""
         return self.module.buffers(recurse)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-        """The wrapped module's buffers with their names."""
+        """Return the wrapped module's buffers with their names."""
         return self.module.named_buffers(*args, **kwargs)
 
     def children(self) -> Iterator[nn.Module]:
-        """The wrapped module's children."""
+        """Return the wrapped module's children."""
         return self.module.children()
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
-        """The wrapped module's children with their names."""
+        """Return the wrapped module's children with their names."""
         return self.module.named_children()
 
     def modules(self, *args: Any, **kwargs: Any) -> Iterator[nn.Module]:
-        """The wrapped module and all in it."""
+        """Return the wrapped module and all in it."""
         return self.module.modules(*args, **kwargs)
 
     def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
-        """The wrapped module and all in it, with their names."""
+        """Return the wrapped module and all in it, with their names."""
         return self.module.named_modules(*args, **kwargs)
 
     # -- attributes -----------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ _PROPERTIES = frozenset({"training", "_orig_mod"})
 
 
 def _forward_of(torch_module: TorchModule, module: nn.Module) -> Callable[..., Any]:
-    """A function with the signature of the module's forward. It does not hold the ORTModule, which would hold it."""
+    """Make a function with the signature of the module's forward. It has no reference to the ORTModule."""
 
     @functools.wraps(module.forward)
     def forward(*inputs: Any, **kwargs: Any) -> Any:

@@ -130,7 +130,7 @@ class Parts:
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """A copy of the program's model, or, with a warning, the model itself."""
+    """Return a copy of the program's model, or, with a warning, the model itself."""
     try:
         return copy.deepcopy(model)
     except Exception as error:  # any error that the model's own members raise

@@ -122,7 +122,7 @@ def capture(
 
 
 def _marked(tensor: Tensor, shape: Sequence[int | str]) -> Tensor:
-    """A copy whose named sizes are symbols; torch takes a size of one for a constant, so that is doubled."""
+    """Return a copy whose named sizes are symbols; torch takes a size of one for a constant, so that is doubled."""
     copy = tensor.detach().clone()
     for axis, size in enumerate(shape[: tensor.dim()]):
         if isinstance(size, str):

@@ -68,7 +68,7 @@ class StepFiles:
         self._infer_shapes = infer_shapes
 
     def forward(self, inputs: Sequence[Tensor], *, training: bool = False) -> ir.Model:
-        """The forward and the loss, with the weights as constants.
+        """Return the forward and the loss, with the weights as constants.
 
         Args:
             inputs: of the model.
@@ -82,12 +82,12 @@ class StepFiles:
         return self._with_shapes(model)
 
     def with_gradients(self, inputs: Sequence[Tensor]) -> ir.Model:
-        """The forward in training mode and the gradients, with the weights as constants."""
+        """Return the forward in training mode and the gradients, with the weights as constants."""
         model = self._model(inputs, StepKind(updates=False), training=True, may_be_fed=False, lr=0.0)
         return self._with_shapes(model)
 
     def step(self, inputs: Sequence[Tensor], lr: float) -> ir.Model:
-        """The whole step, with weights, optimizer state and learning rate as inputs that have values."""
+        """Return the whole step, with weights, optimizer state and learning rate as inputs that have values."""
         return self._with_shapes(self._model(inputs, self._kind, training=True, may_be_fed=True, lr=lr))
 
     def write_for_debugging(self, options: ORTTrainerOptions, inputs: Sequence[Tensor], lr: float) -> None:

@@ -200,7 +200,7 @@ class OnnxCombined(CombinedModel):
             ]
 
     def model_proto(self) -> onnx.ModelProto:
-        """The file for inference, with the tensors as they are now."""
+        """Return the file for inference, with the tensors as they are now."""
         return to_model_proto(self._evaluated[0] if self._evaluated else self.model)  # type: ignore[arg-type]
 
     def called(self, inputs: Sequence[Any]) -> Any:

@@ -274,7 +274,7 @@ class LayerReplicas(Together):
 
     @staticmethod
     def _own(gradient: Tensor, weight: TrainedWeight, adds: bool) -> Tensor:
-        """This process's part of a gradient, in the dtype that is updated, with the sum that was gathered before."""
+        """Return this process's part of a gradient, in the updated dtype, plus the sum gathered before."""
         own = local_of(gradient, weight.parameter).to(weight.dtype)
         return own if weight.gathered is None or not adds else own + weight.gathered
 
@@ -361,5 +361,5 @@ class StageReplicas(LayerReplicas):
         return (loss, outputs[: self._outputs]), found
 
     def norm(self, own: Tensor) -> Tensor:
-        """The norm of the gradients of all stages."""
+        """Return the norm of the gradients of all stages."""
         return square_sum_over(own.double(), self._stages.group).sqrt()

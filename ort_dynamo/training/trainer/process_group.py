@@ -73,7 +73,7 @@ class Together:
         return asked.run()
 
     def norm(self, own: Tensor) -> Tensor:
-        """The norm of all gradients, from that of those that this process has: the same, unless others have some."""
+        """Return the norm of all gradients, from that of this process's: the same, unless others have some."""
         return own
 
     def agree(self, all_finite: bool, device: torch.device) -> bool:

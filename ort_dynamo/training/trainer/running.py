@@ -216,7 +216,7 @@ class RunningModel:
         return compiled
 
     def _entry(self, name: str, *, predicts: bool = False) -> Callable[..., Any]:
-        """A function with code of its own: its compiled graphs go when this object does."""
+        """Return a function with code of its own: its compiled graphs go when this object does."""
         combined = self.combined
 
         def call(*inputs: Any) -> Any:

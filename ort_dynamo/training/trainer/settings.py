@@ -30,7 +30,7 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
 def training_device(options: ORTTrainerOptions | None) -> torch.device:
-    """The device to train on: device.id; without any options CUDA where there is it.
+    """Return the device to train on: device.id; without any options CUDA where there is it.
 
     "cuda" is local_rank's device where there are several processes.
 
@@ -52,7 +52,7 @@ def check_device(device: torch.device) -> None:
 
 
 def backend_options(options: ORTTrainerOptions, device: torch.device) -> Options:
-    """The options of torch.compile(backend="ort_train") that a trainer's options ask for.
+    """Return the options of torch.compile(backend="ort_train") that a trainer's options ask for.
 
     Raises:
         InvalidOptionError: one of them has a value that the backend cannot take.
@@ -114,7 +114,7 @@ def _recomputes(options: ORTTrainerOptions) -> bool:
 
 
 def _provider_options(options: ORTTrainerOptions, device: torch.device) -> dict[str, str]:
-    """The provider options of the device's provider, and its memory limit if it has one."""
+    """Return the provider options of the device's provider, and its memory limit if it has one."""
     given = dict(options._validated_opts["provider_options"])
     found: Mapping[str, Any] = given.get(_PROVIDERS.get(device.type, ""), {})
     limit = {"gpu_mem_limit": options.device.mem_limit} if device.type == "cuda" and options.device.mem_limit else {}

@@ -172,7 +172,7 @@ def _update(
 
 
 def _norm_of(weights: Sequence[TrainedWeight], gradients: Sequence[Tensor]) -> Tensor:
-    """The norm of all gradients, with the parts of them that other processes have."""
+    """Return the norm of all gradients, with the parts of them that other processes have."""
     own = [g for weight, g in zip(weights, gradients, strict=True) if weight.group is None]
     parts = [(weight.group, g) for weight, g in zip(weights, gradients, strict=True) if weight.group is not None]
     if not parts:

@@ -23,7 +23,7 @@ _Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def cuts_of(options: ORTTrainerOptions, model: nn.Module) -> list[str]:
-    """The modules at which stages begin, but for the first stage.
+    """Return the modules at which stages begin, but for the first stage.
 
     Raises:
         SeveralProcessesError: they are not one fewer than stages, or the model has no such module.
@@ -189,7 +189,7 @@ class Stages:
             raise SeveralProcessesError(reason=reason)
 
     def _pipe(self, given: tuple[Tensor, ...]) -> Any:
-        """The model in stages, as it is now: in training or in evaluation."""
+        """Return the model in stages, as it is now: in training or in evaluation."""
         key = (self._combined.model.training, *_sizes(given))
         if key in self._pipes:
             return self._pipes[key]
@@ -322,7 +322,7 @@ class _Outputs(nn.Module):
         return tuple(flat)
 
     def loss(self, found: Any, target: Tensor) -> Tensor:
-        """The loss of this module's result."""
+        """Return the loss of this module's result."""
         flat = (found,) if isinstance(found, Tensor) else found
         assert self.combined.loss_fn is not None
         given = tree_map(lambda place: None if place is None else flat[place], self.seen.shape)

@@ -228,7 +228,7 @@ def load_gathered(state: TrainingState, given: Mapping[str, Any]) -> Callable[[]
 
 
 def section_of(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A section of a state_dict, empty where it is not there; raises RuntimeError where it is no dict."""
+    """Return a section of a state_dict, empty where it is not there; raises RuntimeError where it is no dict."""
     return _mapping(given.get(name, {}), f"state_dict[{name}]")
 
 
@@ -253,7 +253,7 @@ def _count(value: Any, place: str) -> int:
 
 
 def _part(value: Any, like: Tensor) -> Any:
-    """This process's part of an array that is of the whole of a weight."""
+    """Return this process's part of an array that covers a whole weight."""
     if split_axis(like) is None or not isinstance(value, (Tensor, np.ndarray)):
         return value
     return part_of(torch.as_tensor(value), like)
@@ -280,7 +280,7 @@ def _mapping(section: Any, place: str) -> Mapping[str, Any]:
 
 
 def _full(state: TrainingState, name: str, own: Tensor) -> Tensor:
-    """The master of an entry of the model's state_dict, or the entry if it is not trained."""
+    """Return the master of an entry of the model's state_dict, or the entry if it is not trained."""
     master = state.master_of(name)
     return local_of(own.detach()) if master is None else master
 
@@ -290,7 +290,7 @@ def _renamed(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A copy as an array; bfloat16, which NumPy lacks, as float32, which holds all of its numbers."""
+    """Return a copy as an array; bfloat16, which NumPy lacks, as float32, which holds all of its numbers."""
     own = tensor.detach().cpu()
     own = own.float() if own.dtype is torch.bfloat16 else own.clone()
     return own.numpy()

@@ -99,7 +99,7 @@ def _scopes(paths: Mapping[Node, str], outputs: Sequence[str], prefix: str, opti
 
 
 def _ancestors(nodes: Sequence[Node]) -> set[Node]:
-    """The nodes that some nodes are computed from, themselves included."""
+    """Return the nodes that some nodes are computed from, themselves included."""
     found, wanted = set(nodes), list(nodes)
     while wanted:
         for argument in wanted.pop().all_input_nodes:
@@ -176,7 +176,7 @@ def compute_size(graph: ir.Graph, value: ir.Value, inputs: Mapping[str, ir.Value
 
 
 def _unread(name: str, shape: Sequence[int | str], example: Tensor) -> ir.Value:
-    """An input that the graph does not read: programs give it all the same."""
+    """Return an input that the graph does not read: programs give it all the same."""
     sizes = [size if isinstance(size, str) else own for size, own in zip(shape, example.shape, strict=False)]
     sizes += example.shape[len(sizes) :]
     return ir.Value(name=name, type=ir.TensorType(onnx_dtype(example.dtype)), shape=ir.Shape(sizes))

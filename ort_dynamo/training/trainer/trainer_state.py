@@ -127,7 +127,7 @@ def load_trainer_state(
 
 
 def _scale(section: Mapping[str, Any]) -> tuple[float | None, int]:
-    """The loss scale, if there is one, and after how many steps without an overflow."""
+    """Return the loss scale, if there is one, and after how many steps without an overflow."""
     if "loss_scale" not in section:
         return None, 0
     try:

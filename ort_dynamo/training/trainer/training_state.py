@@ -117,7 +117,7 @@ class TrainingState:
         return sum(weight.master.numel() for weight in self.weights)
 
     def name_of(self, name: str) -> str:
-        """The name of a parameter here, of whichever name the model has for it; other names are left alone."""
+        """Return the name of a parameter here, of whichever name the model has for it; other names are left alone."""
         return self._tied.get(name, name)
 
     def master_of(self, name: str) -> Tensor | None:
@@ -138,7 +138,7 @@ class TrainingState:
         ]
 
     def groups_of(self, names: Container[str]) -> list[UpdateGroup]:
-        """The groups with those of their weights that are among the names; their counts are shared."""
+        """Return the groups with those of their weights that are among the names; their counts are shared."""
         found = [
             UpdateGroup(group.rule, [weight for weight in group.weights if weight.name in names], group.count)
             for group in self.groups
@@ -147,7 +147,7 @@ class TrainingState:
 
     @staticmethod
     def tensors(weights: Sequence[TrainedWeight]) -> list[Tensor]:
-        """The tensors that an update replaces: master, then moments, of one weight after the other."""
+        """Return the tensors that an update replaces: master, then moments, of one weight after the other."""
         return [one for weight in weights for one in (weight.master, *weight.moments)]
 
     def forget_gathered(self) -> None:
@@ -171,7 +171,7 @@ def _weight(name: str, parameter: nn.Parameter, rule: Rule, gathers: bool) -> Tr
 
 
 def local_of(tensor: Tensor, like: Tensor | None = None) -> Tensor:
-    """The part that this process has, in the tensor's own memory; of a gradient, divided as `like` is."""
+    """Return the part that this process has, in the tensor's own memory; of a gradient, divided as `like` is."""
     if not isinstance(tensor, DTensor):
         return tensor
     if isinstance(like, DTensor) and tensor.placements != like.placements:
@@ -180,7 +180,7 @@ def local_of(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def split_axis(tensor: Tensor) -> int | None:
-    """The axis that a tensor is divided along; None where each process has all of it."""
+    """Return the axis that a tensor is divided along; None where each process has all of it."""
     if not isinstance(tensor, DTensor):
         return None
     (placement,) = tensor.placements
@@ -188,12 +188,12 @@ def split_axis(tensor: Tensor) -> int | None:
 
 
 def group_of(tensor: Tensor) -> ProcessGroup | None:
-    """The processes that a tensor is divided among."""
+    """Return the processes that a tensor is divided among."""
     return tensor.device_mesh.get_group() if isinstance(tensor, DTensor) and split_axis(tensor) is not None else None
 
 
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """This process's part of a whole tensor, as `like` is divided; of one that has another shape, the tensor itself."""
+    """Return this process's part of a tensor, divided as `like` is; the tensor itself if its shape differs."""
     axis = split_axis(like)
     if axis is None or whole.shape != like.shape:
         return whole
@@ -202,12 +202,12 @@ def part_of(whole: Tensor, like: Tensor) -> Tensor:
 
 
 def square_sum_over(tensor: Tensor, group: ProcessGroup) -> Tensor:
-    """The sum of the squares of all parts."""
+    """Return the sum of the squares of all parts."""
     total = (tensor * tensor).sum()
     distributed.all_reduce(total, group=group)
     return total
 
 
 def norm_over(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
-    """The norm of all parts together."""
+    """Return the norm of all parts together."""
     return torch.sqrt((tensor * tensor).sum() if group is None else square_sum_over(tensor, group))

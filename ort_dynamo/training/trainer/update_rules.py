@@ -189,7 +189,7 @@ Rule = SGDRule | AdamRule | LambRule
 
 
 def _corrections(rule: AdamRule | LambRule, count: Tensor) -> tuple[Tensor, Tensor]:
-    """a and b, float64."""
+    """Return a and b, float64."""
     t = count.double()
     if not rule.do_bias_correction:
         return torch.ones_like(t), torch.ones_like(t)

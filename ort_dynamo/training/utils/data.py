@@ -82,7 +82,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         self.epoch = epoch
 
     def deals(self) -> list[list[int]]:
-        """The samples of all processes: for each step, one index for each rank."""
+        """Return the samples of all processes: for each step, one index for each rank."""
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         order = self._in_order(generator)
         count = max(1, self.num_samples)
@@ -95,7 +95,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         return dealt[: self.num_samples]
 
     def _in_order(self, generator: torch.Generator) -> _Indices:
-        """Indices of samples, sorted by cost within each group, and the groups shuffled."""
+        """Return the indices of samples, sorted by cost within each group, and the groups shuffled."""
         if self._costs is None:
             measured = (self.complexity_fn(self.dataset[index]) for index in range(len(self.dataset)))
             self._costs = np.fromiter(measured, dtype=np.int64, count=len(self.dataset))

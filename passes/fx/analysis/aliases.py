@@ -20,7 +20,7 @@ _HIDDEN = frozenset(present(dict.fromkeys((*VIEWS, *MULTI_VIEWS, _c10d.wait_tens
 
 
 def aliased_inputs(node: Node) -> Sequence[Node]:
-    """The inputs with which results of `node` may alias; of an unknown operator, all of them."""
+    """Return the inputs with which results of `node` may alias; of an unknown operator, all of them."""
     if node.op != "call_function":
         return node.all_input_nodes
     target: Any = node.target
@@ -49,7 +49,7 @@ def _annotated(node: Node, target: OpOverload) -> Iterator[Node]:
 
 
 def returned_views(graph: Graph) -> frozenset[int]:
-    """The indices of a traced graph's outputs that are views to autograd: the last operator is one that says so.
+    """Return the indices of a traced graph's outputs that are views to autograd: the last operator is one that says so.
 
     `detach` is a view operator, too, but its result is no view to autograd.
     """
@@ -160,5 +160,5 @@ def _is_tuple(node: Node) -> bool:
 
 
 def _results(node: Node) -> Sequence[Any]:
-    """The keys of a node's results: itself, or the pairs by which getitem nodes ask for parts of a tuple."""
+    """Return the keys of a node's results: itself, or the pairs by which getitem nodes ask for parts of a tuple."""
     return [(node, index) for index in range(len(node.meta["val"]))] if _is_tuple(node) else [node]

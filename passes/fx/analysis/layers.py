@@ -30,7 +30,7 @@ class Layer:
 
 
 def find_layers(joint: JointGraph) -> list[Layer]:
-    """The network's layers in the order in which they run; fewer than two mean that none were found.
+    """Return the network's layers in the order in which they run; fewer than two mean that none were found.
 
     1. Modules that are numbered siblings of one class (`encoder.layer.0`, `layer1`) and save at least two tensors
        each, outermost first: transformer layers of any kind, the stages of a convolutional net.
@@ -108,7 +108,7 @@ _NEARLY_ALL = 0.7
 
 
 def _refined(joint: JointGraph, piece: list[Node]) -> list[list[Node]]:
-    """A large uncut piece, cut without regard to values that live through nearly all of it, if then most of it repeats.
+    """Cut a large piece, ignoring values that live through nearly all of it, if most of it then repeats.
 
     In a decoder, the encoder's result lives beside every layer's own; in T5, the position bias.
     """

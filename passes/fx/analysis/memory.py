@@ -158,7 +158,7 @@ def memory_record(joint: GraphModule, forward: GraphModule, backward: GraphModul
 
 
 def freed_by_backward(forward: GraphModule, backward: GraphModule, outputs: int) -> tuple[str, ...]:
-    """The names of the backward's inputs that nothing else holds, so that their last reader frees them.
+    """Return the names of the backward's inputs that nothing else holds, so that their last reader frees them.
 
     Inputs of the graph, parameters and results that the forward returns are held by others, gradients by autograd.
 

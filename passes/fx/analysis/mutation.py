@@ -14,7 +14,7 @@ __all__ = ["mutated_storages", "writes_input"]
 
 
 def mutated_storages(gm: GraphModule) -> set[int]:
-    """The allocations of inputs that are written to, in the graph or by AOTAutograd after the forward."""
+    """Return the allocations of inputs that are written to, in the graph or by AOTAutograd after the forward."""
     return set(map(storage_of, _mutated_inputs(gm)))
 
 

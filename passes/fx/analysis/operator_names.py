@@ -97,7 +97,7 @@ _NAME = {aten_name: name for name, aten_names in NAMES.items() for aten_name in 
 
 
 def names_of(nodes: tuple[Node, ...]) -> list[str]:
-    """The names of the computations among `nodes`, in order.
+    """Return the names of the computations among `nodes`, in order.
 
     Views cost nothing and have no name, unless there is nothing else. A dropout, which hoist_random has spelled as a
     drawn mask, its cast, its scaling and a product, is one name.
@@ -114,7 +114,7 @@ def _name(node: Node) -> str:
 
 
 def _noise(node: Node) -> tuple[Node, ...]:
-    """The scaling and the cast of the drawn mask if `node` is the product of a dropout, else nothing."""
+    """Return the scaling and the cast of the drawn mask if `node` is the product of a dropout, else nothing."""
     if calls(node, (aten.mul,)):
         for scaled in node.all_input_nodes:
             if calls(scaled, (aten.div,)) and calls(cast := scaled.all_input_nodes[0], (aten._to_copy,)):

@@ -105,7 +105,7 @@ def decide(joint: JointGraph, chosen: Iterable[Candidate]) -> dict[Node, Checkpo
 
 
 def plan_rows(joint: JointGraph) -> tuple[PlanRow, ...]:
-    """The planning table of a joint graph: every plan that applies to it, most bytes first."""
+    """Return the planning table of a joint graph: every plan that applies to it, most bytes first."""
     groups: dict[tuple[str, PlanType], list[Candidate]] = defaultdict(list)
     for candidate in find_candidates(joint):
         groups[candidate.cluster, candidate.type].append(candidate)
@@ -142,7 +142,7 @@ class _Available:
     again: frozenset[Node]
 
     def ways(self, group: Sequence[Kept]) -> list[Candidate]:
-        """The candidates for these allocations: without compromise and with one, where either exists."""
+        """Return the candidates for these allocations: without compromise and with one, where either exists."""
         found = []
         plain = self._back_to(group, compromise=False)
         if plain is not None:

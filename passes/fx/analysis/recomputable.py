@@ -46,7 +46,7 @@ def repeatable(
 
 
 def _result_of(maker: Node) -> Node | None:
-    """The node of the first tensor that an operator makes, often its own; None of a view, or where nothing reads it."""
+    """Return the node of the first tensor that an operator makes; None for a view, or if nothing reads it."""
     if is_view(maker):
         return None
     if is_tensor(maker):

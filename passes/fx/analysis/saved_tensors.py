@@ -166,7 +166,7 @@ class JointGraph:
         }
 
     def sharing(self, nodes: Iterable[Node]) -> list[Node]:
-        """The forward nodes whose values live in the allocations of `nodes`: these and views of them, in order."""
+        """Give the forward nodes whose values live in the allocations of `nodes`: these and views of them, in order."""
         storages = {storage_of(node) for node in nodes}
         return sorted((n for storage in storages for n in self._values[storage]), key=self.position)
 
@@ -345,7 +345,7 @@ def bytes_of(fake: torch.Tensor) -> tuple[int, sympy.Expr]:
 
 
 def allocations(node: Node) -> list[tuple[int, int]]:
-    """The allocations that the tensors in a node's value live in, each with its bytes."""
+    """Return the allocations that the tensors in a node's value live in, each with its bytes."""
     return [(storage_identity(fake), bytes_of(fake)[0]) for fake in fakes_in(node.meta.get("val"))]
 
 

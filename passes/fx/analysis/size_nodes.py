@@ -35,7 +35,7 @@ class SizeNodes:
                 self._nodes.setdefault(given_expression(fake), node)
 
     def number(self, size: int | torch.SymInt) -> int | Node | None:
-        """The number, or a node that computes it; None where no placeholder carries one of its symbols."""
+        """Return the number, or a node that computes it; None where no placeholder carries one of its symbols."""
         if not isinstance(size, torch.SymInt):
             return size
         if given_expression(size) in self._nodes:
@@ -52,7 +52,7 @@ class SizeNodes:
         return made.node
 
     def carrier(self, symbol: Any) -> Node | None:
-        """A node that holds the number `symbol`: a placeholder, or one read from a tensor placeholder's shape."""
+        """Give a node that holds the number `symbol`: a placeholder, or one read from a tensor placeholder's shape."""
         if symbol in self._nodes:
             return self._nodes[symbol]
         for node in self._graph.find_nodes(op="placeholder"):

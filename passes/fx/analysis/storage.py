@@ -14,7 +14,7 @@ __all__ = ["fakes_in", "storage_of", "storages_of"]
 
 
 def fakes_in(tree: Any) -> list[torch.Tensor]:
-    """The tensors among the leaves of a value; of a sparse one, which has no memory of its own, the dense parts."""
+    """Return the tensors among a value's leaves; of a sparse one, which owns no memory, the dense parts."""
     leaves = (tree,) if isinstance(tree, torch.Tensor) else tree_leaves(tree)  # most nodes make one tensor
     return [part for leaf in leaves if isinstance(leaf, torch.Tensor) for part in _dense_parts(leaf)]
 
@@ -37,5 +37,5 @@ def storage_of(node: Node) -> int:
 
 
 def storages_of(node: Node) -> set[int]:
-    """The allocations of all tensors in a node's value, which may be a tuple."""
+    """Return the allocations of all tensors in a node's value, which may be a tuple."""
     return {storage_identity(fake) for fake in fakes_in(node.meta.get("val"))}

@@ -72,7 +72,7 @@ def is_view(node: Node) -> bool:
 
 
 def maker_of(node: Node) -> Node:
-    """The node that made the allocation of a tensor node: `node` itself, or the base of its view."""
+    """Return the node that made the allocation of a tensor node: `node` itself, or the base of its view."""
     while is_view(node):
         own = storages_of(node)
         node = next(source for source in node.all_input_nodes if storages_of(source) & own)

@@ -142,7 +142,7 @@ def normalized(node: Node, image: Node, meta: Mapping[str, Any]) -> Normalized:
 
 
 def _shift(add: _Builder, image: Node, wide: torch.dtype) -> Node:
-    """The mean of the first image, or for a half type of its first positions."""
+    """Return the mean of the first image, or for a half type of its first positions."""
     fake = image.meta["val"]
     rows, count = math.prod(fake.shape[:-1]), math.prod(fake.shape[1:-1])
     if fake.dtype in _HALF:
@@ -153,7 +153,7 @@ def _shift(add: _Builder, image: Node, wide: torch.dtype) -> Node:
 
 
 def _moved(add: _Builder, old: Any, new: Node, momentum: Any) -> Node:
-    """A running number, moved towards a new one."""
+    """Return a running number, moved towards a new one."""
     dtype = old.meta["val"].dtype
     new = add.to(new, torch.promote_types(new.meta["val"].dtype, dtype))
     old = add.to(old, new.meta["val"].dtype)

@@ -114,7 +114,7 @@ def multiplications(node: Node) -> int:
 
 
 def example_sizes(fake: torch.Tensor) -> list[int]:
-    """The sizes of the example; one that no example is known of is 1."""
+    """Return the sizes of the example; one that no example is known of is 1."""
     return [1 if size is None else int(size) for size in hints(fake.shape)]
 
 

@@ -42,7 +42,7 @@ class ImageNodes:
         return add_call(self._graph, target, args, kwargs, origin(reader))
 
     def _value(self, node: Node) -> Any:
-        """The value of a node as it was traced."""
+        """Return the value of a node as it was traced."""
         return self._moved.get(node, node.meta["val"])
 
     def _give(self, node: Node, inner: Node) -> None:
@@ -63,7 +63,7 @@ class ImageNodes:
         return True
 
     def _image(self, node: Node, reader: Node) -> Node:
-        """The node of an image in the strides of channels_last."""
+        """Return the node of an image in the strides of channels_last."""
         if node not in self._inner:
             if has_strides(node.meta["val"], channels_last(4)):
                 return node
@@ -77,7 +77,7 @@ class ImageNodes:
         return node if node in self._laid_out else self._permuted_back(node)
 
     def _permuted_back(self, node: Node) -> Node:
-        """The permutation back of an image's inner node."""
+        """Return the permutation back of an image's inner node."""
         if node not in self._outer:
             inner = self._inner[node]
             order = inverse(channels_last(inner.meta["val"].dim()))
@@ -86,7 +86,7 @@ class ImageNodes:
         return self._outer[node]
 
     def _permuted(self, node: Node, reader: Node) -> Node:
-        """The inner node of an operand with all axes of an image, which may not be laid out itself."""
+        """Return the inner node of an operand with all axes of an image, which may not be laid out itself."""
         if node in self._inner:
             return self._inner[node]
         return self._add(reader, aten.permute.default, node, [*channels_last(node.meta["val"].dim())])
@@ -116,7 +116,7 @@ class ImageNodes:
                     output.replace_input_with(node, self._ordered(node, value, node))
 
     def _as_traced(self, node: Node, reader: Node) -> Node:
-        """An image in the strides that it was traced with; of a view, the same view of its base."""
+        """Return an image in the strides that it was traced with; of a view, the same view of its base."""
         like = node if reader.op == "output" else reader  # results are computed where their images are
         key = node, reader.op == "output" or like.meta.get(HALF)
         if key not in self._traced:
@@ -131,7 +131,7 @@ class ImageNodes:
         return self._traced[key]
 
     def _ordered(self, image: Node, traced: torch.Tensor, reader: Node) -> Node:
-        """An image in the order of a fake tensor's axes in memory."""
+        """Return an image in the order of a fake tensor's axes in memory."""
         order = physical_order(traced) or tuple(range(traced.dim()))
         if has_strides(image.meta["val"], order) or not has_strides(traced, order):
             return image

@@ -71,7 +71,7 @@ def origin(node: Node) -> dict[str, Any]:
 
 
 def channels_last(rank: int) -> tuple[int, ...]:
-    """The axes of an image with its channels last."""
+    """Return the axes of an image with its channels last."""
     return (0, *range(2, rank), 1) if rank > 1 else tuple(range(rank))
 
 

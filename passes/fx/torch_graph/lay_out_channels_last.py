@@ -175,7 +175,7 @@ class _Layout:
         return True
 
     def _images(self, node: Node) -> tuple[tuple[int, ...] | None, list[Node]]:
-        """The layout in which a node can read its images, and the operands that are to have it; None for no layout."""
+        """Return the layout in which a node can read its images, and the operands to convert; None without one."""
         tensors = [one for one in node.all_input_nodes if isinstance(one.meta.get("val"), torch.Tensor)]
         if node.target in CONVOLUTIONS:
             weight = node.args[1 if node.target is CONVOLUTIONS[0] else 2]
@@ -195,7 +195,7 @@ class _Layout:
         return orders[0], [*images, *(o for o in tensors if o not in images and not _agrees(o.meta["val"], orders[0]))]
 
     def _in_layout(self, image: Node, layout: tuple[int, ...], reader: Node) -> Node | None:
-        """An operand in a layout: itself, or a copy; None if a copy would gain nothing."""
+        """Return an operand in a layout: itself, or a copy; None if a copy would gain nothing."""
         fake = image.meta["val"]
         if fake.dim() == len(layout) and has_strides(fake, layout):
             return image
@@ -239,7 +239,7 @@ class _Layout:
                 self._modified = True
 
     def _as_traced(self, moved: Node, reader: Node) -> Node:
-        """The node in the layout with which `moved` was traced: a copy, and of a view the same view of its base's copy.
+        """Return `moved` in its traced layout: a copy; for a view, the same view of its base's copy.
 
         It belongs to the graph (forward or backward) of its first reader: the forward saves no copy that only the
         backward reads.
@@ -284,7 +284,7 @@ def _copy(source: Node, layout: torch.memory_format) -> Node:
 
 
 def _copied_as(traced: torch.Tensor, source: Node) -> list[Node]:
-    """A copy of `source` with the strides of a fake value, which is contiguous in some order of its dimensions."""
+    """Give a copy of `source` with the strides of a fake value, which is contiguous in some order of its dimensions."""
     if _is_contiguous(traced):
         return [_copy(source, torch.contiguous_format)]
     order = physical_order(traced)
@@ -294,7 +294,7 @@ def _copied_as(traced: torch.Tensor, source: Node) -> list[Node]:
 
 
 def _ordered_as(traced: torch.Tensor, source: Node) -> list[Node]:
-    """The same, without a copy where `source` turns out to be contiguous and was traced so."""
+    """Return the same, without a copy where `source` turns out to be contiguous and was traced so."""
     if _is_contiguous(traced):
         return [_add(source, aten.contiguous.default, (source,), {})]
     return _copied_as(traced, source)
@@ -375,7 +375,7 @@ def _strides(value: Any) -> Any:
 
 
 def _order_of(fake: torch.Tensor) -> tuple[int, ...] | None:
-    """The dimensions from slowest to fastest in memory, without gaps; None where there is no such order."""
+    """Return the dimensions from slowest to fastest in memory, without gaps; None where there is no such order."""
     if _is_channels_last(fake):
         return _CHANNELS_LAST
     return tuple(range(fake.dim())) if _is_contiguous(fake) else physical_order(fake) or None

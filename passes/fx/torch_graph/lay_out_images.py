@@ -117,7 +117,7 @@ class _Images(ImageNodes):
                 self._order_weight(item)
 
     def _weight(self, weight: Node, reader: Node) -> Node:
-        """A weight in channels_last; one of a single position is in both layouts."""
+        """Return a weight in channels_last; one of a single position is in both layouts."""
         fake = weight.meta["val"]
         if tuple(fake.shape[2:]) == (1, 1) or has_strides(fake, channels_last(4)):
             return weight
@@ -195,7 +195,7 @@ class _Images(ImageNodes):
         return True
 
     def _operand(self, node: Node, rank: int, reader: Node) -> Node:
-        """An operand of an image's operator, with channels last; one with fewer axes is broadcast."""
+        """Return an operand of an image's operator, with channels last; one with fewer axes is broadcast."""
         fake = node.meta["val"]
         if not fake.dim():
             return node

@@ -52,7 +52,7 @@ class PlaceBiases(PassBase):
 
 
 def _readers(value: Node) -> Iterator[Node]:
-    """The readers in the forward or backward graph of the value, behind views."""
+    """Yield the readers in the forward or backward graph of the value, behind views."""
     for user in value.users:
         if user.meta.get(HALF) != value.meta.get(HALF) and user.op != "output":
             continue

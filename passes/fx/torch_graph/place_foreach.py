@@ -58,7 +58,7 @@ def _is_lone_cast(node: Node) -> bool:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """The nodes that read a value, behind views."""
+    """Yield the nodes that read a value, behind views."""
     for user in node.users:
         if is_remakable_view(user):
             yield from _readers(user)

@@ -39,7 +39,7 @@ class ReshapeViews(PassBase):
 
 
 def _maker(view: Node) -> Node:
-    """The node at the end of a chain of views."""
+    """Return the node at the end of a chain of views."""
     while isinstance(view.target, OpOverload) and (sources := aliased_inputs(view)):
         view = sources[0]
     return view

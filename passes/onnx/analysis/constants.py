@@ -9,7 +9,7 @@ __all__ = ["constant_of", "initializer", "shape_initializer"]
 
 
 def constant_of(value: ir.Value | None) -> list[int] | None:
-    """The integers that a value always has; None where it has none, or a run may give others."""
+    """Return the integers that a value always has; None where it has none, or a run may give others."""
     if value is None or value.is_graph_input():
         return None
     tensor = ir.convenience.get_const_tensor(value)
@@ -17,12 +17,12 @@ def constant_of(value: ir.Value | None) -> list[int] | None:
 
 
 def initializer(graph: ir.Graph, tape: ir.tape.Tape, name: str, array: np.ndarray) -> ir.Value:
-    """The initializer of a name that describes its content, made where the graph has none: nodes share it."""
+    """Return the initializer of a name that describes its content, made where the graph has none: nodes share it."""
     if name not in graph.initializers:
         graph.register_initializer(tape.initializer(ir.tensor(array, name=name), name=name))
     return graph.initializers[name]
 
 
 def shape_initializer(graph: ir.Graph, tape: ir.tape.Tape, sizes: list[int]) -> ir.Value:
-    """The initializer of a shape, one for each."""
+    """Return the initializer of a shape, one for each."""
     return initializer(graph, tape, "shape_" + "x".join(map(str, sizes)), np.array(sizes, np.int64))

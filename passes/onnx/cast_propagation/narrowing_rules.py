@@ -80,13 +80,13 @@ class Operands(NamedTuple):
 
 
 def allowed_operators(level: int, allow: Collection[str], layer_norm: bool) -> frozenset[str]:
-    """The operator types that may become narrow at a level of 0, 1 or 2, beside those of COMPUTES_WIDE."""
+    """Return the operator types that may become narrow at a level of 0, 1 or 2, beside those of COMPUTES_WIDE."""
     levels: tuple[frozenset[str], ...] = (frozenset(), EXACT, EXACT | LEVEL_2)
     return levels[level] | frozenset(allow) | (NORMALIZATIONS if layer_norm else frozenset())
 
 
 def known_operators(target: Target) -> frozenset[str]:
-    """The operator types that ONNX defines, and those that the target has kernels for."""
+    """Return the operator types that ONNX defines, and those that the target has kernels for."""
     return _defined_operators() | {op_type for _, op_type in target.kernels}
 
 
@@ -96,7 +96,7 @@ def _defined_operators() -> frozenset[str]:
 
 
 def operands(node: ir.Node, dtype: ir.DataType, version: int | None, target: Target | None) -> Operands | None:
-    """The operands of a float32 node that would become `dtype`; None where the node must stay.
+    """Return the operands of a float32 node that would become `dtype`; None where the node must stay.
 
     Args:
         node: any node.
@@ -143,7 +143,7 @@ def _by_dtype(node: ir.Node) -> tuple[Operands, tuple[str, ...]]:
 
 
 def _by_variable(node: ir.Node, schema: onnx.defs.OpSchema, narrow: str) -> tuple[Operands, tuple[str, ...]] | None:
-    """The operands of the type variable of the first float32 input."""
+    """Return the operands of the type variable of the first float32 input."""
     ins = [_formal(schema.inputs, i) for i in range(len(node.inputs))]
     outs = [_formal(schema.outputs, i) for i in range(len(node.outputs))]
     floats = [v for v, x in zip(ins, node.inputs, strict=True) if x is not None and x.dtype == ir.DataType.FLOAT]
@@ -157,6 +157,6 @@ def _by_variable(node: ir.Node, schema: onnx.defs.OpSchema, narrow: str) -> tupl
 
 
 def _formal(formals: object, index: int) -> str:
-    """The type variable of a formal parameter; the last one repeats where it is variadic."""
+    """Return the type variable of a formal parameter; the last one repeats where it is variadic."""
     parameters = list(formals)  # type: ignore[call-overload]
     return str(parameters[min(index, len(parameters) - 1)].type_str)

@@ -199,7 +199,7 @@ class PropagateCasts(ir.passes.InPlacePass):
 
 
 def _check_known(allow: Iterable[str], target: Target) -> None:
-    """A misspelt operator would do nothing, silently."""
+    """Check the names of operators: a misspelt one would have no effect."""
     known = known_operators(target)
     for name in allow:
         if name not in known:
@@ -219,14 +219,14 @@ def _may_have_casts(model: ir.Model) -> bool:
 
 
 def _casts(model: ir.Model, dtype: ir.DataType) -> Iterator[ir.Node]:
-    """The casts between float32 and `dtype`, in sub-graphs too."""
+    """Yield the casts between float32 and `dtype`, in sub-graphs too."""
     for node in model.graph.all_nodes():
         if is_cast(node, dtype, ir.DataType.FLOAT) or is_cast(node, ir.DataType.FLOAT, dtype):
             yield node
 
 
 def _elements(node: ir.Node, sizes: ElementCounts) -> int:
-    """The number of elements cast; 0 where it is unknown."""
+    """Return the number of elements cast; 0 where it is unknown."""
     size = sizes[node.outputs[0]]
     return 0 if size.symbols else size.factor
 

@@ -33,13 +33,13 @@ def is_cast(node: ir.Node | None, to: ir.DataType, source: ir.DataType | None = 
 
 
 def origin(value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """The value of type `dtype` that `value` is a widened copy of, or `value` itself."""
+    """Return the value of type `dtype` that `value` is a widened copy of, or `value` itself."""
     node = value.producer()
     return node.inputs[0] if is_cast(node, ir.DataType.FLOAT, dtype) else value  # type: ignore[union-attr,return-value]
 
 
 def foldable(value: ir.Value) -> ir.TensorProtocol | None:
-    """The small constant that `value` is: converting it when the model is made costs no cast."""
+    """Return the small constant that `value` is: converting it when the model is made costs no cast."""
     if value.is_graph_input() or (value.is_initializer() and value.const_value is None):
         return None
     tensor = ir.convenience.get_const_tensor(value)
@@ -149,14 +149,14 @@ def find_regions(
 
 
 def _casts_of(component: Collection[ir.Node], casts: Iterable[_Cast]) -> list[_Cast]:
-    """The casts that depend on the labels of these nodes."""
+    """Return the casts that depend on the labels of these nodes."""
     return [cast for cast in casts if cast.maker in component or any(reader in component for reader in cast.readers)]
 
 
 def _proven(
     nodes: Mapping[ir.Node, Operands], dtype: ir.DataType, proof: Callable[[ir.Node], Proof]
 ) -> dict[ir.Node, Operands]:
-    """The nodes of which enough is known."""
+    """Return the nodes of which enough is known."""
     given: set[ir.Node] = set()
     wanted: set[ir.Node] = set()
 
@@ -226,7 +226,7 @@ def _components(candidates: Collection[ir.Node], casts: Iterable[_Cast]) -> list
 
 
 def _cheapest(component: set[ir.Node], casts: list[_Cast]) -> set[ir.Node]:
-    """The nodes of a component to make narrow, none if that would leave more to cast.
+    """Return the nodes of a component to make narrow, none if that would leave more to cast.
 
     Sizes with symbols are compared symbol by symbol: where new casts outnumber those that go in any of them, such
     casts are ruled out and the rest is tried again.
@@ -248,7 +248,7 @@ def _cut(
     casts: list[_Cast],
     ruled_out: Collection[tuple[str, ...]],
 ) -> set[ir.Node]:
-    """The nodes on the narrow side of the minimum cut: fewest elements first, then fewest casts."""
+    """Return the nodes on the narrow side of the minimum cut: fewest elements first, then fewest casts."""
     network = FlowNetwork()
     vertices = {node: network.vertex() for node in component}
     many = len(casts) + 1

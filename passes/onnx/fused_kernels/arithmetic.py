@@ -30,7 +30,7 @@ class Steps:
         self._known: dict[str, int] = {}
 
     def add(self, step: Step) -> int:
-        """The index of a step."""
+        """Return the index of a step."""
         key = repr(step)  # 0 and -0 are equal, NaN is not
         if key not in self._known:
             self._known[key] = len(self.steps)
@@ -38,15 +38,15 @@ class Steps:
         return self._known[key]
 
     def constant(self, value: float | int | bool, dtype: ir.DataType) -> int:
-        """A number, rounded to the type."""
+        """Return a number, rounded to the type."""
         return self.add(Constant(dtype, np.asarray(value).astype(dtype.numpy()).item()))
 
     def apply(self, function: str, *arguments: int) -> int:
-        """A function of steps of one type, which the result has, too."""
+        """Return a function of steps of one type, which the result has, too."""
         return self.add(Apply(self.steps[arguments[0]].dtype, function, arguments))
 
     def compare(self, function: str, *arguments: int) -> int:
-        """A function whose result is a bool."""
+        """Return a function whose result is a bool."""
         return self.add(Apply(ir.DataType.BOOL, function, arguments))
 
     def where(self, condition: int, first: int, second: int) -> int:
@@ -54,7 +54,7 @@ class Steps:
         return self.add(Apply(self.steps[first].dtype, "where", (condition, first, second)))
 
     def convert(self, argument: int, dtype: ir.DataType) -> int:
-        """A step in another type."""
+        """Return a step in another type."""
         if self.steps[argument].dtype == dtype:
             return argument
         return self.add(Apply(dtype, "convert", (argument,)))
@@ -118,7 +118,7 @@ def _attribute(steps: Steps, node: ir.Node, like: int, name: str, default: float
 
 
 def _folded(function: str) -> Formula:
-    """An operator of any number of inputs."""
+    """Return an operator of any number of inputs."""
 
     def formula(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
         result = arguments[0]

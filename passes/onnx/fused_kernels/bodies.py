@@ -14,7 +14,7 @@ __all__ = ["body_of", "is_in_parts"]
 
 
 def body_of(group: Group, kernel: Kernel, domain: str, name: str, opset_imports: Mapping[str, int]) -> ir.Function:
-    """The function that computes a group by copies of its nodes. Its constants are nodes: a function holds no tensors.
+    """Make the function that computes a group by copies of its nodes. Constants are nodes in it.
 
     Args:
         group: the group of nodes that it computes.
@@ -64,7 +64,7 @@ def is_in_parts(store: Store | ColumnSum, output: ir.Value) -> bool:
 
 
 def _in_parts(values: dict[ir.Value, ir.Value], output: ir.Value, part: int, shape: list[int]) -> list[ir.Node]:
-    """The nodes of the sums of parts, which take the place of the sum."""
+    """Return the nodes of the sums of parts, which take the place of the sum."""
     producer = output.producer()
     assert producer is not None
     x = producer.inputs[0]

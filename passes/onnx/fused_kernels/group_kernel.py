@@ -59,7 +59,7 @@ class Group:
 
 
 def number_of(value: ir.Value) -> float | int | bool | None:
-    """The number that a value of one element always is; None of any other."""
+    """Return the number that a value of one element always is; None of any other."""
     if value.is_graph_input() or (tensor := ir.convenience.get_const_tensor(value)) is None or tensor.size != 1:
         return None
     number = tensor.numpy().reshape(-1)[0]
@@ -93,7 +93,7 @@ def kernel_of(group: Group, shapes: Shapes, *, in_parts: bool = True) -> Kernel:
 
 
 def _in_space(group: Group, shapes: Shapes, space: Sequence[Size], columns: int, in_parts: bool) -> Kernel:
-    """The kernel whose loops are those of a shape, the last of which are columns."""
+    """Return the kernel whose loops are those of a shape, the last of which are columns."""
     loops = list(space)
     while True:
         try:
@@ -104,7 +104,7 @@ def _in_space(group: Group, shapes: Shapes, space: Sequence[Size], columns: int,
 
 
 def _widest(node: ir.Node) -> ir.Value:
-    """The first input of a reduction, and the output of any other node."""
+    """Return the first input of a reduction, and the output of any other node."""
     is_reduction = reduced_axes(node) is not None or summed_axes(node) is not None
     value = node.inputs[0] if is_reduction else node.outputs[0]
     assert value is not None
@@ -150,13 +150,13 @@ class _Lowering:
         return kernel
 
     def _summed(self, node: ir.Node) -> ColumnSum:
-        """The sum over the rows of a node's input."""
+        """Return the sum over the rows of a node's input."""
         step, parts = self._summand(node)
         columns = product(self._loops[-self._columns :])
         return ColumnSum(step, self._shapes(node.outputs[0]) if parts == 1 else (Size(parts), columns))
 
     def _summand(self, node: ir.Node) -> tuple[int, int]:
-        """The step that a node sums over rows, and in how many parts."""
+        """Return the step that a node sums over rows, and in how many parts."""
         x = node.inputs[0]
         assert x is not None
         rows, columns = product(self._loops[: -self._columns]), product(self._loops[-self._columns :])
@@ -173,7 +173,7 @@ class _Lowering:
         return self._step(x, layout), rows.factor // self._part
 
     def _total(self, node: ir.Node, layout: Layout, only: Only) -> int:
-        """The step of a sum over rows that other nodes of the group read."""
+        """Return the step of a sum over rows that other nodes of the group read."""
         columns = list(range(len(self._loops) - self._columns, len(self._loops)))
         if only or [loop for axis in layout for loop in axis] != columns:
             raise CannotFuseError("a sum of columns in another order")
@@ -183,7 +183,7 @@ class _Lowering:
         return self._steps.add(Total(_dtype(node.outputs[0]), step))
 
     def _stored(self, output: ir.Value) -> Layout:
-        """The layout of an output: its elements in order, of all points or one of each row."""
+        """Return the layout of an output: its elements in order, of all points or one of each row."""
         shape, every = self._shapes(output), range(len(self._loops))
         if product(shape) == product(self._loops):
             return regrouped(self._loops, every, shape)
@@ -206,7 +206,7 @@ class _Lowering:
         return False
 
     def _step(self, value: ir.Value, layout: Layout, only: Only = ()) -> int:
-        """The step that computes the element of a value at these loops."""
+        """Return the step that computes the element of a value at these loops."""
         key = (value, layout, only)
         if key not in self._known:
             node = value.producer()
@@ -278,7 +278,7 @@ class _Lowering:
             raise
 
     def _moved(self, node: ir.Node, value: ir.Value, source: ir.Value, layout: Layout) -> Layout:
-        """The layout of the input of a node of MOVES."""
+        """Return the layout of the input of a node of MOVES."""
         before, after = self._shapes(source), self._shapes(value)
         if node.op_type == "Transpose":
             order = list(node.attributes.get_ints("perm", tuple(reversed(range(len(before))))))
@@ -295,11 +295,11 @@ class _Lowering:
         return self._regrouped([loop for axis in layout for loop in axis], before)
 
     def _at(self, number: int, count: Size, *, is_step: bool = False) -> int:
-        """The loop of which only one count is read: a number, or the value of a step."""
+        """Return the loop of which only one count is read: a number, or the value of a step."""
         return self._fixed.setdefault((number, is_step, count), len(self._loops) + len(self._fixed))
 
     def _index(self, indices: ir.Value, layout: Layout, count: Size, only: Only) -> int:
-        """The step of an index, from 0 up; a negative one counts from the end."""
+        """Return the step of an index, from 0 up; a negative one counts from the end."""
         if count.symbols:
             raise CannotFuseError("indices into an axis of a symbolic size")
         index = self._steps.convert(self._step(indices, layout, only), ir.DataType.INT64)
@@ -307,7 +307,7 @@ class _Lowering:
         return self._steps.where(self._steps.compare("lt", index, zero), self._steps.apply("add", index, size), index)
 
     def _picked(self, node: ir.Node, layout: Layout, only: Only) -> int:
-        """The step of GatherElements with one index for each row of an axis."""
+        """Return the step of GatherElements with one index for each row of an axis."""
         data, indices = node.inputs
         assert data is not None
         assert indices is not None
@@ -317,7 +317,7 @@ class _Lowering:
         return self._step(data, (*layout[:axis], (place,), *layout[axis + 1 :]), only)
 
     def _scattered(self, node: ir.Node, layout: Layout, only: Only) -> int:
-        """The step of ScatterElements with one index for each row of an axis."""
+        """Return the step of ScatterElements with one index for each row of an axis."""
         data, indices, updates = node.inputs
         assert data is not None
         assert indices is not None
@@ -336,7 +336,7 @@ class _Lowering:
         return self._steps.where(hit, update, before)
 
     def _joined(self, node: ir.Node, layout: Layout, only: Only) -> int:
-        """The step of a concatenation of equal pieces: one of several, by a loop that counts them."""
+        """Return the step of a concatenation of equal pieces: one of several, by a loop that counts them."""
         axis = node.attributes.get_int("axis") % len(layout)
         pieces = [one for one in node.inputs if one is not None]
         sizes = {self._shapes(one)[axis] for one in pieces}
@@ -386,7 +386,7 @@ class _Lowering:
 
 
 def _total(first: Size, second: Size) -> Size:
-    """The sum of two sizes of the same symbols."""
+    """Return the sum of two sizes of the same symbols."""
     if not first.factor:
         return second
     if first.symbols != second.symbols:

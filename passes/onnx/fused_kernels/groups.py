@@ -60,7 +60,7 @@ class _Cluster:
 def find_groups(
     graph: ir.Graph, sizes: ValueSizes, finishing: Sequence[Sequence[ir.Node]] | None = None
 ) -> list[Group]:
-    """The groups of at least two nodes that compute, or of one that needs a kernel; each of them is one kernel.
+    """Return the groups of at least two nodes that compute, or of one that needs a kernel; each of them is one kernel.
 
     A node joins the groups that make its inputs if they have the same points, or rows, and if no path leads out of the
     group and back. Then groups that read the same tensor join.
@@ -99,7 +99,7 @@ class _Search:
                 self._of[producer].descendants |= cluster.bits | cluster.descendants
 
     def _producers(self, node: ir.Node) -> Iterator[ir.Node]:
-        """The nodes of this graph that a node or its subgraphs read from."""
+        """Yield the nodes of this graph that a node or its subgraphs read from."""
         read = [*node.inputs]
         for attribute in node.attributes.values():
             if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
@@ -207,7 +207,7 @@ class _Search:
             self._merge(first, second, *space)
 
     def _with_piece(self, piece: _Cluster, whole: _Cluster) -> tuple[Size, tuple[Size, ...]] | None:
-        """The points and the columns of a group with one that makes an equal piece of its concatenation."""
+        """Return the points and the columns of a group with one that makes an equal piece of its concatenation."""
         assert piece.points is not None
         assert whole.points is not None
         counts = {
@@ -219,7 +219,7 @@ class _Search:
         return (whole.points, whole.columns) if fits and not piece.columns else None
 
     def _with_total(self, sums: _Cluster, reader: _Cluster) -> tuple[Size, tuple[Size, ...]] | None:
-        """The points and the columns of a group that sums over rows with one that computes of the sums."""
+        """Return the points and the columns of a group that sums over rows with one that computes of the sums."""
         assert sums.points is not None
         width = product(sums.columns)
         if not sums.columns or reader.columns or reader.points != width:
@@ -248,7 +248,7 @@ class _Search:
             self._of[node] = first
 
     def _at(self, bits: int) -> Iterator[_Cluster]:
-        """The clusters that have these nodes, each once."""
+        """Yield the clusters that have these nodes, each once."""
         while bits:
             cluster = self._of[self._nodes[(bits & -bits).bit_length() - 1]]
             yield cluster
@@ -257,7 +257,7 @@ class _Search:
     # -- the resulting groups --------------------------------------------------------------------------------------
 
     def groups(self) -> list[Group]:
-        """The groups, in the order of their last nodes."""
+        """Return the groups, in the order of their last nodes."""
         chosen: list[Group] = []
         for cluster in dict.fromkeys(self._of.values()):
             nodes = self._without_edges(self._in_order(cluster.nodes))
@@ -269,7 +269,7 @@ class _Search:
         return Shared(chosen, [self._repeated(group) for group in chosen], self._kept).groups(self._in_order)
 
     def _repeated(self, group: Group) -> frozenset[ir.Node]:
-        """The arithmetic that a group recomputes, of fewer bytes than it would read."""
+        """Return the arithmetic that a group recomputes, of fewer bytes than it would read."""
         for found in repeated(group.inputs, self._cost, self._may_repeat):
             more = self._group(self._in_order([*group.nodes, *found]), group.columns)
             if found and self._is_kernel(more):
@@ -313,7 +313,7 @@ class _Search:
         return value in self._kept or any(node not in inside for node, _ in value.uses())
 
     def _without_edges(self, nodes: list[ir.Node]) -> list[ir.Node]:
-        """The nodes but for reshapes of the group's inputs or outputs, which cost nothing outside."""
+        """Return the nodes but for reshapes of the group's inputs or outputs, which cost nothing outside."""
         inside = set(nodes)
         while True:
             edges = {
@@ -340,7 +340,7 @@ def _pays(nodes: Sequence[ir.Node]) -> bool:
 
 
 def _joined(first: _Cluster, second: _Cluster) -> tuple[Size, tuple[Size, ...]] | None:
-    """The points and the columns of two groups as one; None where they do not fit."""
+    """Return the points and the columns of two groups as one; None where they do not fit."""
     assert first.points is not None
     assert second.points is not None
     if first.columns and second.columns:

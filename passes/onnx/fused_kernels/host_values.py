@@ -34,7 +34,7 @@ _READ_ON_HOST: Mapping[str, tuple[int, ...]] = {
 
 
 def host_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
-    """The nodes of a graph that compute sizes, or values that are read on the host.
+    """Return the nodes of a graph that compute sizes, or values that are read on the host.
 
     They stay nodes of ONNX Runtime, which runs them on the CPU: as part of a kernel they would be copied to the device
     and back.

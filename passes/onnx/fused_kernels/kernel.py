@@ -236,7 +236,7 @@ class Kernel:
 
 
 def read_by(step: Step) -> tuple[int, ...]:
-    """The indices of the steps that a step reads."""
+    """Return the indices of the steps that a step reads."""
     match step:
         case Apply():
             return step.arguments
@@ -263,7 +263,7 @@ class Term:
 
 
 def product(sizes: Sequence[Size]) -> Size:
-    """The product of sizes; 1 of none."""
+    """Return the product of sizes; 1 of none."""
     found = Size()
     for size in sizes:
         found *= size
@@ -271,7 +271,7 @@ def product(sizes: Sequence[Size]) -> Size:
 
 
 def terms(loops: Sequence[Size], strides: Sequence[Size]) -> tuple[Term, ...]:
-    """The offset of an access, as few terms of the index that counts these loops: neighbours that lie like one join."""
+    """Spell the offset of an access in few terms; loops whose strides fit together are joined."""
     blocks: list[tuple[Size, Size]] = []  # points and stride of loops that lie like one, innermost first
     for count, stride in zip(reversed(loops), reversed(strides), strict=True):
         if count == Size():

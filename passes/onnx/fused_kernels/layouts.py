@@ -36,7 +36,7 @@ class SplitLoop(Exception):  # noqa: N818 - it asks for another try
 
 
 def regrouped(loops: Sequence[Size], sequence: Sequence[int], shape: Sequence[Size]) -> Layout:
-    """The layout of a contiguous tensor whose elements these loops walk in order.
+    """Return the layout of a contiguous tensor whose elements these loops walk in order.
 
     Args:
         loops: how often each loop of the kernel runs.
@@ -80,7 +80,7 @@ def _quotient(size: Size, by: Size) -> Size | None:
 
 
 def broadcast_operand(layout: Layout, shape: Sequence[Size], operand: Sequence[Size]) -> Layout:
-    """The layout of an operand of shape `operand` that broadcasts to a result of `shape` and `layout`.
+    """Return the layout of an operand of shape `operand` that broadcasts to a result of `shape` and `layout`.
 
     Raises:
         CannotFuseError: it is not known to broadcast.
@@ -95,7 +95,7 @@ def broadcast_operand(layout: Layout, shape: Sequence[Size], operand: Sequence[S
 
 
 def strides_of(loops: Sequence[Size], layout: Layout, shape: Sequence[Size]) -> tuple[Size, ...]:
-    """The stride of each loop in a contiguous tensor."""
+    """Return the stride of each loop in a contiguous tensor."""
     found = [Size(0)] * len(loops)
     for axis, along in enumerate(layout):
         inner = product(shape[axis + 1 :])

@@ -37,7 +37,7 @@ class _Making(NamedTuple):
 def repeated(
     inputs: Iterable[ir.Value], nbytes: Callable[[ir.Value], int], may_repeat: Callable[[ir.Node], bool]
 ) -> Iterator[frozenset[ir.Node]]:
-    """Give the nodes that a kernel recomputes in place of its inputs: all that pay, then casts of half types alone.
+    """Yield the nodes that a kernel recomputes in place of its inputs: all that pay, then casts of half types alone.
 
     Args:
         inputs: the values that the kernel would read.
@@ -66,7 +66,7 @@ def _made(
     found: dict[ir.Value, _Making],
     depth: int = 0,
 ) -> _Making:
-    """The way to have a value that reads the fewest bytes, of at most so many nodes one after another."""
+    """Return the way to compute a value that reads the fewest bytes, by a chain of at most so many nodes."""
     if value in found:
         return found[value]
     if depth > _MOST_NODES:
@@ -100,7 +100,7 @@ class Shared:
     kept: set[ir.Value]
 
     def groups(self, in_order: Callable[[Iterable[ir.Node]], list[ir.Node]]) -> list[Group]:
-        """The groups with the nodes that they recompute, and with the outputs that are then still read."""
+        """Return the groups with the nodes that they recompute, and with the outputs that are then still read."""
         found = []
         for group, repeated in zip(self.chosen, self.repeated, strict=True):
             nodes = in_order([*group.nodes, *repeated])

@@ -14,7 +14,7 @@ __all__ = ["lowered_rows", "reduced_axes"]
 
 
 def reduced_axes(node: ir.Node) -> range | None:
-    """The trailing axes of its first input that an operator of this page reduces; None of any other node."""
+    """Return the trailing axes of its first input that an operator of this page reduces; None of any other node."""
     x = node.inputs[0] if node.inputs else None
     if node.domain or node.op_type not in _FORMULAS or x is None or x.shape is None or x.dtype not in _TYPES:
         return None
@@ -66,7 +66,7 @@ def _layer_norm(steps: Steps, node: ir.Node, inputs: Sequence[int], columns: int
 
 
 def _shifted(steps: Steps, x: int) -> tuple[int, int]:
-    """A row less its maximum, and the exponentials of that."""
+    """Return a row less its maximum, and the exponentials of that."""
     shifted = steps.apply("sub", x, _max(steps, x))
     return shifted, steps.apply("exp", shifted)
 

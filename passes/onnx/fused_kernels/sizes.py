@@ -22,7 +22,7 @@ class ValueSizes:
         self._known: dict[ir.Value, tuple[Size, ...] | None] = {}
 
     def __call__(self, value: ir.Value) -> tuple[Size, ...]:
-        """The shape of a value.
+        """Return the shape of a value.
 
         Raises:
             LookupError: it is not known.
@@ -38,7 +38,7 @@ class ValueSizes:
         return self._known[value]
 
     def count(self, value: ir.Value) -> Size:
-        """The elements of a value of known shape."""
+        """Return the elements of a value of known shape."""
         return product(self(value))
 
     def _read(self, shape: ir.Shape | None) -> tuple[Size, ...] | None:

@@ -103,7 +103,7 @@ def fused_op(kernel: Kernel, name: str) -> FusedOp:
 
 
 def _literal(step: Constant) -> str:
-    """A number that keeps its type: a literal of Python's would be float32."""
+    """Return a number that keeps its type: a literal of Python's would be float32."""
     wide = WIDE.get(step.dtype, step.dtype)
     if isinstance(step.value, float) and not math.isfinite(step.value):
         return f'tl.full([], float("{step.value}"), {DTYPES[wide]})'
@@ -166,7 +166,7 @@ def _applied(step: Apply) -> str:
 
 
 def _reduced(step: Reduce, space: Rows) -> str:
-    """A row's sum, or its maximum, which Triton's own would take without NaN."""
+    """Return a row's sum, or its maximum, which Triton's own would take without NaN."""
     x = f"tl.broadcast_to(v{step.argument}, [{space.rows}, {space.block}])"
     if step.function == "sum":
         return f"tl.sum({_in_columns(x, '0.0', space)}, 1, keep_dims=True)"
@@ -175,7 +175,7 @@ def _reduced(step: Reduce, space: Rows) -> str:
 
 
 def _maximum(is_nan: str, finite: str) -> str:
-    """The maximum of a row, or NaN where it has one."""
+    """Return the maximum of a row, or NaN where it has one."""
     return f'tl.where(tl.max({is_nan}, 1, keep_dims=True) > 0, float("nan"), tl.max({finite}, 1, keep_dims=True))'
 
 
@@ -195,7 +195,7 @@ def _stored(kernel: Kernel, space: Flat | Rows, number: int, store: Store) -> st
 
 
 def _late(kernel: Kernel, space: Rows) -> Iterator[str]:
-    """The lines that compute and store values that depend on totals, when all rows are added."""
+    """Yield the lines that compute and store values that depend on totals, when all rows are added."""
     needed, left = set[int](), [number for number, is_late in enumerate(kernel.late) if is_late]
     while left:
         number = left.pop()
@@ -252,13 +252,13 @@ class _Walk:
             self._is_wide.append(not isinstance(step, Reduce) and (own or only or any(self._is_wide[n] for n in read)))
 
     def numbers(self, level: int, space: LongRows) -> Iterator[str]:
-        """The steps of a row's numbers that can be computed after so many loops, and not before."""
+        """Yield the steps of a row's numbers that can be computed after so many loops, and not before."""
         for number, step in enumerate(self._kernel.steps):
             if not self._is_wide[number] and self.levels[number] == level and not isinstance(step, Reduce):
                 yield f"v{number} = {_written(step, space)}"
 
     def columns(self, wanted: Sequence[int], space: LongRows) -> Iterator[str]:
-        """The steps at a block of columns that these steps need, and they themselves."""
+        """Yield the steps at a block of columns that these steps need, and they themselves."""
         needed, left = set[int](), [*wanted]
         while left:
             number = left.pop()
@@ -274,7 +274,7 @@ def _neutral(step: Reduce, space: LongRows) -> str:
 
 
 def _gathered(step: Reduce, number: int, space: LongRows) -> str:
-    """The reduction of each column after one more block."""
+    """Return the reduction of each column after one more block."""
     x = f"tl.broadcast_to(v{step.argument}, [1, {space.block}])"
     if step.function == "sum":
         return f"sum{number} + {_in_columns(x, '0.0', space)}"

@@ -49,17 +49,17 @@ class Flat:
     indent = ""
 
     def head(self) -> Iterator[str]:
-        """The lines before the steps."""
+        """Yield the lines before the steps."""
         yield f"i = {_program(self._kernel)} * {self.per_program} + tl.arange(0, {self.per_program})"
         yield f"mask = i < {written_size(self.count)}"
 
     def access(self, strides: Sequence[Size]) -> tuple[str, str]:
-        """The offset and the mask of an access; no offset where it is 0."""
+        """Return the offset and the mask of an access; no offset where it is 0."""
         offset = _offset(terms(self._kernel.loops, strides), "i")
         return offset, "mask" if offset else ""
 
     def counter(self, loop: int) -> str:
-        """A loop's counter."""
+        """Return a loop's counter."""
         return _counter(self._kernel, self.access, loop)
 
     def place(self, strides: Sequence[Size]) -> tuple[str, str]:
@@ -132,7 +132,7 @@ class Rows:
         return self.columns % self.block == 0
 
     def head(self) -> Iterator[str]:
-        """The lines before the steps."""
+        """Yield the lines before the steps."""
         program, rows = _program(self.kernel), f"tl.arange(0, {self.rows})[:, None]"
         columns = f"tl.arange(0, {self.block})[None, :]"
         if self.blocks > 1:
@@ -161,25 +161,25 @@ class Rows:
         return "    " if self.kernel.part else ""
 
     def sums(self) -> Iterator[tuple[int, ColumnSum]]:
-        """The column sums, by the numbers of their outputs."""
+        """Yield the column sums, by the numbers of their outputs."""
         for number, store in enumerate(self.kernel.stores):
             if isinstance(store, ColumnSum):
                 yield number, store
 
     def accumulators(self) -> Iterator[tuple[str, int]]:
-        """The names of the accumulators, and the step of each."""
+        """Yield the names of the accumulators, and the step of each."""
         yield from ((f"sum{number}", store.step) for number, store in self.sums())
         yield from ((f"total{n}", step.argument) for n, step in enumerate(self.kernel.steps) if isinstance(step, Total))
 
     def added(self) -> Iterator[str]:
-        """The lines that add a tile to the column sums."""
+        """Yield the lines that add a tile to the column sums."""
         mask = "rows" if self.is_whole else "mask"
         for name, step in self.accumulators():
             tile = f"tl.broadcast_to(v{step}, [{self.rows}, {self.block}])"
             yield f"{self.indent}{name} += tl.where({mask}, {tile}, 0.0)"
 
     def tail(self) -> Iterator[str]:
-        """The lines that store sums when all tiles of a part are done."""
+        """Yield the lines that store sums when all tiles of a part are done."""
         for number, _ in self.sums():
             dtype = DTYPES[self.kernel.outputs[number]]
             place = f"out{number} + part * {self.columns} + c"
@@ -187,12 +187,12 @@ class Rows:
             yield f"tl.store({place}, tl.sum(sum{number}, 0, keep_dims=True).to({dtype}){mask})"
 
     def place_of_columns(self, strides: Sequence[Size]) -> tuple[str, str]:
-        """The offset and the mask of a store of one number of each column."""
+        """Return the offset and the mask of a store of one number of each column."""
         _, by_column = self._offsets(strides)
         return by_column or "c", "" if self.is_whole else "columns"
 
     def access(self, strides: Sequence[Size]) -> tuple[str, str]:
-        """The offset and the mask of an access; no offset where it is 0."""
+        """Return the offset and the mask of an access; no offset where it is 0."""
         by_row, by_column = self._offsets(strides)
         if not by_row:
             return by_column, "" if self.is_whole or not by_column else "columns"
@@ -201,7 +201,7 @@ class Rows:
         return f"{by_row} + {by_column}", "rows" if self.is_whole else "mask"
 
     def counter(self, loop: int) -> str:
-        """A loop's counter."""
+        """Return a loop's counter."""
         return _counter(self.kernel, self.access, loop)
 
     def place(self, strides: Sequence[Size]) -> tuple[str, str]:
@@ -242,12 +242,12 @@ class LongRows(Rows):
         return 16
 
     def head(self) -> Iterator[str]:
-        """The lines before the steps."""
+        """Yield the lines before the steps."""
         yield f"r = {_program(self.kernel)} + tl.arange(0, 1)[:, None]"
         yield f"rows = r < {written_size(product(self.kernel.row_loops))}"
 
     def walk(self) -> Iterator[str]:
-        """The head of a loop along the row."""
+        """Yield the head of a loop along the row."""
         yield f"for first in range(0, {self.columns}, {self.block}):"
         yield f"    c = first + tl.arange(0, {self.block})[None, :]"
         if not self.is_whole:
@@ -275,7 +275,7 @@ def _program(kernel: Kernel) -> str:
 
 
 def written_size(size: Size) -> str:
-    """A size as an expression."""
+    """Return a size as an expression."""
     factors = [*([str(size.factor)] if size.factor != 1 or not size.symbols else []), *(f"s{s}" for s in size.symbols)]
     return factors[0] if len(factors) == 1 else f"({' * '.join(factors)})"
 

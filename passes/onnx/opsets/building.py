@@ -38,7 +38,7 @@ class Builder:
         outputs: int = 1,
         **attributes: Any,
     ) -> ir.Value:
-        """The first output of a new node of ai.onnx."""
+        """Return the first output of a new node of ai.onnx."""
         node = ir.node(op_type, inputs, attributes, num_outputs=outputs)
         for value in node.outputs:
             value.type = ir.TensorType(dtype) if dtype is not None else None
@@ -46,7 +46,7 @@ class Builder:
         return node.outputs[0]
 
     def ints(self, numbers: Sequence[int]) -> ir.Value:
-        """A 1-D int64 constant."""
+        """Return a 1-D int64 constant."""
         tensor = ir.tensor(list(numbers), dtype=ir.DataType.INT64)
         value = self.op("Constant", value=tensor, dtype=ir.DataType.INT64)
         value.shape = ir.Shape([len(numbers)])

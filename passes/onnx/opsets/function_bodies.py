@@ -20,7 +20,7 @@ _LOCAL = "definition"
 
 
 def body_model(node: ir.Node, schema: onnx.defs.OpSchema, version: int) -> ir.Model | None:
-    """A model that computes a node, by the definition of its operator; None where ONNX defines it by itself.
+    """Return a model that computes a node, by the definition of its operator; None where ONNX defines it by itself.
 
     Its inputs are the node's, once each and in order, its outputs the node's. Its opset is the newest that ONNX has a
     definition for and that is not newer than `version`; where there is none, the oldest.

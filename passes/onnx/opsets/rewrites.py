@@ -32,7 +32,7 @@ def rewritten(node: ir.Node, since: int, version: int, make: Builder) -> Sequenc
 
 
 def _shape(node: ir.Node, version: int, make: Builder) -> Sequence[ir.Value] | None:
-    """A part of a shape is a slice of the whole."""
+    """Rewrite a part of a shape as a slice of the whole."""
     start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", _END)
     if (start, end) == (0, _END):
         return None
@@ -72,7 +72,7 @@ def _outputs(first: ir.Value) -> Sequence[ir.Value]:
 
 
 def _pad(node: ir.Node, version: int, make: Builder) -> Sequence[ir.Value] | None:
-    """Pads of some axes are pads of all, zero elsewhere."""
+    """Rewrite pads of some axes as pads of all, zero elsewhere."""
     if len(node.inputs) < 4 or node.inputs[3] is None:
         return None
     data, pads, fill, _ = node.inputs[:4]
@@ -99,7 +99,7 @@ def _pad(node: ir.Node, version: int, make: Builder) -> Sequence[ir.Value] | Non
 
 
 def _grid_sample(node: ir.Node, version: int, make: Builder) -> Sequence[ir.Value] | None:
-    """The modes of images had names of their own."""
+    """Return the modes of images had names of their own."""
     data, grid = node.inputs
     if data is None or data.shape is None or len(data.shape) != 4:
         raise InexpressibleError("before opset 20 its input had four dimensions")
@@ -128,7 +128,7 @@ def _reduction(node: ir.Node, version: int, make: Builder) -> Sequence[ir.Value]
 
 
 def _reshape(node: ir.Node, version: int, make: Builder) -> Sequence[ir.Value] | None:
-    """A zero in a shape meant the input's size there, never a size of zero, before opset 14.
+    """Return a zero in a shape meant the input's size there, never a size of zero, before opset 14.
 
     The shape may stay where it has no zero, or has one only where the input has one. Where one size may be zero, it is
     found from the others. Otherwise the input gets as many dimensions as the output has, first: one element has size 1

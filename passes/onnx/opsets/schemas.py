@@ -26,7 +26,7 @@ _NEW_VALUES: Mapping[tuple[str, str], Mapping[str, int]] = {
 
 @functools.cache
 def schema_at(op_type: str, version: int) -> Schema | None:
-    """The schema of an operator of ai.onnx in an opset; None where it has no such operator."""
+    """Return the schema of an operator of ai.onnx in an opset; None where it has no such operator."""
     try:
         found = onnx.defs.get_schema(op_type, version, "")
     except onnx.defs.SchemaError:
@@ -145,7 +145,7 @@ def _to_attribute(value: ir.Value | None, name: str, old: Schema, attributes: di
 
 
 def _parameter(parameters: Sequence[Schema.FormalParameter], index: int) -> Schema.FormalParameter:
-    """The formal parameter at an index; the last stands for all that follow."""
+    """Return the formal parameter at an index; the last stands for all that follow."""
     return parameters[min(index, len(parameters) - 1)]
 
 
@@ -175,7 +175,7 @@ def _types(parameter: Schema.FormalParameter, schema: Schema) -> frozenset[str]:
 
 
 def _type_name(type_: ir.TypeProtocol) -> str:
-    """A type as schemas spell it, e.g. seq(tensor(float))."""
+    """Return a type as schemas spell it, e.g. seq(tensor(float))."""
     if isinstance(type_, ir.SequenceType):
         return f"seq({_type_name(type_.elem_type)})"
     if isinstance(type_, ir.OptionalType):

@@ -42,13 +42,13 @@ class MatrixConvolution:
         return self.form.groups * self.form.weight[1]
 
     def _columns(self, image: ir.Value) -> ir.Value:
-        """(N, groups, B * prod(kernel), prod(out))"""
+        """Return the patches, (N, groups, B * prod(kernel), prod(out))."""
         window = self.form.sliding(self.sizes, self.out)
         found = patches(self.ctx, image, [self.batch, self._channels], window)
         return self.ctx.op.Reshape(found, [0, self.form.groups, self._heights[1], -1])
 
     def convolve(self, image: ir.Value, weight: ir.Value) -> ir.Value:
-        """(N, groups * A, *out)"""
+        """Convolve; the result is (N, groups * A, *out)."""
         op = self.ctx.op
         matrices = op.Reshape(weight, [self.form.groups, *self._heights])
         result = op.MatMul(matrices, self._columns(image))

@@ -63,7 +63,7 @@ class ConvolutionForm(ConvolutionSteps):
         return {**super().attributes, "kernel_shape": self.kernel}
 
     def sliding(self, sizes: Sequence[Size], out: Sequence[Size]) -> Sliding:
-        """The kernel as a window that takes `out` positions on an image of `sizes`."""
+        """Return the kernel as a window that takes `out` positions on an image of `sizes`."""
         return Sliding(self.kernel, self.stride, self.padding, self.dilation, tuple(sizes), tuple(out))
 
     @property
@@ -77,7 +77,7 @@ class ConvolutionForm(ConvolutionSteps):
 
 
 def per_dimension(ctx: LoweringContext, dimensions: int, numbers: Sequence[Size], what: str) -> list[int]:
-    """An argument of a convolution with one number for each spatial dimension; a single one stands for all.
+    """Return an argument of a convolution with one number for each spatial dimension; a single one stands for all.
 
     Raises:
         UnsupportedNodeError: one of them is symbolic; it names `what`.

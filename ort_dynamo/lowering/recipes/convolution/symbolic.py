@@ -49,14 +49,14 @@ class SymbolicConvolution(ConvolutionSteps):
         return cls(strides, each(padding, "the padding"), each(dilation, "the dilation"), extra, count, transposed, ctx)
 
     def forward(self, image: ir.Value, weight: ir.Value, bias: ir.Value | None) -> ir.Value:
-        """The convolution itself."""
+        """Return the convolution itself."""
         op = self.ctx.op
         if self.transposed:
             return op.ConvTranspose(image, weight, bias, output_padding=self.output_padding, **self.attributes)
         return op.Conv(image, weight, bias, **self.attributes)
 
     def of_input(self, grad: ir.Value, weight: ir.Value, sizes: Sequence[Size]) -> ir.Value:
-        """The gradient of the input, of shape `sizes`."""
+        """Return the gradient of the input, of shape `sizes`."""
         op = self.ctx.op
         if self.transposed:
             return op.Conv(grad, weight, **self.attributes)
@@ -72,7 +72,7 @@ class SymbolicConvolution(ConvolutionSteps):
         image_sizes: Sequence[Size],
         shape: Sequence[Size],
     ) -> ir.Value:
-        """The gradient of the weight, of shape `shape`.
+        """Return the gradient of the weight, of shape `shape`.
 
         A convolution of the input with the gradient, batch and channels swapped, stride and dilation swapped; the other
         way round where it is transposed.
@@ -93,6 +93,6 @@ class SymbolicConvolution(ConvolutionSteps):
         return op.Transpose(self._cut(op.Conv(image, filters, **attributes), shape), perm=[1, 0, *rest])
 
     def _cut(self, value: ir.Value, sizes: Sequence[Size]) -> ir.Value:
-        """The first positions of the spatial dimensions of `sizes`."""
+        """Return the first positions of the spatial dimensions of `sizes`."""
         axes = list(range(2, len(sizes)))
         return self.ctx.op.Slice(value, [0] * len(axes), self.ctx.shape(sizes[2:]), axes)

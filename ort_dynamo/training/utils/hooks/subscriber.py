@@ -52,29 +52,29 @@ class SubscriberBase:
     def pre_forward_module_apply_impl(
         self, run_rtx: RuntimeStates, module: nn.Module, args: Any, kwargs: Any
     ) -> tuple[Any, Any]:
-        """Called before a module's forward, with its arguments; returns them, or others."""
+        """Run before a module's forward, with its arguments; return them, or others."""
         return args, kwargs
 
     def pre_forward_tensor_apply_impl(
         self, run_rtx: RuntimeStates, module: nn.Module, tensor_index: int, tensor: torch.Tensor
     ) -> torch.Tensor:
-        """Called before a module's forward with each tensor among its arguments; returns it, or another."""
+        """Run before a module's forward with each tensor among its arguments; return it, or another."""
         return tensor
 
     def post_forward_module_apply_impl(
         self, run_rtx: RuntimeStates, module: nn.Module, args: Any, outputs: Any
     ) -> tuple[Any, Any]:
-        """Called after a module's forward with its arguments and results; returns both, or others."""
+        """Run after a module's forward with its arguments and results; return both, or others."""
         return args, outputs
 
     def post_forward_tensor_apply_impl(
         self, run_rtx: RuntimeStates, module: nn.Module, tensor_index: int, tensor: torch.Tensor
     ) -> torch.Tensor:
-        """Called after a module's forward with each tensor among its results; returns it, or another."""
+        """Run after a module's forward with each tensor among its results; return it, or another."""
         return tensor
 
     def post_forward_outmost_module_apply_impl(
         self, run_rtx: RuntimeStates, module: nn.Module, args: Any, outputs: Any
     ) -> tuple[Any, Any]:
-        """Called after the whole model's forward with its arguments and results; returns both, or others."""
+        """Run after the whole model's forward with its arguments and results; return both, or others."""
         return args, outputs

@@ -61,18 +61,18 @@ class SubscriberManager:
         self._handles.append(module.register_forward_hook(_untraced(self._end_of_forward)))
 
     def find(self, kind: type[_Subscriber]) -> _Subscriber | None:
-        """The first subscriber of a class, or None."""
+        """Return the first subscriber of a class, or None."""
         return next((one for one in self._subscribers if isinstance(one, kind)), None)
 
     def get_subscriber(self, subscriber_type: type[_Subscriber]) -> _Subscriber:
-        """The first subscriber of a class; raises RuntimeError if there is none."""
+        """Return the first subscriber of a class; raises RuntimeError if there is none."""
         found = self.find(subscriber_type)
         if found is None:
             raise RuntimeError(f"Subscriber {subscriber_type} is not registered.")
         return found
 
     def get_run_context(self) -> RuntimeStates:
-        """The facts of the run that subscribers get."""
+        """Return the facts of the run that subscribers get."""
         return self._states
 
     def _register(self, root: nn.Module) -> Iterator[RemovableHandle]:
@@ -100,7 +100,7 @@ class SubscriberManager:
 
 
 def _untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that Dynamo leaves alone: the graph ends before it, and another begins after it."""
+    """Return a hook that Dynamo leaves alone: the graph ends before it, and another begins after it."""
     return torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
 
 
@@ -113,7 +113,7 @@ def _by_depth(module: nn.Module, depth: int, seen: set[nn.Module]) -> Iterator[t
 
 
 def _observing(subscribers: Sequence[StatisticsSubscriber], name: str, depth: int) -> Callable[..., Any]:
-    """A forward hook that shows the tensors among a module's results."""
+    """Return a forward hook that shows the tensors among a module's results."""
 
     def hook(module: nn.Module, args: Any, outputs: Any) -> Any:
         index = 0
@@ -135,7 +135,7 @@ def _observing(subscribers: Sequence[StatisticsSubscriber], name: str, depth: in
 def _calls(
     subscribers: Sequence[SubscriberBase], states: RuntimeStates
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The hooks before and after a module's forward."""
+    """Return the hooks before and after a module's forward."""
 
     def active() -> list[SubscriberBase]:
         return [one for one in subscribers if one.is_active(states.global_states.execution_step)]

@@ -242,7 +242,7 @@ def _value(value: Any) -> str:
 
 
 def _numbered(text: str) -> str:
-    """Return the number symbols in the order in which a text names them: torch's numbers differ from release to release."""
+    """Renumber symbols in the order in which a text names them; torch's numbers differ between releases."""
     seen: dict[str, str] = {}
     return re.sub(r"\bs\d+\b", lambda found: seen.setdefault(found[0], f"s{len(seen)}"), text)
 

@@ -36,7 +36,7 @@ def _restored(result: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 
 def _roll(self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
-    """Return the CPU's kernel concatenates two slices for each dimension, and cat keeps channels last."""
+    """Concatenate two slices for each dimension, as the CPU's kernel does: cat keeps channels last."""
     if not dims or self.device.type != "cpu" or not _is_channels_last(self):
         return NotImplemented
     order = _CHANNELS_LAST[self.dim()]

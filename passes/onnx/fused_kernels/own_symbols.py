@@ -17,7 +17,7 @@ __all__ = ["with_own_symbols"]
 def with_own_symbols(
     kernel: Kernel, inputs: Sequence[ir.Value], shapes: Callable[[ir.Value], Sequence[Size]]
 ) -> Kernel:
-    """Return the number a kernel's symbols anew, each of which becomes a dimension of an input.
+    """Renumber a kernel's symbols, each of which becomes a dimension of an input.
 
     Args:
         kernel: whose sizes have the symbols of a graph.

@@ -76,6 +76,12 @@ def make_page() -> str:
     onnx = importlib.import_module("ort_dynamo.passes.onnx")
     parts.append("## ort_dynamo.passes.onnx\n\nPasses on ONNX models.\n\n")
     parts += [entry(f"ort_dynamo.passes.onnx.{name}", getattr(onnx, name)) for name in onnx.__all__]
+    models = importlib.import_module("ort_dynamo.onnx_module")
+    parts.append("## ort_dynamo.onnx_module\n\nONNX models as torch modules.\n\n")
+    parts += [entry(f"ort_dynamo.onnx_module.{name}", getattr(models, name)) for name in models.__all__]
+    parts.append("## ort_dynamo.embedding\n\nFor front ends ([build a front end](../internals/embedding.md)).\n\n")
+    embedding = importlib.import_module("ort_dynamo.embedding")
+    parts.append(entry("ort_dynamo.embedding.join_models", embedding.join_models))
     testing = importlib.import_module("ort_dynamo.testing")
     parts.append("## ort_dynamo.testing\n\nFor tests of lowerings, passes and models.\n\n")
     parts += [entry(f"ort_dynamo.testing.{n}", getattr(testing, n)) for n in testing.__all__ if n != "TOLERANCES"]

@@ -1,8 +1,8 @@
 """Splits one forward, backward or inference graph into islands for ONNX Runtime and nodes that torch runs.
 
-Four steps, each of which reads only the results of those before it: where every node runs and why (classify.py), in
-which round (levels.py), how communication overlaps with computation (overlap.py), and the graphs that follow
-(islands.py).
+Five steps, each of which reads only the results of those before it: where every node runs and why (classify.py), in
+which round (levels.py), which recomputed nodes move to their readers (sink_recomputed.py, with fused kernels), how
+communication overlaps with computation (overlap.py), and the graphs that follow (islands.py).
 """
 
 from __future__ import annotations

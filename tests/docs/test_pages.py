@@ -20,6 +20,7 @@ NEEDED = {
     "accelerate": ["accelerate"],
     "lightning": ["lightning"],
     "peft": ["peft", "transformers"],
+    "save_resume_export": ["onnxscript"],
     "timm": ["timm"],
     "trainer": ["accelerate", "transformers"],
 }

@@ -35,7 +35,7 @@ python -m ort_dynamo operators | grep softmax
 | ours | ONNX Runtime, by a lowering of this project | {ours} |
 | torch_lib | ONNX Runtime, by a lowering of onnxscript, which is checked | {torch_lib} |
 | decomposed | AOTAutograd replaces it by other operators of this table | {decomposed} |
-| random | torch, which draws the random numbers in eager's order; the session gets them as an input | {random} |
+| random | torch, with the random numbers of eager mode; the session gets them as an input | {random} |
 | eager | torch, as a fallback for this operator alone | {eager} |
 
 On a CPU, torch also runs some operators by choice, mainly convolutions ([placement](../internals/placement.md)).

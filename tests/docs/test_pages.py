@@ -26,7 +26,7 @@ NEEDED = {
 }
 """Page -> the packages of others that its program imports."""
 
-SLOW = {"peft", "trainer"}
+SLOW = {"peft", "save_memory", "trainer"}
 """Pages with programs of half a minute; tests/tools/test_trainer.py has a smaller Trainer."""
 
 _BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from ort_dynamo.marks import HALF
 
-__all__ = ["Owner", "describe", "innermost_module", "module_path", "modules", "owner", "user_line"]
+__all__ = ["Owner", "describe", "innermost_module", "module_path", "modules", "owners", "user_line"]
 
 _ROOT = re.compile(r"^(L\['\w+'\]|self)\.?")
 """Dynamo's prefix of a module's path: the local variable that holds the outermost module."""
@@ -64,13 +64,13 @@ class Owner(NamedTuple):
     kind: str
 
 
-def owner(node: Node) -> Owner:
-    """The innermost module that called the operator, and the model that it is in."""
+def owners(node: Node) -> tuple[Owner, ...]:
+    """The modules that called the operator, outermost first; one without a class if there are none."""
     found = modules(node)
     if not found:
-        return Owner("", "", "")
-    (outermost, model), (path, kind) = found[0], found[-1]
-    return Owner("" if outermost else model, path, kind)
+        return (Owner("", "", ""),)
+    outermost, model = found[0]
+    return tuple(Owner("" if outermost else model, path, kind) for path, kind in found)
 
 
 def module_path(node: Node) -> str:

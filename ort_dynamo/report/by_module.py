@@ -24,9 +24,9 @@ class ModuleNodes:
     """Where the nodes run that one module's own code calls, in forward and backward; its submodules have their own.
 
     Attributes:
-        model: class of the outermost module; "" if the graph is not of one.
+        model: class of the module whose forward was compiled; "" of a function.
         path: the module's path in it, as in named_modules(); "" for itself.
-        kind: its class; "" for nodes outside of all modules.
+        kind: its class; "" for nodes that no module inside of the model calls.
         native: how many ONNX Runtime runs.
         chosen: how many torch runs by choice.
         by_design: how many torch runs by design.
@@ -42,13 +42,21 @@ class ModuleNodes:
     eager: int
 
 
-def by_module(graphs: Iterable[GraphRecord]) -> tuple[ModuleNodes, ...]:
-    """Add up graphs by module."""
+def by_module(graphs: Iterable[tuple[str, GraphRecord]]) -> tuple[ModuleNodes, ...]:
+    """Add up graphs by module.
+
+    Args:
+        graphs: each with the class of the module whose forward was compiled, for Dynamo names only those inside of it;
+            "" of a function.
+    """
     found: dict[Owner, Counter[str]] = {}
-    for graph in graphs:
+    for model, graph in graphs:
         for owner, nodes in graph.modules.items():
-            found.setdefault(owner, Counter()).update(nodes)
-    return tuple(ModuleNodes(*owner, **{who: nodes[who] for who in _WORDS}) for owner, nodes in found.items())
+            found.setdefault(owner._replace(model=owner.model or model), Counter()).update(nodes)
+    return tuple(
+        ModuleNodes(*owner, nodes["native"], nodes["chosen"], nodes["by_design"], nodes["eager"])
+        for owner, nodes in found.items()
+    )
 
 
 @dataclass
@@ -103,16 +111,13 @@ def module_lines(modules: Sequence[ModuleNodes], most: int = 8) -> Iterator[str]
     """
     models: dict[str, list[ModuleNodes]] = {}
     for one in modules:
-        if one.kind:
+        if one.kind or one.model:
             models.setdefault(one.model, []).append(one)
     for model, members in list(models.items())[:_MODELS]:
         yield f"modules of {model}:" if model else "modules:"
         yield from (f"  {line}" for line in _lines(model, members, most))
     if len(models) > _MODELS:
         yield f"and modules of {len(models) - _MODELS} more models"
-    outside = Counter({who: sum(getattr(one, who) for one in modules if not one.kind) for who in _WORDS})
-    if models and outside.total():
-        yield f"outside of modules: {_counts(outside)}"
 
 
 _MODELS = 3
@@ -122,7 +127,7 @@ def _lines(model: str, members: Sequence[ModuleNodes], most: int) -> Iterator[st
     shown = _opened(_tree(model, members).merged(), most)
     for path, tree in shown[:most]:
         kind = f"{tree.times} x {tree.kind}" if tree.times > 1 else tree.kind
-        name = f"{path} ({kind})" if path and kind else path or f"{kind} itself"
+        name = f"{path} ({kind})" if path and kind else path or (model if len(shown) == 1 else "outside of these")
         yield f"{name}: {_counts(tree.total())}"
     if len(shown) > most:
         rest = sum((tree.total() for _, tree in shown[most:]), Counter[str]())
@@ -135,14 +140,15 @@ def _tree(model: str, members: Sequence[ModuleNodes]) -> _Tree:
         tree = root
         for name in one.path.split(".") if one.path else ():
             tree = tree.children.setdefault(name, _Tree(name))
-        tree.kind = one.kind
+        tree.kind = one.kind or tree.kind
         tree.nodes.update({who: getattr(one, who) for who in _WORDS})
     return root
 
 
 def _opened(root: _Tree, most: int) -> list[tuple[str, _Tree]]:
     """The modules to show, by their paths: first those of the model itself, then those inside of mixed ones."""
-    shown = _inside("", root)
+    inside = _inside("", root)
+    shown = [one for one in inside if one[0]] + [one for one in inside if not one[0]]
     while True:
         for index, (path, tree) in enumerate(shown):
             inside = _inside(path, tree) if tree.children and (tree.is_mixed() or not tree.kind) else []

@@ -123,6 +123,7 @@ def _collect(
 ) -> Summary:
     ours = {record.compile_id for record in records}
     mine = [frame for frame in seen if frame.compile_id in ours]
+    models: dict[str | None, str] = {frame.compile_id: _model(frame) for frame in mine}
     graphs = [graph for record in records for graph in record.graphs]
     islands = [island for graph in graphs for island in graph.islands]
     found = Places.of(graphs)
@@ -150,8 +151,13 @@ def _collect(
         recompiles=tuple(note(frame, mismatch(frame.recompiled)) for frame in mine if frame.recompiled is not None),
         seconds=sum(record.seconds for record in records),
         limited=tuple(at_limit(seen)),
-        modules=by_module(graphs),
+        modules=by_module((models.get(record.compile_id, ""), graph) for record in records for graph in record.graphs),
     )
+
+
+def _model(frame: Frame) -> str:
+    """The class of the module whose forward Dynamo compiled; "" where it compiled a function."""
+    return frame.caller.module if frame.caller and frame.caller.module else note(frame, "").module
 
 
 def _is_ours(function: Sequence[Frame], seen: Sequence[Frame], ours: Collection[str | None]) -> bool:

@@ -22,7 +22,7 @@ from ort_dynamo.segment.islands import build_islands
 from ort_dynamo.segment.levels import levels
 from ort_dynamo.segment.overlap import overlap
 from ort_dynamo.segment.sink_recomputed import late
-from ort_dynamo.source_line import Owner, owner, user_line
+from ort_dynamo.source_line import Owner, owners, user_line
 
 __all__ = ["EagerNode", "Segmented", "check_fallback", "segment"]
 
@@ -97,14 +97,21 @@ def _by_module(islands: Mapping[str, GraphModule], placements: Mapping[Node, Pla
     found: dict[Owner, Counter[str]] = {}
     for island in islands.values():
         for node in _computing(island):
-            found.setdefault(owner(node), Counter())["native"] += 1
+            _count(found, node, "native")
     for node, placement in placements.items():
         who = "by_design" if _is_by_design(node, placement) else _WHO.get(placement.place)
         if who == "eager" and placement.reason is None:
             continue
         if who and node.target is not operator.getitem:
-            found.setdefault(owner(node), Counter())[who] += 1
+            _count(found, node, who)
     return found
+
+
+def _count(found: dict[Owner, Counter[str]], node: Node, who: str) -> None:
+    """Count a node of the innermost module; those around it are there by their classes, with counts of their own."""
+    for one in owners(node):
+        counts = found.setdefault(one, Counter())
+    counts[who] += 1
 
 
 _WHO = {Place.CHOSEN: "chosen", Place.EAGER: "eager"}

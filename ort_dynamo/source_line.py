@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from torch.fx import Node
 
-from ort_dynamo.marks import HALF
-
 __all__ = ["Owner", "describe", "innermost_module", "module_path", "modules", "owners", "user_line"]
 
 _ROOT = re.compile(r"^(L\['\w+'\]|self)\.?")
@@ -26,8 +24,8 @@ def user_line(node: Node) -> str:
 
 def _without_line(node: Node) -> str:
     """Why a node has no line: torch gives those of the program, and a module of torch.nn calls its operators itself."""
-    gradient = "the gradient of " if "fwd_nn_module_stack" in node.meta else ""
-    if (module := module_path(node)) and (gradient or node.meta.get(HALF) != "is_backward"):
+    gradient = "" if node.meta.get("nn_module_stack") else "the gradient of "
+    if module := module_path(node):
         return f"(no line of the program: {gradient}an operator that torch's module {module} calls itself)"
     return "(no source line: the node was made by a gradient formula or by a pass)"
 

@@ -199,4 +199,4 @@ def say_once(text: str) -> None:
         if text in _said:
             return
         _said.add(text)
-    _log.warning("%s", text)
+    _log.warning("ort_train: %s", text)

@@ -87,7 +87,7 @@ def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> 
     walk = _Walk(target)
     for node, spec in inputs:
         walk.add_input(node, spec)
-    for node in counted(gm.graph.nodes, "lowering"):
+    for node in counted(gm.graph.nodes, "translating to ONNX"):
         try:
             if node.op == "call_function" and isinstance(node.meta.get("val"), (int, torch.SymInt)):
                 walk.add_number(node)  # in a whole graph; an island gets its sizes

@@ -1,7 +1,7 @@
 """Shows how far a compile is, once it takes long: on a terminal, in a notebook, or where the program asks for it.
 
-A daemon thread draws. The compile itself only notes its stage and counts nodes, so that a stage which counts nothing, such
-as tracing, is shown as well.
+A daemon thread draws. The compile itself only notes its stage and counts nodes, so that a stage without a count, such as
+tracing, is shown as well.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Progress:
     def _bar(self) -> None:
         from tqdm import tqdm
 
-        class Bar(tqdm):  # type: ignore[type-arg]
+        class Bar(tqdm):  # type: ignore[misc]
             monitor_interval = 0  # starts no thread of tqdm's, which would outlive the compile
 
         # A notebook has no line below a bar of the program's own.

@@ -167,14 +167,21 @@ class CacheFolder:
                 found.append(StoredEntry(name.removesuffix(SUFFIX), path, status.st_size, status.st_mtime))
         return found
 
-    def clear(self) -> int:
-        """Remove all files that are entries or were to be; gives how many."""
+    def clear(self, unused: float = 0.0) -> int:
+        """Remove entries and unfinished files, and give their number.
+
+        Args:
+            unused: seconds for which an entry must not have been used; 0 removes all.
+        """
         if not is_own_folder(self.path):
             return 0
         names = [name for name in self._names() if name.endswith(SUFFIX) or name.startswith(UNFINISHED)]
         removed = 0
+        last = time.time() - unused
         for name in names:
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                if unused and os.lstat(self.path / name).st_mtime > last:
+                    continue
                 os.unlink(self.path / name)
                 removed += 1
         return removed

@@ -95,11 +95,11 @@ class CacheFolder:
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise FolderRefusedError("it is no regular file")
+                raise FolderRefusedError("it is not a regular file")
             if belongs_to_another(status):
                 raise FolderRefusedError("it belongs to another user")
             if status.st_size > min(_LARGEST, self.max_bytes):
-                raise FolderRefusedError(f"it has {status.st_size} bytes, more than an entry can have")
+                raise FolderRefusedError(f"it is too large for an entry: {status.st_size} bytes")
             with contextlib.suppress(OSError):  # a folder that can only be read keeps the times that it has
                 os.utime(descriptor if os.utime in os.supports_fd else self._place(key))
             return file.read(status.st_size)

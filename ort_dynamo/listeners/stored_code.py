@@ -122,7 +122,7 @@ class StoredCode(OutputCode):
     def prepare_for_serialization(self) -> None:
         """Drop all that a pickle cannot hold."""
         if self._outer is None:
-            raise BypassError("a node of the graph, or an island of it, has no place in a file")
+            raise BypassError("a node or an island of the graph cannot be stored")
         self._run = self._entries = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def _record_alone(graphs: list[GraphRecord], graph: GraphRecord, partition: Part
 def _entry(place: IslandPlace, disk: DiskCache) -> Entry:
     if place.place != disk_key(place.key, runtime_facts()):
         raise IslandMissError(
-            "an island was compiled for another runtime or machine, or by other sources of ort_dynamo"
+            "an island was compiled for another runtime or machine, or by another version of ort_dynamo"
         )
     entry = disk.load_entry(place.place)
     if not isinstance(entry, Entry):

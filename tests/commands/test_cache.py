@@ -97,7 +97,7 @@ def test_verify_finds_and_removes_what_is_damaged(filled: Path, capsys: pytest.C
     second.write_bytes(b"\x80\x04\x95")
     assert main(["cache", "verify"]) == 1
     out = capsys.readouterr().out.splitlines()
-    assert sorted(out[:2]) == [f"{first}: its checksum is wrong", f"{second}: it does not begin as an entry does"]
+    assert sorted(out[:2]) == [f"{first}: its checksum is wrong", f"{second}: it is not a cache entry"]
     assert out[2] == "2 entries, 2 damaged"
     assert main(["cache", "verify", "--remove"]) == 1
     assert capsys.readouterr().out.endswith("2 entries, 2 damaged and removed\n")

@@ -65,6 +65,7 @@ def ort_train(
     return compiled
 
 
+@showing()
 def compile_recorded(
     gm: GraphModule, example_inputs: Sequence[Any], options: Options
 ) -> tuple[Callable[..., Any], CompileRecord]:
@@ -79,7 +80,7 @@ def compile_recorded(
         listeners.append(TraceCache(options, records))
     device = session_device(gm, example_inputs)
     compilation = Compilation(options, device, threads, Listeners(*listeners), records.graphs)
-    with showing(), loading(compilation.cache, records):
+    with loading(compilation.cache, records):
         compiled = compilation.run(gm, example_inputs, kept_as)
     record = records.close(saved.close() if saved else None)
     return zeros_in_memory(compiled, example_inputs), record
@@ -90,6 +91,7 @@ def _listeners(options: Options, records: Records, *others: Listener) -> list[Li
     return [records, *others, CompareRanks(options.segment), RecordCudaGraphs(options.session)]
 
 
+@showing()
 def compile_step(
     gm: GraphModule,
     example_inputs: Sequence[Any],
@@ -115,8 +117,7 @@ def compile_step(
     listeners = Listeners(*_listeners(options, records))
     threads = placement_threads(options)
     compilation = Compilation(options, device, threads, listeners, records.graphs, role="training")
-    with showing():
-        compiled = trace_whole(gm, example_inputs, compilation.inference, around, more_inputs)
+    compiled = trace_whole(gm, example_inputs, compilation.inference, around, more_inputs)
     return compiled, records.close()
 
 

@@ -127,7 +127,9 @@ class DiskCache:
                     stack.enter_context(self._folder.build_lock(key))
             except (FolderRefusedError, OSError) as error:
                 # Whoever reads or writes the folder says so; here it is only made twice.
-                _log.info("%s: no lock, so several processes may compile %s: %s", self._folder.path, key[:16], error)
+                _log.info(
+                    "ort_train: %s: no lock, several processes may compile %s: %s", self._folder.path, key[:16], error
+                )
             yield
 
     def holds(self, key: str) -> bool:

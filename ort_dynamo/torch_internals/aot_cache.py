@@ -62,7 +62,7 @@ def _is_reported(record: logging.LogRecord) -> bool:
     """
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, IslandMissError):
-        _log.info("A graph in torch's cache is compiled again: %s", error)
+        _log.info("ort_train: a graph in torch's cache is compiled again: %s", error)
     return not isinstance(error, IslandMissError)
 
 

@@ -18,8 +18,8 @@ OPENING = """\
 These are the public names. They keep their meaning from release to release, or the changelog names the replacement. All
 other names may change at any time.
 
-The backend itself has no name to import: torch finds it as `backend="ort_train"` and as `backend="onnxrt"`. See also its
-[options](options.md) and [errors](errors.md).
+The backend itself has no name to import: torch finds it as `backend="ort_train"` and as `backend="onnxrt"`. See also
+its [options](options.md) and [errors](errors.md).
 
 This page is written from the docstrings, by `python .ci/api_page.py`.
 

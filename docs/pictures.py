@@ -93,12 +93,12 @@ class Picture:
             x += 36 + 7.8 * len(words)
 
     def svg(self) -> str:
-        """The file's text."""
+        """Return the file's text."""
         return self._head + "\n".join(self._parts) + "\n</svg>\n"
 
 
 def pipeline() -> Picture:
-    """The steps from Python to sessions."""
+    """Return the steps from Python to sessions."""
     picture = Picture(660, "From a Python function to sessions of ONNX Runtime")
     picture.box(70, 10, 260, 34, PLAIN, "your model: Python")
     picture.arrow((200, 44), (200, 78))
@@ -139,7 +139,7 @@ IN_TORCH = ["bernoulli", "_fft_r2c", "view_as_real"]
 
 
 def islands() -> Picture:
-    """The forward graph of `dropout(linear(fft(gelu(linear(x))).real))`."""
+    """Return the forward graph of `dropout(linear(fft(gelu(linear(x))).real))`."""
     picture = Picture(640, "A forward graph with two islands, and torch's operators around them")
     picture.text(12, 24, "h = gelu(self.a(x))", 13, "start", font_family="monospace")
     picture.text(12, 42, "h = torch.fft.fft(h).real", 13, "start", font_family="monospace")
@@ -173,7 +173,7 @@ def islands() -> Picture:
 
 
 def layer() -> Picture:
-    """The forward of a transformer's MLP under autocast, as it is lowered and as it runs."""
+    """Return the forward of a transformer's MLP under autocast, as it is lowered and as it runs."""
     before, after = _layer_models()
     types = [[node.op_type for node in model.graph.node] for model in (before, after)]
     matches = {

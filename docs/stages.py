@@ -31,7 +31,7 @@ PAGE = Path(__file__).resolve().parent / "internals/pipeline.md"
 
 
 def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """The model of the page."""
+    """Return the model of the page."""
     return F.dropout(F.relu(F.linear(x, weight, bias)), 0.5)
 
 
@@ -92,12 +92,12 @@ def watch(
 
 
 def text(gm: GraphModule) -> str:
-    """A graph as text, without the marks of segmenting."""
+    """Return a graph as text, without the marks of segmenting."""
     return re.sub(r"( \| |\s+# )answers=\(\)", "", graph_text(gm))
 
 
 def onnx_text(model: onnx.ModelProto) -> str:
-    """The inputs, constants, nodes and outputs of a model."""
+    """Return the inputs, constants, nodes and outputs of a model."""
     lines = onnx.printer.to_text(model.graph).splitlines()
     given, results = re.sub(r"^\S+ ", "", lines[0]).split(" => ")
     constants = [f"{one.name} = {numpy_helper.to_array(one).tolist()}" for one in model.graph.initializer]
@@ -135,7 +135,7 @@ def stages() -> dict[str, str]:
 
 
 def written(page: str, found: Mapping[str, str]) -> str:
-    """The page with the texts of all stages."""
+    """Return the page with the texts of all stages."""
     for name, block in found.items():
         page, count = re.subn(
             rf"(<!-- stage: {name} -->\n\n```\w*\n).*?^```$",

@@ -141,7 +141,7 @@ def page() -> str:
 
 
 def _in_eager(table: Iterable[Row]) -> Iterator[str]:
-    """The rows of the fallbacks, by their reasons; the longest comes first."""
+    """Yield the rows of the fallbacks, by their reasons; the longest comes first."""
     by_reason: dict[str, list[str]] = {}
     for row in table:
         if row.how == "eager":

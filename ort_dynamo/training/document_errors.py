@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cerberus.errors import BasicErrorHandler
 
-__all__ = ["DocumentErrors", "unsorted_keys"]
+from ort_dynamo.options.spelling import nearest
+
+__all__ = ["DocumentErrors", "did_you_mean", "unsorted_keys"]
+
+_UNKNOWN = "unknown field"
 
 
 class DocumentErrors(BasicErrorHandler):  # type: ignore[misc]  # cerberus has no types
@@ -29,6 +33,21 @@ def _forget_values(error: Any) -> None:
         _forget_values(child)
 
 
+def did_you_mean(errors: Mapping[Any, Any], schema: Mapping[str, Any]) -> str:
+    """Name the known key that is nearest to each unknown one, as lines after the errors' text; "" if none is near."""
+    return "".join(f"\n{key!r} is not known{near}" for key, near in _near(errors, schema))
+
+
+def _near(errors: Mapping[Any, Any], schema: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, found in errors.items():
+        inner = schema.get(key, {}).get("schema")
+        for error in found:
+            if error == _UNKNOWN and (near := nearest(str(key), map(str, schema))):
+                yield key, near
+            elif isinstance(error, Mapping) and isinstance(inner, Mapping):
+                yield from _near(error, inner)
+
+
 def unsorted_keys(document: Mapping[Any, Any]) -> dict[Any, list[str]]:
     """Find the keys of a document that are neither text nor ints: cerberus sorts errors by keys, and fails at these."""
-    return {key: ["unknown field"] for key in document if not isinstance(key, (str, int))}
+    return {key: [_UNKNOWN] for key in document if not isinstance(key, (str, int))}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import cerberus
 import torch
 
-from ort_dynamo.training.document_errors import DocumentErrors, unsorted_keys
+from ort_dynamo.training.document_errors import DocumentErrors, did_you_mean, unsorted_keys
 from ort_dynamo.training.requirements import require
 
 __all__ = [
@@ -92,9 +92,10 @@ class _ORTTrainerModelDesc:
             raise ValueError(f"Invalid model_desc: '{model_desc}' is not a document, must be a dict")
         if odd := unsorted_keys(model_desc):
             raise ValueError(f"Invalid model_desc: {odd}")
-        validator = cerberus.Validator(_schema(), error_handler=DocumentErrors)
+        schema = _schema()
+        validator = cerberus.Validator(schema, error_handler=DocumentErrors)
         if not validator.validate(dict(model_desc)):
-            raise ValueError(f"Invalid model_desc: {validator.errors}")
+            raise ValueError(f"Invalid model_desc: {validator.errors}{did_you_mean(validator.errors, schema)}")
         self.inputs: list[InputDescription | InputDescriptionTyped] = [
             InputDescription(name, list(shape)) for name, shape in model_desc["inputs"]
         ]

@@ -10,7 +10,7 @@ import cerberus
 from ort_dynamo import PropagateCastOpsStrategy
 from ort_dynamo.embedding import onnxruntime
 from ort_dynamo.training.amp.loss_scaler import LossScaler
-from ort_dynamo.training.document_errors import DocumentErrors, unsorted_keys
+from ort_dynamo.training.document_errors import DocumentErrors, did_you_mean, unsorted_keys
 from ort_dynamo.training.optim.lr_scheduler import _LRScheduler
 
 __all__ = ["FREE", "SPELLINGS", "checked", "copied"]
@@ -169,7 +169,7 @@ def checked(options: object) -> dict[str, Any]:
     validator = _OptionValidator(_SCHEMA, error_handler=DocumentErrors)
     found: dict[str, Any] | None = validator.validated(values)
     if found is None:
-        raise ValueError(f"Invalid options: {validator.errors}")
+        raise ValueError(f"Invalid options: {validator.errors}{did_you_mean(validator.errors, _SCHEMA)}")
     return found
 
 

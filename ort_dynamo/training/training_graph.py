@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ort_dynamo.embedding import OPSET, PassOptions, at_opset, write_model
 from ort_dynamo.errors import InvalidArgumentError, OpsetError, TrainingGraphError
-from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
+from ort_dynamo.training.model_desc_validation import InputDescription, InputDescriptionTyped, _ORTTrainerModelDesc
 from ort_dynamo.training.optim.config import _OptimizerConfig
 from ort_dynamo.training.trainer.files import StepFiles
 from ort_dynamo.training.trainer.model_with_loss import CombinedModel
@@ -30,6 +30,10 @@ _CONFIGS = (
     "ort_dynamo.optim.SGDConfig, AdamConfig or LambConfig. An optimizer of torch.optim holds state of its own, and the "
     "state of the exported optimizer is in the model"
 )
+
+_LOSSES = "a function of the model's output and the last input, or None if the model gives the loss"
+
+_LOSS_OUTPUT = "one output that is marked as the loss, such as ('loss', [], True)"
 
 
 def export_training_graph(
@@ -73,7 +77,7 @@ def export_training_graph(
         opset_version: version of ONNX's operators, 12 or newer, as far as the model's have a form there.
 
     Raises:
-        InvalidArgumentError: `optim_config`, `part` or `opset_version` has a value that it cannot take.
+        InvalidArgumentError: an argument has a value that it cannot take, or `inputs` do not fit `model_desc`.
         ValueError: "Invalid model_desc: ...".
         TrainingGraphError: torch cannot trace the model as one graph, or an operator has no form in ONNX, or onnx
             cannot convert it to the opset: the message names each operator, with the reason.
@@ -83,13 +87,16 @@ def export_training_graph(
     _check("part", part, part in get_args(_Part), "one of " + ", ".join(map(repr, get_args(_Part))))
     newest = onnx.defs.onnx_opset_version()
     _check("opset_version", opset_version, opset_version in range(12, newest + 1), f"an int from 12 to {newest}")
+    _check("loss_fn", loss_fn, loss_fn is None or callable(loss_fn), _LOSSES)
+    whole = isinstance(gradient_accumulation_steps, int) and gradient_accumulation_steps >= 1
+    _check("gradient_accumulation_steps", gradient_accumulation_steps, whole, "an int >= 1")
     description = _ORTTrainerModelDesc(model_desc)
-    if description.loss_index is None:
-        raise TrainingGraphError(reason="no output of model_desc is the loss")
-    if len(inputs) != len(description.inputs):
-        raise TrainingGraphError(reason=f"{len(inputs)} inputs are given, and model_desc has {len(description.inputs)}")
+    loss = description.loss_index
+    _check("model_desc", model_desc, loss is not None, _LOSS_OUTPUT)
+    assert loss is not None
+    _check_inputs(inputs, description.inputs)
     names = [one.name for one in description.inputs]
-    combined = CombinedModel(model, loss_fn, names, len(description.outputs), description.loss_index, None)
+    combined = CombinedModel(model, loss_fn, names, len(description.outputs), loss, None)
     combined.check_inputs(inputs)
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     every = {*dict(model.named_parameters(remove_duplicate=False)), *dict(model.named_buffers())}
@@ -112,6 +119,42 @@ def export_training_graph(
     if path is not None:
         write_model(made, Path(path))
     return ir.to_proto(made)
+
+
+def _check_inputs(inputs: Sequence[Tensor], described: Sequence[InputDescription | InputDescriptionTyped]) -> None:
+    """Raise InvalidArgumentError unless the example inputs are tensors of the described shapes."""
+    tensors = not isinstance(inputs, Tensor) and all(isinstance(one, Tensor) for one in inputs)
+    _check("inputs", _Spelled(inputs), tensors, "a list or tuple of tensors, one for each input of model_desc")
+    names = ", ".join(repr(one.name) for one in described)
+    expected = f"{len(described)} tensors, for the inputs of model_desc: {names}"
+    _check("inputs", _Spelled(inputs), len(inputs) == len(described), expected)
+    sizes: dict[str, int] = {}
+    for tensor, one in zip(inputs, described, strict=True):
+        agree = tensor.dim() == len(one.shape) and all(
+            (sizes.setdefault(size, own) if isinstance(size, str) else size) == own
+            for size, own in zip(one.shape, tensor.shape, strict=True)
+        )
+        known = [f"{name} = {size}" for name, size in sizes.items() if name in one.shape]
+        shape = f"the shape {one.shape}{f' with {known[0]}' if known else ''}"
+        _check("inputs", _Spelled(inputs), agree, f"{one.name!r} of {shape}, as model_desc says")
+
+
+class _Spelled:
+    """The repr of an error's value: dtypes and shapes in place of numbers."""
+
+    def __init__(self, inputs: object) -> None:
+        self._inputs = inputs
+
+    def __repr__(self) -> str:
+        if isinstance(self._inputs, Tensor):
+            return _spelled(self._inputs)
+        return f"[{', '.join(map(_spelled, self._inputs))}]"  # type: ignore[call-overload]
+
+
+def _spelled(one: object) -> str:
+    if not isinstance(one, Tensor):
+        return type(one).__name__
+    return f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}"
 
 
 def _check(name: str, value: object, is_right: bool, expected: str) -> None:

@@ -154,6 +154,39 @@ def test_what_has_no_form_in_an_opset_is_named() -> None:
         ({"opset_version": 99}, InvalidArgumentError, "opset_version=99: expected an int from 12 to "),
         ({"opset_version": 11}, InvalidArgumentError, "opset_version=11: expected an int from 12 to "),
         ({"loss_fn": None}, TrainingGraphError, r"Linear.forward\(\) cannot take 2 inputs: .* give loss_fn"),
+        ({"optim_config": optim.SGDConfig}, InvalidArgumentError, "SGDConfig, AdamConfig or Lamb"),
+        ({"loss_fn": "mse"}, InvalidArgumentError, "loss_fn='mse': expected a function of the model's output"),
+        ({"gradient_accumulation_steps": 0}, InvalidArgumentError, "expected an int >= 1"),
+        ({"model_desc": {"input": []}}, ValueError, r"'input' is not known \(did you mean 'inputs'\?\)"),
+        (
+            {"model_desc": {"inputs": [("x", [3, 4]), ("y", [3])], "outputs": [("loss", [])]}},
+            InvalidArgumentError,
+            r"expected one output that is marked as the loss, such as \('loss', \[\], True\)",
+        ),
+        (
+            {"inputs": [torch.ones(3, 4)]},
+            InvalidArgumentError,
+            r"inputs=\[float32\[3, 4\]\]: expected 2 tensors, for the inputs of model_desc: 'x', 'y'",
+        ),
+        ({"inputs": torch.ones(2, 4)}, InvalidArgumentError, r"inputs=float32\[2, 4\]: expected a list or tuple"),
+        (
+            {"inputs": [[1.0], torch.ones(3)]},
+            InvalidArgumentError,
+            r"inputs=\[list, float32\[3\]\]: expected a list or",
+        ),
+        (
+            {"inputs": [torch.ones(3, 5), torch.ones(3)]},
+            InvalidArgumentError,
+            r"expected 'x' of the shape \[3, 4\], as model_desc says",
+        ),
+        (
+            {
+                "model_desc": {"inputs": [("x", ["n", 4]), ("y", ["n"])], "outputs": [("loss", [], True)]},
+                "inputs": [torch.ones(3, 4), torch.ones(2)],
+            },
+            InvalidArgumentError,
+            r"expected 'y' of the shape \['n'\] with n = 3, as model_desc says",
+        ),
         ({"model": nn.Bilinear(4, 4, 2)}, TrainingGraphError, r"Bilinear.forward\(\) cannot take 1 input: missing"),
     ],
 )

@@ -66,7 +66,11 @@ class CombinedModel(nn.Module):
             inspect.signature(self.model.forward).bind(*(() if named else given), **named)
         except TypeError as error:
             count, kind = f"{len(given)} input{'s' * (len(given) != 1)}", type(self.model).__name__
-            advice = "" if self.loss_fn else ". If the last input is for the loss, give loss_fn, which gets it"
+            advice = (
+                ""
+                if self.loss_fn
+                else ". If the last input is for the loss, give loss_fn, which takes the model's output and it"
+            )
             raise TrainingGraphError(reason=f"{kind}.forward() cannot take {count}: {error}{advice}") from error
 
     def forward(self, *inputs: Any) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -142,7 +142,7 @@ def refused(options: Any) -> Any:
         ORTTrainerOptions(options)
     prefix, text = "Invalid options: ", str(caught.value)
     assert text.startswith(prefix)
-    return ast.literal_eval(text.removeprefix(prefix))
+    return ast.literal_eval(text.removeprefix(prefix).partition("\n")[0])
 
 
 def read(options: Any, path: str) -> Any:
@@ -224,6 +224,23 @@ def test_an_unknown_key_is_refused_at_every_level() -> None:
     assert refused({"utils": {"invertible_layer_norm_gradient": True}})
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"devise": {}}, "{'devise': ['unknown field']}\n'devise' is not known (did you mean 'device'?)"),
+        (
+            {"utils": {"frozen_weight": []}, "xyz": 1},
+            "{'utils': [{'frozen_weight': ['unknown field']}], 'xyz': ['unknown field']}"
+            "\n'frozen_weight' is not known (did you mean 'frozen_weights'?)",
+        ),
+    ],
+)
+def test_the_nearest_name_follows_the_old_text(options: Any, text: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        ORTTrainerOptions(options)
+    assert str(caught.value) == f"Invalid options: {text}"
+
+
 @pytest.mark.parametrize("options", [None, 5, "a", ["batch"], [("batch", {})]])
 def test_options_are_a_dict(options: Any) -> None:
     with pytest.raises(ValueError) as caught:
@@ -302,7 +319,7 @@ def test_what_is_assigned_is_checked(path: str) -> None:
     for value, _ in bad:
         with pytest.raises(ValueError) as caught:
             setattr(level, last, value)
-        assert ast.literal_eval(str(caught.value).removeprefix("Invalid options: ")) == refused(nested(path, value))
+        assert str(caught.value).startswith(f"Invalid options: {refused(nested(path, value))}")
         assert read(options, path) == good[-1]
 
 

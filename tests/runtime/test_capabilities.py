@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import onnx_ir as ir
@@ -40,18 +41,18 @@ def test_two_distributions_are_refused_with_the_commands(monkeypatch: pytest.Mon
     assert "onnxruntime 1.31.1, onnxruntime-training 1.19.2" in text
     installs = "pip install --upgrade 'onnxruntime-training==1.19.2'"
     assert f"Run: pip uninstall -y onnxruntime onnxruntime-training && {installs}\n" in text
-    assert all(extra in text for extra in ("[cpu]", "[cuda]", "[training]"))
+    assert "The extras cpu, cuda and training" in text
 
 
 @pytest.mark.usefixtures("uncached")
-@pytest.mark.parametrize(("has_device", "extra"), [(True, "cuda"), (False, "cpu")])
+@pytest.mark.parametrize(("has_device", "runtime"), [(True, "onnxruntime-gpu[cuda,cudnn]"), (False, "onnxruntime")])
 def test_a_build_for_cuda_beside_another_is_kept_for_a_device(
-    monkeypatch: pytest.MonkeyPatch, has_device: bool, extra: str
+    monkeypatch: pytest.MonkeyPatch, has_device: bool, runtime: str
 ) -> None:
     found = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}
     monkeypatch.setattr(capabilities, "find_distributions", lambda: found)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_device)
-    with pytest.raises(SeveralRuntimesError, match=rf"&& pip install --upgrade 'ort-dynamo\[{extra}\]'"):
+    with pytest.raises(SeveralRuntimesError, match=re.escape(f"&& pip install --upgrade '{runtime}>=")):
         installed_runtime()
 
 

@@ -44,7 +44,7 @@ class GraphPlan:
     record: MemoryRecord
 
     def __str__(self) -> str:
-        header = ("recompute_plan", "times", "bytes saved", "of kept", "extra time", "in symbols")
+        header = ("recompute_plan", "times", "fewer bytes", "of saved", "extra time", "in symbols")
         cells = [header, *(_cells(row, self.record.nbytes_without) for row in self.rows)]
         symbolic = any(line[-1] for line in cells[1:])
         columns = list(zip(*cells, strict=True))[: None if symbolic else -1]

@@ -67,7 +67,7 @@ class RecomputePlan(PassBase):
                 unmatched.append(plan)
             elif plan.count > len(found):
                 warnings.warn(
-                    f"recompute_plan '{plan}': a graph has only {len(found)} of this cluster; all are computed again",
+                    f"recompute_plan '{plan}': a graph has only {len(found)} of this cluster; all are recomputed",
                     stacklevel=2,
                 )
             chosen += found if plan.count < 0 else found[: plan.count]

@@ -34,12 +34,12 @@ class Mlp(nn.Module):
 def test_the_table_reads_as_a_table() -> None:
     (text,) = [str(memory_plan(Mlp(), torch.randn(3, 4)))]
     assert [line.split() for line in text.splitlines()[1:]] == [
-        ["recompute_plan", "times", "bytes", "saved", "of", "kept", "extra", "time"],
+        ["recompute_plan", "times", "fewer", "bytes", "of", "saved", "extra", "time"],
         ["Gelu+Dropout+:1:-1", "1", "192", "44.4%", "57.5%"],
         ["Gemm+:1:-1", "1", "192", "44.4%", "20.3%"],
     ]
     assert text.splitlines()[0] == (
-        "Graph 1 of 1: 432 bytes kept for the backward in 3 tensors; "
+        "Graph 1 of 1: 432 bytes saved for the backward in 3 tensors; "
         "predicted peak 816 bytes in the forward, 1,284 in the backward"
     )
 

@@ -119,7 +119,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "ORTMODULE_ENABLE_LABEL_SPARSE_OPTIMIZER": _COMPUTE,
     "ORTMODULE_ENABLE_EMBEDDING_SPARSE_OPTIMIZER": _COMPUTE,
     "ORTMODULE_PRINT_INPUT_DENSITY": _COMPUTE,
-    "ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT": "torch.utils.checkpoint is traced, and what it asks for is computed again",
+    "ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT": "torch.utils.checkpoint is traced, and its region is recomputed",
     "ORTMODULE_ENABLE_CUSTOM_AUTOGRAD": "an autograd.Function is traced, always",
     "ORTMODULE_ENABLE_MEM_EFFICIENT_GRAD_MGMT": "no gradient waits in ONNX Runtime for the end of the backward",
     "ORTMODULE_ENABLE_ZERO_STAGE3": "DeepSpeed's stage 3 is not supported; torch's FSDP shards parameters",

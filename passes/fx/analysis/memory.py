@@ -122,9 +122,9 @@ class MemoryRecord:
     def summary(self) -> str:
         """One line."""
         share = f" ({self.nbytes / self.nbytes_without:.0%} of {self.nbytes_without:,})" if self.recomputed else ""
-        again = f"; {len(self.recomputed)} computed again, {self.time:.1%} of the forward" if self.recomputed else ""
+        again = f"; {len(self.recomputed)} recomputed, {self.time:.1%} of the forward" if self.recomputed else ""
         return (
-            f"{self.nbytes:,} bytes kept for the backward{share} in {len(self.saved)} tensors{again}; "
+            f"{self.nbytes:,} bytes saved for the backward{share} in {len(self.saved)} tensors{again}; "
             f"predicted peak {self.forward_peak:,} bytes in the forward, {self.backward_peak:,} in the backward"
         )
 

@@ -87,10 +87,10 @@ def test_fused_kernels_come_back_with_their_functions() -> None:
 
 def test_a_function_without_a_kernel_and_a_kernel_without_a_function_are_refused() -> None:
     whole, other = pack(fused(), KEY), onnx.ModelProto.FromString(fused().model)
-    with pytest.raises(EntryError, match="functions without kernels"):
+    with pytest.raises(EntryError, match="functions and its kernels do not match"):
         read_entry(resealed(whole, kernels="[]"), KEY)
     other.functions[0].name = "another"
-    with pytest.raises(EntryError, match="functions without kernels"):
+    with pytest.raises(EntryError, match="functions and its kernels do not match"):
         read_entry(resealed(whole, model=other.SerializeToString()), KEY)
     for text in ("", "{}", "[1]", '[{"name": "a"}]', json.dumps([{"inputs": 1}])):
         with pytest.raises(EntryError):

@@ -114,7 +114,7 @@ def test_pipes_and_folders_are_refused_at_once(tmp_path: Path) -> None:
     made = folder(tmp_path)
     made.write(OTHER, b"two")
     os.mkfifo(made.path / f"{KEY}{SUFFIX}")
-    with pytest.raises(FolderRefusedError, match="no regular file"):
+    with pytest.raises(FolderRefusedError, match="not a regular file"):
         made.read(KEY)
     (made.path / f"c{SUFFIX}").mkdir()
     with pytest.raises((FolderRefusedError, OSError)):
@@ -133,7 +133,7 @@ def test_a_file_of_huge_size_is_not_read(tmp_path: Path) -> None:
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     made = folder(tmp_path)
     made.path.write_text("")
-    with pytest.raises(FolderRefusedError, match="is no folder"):
+    with pytest.raises(FolderRefusedError, match="is not a folder"):
         made.read(KEY)
     with pytest.raises(OSError, match="exists"):
         made.write(KEY, b"one")

@@ -279,8 +279,8 @@ def swapped(file: Path) -> None:
     ("spoil", "miss", "reason"),
     [
         (damage, "damaged", "its checksum is wrong"),
-        (empty, "damaged", "does not begin as an entry does"),
-        (pickled, "damaged", "does not begin as an entry does"),
+        (empty, "damaged", "it is not a cache entry"),
+        (pickled, "damaged", "it is not a cache entry"),
         (swapped, "damaged", "it is the entry of"),
         (unopenable, "damaged", "NoSuchOperator"),
         (linked, "refused", "it is a link"),

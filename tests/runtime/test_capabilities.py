@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import onnx_ir as ir
@@ -11,7 +12,7 @@ import torch
 from ort_dynamo.errors import ProviderNotAvailableError, RuntimeNotInstalledError, SeveralRuntimesError
 from ort_dynamo.runtime import capabilities, providers
 from ort_dynamo.runtime.capabilities import installed_runtime, kernel_table, nearest_record, omitted_optimizers
-from ort_dynamo.runtime.cuda_build import CudaBuild, TorchCuda
+from ort_dynamo.runtime.cuda_build import REQUIREMENTS, CudaBuild, TorchCuda
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_two_distributions_are_refused_with_the_commands(monkeypatch: pytest.Mon
     assert "onnxruntime 1.31.1, onnxruntime-training 1.19.2" in text
     installs = "pip install --upgrade 'onnxruntime-training==1.19.2'"
     assert f"Run: pip uninstall -y onnxruntime onnxruntime-training && {installs}\n" in text
-    assert all(extra in text for extra in ("[cpu]", "[cuda]", "[training]"))
+    assert "The extras cpu, cuda and training" in text
 
 
 @pytest.mark.usefixtures("uncached")
@@ -51,7 +52,7 @@ def test_a_build_for_cuda_beside_another_is_kept_for_a_device(
     found = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}
     monkeypatch.setattr(capabilities, "find_distributions", lambda: found)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_device)
-    with pytest.raises(SeveralRuntimesError, match=rf"&& pip install --upgrade 'ort-dynamo\[{extra}\]'"):
+    with pytest.raises(SeveralRuntimesError, match=re.escape(f"&& pip install --upgrade '{REQUIREMENTS[extra]}'")):
         installed_runtime()
 
 

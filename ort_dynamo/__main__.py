@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ort_dynamo.commands import cache, demo, doctor, operators, passes, topics
 from ort_dynamo.errors import OrtDynamoError
+from ort_dynamo.options.spelling import nearest
 
 __all__ = ["COMMANDS", "main"]
 
@@ -40,6 +42,17 @@ COMMANDS: dict[str, Command] = {
 """Subcommand -> its command; a new one is a line here."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """Ends its message about an unknown command or action with the nearest one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage and the message, and exit with status 2."""
+        given, chosen, choices = message.partition("(choose from")
+        if chosen and (quoted := re.search("invalid choice: '(.+)'", given)):
+            message += nearest(quoted[1], re.findall(r"[\w-]+", choices))
+        super().error(message)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand.
 
@@ -52,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with status 2 and usage on stderr for bad arguments, with 0 for --help.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m ort_dynamo", description='PyTorch training on ONNX Runtime: torch.compile(backend="ort_train").'
     )
     parser.add_argument("--version", action="version", version=f"ort_dynamo {version('ort-dynamo')}")

@@ -74,6 +74,11 @@ def run_passes(
         records.append(PassRecord(name, seconds, result.modified, getattr(result, "summary", None)))
         if checker is not None:
             checker.check(name)
+    if _log.isEnabledFor(logging.DEBUG):
+        kind = "FX graph" if isinstance(graph, GraphModule) else "ONNX model"
+        changed = [f"{one.name.partition('(')[0]} ({one.seconds * 1000:.0f} ms)" for one in records if one.modified]
+        if changed:
+            _log.debug("%d of %d passes changed the %s: %s", len(changed), len(records), kind, ", ".join(changed))
     return tuple(records)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -28,6 +29,9 @@ CACHE: MemoryCache[CompiledGraph] = MemoryCache(size=attrgetter("built.nbytes"),
 """The compiled graphs of this process, by graph key."""
 
 Source = Literal["memory", "disk", "built"]
+
+_log = logging.getLogger(__name__)  # TORCH_LOGS=+ort_dynamo shows it
+_SOURCES: Mapping[Source, str] = {"memory": "found in memory", "disk": "read from the cache", "built": "compiled"}
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,11 @@ def open_island(
             return compiled
 
     compiled = CACHE.get_or_make(key, make)
+    seconds = time.perf_counter() - begin
+    if _log.isEnabledFor(logging.DEBUG):
+        operators = sum(node.op == "call_function" for node in island.graph.nodes)
+        why = f" (cache miss: {miss})" if miss else ""
+        _log.debug("island %s: %d operators, %s%s, %.2f s", name, operators, _SOURCES[source], why, seconds)
     return OpenedIsland(
         name=name,
         compiled=compiled,
@@ -116,7 +125,7 @@ def open_island(
         stored_at=place if stored is not None and stored.holds(place) else None,
         source=source,
         miss=miss,
-        seconds=time.perf_counter() - begin,
+        seconds=seconds,
     )
 
 

@@ -31,5 +31,5 @@ def is_count(name: str, value: object) -> None:
 def checked_path(name: str, value: Any) -> str | None:
     """Return a path as text, or None for None; raise InvalidOptionError for any other value."""
     if value is not None and (not isinstance(value, (str, os.PathLike)) or not os.fspath(value)):
-        raise InvalidOptionError(name=name, value=value, expected="None or a path")
+        raise InvalidOptionError(name=name, value=value, expected="None or the path of a folder")
     return None if value is None else str(os.fspath(value))

@@ -124,6 +124,13 @@ DEPRECATED: Mapping[str, str] = {
 }
 """Name of an earlier release, which still works -> the option in its place."""
 
+_ELSEWHERE = dict.fromkeys(
+    ("provider", "providers", "execution_provider", "execution_providers"),
+    ": the device of the model's tensors chooses the execution provider, and "
+    "session_options={'provider_options': …} has the provider's own options",
+)
+"""Name that programs know from ONNX Runtime -> the way to the same here, as the end of a message."""
+
 _CONFIG_KEYS = {
     **_CASTS,
     **{name: name for name in _CASTS.values()},
@@ -145,7 +152,8 @@ def read_options(options: Mapping[str, Any]) -> Fields:
             warnings.warn(f"the ort_train option {name!r} is now {DEPRECATED[name]}", DeprecationWarning, stacklevel=3)
             found = cast_config(value) if name == "propagate_cast_ops_config" else {name: value}
         else:
-            raise UnknownOptionError(name=name, nearest=nearest(str(name), OPTIONS), known=", ".join(OPTIONS))
+            near = _ELSEWHERE.get(str(name)) or nearest(str(name), OPTIONS)
+            raise UnknownOptionError(name=name, nearest=near, known=", ".join(OPTIONS))
         for field, one in found.items():
             if fields.setdefault(field, one) != one:
                 expected = f"{fields[field]!r}, as another option has it, or to be given once"

@@ -6,14 +6,16 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 
+import ort_dynamo
 from ort_dynamo.__main__ import main
 from ort_dynamo.commands.doctor import gather
-from ort_dynamo.commands.doctor.facts import CacheFacts, Facts, RuntimeFacts, Trial
+from ort_dynamo.commands.doctor.facts import CacheFacts, Facts, MachineFacts, RuntimeFacts, Trial
 from ort_dynamo.commands.doctor.findings import findings
 from ort_dynamo.commands.doctor.text import as_json, as_text
 from ort_dynamo.runtime.capabilities import installed_runtime
@@ -49,6 +51,7 @@ CPU = Facts(
     runtime=STOCK,
     trials=(Trial("cpu", ""),),
     cache=CacheFacts("/home/me/.cache/ort_dynamo", True, True, 3, 3 * 2**20, 2**31, ""),
+    machine=MachineFacts("0.1", "/src/ort_dynamo", "Linux-6.8", "A CPU, 8 logical cores", "/usr/bin/c++", ()),
 )
 CUDA = replace(
     CPU,
@@ -181,6 +184,21 @@ def test_the_text_has_faults_with_their_fixes_and_notes_apart() -> None:
     assert as_text(note, findings(note)).splitlines()[-5:] == expected
 
 
+def test_the_text_has_the_machine_and_the_package() -> None:
+    variables = (("OMP_NUM_THREADS", "1"), ("ORT_DYNAMO_CACHE", "0"))
+    machine = replace(CPU.machine, compiler="", variables=variables)
+    text = as_text(replace(CPU, machine=machine), ()).splitlines()
+    assert text[1:6] == [
+        "  ort_dynamo     0.1, in /src/ort_dynamo",
+        "  system         Linux-6.8",
+        "  processor      A CPU, 8 logical cores",
+        "  C++ compiler   not found: only torch's inductor and fused kernels need one",
+        "  environment    OMP_NUM_THREADS=1, ORT_DYNAMO_CACHE=0",
+    ]
+    assert "  C++ compiler   /usr/bin/c++" in as_text(CPU, ()).splitlines()
+    assert "  fused kernels  no: ONNX Runtime's own kernels run on CUDA" in as_text(replace(CUDA, fuses=False), ())
+
+
 def test_json_says_the_same() -> None:
     facts = replace(CUDA, runtime=STOCK)
     said = json.loads(as_json(facts, findings(facts)))
@@ -224,6 +242,9 @@ def test_this_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     runtime = installed_runtime()
     assert said["facts"]["runtime"]["distributions"] == [[runtime.package, runtime.version]]
     assert {"on": "cpu", "said": ""} in said["facts"]["trials"]
+    machine = said["facts"]["machine"]
+    assert (machine["version"], machine["path"]) == (version("ort-dynamo"), str(Path(ort_dynamo.__file__).parent))
+    assert ["ORT_DYNAMO_CACHE", "1"] in machine["variables"]
     cache = said["facts"]["cache"]
     assert (cache["path"], cache["writable"], cache["entries"]) == (str(tmp_path / "not" / "there"), True, 0)
     assert not (tmp_path / "not").exists()

@@ -38,6 +38,27 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
         assert errors.read() == ""
 
 
+@pytest.mark.parametrize(("given", "meant"), [(["doctr"], "doctor"), (["cache", "claer"], "clear")])
+def test_an_unknown_command_names_the_nearest(given: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f" (did you mean {meant!r}?)\n")
+
+
+def test_operators_are_found_by_a_part_of_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["operators", "_softmax", "linalg_svd"]) == 0
+    out = capsys.readouterr().out
+    assert "aten._softmax.default: ONNX Runtime\n  dtypes " in out
+    assert "\n  gradient  _softmax_backward_data.default\n" in out
+    assert "aten._linalg_svd.default: eager mode (fallback)\n" in out
+    assert main(["operators", "--fallback", "_softmax", "linalg_svd"]) == 0
+    assert capsys.readouterr().out.startswith("aten._linalg_svd.default: eager mode (fallback)\n")
+    assert main(["operators", "sofmax"]) == 1
+    assert "No operator in the table has a name with 'sofmax' (did you mean 'softmax'?)." in capsys.readouterr().err
+    assert main(["operators", "softmax", "--write"]) == 2
+
+
 def test_help_lists_topics_and_prints_their_pages(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help"]) == 0
     listed = capsys.readouterr().out
@@ -69,4 +90,4 @@ def test_no_message_names_a_page_that_pip_does_not_install() -> None:
         written = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in written]
         found += [f"{file.name}:{one.lineno}" for one in texts if re.search(r"docs/\w+/\w+\.md", str(one.value))]
-    assert found == ["__init__.py:13"], found  # operators --write, which writes a page of the clone
+    assert found == ["__init__.py:16"], found  # operators --write, which writes a page of the clone

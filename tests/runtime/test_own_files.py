@@ -65,7 +65,7 @@ def test_a_file_is_a_regular_one_and_a_folder_a_folder(tmp_path: Path) -> None:
     target = made_file(tmp_path / "file")
     (tmp_path / "link").symlink_to(target)
     for path in (tmp_path / "link", made_folder(tmp_path / "folder")):
-        with pytest.raises(FolderRefusedError, match="is no regular file"):
+        with pytest.raises(FolderRefusedError, match="is not a regular file"):
             is_own_file(path)
-    with pytest.raises(FolderRefusedError, match="is no folder"):
+    with pytest.raises(FolderRefusedError, match="is not a folder"):
         is_own_folder(target)

@@ -156,7 +156,7 @@ def test_torch_lib_is_not_asked_without_what_traces_it() -> None:
         def __init__(self) -> None:
             self.node = node
 
-    with pytest.raises(UnsupportedNodeError, match="torch_lib cannot be asked: ImportError: torch's ONNX exporter"):
+    with pytest.raises(UnsupportedNodeError, match="torch_lib cannot be loaded: ImportError: torch's ONNX exporter"):
         torchlib.call(Context(), (), {})  # type: ignore[arg-type]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ort_dynamo.runtime.cuda_build import CudaBuild, TorchCuda
 
-__all__ = ["CacheFacts", "Facts", "RuntimeFacts", "Trial"]
+__all__ = ["CacheFacts", "Facts", "MachineFacts", "RuntimeFacts", "Trial"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,27 @@ class CacheFacts:
 
 
 @dataclass(frozen=True)
+class MachineFacts:
+    """The machine, and this package on it.
+
+    Attributes:
+        version: of ort_dynamo.
+        path: the folder that it is imported from.
+        system: the operating system.
+        processor: its name, with the number of logical cores.
+        compiler: the path of a C++ compiler; "" where none is found.
+        variables: (name, value) of the environment variables that change compiles, as far as they are set.
+    """
+
+    version: str
+    path: str
+    system: str
+    processor: str
+    compiler: str
+    variables: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
 class Facts:
     """All of it.
 
@@ -78,6 +99,8 @@ class Facts:
         runtime: the module `onnxruntime`.
         trials: the trials; none where the module does not import, or several distributions provide it.
         cache: the folder of compiled graphs.
+        machine: the machine, and this package on it.
+        fuses: whether sessions on CUDA launch fused kernels; None without such sessions.
     """
 
     python: str
@@ -87,3 +110,5 @@ class Facts:
     runtime: RuntimeFacts
     trials: tuple[Trial, ...]
     cache: CacheFacts
+    machine: MachineFacts
+    fuses: bool | None = None

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
 
+import ort_dynamo
 from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
-from ort_dynamo.commands.doctor.facts import CacheFacts, Facts, RuntimeFacts, Trial
-from ort_dynamo.errors import InvalidVariableError
+from ort_dynamo.commands.doctor.facts import CacheFacts, Facts, MachineFacts, RuntimeFacts, Trial
+from ort_dynamo.errors import InvalidVariableError, OrtDynamoError
 from ort_dynamo.options.cache_place import cache_place
 from ort_dynamo.runtime.capabilities import find_distributions
 from ort_dynamo.runtime.cuda_build import installed_cuda_build, torch_cuda
 from ort_dynamo.runtime.importing import build_info, onnxruntime
+from ort_dynamo.runtime.providers import find_target
 
 __all__ = ["gather"]
+
+_VARIABLES = ("LOCAL_RANK", "OMP_NUM_THREADS", "TORCH_LOGS")
+"""Environment variables of others that change what a compile does or shows."""
 
 _PACKAGES = ("torch", "numpy", "onnx", "onnx-ir", "onnxscript")
 _SECONDS = 120
@@ -44,7 +51,37 @@ def gather() -> Facts:
         runtime=runtime,
         trials=tuple(try_device(device) for device in tried),
         cache=_cache(),
+        machine=_machine(),
+        fuses=_fuses() if "cuda" in tried else None,
     )
+
+
+def _machine() -> MachineFacts:
+    compilers = (os.environ.get("CXX", ""), "c++", "g++", "clang++", "cl")
+    names = sorted(name for name in os.environ if name.startswith("ORT_DYNAMO_") or name in _VARIABLES)
+    return MachineFacts(
+        version=importlib.metadata.version("ort-dynamo"),
+        path=str(Path(ort_dynamo.__file__).parent),
+        system=platform.platform(),
+        processor=f"{_processor()}, {os.cpu_count()} logical cores",
+        compiler=next((path for name in compilers if name and (path := shutil.which(name))), ""),
+        variables=tuple((name, os.environ[name]) for name in names),
+    )
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):  # platform.processor() knows nothing on most Linux systems
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _fuses() -> bool | None:
+    try:
+        return find_target("cuda").fuses_kernels
+    except OrtDynamoError:  # the trial says why
+        return None
 
 
 def _version(name: str) -> str | None:

@@ -44,6 +44,12 @@ def _table(rows: Iterator[tuple[str, str]]) -> list[str]:
 
 
 def _installed(facts: Facts) -> Iterator[tuple[str, str]]:
+    machine = facts.machine
+    yield "ort_dynamo", f"{machine.version}, in {machine.path}"
+    yield "system", machine.system
+    yield "processor", machine.processor
+    yield "C++ compiler", machine.compiler or "not found: only torch's inductor and fused kernels need one"
+    yield "environment", ", ".join(f"{name}={value}" for name, value in machine.variables) or "no variable is set"
     yield "Python", facts.python
     for name, version in facts.packages:
         built_for = f", {facts.torch if facts.torch.version else 'cpu'}" if name == "torch" and version else ""
@@ -65,6 +71,8 @@ def _runs(facts: Facts) -> Iterator[tuple[str, str]]:
     why_not = "" if facts.devices else ": torch sees no device"
     yield "CPU", tried.get("cpu", "not tried")
     yield "CUDA", tried.get("cuda", f"not tried{why_not}")
+    if facts.fuses is not None:
+        yield "fused kernels", "yes, on CUDA" if facts.fuses else "no: ONNX Runtime's own kernels run on CUDA"
     yield "CUDA devices", ", ".join(facts.devices) or "none"
     cache = facts.cache
     if cache.error:

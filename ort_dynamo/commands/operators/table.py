@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from ort_dynamo.passes.fx.hoist_random import is_draw
 from ort_dynamo.runtime.providers import recorded_cpu_targets
 from ort_dynamo.torch_internals.operators import OpOverload, all_overloads, can_decompose, schema_of
 
-__all__ = ["Row", "page", "rows"]
+__all__ = ["Row", "names", "page", "rows"]
 
 _HEAD = """\
 # Operators
@@ -150,10 +150,24 @@ def _in_eager(table: Iterable[Row]) -> Iterator[str]:
         yield f"| {reason} | {', '.join(names)} |"
 
 
-def rows() -> Iterator[Row]:
-    """Yield the rows, sorted by overload."""
+def names() -> list[str]:
+    """Return the names of all overloads in the table, sorted."""
+    return sorted(map(str, _overloads()))
+
+
+def rows(parts: Sequence[str] = (), *, fallback: bool = False) -> Iterator[Row]:
+    """Yield the rows, sorted by overload.
+
+    Args:
+        parts: texts of which an overload's name must hold one; none takes all overloads.
+        fallback: whether only overloads are taken that run in eager.
+    """
     for overload in sorted(_overloads(), key=str):
+        if parts and not any(part in str(overload) for part in parts):
+            continue
         how, notes = _how(overload)
+        if fallback and how != "eager":
+            continue
         native = how in ("ours", "torch_lib")
         dtypes = _dtypes(overload) if native else ""
         yield Row(str(overload), _family(overload), how, dtypes, _gradient(overload), notes)

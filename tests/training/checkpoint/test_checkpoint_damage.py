@@ -68,7 +68,7 @@ def test_a_foreign_file_is_refused(content: bytes) -> None:
 def test_hdf5_that_is_no_checkpoint_is_refused() -> None:
     file = io.BytesIO()
     write_old_file(file, {"dataset": np.arange(3)})
-    with pytest.raises(CheckpointFileError, match="has no trainer_options and so is no checkpoint"):
+    with pytest.raises(CheckpointFileError, match="HDF5 without trainer_options"):
         checkpoint.load_state([file])
 
 

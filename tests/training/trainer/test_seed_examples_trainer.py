@@ -159,7 +159,7 @@ def test_the_example_of_the_trainer_trains() -> None:
 def test_the_state_has_the_documented_schema() -> None:
     placeholders = [{"params": ["model_param0", "model_param2"], "alpha": 0.8}]
     trainer = ORTTrainer(bert(), MODEL_DESC, optim.AdamConfig(param_groups=placeholders), add_next_sentence)
-    with pytest.warns(UserWarning, match=re.escape("what the model does not have: ['model_param2']")):
+    with pytest.warns(UserWarning, match=re.escape("parameters that the model does not have: ['model_param2']")):
         trainer.train_step(*batch(4, 6))
     state = trainer.state_dict()
     names = list(dict(bert().named_parameters()))

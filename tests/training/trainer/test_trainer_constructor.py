@@ -467,7 +467,7 @@ def test_a_model_that_is_given_in_evaluation_mode_is_trained_in_training_mode() 
 def test_a_group_that_names_nothing_of_the_model_is_warned_of() -> None:
     config = optim.AdamConfig([{"params": ["fc1.weight", "fc1.wait"], "alpha": 0.5}])
     trainer = make_trainer(config)
-    with pytest.warns(UserWarning, match=r"groups name what the model does not have: \['fc1.wait'\]"):
+    with pytest.warns(UserWarning, match=r"groups name parameters that the model does not have: \['fc1.wait'\]"):
         trainer.train_step(*batches(1)[0])
 
 

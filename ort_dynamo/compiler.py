@@ -118,7 +118,7 @@ class Compilation:
         # 5. Key, 6. lower, 7. rewrite and 8. open each island.
         graph.islands = open_islands(graph, self.island, self.listeners)
         for name, island in graph.islands.items():
-            outer.set_submodule(name, Island(island.compiled, island.places))
+            outer.set_submodule(name, Island(island.compiled, island.places, island.covers))
         graph.passes += self.passes(outer_passes(seen), outer)
         self.listeners.opened(graph)
         # 9. The outer graph, as the function that runs.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import Unsupported
 
 import ort_dynamo
+from ort_dynamo.backend import ort_train
 from ort_dynamo.report.record import RECORDS
 
 PROGRAM = """
@@ -174,6 +175,7 @@ def test_a_stance_can_name_this_backend() -> None:
     with torch.compiler.set_stance("default", force_backend="ort_train"):
         step(torch.randn(3, 4)).sum().backward()
     assert [graph.role for record in RECORDS for graph in record.graphs] == ["forward", "backward"]
+    ort_train.reset()  # type: ignore[attr-defined]  # Dynamo's reset() knows only backends of torch.compile calls
 
 
 # -- what is compiled --------------------------------------------------------------------------------------------------

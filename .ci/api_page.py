@@ -13,27 +13,29 @@ from typing import Any
 PAGE = Path(__file__).resolve().parent.parent / "docs/reference/api.md"
 
 OPENING = """\
-# What is public
+# API
 
-Names on this page keep their meaning from release to release, or the changelog says what takes their place. All others
-may change at any time. The page is written from the docstrings by `python .ci/api_page.py`.
+These are the public names. They keep their meaning from release to release, or the changelog names the replacement. All
+other names may change at any time.
 
-The backend itself has no name to import: torch finds it as `backend="ort_train"`, and as `backend="onnxrt"`. Its
-options are in [options.md](options.md), its errors in [errors.md](errors.md).
+The backend itself has no name to import: torch finds it as `backend="ort_train"` and as `backend="onnxrt"`. See also
+its [options](options.md) and [errors](errors.md).
+
+This page is written from the docstrings, by `python .ci/api_page.py`.
 
 """
 
 COUNTERS = """\
 ## Counters
 
-`torch._dynamo.utils.counters` has what was compiled since they were last cleared, whatever backend is asked for;
-`ort_dynamo.summary()` has it as data.
+`torch._dynamo.utils.counters` counts what was compiled since the counters were last cleared, under either name of the
+backend. `ort_dynamo.summary()` has the same as data.
 
 | topic | key | counts |
 |---|---|---|
 | `"ort_train"` | `graphs`, `islands`, `native_nodes`, `chosen_nodes`, `eager_nodes` | graphs, islands, nodes by place |
 | `"ort_train_native"` | an overload | its nodes in ONNX Runtime |
-| `"ort_train_by_design"` | an overload | its nodes in torch by design: draws, collectives |
+| `"ort_train_by_design"` | an overload | its nodes in torch by design: random ops, collectives |
 | `"ort_train_chosen"` | an overload and a reason | its nodes in torch by choice (placement), for that reason |
 | `"ort_train_eager"` | an overload and a reason | its nodes in eager (fallback), for that reason |
 """
@@ -74,6 +76,12 @@ def make_page() -> str:
     onnx = importlib.import_module("ort_dynamo.passes.onnx")
     parts.append("## ort_dynamo.passes.onnx\n\nPasses on ONNX models.\n\n")
     parts += [entry(f"ort_dynamo.passes.onnx.{name}", getattr(onnx, name)) for name in onnx.__all__]
+    models = importlib.import_module("ort_dynamo.onnx_module")
+    parts.append("## ort_dynamo.onnx_module\n\nONNX models as torch modules.\n\n")
+    parts += [entry(f"ort_dynamo.onnx_module.{name}", getattr(models, name)) for name in models.__all__]
+    parts.append("## ort_dynamo.embedding\n\nFor front ends ([build a front end](../internals/embedding.md)).\n\n")
+    embedding = importlib.import_module("ort_dynamo.embedding")
+    parts.append(entry("ort_dynamo.embedding.join_models", embedding.join_models))
     testing = importlib.import_module("ort_dynamo.testing")
     parts.append("## ort_dynamo.testing\n\nFor tests of lowerings, passes and models.\n\n")
     parts += [entry(f"ort_dynamo.testing.{n}", getattr(testing, n)) for n in testing.__all__ if n != "TOLERANCES"]

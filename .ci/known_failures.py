@@ -37,21 +37,21 @@ KNOWN: tuple[Known, ...] = (
     Known(
         where="torch 2.12.1",
         what="gradients of a compiled graph that returns an expanded tensor",
-        why="AOTAutograd copies the tangent into expanded memory, and fails; so it does under `aot_eager`.",
+        why="AOTAutograd copies the tangent into expanded memory and fails, with `aot_eager` too.",
         tests=r"tests/test_backend\.py::test_inputs_and_views_as_outputs\[views of results\]",
         versions=(("torch", r"2\.12\..*"),),
     ),
     Known(
         where="torch 2.11.0",
-        what="the gradient of `nll_loss` called by hand, with a gradient of one element for several targets",
-        why="The fake tensor call refuses it, before any backend.",
+        what="a direct call of the gradient operator of `nll_loss`, with a gradient of one element for several targets",
+        why="The operator's call with fake tensors raises, before any backend.",
         tests=r"tests/lowering/ops/test_nll\.py::test_the_gradient_of_one_sample_reads_the_first_target\[.*several.*\]",
         versions=(("torch", r"2\.11\..*"),),
     ),
     Known(
         where="torch 2.11.0",
         what="`quantile` in one graph",
-        why="Dynamo ends the graph at `aten.equal`, which this torch calls in it.",
+        why="In this torch it calls `aten.equal`, where Dynamo breaks the graph.",
         tests=r"tests/lowering/ops/test_order_statistics\.py::test_quantiles_and_gradients_equal_eager\[.*\]",
         versions=(("torch", r"2\.11\..*"),),
     ),
@@ -59,7 +59,7 @@ KNOWN: tuple[Known, ...] = (
         where="torch 2.11.0",
         what="gradients of `aminmax` and `narrow_copy`, losses of mixed dtypes, and "
         "`_scaled_dot_product_fused_attention_overrideable`",
-        why="Eager itself has none, or raises, in this torch.",
+        why="In this torch, eager mode has no gradient either, or raises.",
         tests=r"tests/lowering/ops/(test_reduction\.py::test_extrema_of_all_equal_eager\[aminmax\]"
         r"|test_views\.py::test_copies_of_views_equal_eager\[narrow-.*\]"
         r"|test_loss\.py::test_loss_of_mixed_dtypes_equals_eager"
@@ -68,29 +68,29 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         where="torch 2.11.0",
-        what="gradients of a module whose parameters are frozen and thawed between calls",
-        why="AOTAutograd gives none to some that train; so it does under `aot_eager`.",
+        what="gradients of a module whose `requires_grad` changes between calls",
+        why="AOTAutograd returns no gradient for some trainable parameters, with `aot_eager` too.",
         tests=r"tests/test_semantics\.py::test_gradients\[of_a_frozen_part\]",
         versions=(("torch", r"2\.11\..*"),),
     ),
     Known(
         where="torch 2.11.0",
         what="Mixtral of transformers 5.0",
-        why="The fake call of `torch._grouped_mm`, which that transformers makes on a CPU, raises, before any backend.",
+        why="It calls `torch._grouped_mm` on a CPU. The call with fake tensors raises, before any backend.",
         tests=r"tests/test_architectures\.py::test_a_training_step_equals_eager\[mixtral\]",
         versions=(("torch", r"2\.11\..*"),),
     ),
     Known(
         where="torch 2.11.0",
-        what="the final states of an LSTM that trains have an axis of one too many",
-        why="So they have under `aot_eager`. Mended since by a formula of our own, and seen to pass.",
+        what="the final states of an LSTM in training have an additional axis of size 1",
+        why="The same with `aot_eager`. Fixed since: our own formula replaces torch's, and the test passes.",
         tests=r"tests/lowering/ops/test_recurrent\.py::test_layers_that_train_equal_eager\[LSTM\]",
         versions=(("torch", r"2\.11\..*"),),
     ),
     Known(
         where="pytest 8.3.0",
-        what="tests that run in a process of their own",
-        why="They imported a helper that the oldest pytest does not find. Mended since, and seen to pass.",
+        what="tests that run in a separate process",
+        why="They imported a helper that this pytest does not find. Fixed since, and the tests pass.",
         tests=r"tests/report/test_alone\.py::.*",
         versions=(("torch", r"2\.11\..*"),),
     ),
@@ -98,7 +98,7 @@ KNOWN: tuple[Known, ...] = (
         where="onnx 1.18.0",
         what="tests of cast propagation in bfloat16",
         why="They compare with onnx's reference evaluator, which computes bfloat16 as uint16 in this release. "
-        "The pass is not at fault.",
+        "The pass itself is right.",
         tests=r"tests/passes/onnx/cast_propagation/test_propagate_casts_(operators\.py::.*-BFLOAT16\]"
         r"|properties\.py::.*)",
         versions=(("onnx", r"1\.18\..*"),),
@@ -106,14 +106,14 @@ KNOWN: tuple[Known, ...] = (
     Known(
         where="onnx 1.18.0",
         what="two tests that compare models by their text",
-        why="This release prints no values of a float16 initializer that a pass has made.",
+        why="This release does not print the values of a float16 initializer that a pass created.",
         tests=r"tests/passes/onnx/cast_propagation/test_propagate_casts\.py::test_a(n_initializer_beside|_constant_that).*",
         versions=(("onnx", r"1\.18\..*"),),
     ),
     Known(
-        where="any",
+        where="all versions",
         what="the tests of this page",
-        why="They compare it with the records, which the run was making. Cells leave them out by now.",
+        why="They compare the page with the records while the run writes them. Runs leave these tests out now.",
         tests=r"tests/ci/test_versions\.py::.*",
         versions=(),
     ),

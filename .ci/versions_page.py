@@ -18,31 +18,48 @@ OTHERS = ("onnx", "onnx-ir", "onnxscript", "numpy")
 Record = dict[str, Any]
 
 OPENING = """\
-# Versions
+# Versions and platforms
 
-What this project was tried with, and what came of it. `nox -f .ci/noxfile.py` runs it and writes this page from its
-records ([versions.jsonl](versions.jsonl)); how to run a part of it stands in that file.
+Supported: torch {torch}, {runtime}, Python {python}, Linux on x86-64.
 
-**{passed:,} tests passed in {run} cells, {failed} failed.** {clean} of the cells have no failure, {explained} only
-failures that are [explained below](#what-is-known-not-to-work-and-why){unexplained}.
+Not tested: macOS, Windows, arm{untried}.
 
-The declared minimums are the versions of the lane *oldest*. A version newer than all of these is not refused for its
-number.
+Newer versions are allowed. With `TORCH_LOGS=ort_dynamo`, a compile logs whether torch or ONNX Runtime is newer than
+the tested versions. The oldest allowed version of every dependency is tested as well, in the row *oldest*
+[below](#the-whole-test-suite). All tests on this page ran on a CPU; [GPU](../how_to/gpu.md) has the status on NVIDIA
+GPUs.
 
 """
 
-HOW = """\
-## How it is run
+KNOWN_PROBLEMS = """\
+Most of these are faults of one version of a dependency. Use a version without the fault if you need the feature. The
+last column counts the tests that failed for this reason in the run that this page reports.
 
-- *sample*: {files} files, folders and single tests, chosen so that each stage of a compile and each place where another
-  package is met is in it. *whole*: all tests but the slow ones, as CI runs them.
-- All packages but the named ones are at the versions of `constraints-newest.txt`; *oldest* and *stock* take
-  `constraints-oldest.txt` and `constraints.txt` whole. The CPU is what everything runs on, also with builds of torch
-  for CUDA.
-- Not here, because CI runs the whole suite on them at every change: torch 2.13.0 with onnxruntime-training 1.19.2 and
-  with onnxruntime 1.31.1 (`constraints.txt`), and torch 2.15.0 with onnxruntime 1.32.0 (`constraints-newest.txt`).
-- Cells that differ in torch or Python have an environment of their own; in it the other packages are exchanged. A cell
-  is not run in an environment whose versions are others than the cell's.
+"""
+
+RESULTS = """
+## Results
+
+**{passed:,} tests passed and {failed} failed**, in {run} combinations of versions. {clean} combinations have no
+failure. {explained} have only failures that the table above explains{unexplained}.
+"""
+
+HOW = """\
+## How the tests are run
+
+- `nox -f .ci/noxfile.py` runs all combinations and writes this page from the records in
+  [versions.jsonl](versions.jsonl). `python .ci/versions_page.py` writes the page again from the present records,
+  without a test run.
+- *sample*: {files} files, folders and single tests. They cover each stage of a compile and each package that the
+  code uses. *whole*: all tests except the slow ones.
+- Packages that a row does not name have the versions of `constraints-newest.txt`. The rows *oldest* and *stock* use
+  `constraints-oldest.txt` and `constraints.txt` completely. Everything ran on the CPU, also with CUDA builds of
+  torch.
+- The checks of every change divide the whole suite among three more combinations, which are not in the tables: torch
+  2.13.0 with onnxruntime-training 1.19.2 and with onnxruntime 1.31.1 (`constraints.txt`), and torch 2.15.0 with
+  onnxruntime 1.32.0 (`constraints-newest.txt`).
+- Combinations that differ in torch or Python have separate environments. In one environment the other packages are
+  exchanged. A combination does not run in an environment with other versions than its own.
 - {when}
 """
 
@@ -90,7 +107,8 @@ def make_page(records: dict[str, Record]) -> str:
     reasons = Counter(known for r in run for test in failures(r) if (known := explain(r, test)))
     unexplained = sum(1 for r in run if any(not explain(r, test) for test in failures(r)))
     clean = sum(not failures(r) for r in run)
-    text = OPENING.format(
+    text = opening(records) + "## Known problems\n\n" + KNOWN_PROBLEMS + known_table(reasons)
+    text += RESULTS.format(
         passed=sum(r["passed"] for r in run),
         run=len(run),
         failed=sum(len(r["failed"]) for r in run) or "none",
@@ -98,18 +116,37 @@ def make_page(records: dict[str, Record]) -> str:
         explained=len(run) - clean - unexplained,
         unexplained=f", and {unexplained} have others" if unexplained else "",
     )
-    text += "## torch and ONNX Runtime, Python 3.11\n\n" + grid(records)
-    text += "\n## Other Pythons\n\n" + rows(records, [c for c in CELLS if c.python != "3.11"])
-    text += "\n## The oldest of each other package, all else at its newest\n\n"
+    text += "\n### torch and ONNX Runtime, with Python 3.11\n\n" + grid(records)
+    text += "\n### Other Python versions\n\n" + rows(records, [c for c in CELLS if c.python != "3.11"])
+    text += "\n### The oldest version of one package, all others at their newest\n\n"
     text += rows(records, [cell for cell in CELLS if cell.exchanged])
-    text += "\n## The whole suite\n\n" + rows(records, [cell for cell in CELLS if cell.suite == "whole"])
-    text += "\n## What is known not to work, and why\n\n" + known_table(reasons)
+    text += "\n### The whole test suite\n\n" + rows(records, [cell for cell in CELLS if cell.suite == "whole"])
     others = [(r, test) for r in run for test in failures(r) if not explain(r, test)]
     if others:
-        text += "\n## Failures without an explanation\n\n" + table(
+        text += "\n### Failures without an explanation\n\n" + table(
             ("cell", "test"), ((r["cell"], f"`{test}`" if test else r["ended"]) for r, test in others)
         )
     return text + "\n" + HOW.format(files=len(SAMPLE), when=when_and_what(run))
+
+
+def opening(records: dict[str, Record]) -> str:
+    """Name the versions that were run, and those that were not."""
+    ran = {cell.python for cell in CELLS if "not_run" not in records.get(cell.name, {"not_run": ""})}
+    pythons = [python for python in PYTHONS if python in ran] or [PYTHONS[0]]
+    runtimes: dict[str, list[str]] = {}
+    for name, version in (runtime.split("==") for runtime in RUNTIMES):
+        runtimes.setdefault(name, []).append(version)
+    return OPENING.format(
+        torch=span([torch.rpartition(".")[0] for torch in TORCHES]),
+        runtime=", ".join(f"{name} {span(versions)}" for name, versions in sorted(runtimes.items())),
+        python=span(pythons),
+        untried="".join(f", Python {python}" for python in PYTHONS if python not in ran),
+    )
+
+
+def span(versions: list[str]) -> str:
+    """Write the first and the last of some versions."""
+    return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
 
 
 def failures(record: Record) -> list[str]:
@@ -118,7 +155,7 @@ def failures(record: Record) -> list[str]:
 
 
 def result(cell: Cell, records: dict[str, Record]) -> str:
-    """Say in a few words what came of a cell."""
+    """Say in a few words how a cell ended."""
     record = records.get(cell.name)
     if record is None or "not_run" in record:
         return "not run" + (f": {record['not_run']}" if record else "")
@@ -158,11 +195,11 @@ def describe(cell: Cell, records: dict[str, Record]) -> list[str]:
 
 
 def known_table(reasons: Counter[Known]) -> str:
-    """Make the table of what is known not to work; what it cost in this run is counted."""
+    """Make the table of known problems, with the number of failures of each."""
     if not KNOWN:
-        return "Nothing in these cells.\n"
+        return "None.\n"
     return table(
-        ("with", "what", "why", "failures in this run"),
+        ("with", "what fails", "reason", "failures"),
         ((known.where, known.what, known.why, str(reasons[known])) for known in KNOWN),
     )
 

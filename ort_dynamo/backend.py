@@ -21,13 +21,14 @@ from ort_dynamo.listeners.trace_cache import TraceCache, kept_key, loading
 from ort_dynamo.listeners.write_trace import WriteTrace
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.progress import showing
-from ort_dynamo.report.counts import say_again
+from ort_dynamo.report.counts import report_left_out, say_again
 from ort_dynamo.report.record import RECORDS, CompileRecord
 from ort_dynamo.report.recorder import Records
 from ort_dynamo.report.summary import print_at_exit
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.importing import restore_torch
 from ort_dynamo.torch_internals.cuda_graphs import forget_recordings
+from ort_dynamo.torch_internals.frames import watch_attempts
 from ort_dynamo.torch_internals.versions import say_if_untested
 from ort_dynamo.torch_internals.wrappers import zeros_in_memory
 
@@ -35,6 +36,7 @@ __all__ = ["compile_recorded", "compile_step", "ort_train"]
 
 restore_torch()  # before Dynamo traces the first model: the program may have imported onnxruntime itself
 print_at_exit()
+watch_attempts(report_left_out)
 
 
 def ort_train(
@@ -64,6 +66,7 @@ def ort_train(
     return compiled
 
 
+@showing()
 def compile_recorded(
     gm: GraphModule, example_inputs: Sequence[Any], options: Options
 ) -> tuple[Callable[..., Any], CompileRecord]:
@@ -78,7 +81,7 @@ def compile_recorded(
         listeners.append(TraceCache(options, records))
     device = session_device(gm, example_inputs)
     compilation = Compilation(options, device, threads, Listeners(*listeners), records.graphs)
-    with showing(), loading(compilation.cache, records):
+    with loading(compilation.cache, records):
         compiled = compilation.run(gm, example_inputs, kept_as)
     record = records.close(saved.close() if saved else None)
     return zeros_in_memory(compiled, example_inputs), record
@@ -89,6 +92,7 @@ def _listeners(options: Options, records: Records, *others: Listener) -> list[Li
     return [records, *others, CompareRanks(options.segment), RecordCudaGraphs(options.session), WriteTrace()]
 
 
+@showing()
 def compile_step(
     gm: GraphModule,
     example_inputs: Sequence[Any],
@@ -114,8 +118,7 @@ def compile_step(
     listeners = Listeners(*_listeners(options, records))
     threads = placement_threads(options)
     compilation = Compilation(options, device, threads, listeners, records.graphs, role="training")
-    with showing():
-        compiled = trace_whole(gm, example_inputs, compilation.inference, around, more_inputs)
+    compiled = trace_whole(gm, example_inputs, compilation.inference, around, more_inputs)
     return compiled, records.close()
 
 

@@ -60,5 +60,5 @@ def placement_threads(options: Options) -> int:
     try:
         return own if group is None else int(group.first("placement threads", str(own)))
     except RuntimeError as error:
-        _log.warning("Placement goes by this rank's %d threads: the group's store fails: %s", own, error)
+        _log.warning("ort_train: placement uses this rank's %d threads; the group's store failed: %s", own, error)
         return own

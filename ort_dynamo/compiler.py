@@ -83,7 +83,7 @@ class Compilation:
 
     def partition(self, joint: GraphModule, inputs: Sequence[Any], **given: Any) -> tuple[GraphModule, GraphModule]:
         """2. Mark the joint graph, and 3. cut it into forward and backward."""
-        stage("cutting into forward and backward")
+        stage("splitting forward and backward")
         forward, backward, record = partition(joint, inputs, self.options, self.target, self.threads, **given)
         if self.target.facts.shares_an_arena:
             ARENA.expect(record.memory.peak)
@@ -117,6 +117,7 @@ class Compilation:
         check_fallback(segmented, self.options.segment, role)
         # 5. Key, 6. lower, 7. rewrite and 8. open each island.
         graph.islands = open_islands(graph, self.island, self.listeners)
+        stage("preparing the graph that calls the sessions")
         for name, island in graph.islands.items():
             outer.set_submodule(name, Island(island.compiled, island.places, island.covers))
         graph.passes += self.passes(outer_passes(seen), outer)

@@ -18,9 +18,10 @@ from ort_dynamo.lowering.registry import named_lowering
 from ort_dynamo.marks import OBSERVERS
 from ort_dynamo.options.groups import Options, PassOptions, make_options, parse_options
 from ort_dynamo.options.spelling import nearest
+from ort_dynamo.report.notes import FunctionNote, at_limit, given_up, note
 from ort_dynamo.report.places import Places
+from ort_dynamo.report.reasons import in_a_line
 from ort_dynamo.report.record import CompileRecord
-from ort_dynamo.report.summary import FunctionNote, given_up, in_a_line
 from ort_dynamo.runtime.boxed import RunWatch
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.importing import onnxruntime
@@ -88,8 +89,8 @@ class Gaps:
 def find_gaps(since: float) -> Gaps:
     """Find the gaps in Dynamo's compiles that began at or after `since` (seconds since the epoch), of any backend."""
     seen = frames(since)
-    breaks = (FunctionNote(frame.function, frame.where, in_a_line(why)) for frame in seen for why in frame.breaks)
-    return Gaps(tuple(breaks), tuple(given_up(seen)))
+    breaks = (note(frame, in_a_line(why)) for frame in seen for why in frame.breaks)
+    return Gaps(tuple(breaks), (*given_up(seen), *at_limit(seen)))
 
 
 def count_places(records: Sequence[CompileRecord]) -> str:

@@ -63,9 +63,10 @@ class RuntimeNotInstalledError(OrtDynamoError, ImportError):
     """No ONNX Runtime distribution is installed."""
 
     message = (
-        "ort_train needs ONNX Runtime and found none. Install exactly one of the extras: "
-        "'ort-dynamo[cpu]' (stock onnxruntime), 'ort-dynamo[cuda]' (onnxruntime-gpu) or "
-        "'ort-dynamo[training]' (onnxruntime-training 1.19.2, with gradient kernels)."
+        "ort_train needs ONNX Runtime, and no distribution of it is installed. Install exactly one: "
+        "pip install onnxruntime (for the CPU), pip install onnxruntime-gpu (for CUDA), or "
+        "pip install onnxruntime-training==1.19.2 (with gradient kernels). In a clone of ort_dynamo, "
+        "pip install -e '.[cpu]', '.[cuda]' or '.[training]' installs a version that was tested."
     )
 
 
@@ -75,14 +76,14 @@ class SeveralRuntimesError(OrtDynamoError, ImportError):
     message = (
         "Several ONNX Runtime distributions are installed ({found}); they overwrite one another's files. "
         "Run: {fix}\n"
-        "The extras 'ort-dynamo[cpu]', 'ort-dynamo[cuda]' and 'ort-dynamo[training]' each install one."
+        "The extras cpu, cuda and training of ort_dynamo each install one."
     )
 
 
 class MissingPackageError(OrtDynamoError, ImportError):
     """A package of the extra `demo` is not installed."""
 
-    message = "The demo needs {missing}. Install the extra: pip install 'ort-dynamo[demo]'."
+    message = "The demo needs {missing}. In a clone of ort_dynamo, run pip install -e '.[demo]'."
 
 
 class MissingDependencyError(OrtDynamoError, ImportError):
@@ -157,7 +158,7 @@ class UnknownModeError(OrtDynamoError, ValueError):
 class CacheOffError(OrtDynamoError):
     """The cache of compiled graphs is to be filled, and is off."""
 
-    message = "The cache of compiled graphs is off: the environment variable {name} is 0."
+    message = "The cache of compiled graphs is off: the environment variable {name} is 0. Unset it to fill the cache."
 
 
 class CacheRefusedError(OrtDynamoError):
@@ -211,7 +212,7 @@ class FallbackRefusedError(OrtDynamoError):
 
     message = (
         "fallback='error': {count} node(s) of the {role} graph cannot run in ONNX Runtime:\n{nodes}\n"
-        "Set options={{'fallback': 'eager'}} (the default) to run these nodes, alone, in eager."
+        "Set options={{'fallback': 'eager'}} (the default) to run just these nodes in eager mode."
     )
 
 
@@ -230,7 +231,7 @@ class ProcessGroupError(OrtDynamoError, ValueError):
 class SeveralProcessesError(OrtDynamoError, NotImplementedError):
     """Options of an ORTTrainer ask for a way to train in several processes that it does not have."""
 
-    message = "ORTTrainer cannot train in several processes so: {reason}"
+    message = "ORTTrainer cannot train in several processes with these options: {reason}"
 
 
 class TrainingGraphError(OrtDynamoError):
@@ -243,7 +244,8 @@ class InputDtypeError(OrtDynamoError):
     """A trainer's step raised torch's error of a dtype that an input has."""
 
     message = (
-        "{error}\nOf the trainer's inputs, {inputs}; the model's weights are {weights}. Convert the input by .to()."
+        "{error}\nThe trainer got an input of a dtype that the model does not take: {inputs}, "
+        "and the model's weights are {weights}. Convert the input with .to()."
     )
 
 
@@ -278,7 +280,7 @@ class PassBrokeGraphError(OrtDynamoError):
 
     message = (
         "{name} left an invalid {kind} graph: {error}\n"
-        "This is a defect of ort_dynamo. Please report it with this message; "
+        "If this pass is your own, correct it. Otherwise please report this message; "
         "options={{'debug': {{'verify': False}}}} compiles without the checks."
     )
 
@@ -296,14 +298,14 @@ class PassFailedError(OrtDynamoError):
 class PassOrderError(OrtDynamoError):
     """A pass stands where a condition that it needs does not hold."""
 
-    message = "The pass {name} is at a wrong place: it needs that {condition}, and {cause}."
+    message = "The pass {name} is in the wrong place: it needs that {condition}, and {cause}."
 
 
 class FakeValueError(OrtDynamoError):
     """A node gave another dtype or shape than its fake value promises."""
 
     message = (
-        "{node} gave {real}, and its fake value is {promised}.\n  {where}\n"
+        "{node} returned {real}, but its fake implementation promises {promised}.\n  {where}\n"
         "The fake implementation of this operator is wrong, or a pass has changed the graph wrongly. Compile with "
         "options={{'debug': {{'verify': True}}}} to check the graph after each pass."
     )
@@ -313,9 +315,9 @@ class SessionsDifferError(OrtDynamoError):
     """A session gave another result than the same model on the CPU without ONNX Runtime's optimizers."""
 
     message = (
-        "Result {index} of the {graph} graph on {provider} differs from that of the CPU without optimizers: "
-        "{difference}. It is computed by\n{nodes}\n"
-        "Compile with options={{'graph_optimization': 'disable'}} to see whether an optimizer is to blame, and with "
+        "Result {index} of the {graph} graph on {provider} differs from the result of the CPU without optimizers: "
+        "{difference}. These nodes compute it:\n{nodes}\n"
+        "Compile with options={{'graph_optimization': 'disable'}} to see whether an optimizer is the cause, and with "
         "options={{'save_onnx': FOLDER}} to get the model for a report."
     )
 
@@ -325,7 +327,8 @@ class SessionError(OrtDynamoError):
 
     message = (
         "ONNX Runtime ({package} {version}, {provider}) cannot open the {graph} graph: {error}\n"
-        "This is a defect of ort_dynamo. Compile with options={{'save_onnx': FOLDER}} to get the model for a report."
+        "If you set session_options or provider_options, try without them. Otherwise please report this message, with "
+        "the model that options={{'save_onnx': FOLDER}} writes."
     )
 
 

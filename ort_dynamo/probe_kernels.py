@@ -67,7 +67,7 @@ def _work(index: int, options: CacheOptions) -> bool:
     except Exception as error:  # pybind, CUDA and Triton raise their own classes; any of them is the answer
         said = f"{type(error).__name__}: {error}"
     if said:
-        _log.warning("Fused kernels are off on %s, and ONNX Runtime's own compute: %s", device, said)
+        _log.warning("ort_train: fused kernels are off on %s; ONNX Runtime's own kernels run: %s", device, said)
     return not said
 
 

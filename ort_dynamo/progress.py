@@ -1,62 +1,97 @@
-"""Shows on a terminal how far a compile is, once it takes long."""
+"""Shows how far a compile is, once it takes long: on a terminal, in a notebook, or where the program asks for it.
+
+A daemon thread draws. The compile itself only notes its stage and counts nodes, so a stage without a
+count, such as tracing, is shown as well.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 __all__ = ["SWITCH", "counted", "is_shown", "showing", "stage"]
 
 SWITCH = "ORT_DYNAMO_PROGRESS"
-"""The environment variable that turns it off, by 0."""
+"""The environment variable that switches it off by 0, and by 1 on where stderr is neither a terminal nor a notebook."""
 
 _AFTER = 2.0
 """Seconds of a compile that pass before anything is shown."""
+
+_EVERY = 0.2
+"""Seconds between two drawings of the line on a terminal or in a notebook."""
+
+_EVERY_IN_A_FILE = 10.0
+"""Seconds between two lines in a file or a pipe."""
+
+_JOIN = 1.0
+"""Seconds that a finished compile waits for the thread. It is late only if stderr does not take its text."""
 
 _T = TypeVar("_T")
 
 
 class _Progress:
-    """One compile: which stage it is in, and how many of its nodes are done."""
+    """One compile: its stage, and how many of the stage's nodes are done."""
 
-    def __init__(self) -> None:
-        self._begin = time.monotonic()
-        self._bar: Any = None
-        self._name = ""
-        self._total: int | None = None
-        self._done = 0
+    def __init__(self, stream: TextIO) -> None:
+        self.begin = time.monotonic()
+        self.now: tuple[str, int | None] = ("preparing", None)  # one object, which a thread reads as a whole
+        self.done = 0
+        self._stream = stream
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._draw, name="ort_dynamo progress", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)  # a daemon thread must not write while the interpreter shuts down
 
     def stage(self, name: str, total: int | None = None) -> None:
-        self._name, self._total, self._done = name, total, 0
-        if self._bar is not None:
-            self._bar.total = total
-            self._bar.set_description_str(name, refresh=False)
-            self._bar.reset()
-        self._show()
-
-    def advance(self) -> None:
-        self._done += 1
-        if self._bar is not None:
-            self._bar.update()
-        else:
-            self._show()
+        self.now, self.done = (name, total), 0
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        atexit.unregister(self.close)
+        self._over.set()
+        self._thread.join(_JOIN)  # in a forked child it is no longer alive, and this returns at once
 
-    def _show(self) -> None:
-        if self._bar is None and time.monotonic() - self._begin >= _AFTER:
-            from tqdm import tqdm
+    def _draw(self) -> None:
+        if self._over.wait(_AFTER):
+            return
+        # A stream that is closed, or whose reader is gone, ends the display and not the compile.
+        with contextlib.suppress(OSError, ValueError):
+            self._bar() if self._stream.isatty() or _is_notebook() else self._lines()
 
-            self._bar = tqdm(
-                desc=self._name, total=self._total, initial=self._done, unit=" nodes", leave=False, file=sys.stderr
-            )
+    def _bar(self) -> None:
+        from tqdm import tqdm
+
+        class Bar(tqdm):  # type: ignore[misc]
+            monitor_interval = 0  # starts no thread of tqdm's, which would outlive the compile
+
+        # A notebook has no line below a bar of the program's own.
+        position = 0 if _is_notebook() else None
+        bar: Any = Bar(leave=False, file=self._stream, position=position, bar_format=self._text(" {bar}"))
+        try:
+            while not self._over.wait(_EVERY):
+                bar.bar_format, bar.n, bar.total = self._text(" {bar}"), self.done, self.now[1]
+                bar.refresh()
+        finally:
+            bar.close()
+
+    def _lines(self) -> None:
+        while True:
+            self._stream.write(f"{self._text()}\n")
+            self._stream.flush()
+            if self._over.wait(_EVERY_IN_A_FILE):
+                return
+
+    def _text(self, picture: str = "") -> str:
+        (name, total), done = self.now, self.done
+        counted = f":{picture} {done} of {total} nodes" if total else ""
+        return f"ort_train: {name}{counted}, {time.monotonic() - self.begin:.0f} s"
 
 
 _current: ContextVar[_Progress | None] = ContextVar("ort_dynamo progress", default=None)
@@ -64,14 +99,11 @@ _current: ContextVar[_Progress | None] = ContextVar("ort_dynamo progress", defau
 
 @contextmanager
 def showing() -> Iterator[None]:
-    """Show the stages that come while this is open, where the program has a terminal and has not switched it off.
-
-    Of several processes on a machine (torchrun), the first one shows them.
-    """
-    if not is_shown():
+    """Show the stages that come while this is open, if `is_shown`."""
+    if not is_shown() or _current.get() is not None:
         yield
         return
-    progress = _Progress()
+    progress = _Progress(sys.stderr)
     token = _current.set(progress)
     try:
         yield
@@ -96,14 +128,22 @@ def _counted(progress: _Progress, nodes: list[_T], name: str) -> Iterator[_T]:
     progress.stage(name, len(nodes))
     for node in nodes:
         yield node
-        progress.advance()
+        progress.done += 1
 
 
 def is_shown() -> bool:
-    """Check that the program has a terminal, which is the one of the first process, and has not switched it off."""
-    return (
-        os.environ.get(SWITCH, "1") != "0"
-        and sys.stderr is not None
-        and sys.stderr.isatty()
-        and os.environ.get("LOCAL_RANK", "0") == "0"
-    )
+    """Check whether stderr is a terminal or a notebook's, or the program has switched the progress on.
+
+    Programs that have switched it off show nothing, nor do processes after the first one on a machine (torchrun).
+    """
+    if os.environ.get("LOCAL_RANK", "0") != "0" or sys.stderr is None:
+        return False
+    asked = os.environ.get(SWITCH, "")
+    return asked == "1" or (asked != "0" and (sys.stderr.isatty() or _is_notebook()))
+
+
+def _is_notebook() -> bool:
+    """Check whether the program runs in a kernel of IPython's (Jupyter, VS Code, Colab), without importing IPython."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = get_ipython() if get_ipython is not None else None
+    return any(one.__name__ == "ZMQInteractiveShell" for one in type(shell).__mro__)

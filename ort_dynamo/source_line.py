@@ -5,10 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
+from typing import NamedTuple
 
 from torch.fx import Node
 
-__all__ = ["covered_modules", "describe", "innermost_module", "module_path", "modules", "user_line"]
+__all__ = [
+    "Owner",
+    "covered_modules",
+    "describe",
+    "innermost_module",
+    "module_path",
+    "modules",
+    "owners",
+    "user_line",
+]
 
 _ROOT = re.compile(r"^(L\['\w+'\]|self)\.?")
 """Dynamo's prefix of a module's path: the local variable that holds the outermost module."""
@@ -21,9 +31,17 @@ def user_line(node: Node) -> str:
     """Return the innermost line of the user's code that `node` comes from."""
     trace = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
     if not trace:
-        return "(no source line: the node was made by a gradient formula)"
+        return _without_line(node)
     where = next((i for i in range(len(trace) - 1, -1, -1) if trace[i].startswith("File ")), 0)
     return " ".join(trace[where : where + 2])
+
+
+def _without_line(node: Node) -> str:
+    """Why a node has no line: torch gives those of the program, and a module of torch.nn calls its operators itself."""
+    gradient = "" if node.meta.get("nn_module_stack") else "the gradient of "
+    if module := module_path(node):
+        return f"(no line of the program: {gradient}an operator that torch's module {module} calls itself)"
+    return "(no source line: the node was made by a gradient formula or by a pass)"
 
 
 def modules(node: Node) -> tuple[tuple[str, str], ...]:
@@ -42,6 +60,29 @@ def _class_name(kind: str | type) -> str:
 def innermost_module(node: Node) -> tuple[str, str] | None:
     """Return the last of `modules`, or None."""
     return (modules(node) or (None,))[-1]
+
+
+class Owner(NamedTuple):
+    """The module that called an operator.
+
+    Attributes:
+        model: class of the outermost module; "" if the graph is not of one.
+        path: the module's path in it, as in named_modules(); "" for itself.
+        kind: its class; "" outside of all modules.
+    """
+
+    model: str
+    path: str
+    kind: str
+
+
+def owners(node: Node) -> tuple[Owner, ...]:
+    """Return the modules that called the operator, outermost first; one without a class if there are none."""
+    found = modules(node)
+    if not found:
+        return (Owner("", "", ""),)
+    outermost, model = found[0]
+    return tuple(Owner("" if outermost else model, path, kind) for path, kind in found)
 
 
 def module_path(node: Node) -> str:

@@ -34,7 +34,7 @@ def rows(title: str, heading: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("title", "heading", "names"),
     [
-        ("Options", "option", OPTIONS),
+        ("All options", "option", OPTIONS),
         ("Cast strategy", "key", _CASTS),
         ("Debug", "key", DEBUG),
         ("Names of earlier releases", "name", DEPRECATED),
@@ -47,12 +47,19 @@ def test_a_table_has_every_name_and_nothing_else(title: str, heading: str, names
 
 def test_a_row_says_the_default() -> None:
     of = defaults()
-    for name, (_, default, _) in rows("Options", "option").items():
+    for name, (_, default, _) in rows("All options", "option").items():
         assert default == ("`{}`" if name == "debug" else f"`{of[DEFAULTS.get(name, name)]!r}`"), name
     for key, (_, default, _) in rows("Cast strategy", "key").items():
         assert default == f"`{of[_CASTS[key]]!r}`", key
     for key, (_, default, _) in rows("Debug", "key").items():
         assert default == f"`{of[key]!r}`", key
+
+
+def test_every_option_has_an_example() -> None:
+    text = (ROOT / "docs/reference/options.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    examples = re.findall(r'^    \{"(\w+)": .*\},  # ', program, re.MULTILINE)
+    assert list(dict.fromkeys(examples)) == list(OPTIONS)
 
 
 def test_every_field_has_an_option() -> None:

@@ -58,7 +58,7 @@ def _locked(lock: Path, is_made: Callable[[], bool]) -> int | None:
     held = False
     try:
         if not (locked := _try_to_lock(descriptor)):
-            stage("waiting for a process that compiles the same graph")
+            stage("waiting for another process that compiles the same graph")
         while not locked and not is_made() and time.monotonic() < end:
             time.sleep(_PAUSE)
             locked = _try_to_lock(descriptor)

@@ -127,7 +127,9 @@ class DiskCache:
                     stack.enter_context(self._folder.build_lock(key))
             except (FolderRefusedError, OSError) as error:
                 # Whoever reads or writes the folder says so; here it is only made twice.
-                _log.info("%s: several processes may make %s: %s", self._folder.path, key[:16], error)
+                _log.info(
+                    "ort_train: %s: no lock, several processes may compile %s: %s", self._folder.path, key[:16], error
+                )
             yield
 
     def holds(self, key: str) -> bool:
@@ -143,7 +145,7 @@ class DiskCache:
             record_artifact(_KIND, key, data)
             return found
         except (EntryError, SessionError) as error:
-            say_once(f"{self._folder.path}: {key[:16]} is not read: {error}. It is built anew.")
+            say_once(f"{self._folder.path}: {key[:16]} cannot be used: {error}. The graph is compiled again.")
             return Miss("damaged")
         except FolderRefusedError as error:
             say_once(f"The cache of compiled graphs is not read: {error}.")
@@ -163,10 +165,10 @@ class DiskCache:
         """Store an entry that comes from elsewhere, if it is one."""
         try:
             if not re.fullmatch("[0-9a-f]{64}", key):
-                raise EntryError("its key is none")
+                raise EntryError("its key is not a SHA-256 hash")
             read_entry(data, key)
         except EntryError as error:
-            say_once(f"The artifact {key[:80]!r} is not taken: {error}.")
+            say_once(f"The cache artifact {key[:80]!r} is ignored: {error}.")
         else:
             self._write(key, data)
 
@@ -199,4 +201,4 @@ def say_once(text: str) -> None:
         if text in _said:
             return
         _said.add(text)
-    _log.warning("%s", text)
+    _log.warning("ort_train: %s", text)

@@ -71,19 +71,19 @@ def read_header(data: bytes) -> tuple[dict[str, Any], memoryview]:
         EntryError: the bytes are no entry, or damaged.
     """
     if len(data) < _PREFIX or not data.startswith(_MAGIC):
-        raise EntryError("it does not begin as an entry does")
+        raise EntryError("it is not a cache entry")
     body = memoryview(data)[len(_MAGIC) + _DIGEST :]
     if hashlib.sha256(body).digest() != data[len(_MAGIC) : len(_MAGIC) + _DIGEST]:
         raise EntryError("its checksum is wrong")
     (length,) = _LENGTH.unpack_from(body)
     if length > len(body) - _LENGTH.size:
-        raise EntryError("its header is longer than it is")
+        raise EntryError("its header is cut short")
     try:
         header = json.loads(bytes(body[_LENGTH.size : _LENGTH.size + length]))
     except (ValueError, RecursionError) as error:
-        raise EntryError("its header is no JSON") from error
+        raise EntryError("its header is not JSON") from error
     if not isinstance(header, dict):
-        raise EntryError("its header is no JSON object")
+        raise EntryError("its header is not a JSON object")
     return header, body[_LENGTH.size + length :]
 
 
@@ -120,7 +120,7 @@ class Entry:
         """
         if self.optimization != session.graph_optimization:
             if self.optimization != "disable":
-                raise EntryError(f"it is to be optimized by {self.optimization!r:.80}")
+                raise EntryError(f"its optimization level is {self.optimization!r:.80}")
             session = dataclasses.replace(session, graph_optimization="disable")
         return BuiltGraph(
             name=name,
@@ -176,19 +176,19 @@ def _spec_fields(spec: ValueSpec) -> list[Any]:
 
 def _read_spec(fields: Any) -> ValueSpec:
     if not isinstance(fields, list) or len(fields) != 5:
-        raise EntryError(f"a value crosses as {fields!r:.80}")
+        raise EntryError(f"its calling convention has {fields!r:.80}")
     dtype, order, is_number, strides, is_read = fields
     if dtype not in _DTYPES or not isinstance(is_number, bool) or not isinstance(is_read, bool):
-        raise EntryError(f"a value crosses as {fields!r:.80}")
+        raise EntryError(f"its calling convention has {fields!r:.80}")
     order, strides = tuple(map(_natural, _list(order))), tuple(map(_natural, _list(strides)))
     if sorted(order) != list(range(len(order))):
-        raise EntryError(f"{order!r:.80} is no order of dimensions")
+        raise EntryError(f"{order!r:.80} is not a permutation of dimensions")
     return ValueSpec(_DTYPES[dtype], order, is_number, strides, is_read)
 
 
 def _read_element_type(name: Any) -> ir.DataType:
     if not isinstance(name, str) or name not in ir.DataType.__members__:
-        raise EntryError(f"{name!r:.80} is no element type")
+        raise EntryError(f"{name!r:.80} is not an element type")
     return ir.DataType[name]
 
 
@@ -196,7 +196,7 @@ def _read_pass(fields: Any) -> PassRecord:
     match fields:
         case [str(name), float() | int() as seconds, bool(modified)]:
             return PassRecord(name, float(seconds), modified)
-    raise EntryError(f"a pass is {fields!r:.80}")
+    raise EntryError(f"it lists an invalid pass: {fields!r:.80}")
 
 
 # -- the model -------------------------------------------------------------------------------------------------------
@@ -209,14 +209,14 @@ def _check_model(
     try:
         model = onnx.ModelProto.FromString(content)
     except (DecodeError, RecursionError) as error:
-        raise EntryError("its model is no protobuf") from error
+        raise EntryError("its model is not a protobuf") from error
     if sorted((one.domain, one.name) for one in model.functions) != sorted((DOMAIN, op.name) for op in kernels):
-        raise EntryError("its model has functions without kernels, or lacks some")
+        raise EntryError("its model's functions and its kernels do not match")
     read = [spec for spec in inputs if spec.is_read]
     for specs, values in ((read, model.graph.input), (outputs, model.graph.output)):
         types = [value.type.tensor_type.elem_type for value in values]
         if types != [TORCH_TO_ONNX[spec.dtype] for spec in specs]:
-            raise EntryError("its model takes or gives other values than its header says")
+            raise EntryError("its model's inputs or outputs differ from those of its header")
     for tensor in chain(_tensors(model.graph), *(map(_tensors_of, model.functions))):
         if tensor.data_location != onnx.TensorProto.DEFAULT or tensor.external_data:
             raise EntryError("its model has data in another file")
@@ -246,7 +246,7 @@ def _read_kernels(text: str) -> tuple[FusedOp, ...]:
     try:
         return fused_ops_from_json(text)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise EntryError("its kernels are none") from error
+        raise EntryError("its kernels are invalid") from error
 
 
 # -- JSON ------------------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def _items(header: Mapping[str, Any], name: str) -> Iterable[Any]:
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise EntryError(f"{value!r:.80} is no list")
+        raise EntryError(f"{value!r:.80} is not a list")
     return value
 
 
@@ -275,11 +275,11 @@ def _mapping(header: Mapping[str, Any], name: str, read: Callable[[Any], Any]) -
 
 def _natural(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-        raise EntryError(f"{value!r:.80} is no number from 0 up")
+        raise EntryError(f"{value!r:.80} is not a number >= 0")
     return value
 
 
 def _number(value: Any) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise EntryError(f"{value!r:.80} is no number")
+        raise EntryError(f"{value!r:.80} is not a number")
     return float(value)

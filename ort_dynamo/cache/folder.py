@@ -95,11 +95,11 @@ class CacheFolder:
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise FolderRefusedError("it is no regular file")
+                raise FolderRefusedError("it is not a regular file")
             if belongs_to_another(status):
                 raise FolderRefusedError("it belongs to another user")
             if status.st_size > min(_LARGEST, self.max_bytes):
-                raise FolderRefusedError(f"it has {status.st_size} bytes, more than an entry can have")
+                raise FolderRefusedError(f"it is too large for an entry: {status.st_size} bytes")
             with contextlib.suppress(OSError):  # a folder that can only be read keeps the times that it has
                 os.utime(descriptor if os.utime in os.supports_fd else self._place(key))
             return file.read(status.st_size)
@@ -167,14 +167,21 @@ class CacheFolder:
                 found.append(StoredEntry(name.removesuffix(SUFFIX), path, status.st_size, status.st_mtime))
         return found
 
-    def clear(self) -> int:
-        """Remove all files that are entries or were to be; gives how many."""
+    def clear(self, unused: float = 0.0) -> int:
+        """Remove entries and unfinished files, and give their number.
+
+        Args:
+            unused: seconds for which an entry must not have been used; 0 removes all.
+        """
         if not is_own_folder(self.path):
             return 0
         names = [name for name in self._names() if name.endswith(SUFFIX) or name.startswith(UNFINISHED)]
         removed = 0
+        last = time.time() - unused
         for name in names:
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                if unused and os.lstat(self.path / name).st_mtime > last:
+                    continue
                 os.unlink(self.path / name)
                 removed += 1
         return removed

@@ -103,7 +103,7 @@ def open_island(
                 return found
             source, miss = "built", found.reason
             graph = build_island(island, spec, name, built)
-            stage("opening in ONNX Runtime")
+            stage("starting an ONNX Runtime session")
             compiled = opened(graph)
             if stored is not None:
                 stored.store(place, graph)

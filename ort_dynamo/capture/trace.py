@@ -74,7 +74,7 @@ def trace(
         _hide_mutations()
         return inference(whole, _seen())
 
-    stage("tracing")
+    stage("tracing the model")
     traced: Any = around(gm)  # AOTAutograd calls it, and asks nothing else of it
     # The backward is compiled together with the forward, so nothing can fail first at .backward().
     keep = serializable if kept_as is not None else _as_it_is

@@ -28,7 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions.add_parser("list", parents=[folder], help="name each entry, the one used last first")
     verify = actions.add_parser("verify", parents=[folder], help="read each entry; status 1 if one is damaged")
     verify.add_argument("--remove", action="store_true", help="remove what is damaged")
-    actions.add_parser("clear", parents=[folder], help="remove all entries")
+    clear = actions.add_parser("clear", parents=[folder], help="remove all entries, or those not used for some days")
+    clear.add_argument(
+        "--older-than", type=_days, default=0.0, metavar="DAYS", help="only entries not used for so many days"
+    )
     warm = actions.add_parser("warm", parents=[folder], help="run a program that compiles, and say what it found")
     warm.add_argument("script", type=Path, metavar="script.py")
     warm.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")
@@ -61,12 +64,23 @@ def run(arguments: argparse.Namespace) -> int:
             case "verify":
                 return _verify(folder, remove=arguments.remove)
             case "clear":
-                print(f"{folder.clear() + folder.kernels().clear()} files removed from {folder.path}")
+                unused = arguments.older_than * 24 * 3600
+                print(f"{folder.clear(unused) + folder.kernels().clear(unused)} files removed from {folder.path}")
                 return 0
         folder.entries()  # refuses a folder that the program would not use
         return _warm(folder, arguments.script, arguments.arguments)
     except FolderRefusedError as error:
         raise CacheRefusedError(reason=str(error)) from error
+
+
+def _days(text: str) -> float:
+    days = float(text)
+    if not 0 <= days < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days")
+    return days
+
+
+_days.__name__ = "number of days"  # in argparse's message about a text that is not a number
 
 
 def _info(folder: CacheFolder) -> int:

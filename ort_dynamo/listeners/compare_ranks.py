@@ -64,7 +64,7 @@ class CompareRanks(Listener):
         try:
             first = group.first(f"{self._graph}/{len(decided)}", json.dumps([group.rank, platform.node(), decision]))
         except RuntimeError as error:
-            _log.warning("The %s graph is not compared with that of other ranks: %s", graph.role, error)
+            _log.warning("ort_train: the %s graph is not compared with that of other ranks: %s", graph.role, error)
             return
         rank, host, theirs = json.loads(first)
         if theirs != decision:

@@ -34,7 +34,7 @@ from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.in_torch import InTorch
 from ort_dynamo.runtime.providers import usable_target
 from ort_dynamo.spelled_graph import SpelledGraph, spelled
-from ort_dynamo.torch_internals.aot_cache import BypassError, CacheMissError, OutputCode
+from ort_dynamo.torch_internals.aot_cache import BypassError, CacheMissError, IslandMissError, OutputCode
 from ort_dynamo.torch_internals.frames import current_compile_id
 
 __all__ = ["LOADING", "IslandPlace", "Loading", "StoredCode"]
@@ -124,7 +124,7 @@ class StoredCode(OutputCode):
     def prepare_for_serialization(self) -> None:
         """Drop all that a pickle cannot hold."""
         if self._outer is None:
-            raise BypassError("a node of the graph, or an island of it, has no place in a file")
+            raise BypassError("a node or an island of the graph cannot be stored")
         self._run = self._entries = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class StoredCode(OutputCode):
         precompile, which knows nothing of our key.
 
         Raises:
-            CacheMissError: one is not there, or not for this runtime, machine or state of our sources.
+            IslandMissError: one is not there, or not for this runtime, machine or state of our sources.
         """
         self.__dict__.update(state)
         if self._entries is None:
@@ -195,10 +195,12 @@ def _record_alone(graphs: list[GraphRecord], graph: GraphRecord, partition: Part
 
 def _entry(place: IslandPlace, disk: DiskCache) -> Entry:
     if place.place != disk_key(place.key, runtime_facts()):
-        raise CacheMissError("an island was compiled for another runtime or machine, or by other sources of ort_dynamo")
+        raise IslandMissError(
+            "an island was compiled for another runtime or machine, or by another version of ort_dynamo"
+        )
     entry = disk.load_entry(place.place)
     if not isinstance(entry, Entry):
-        raise CacheMissError(f"the cache of compiled graphs gives nothing for an island: {entry.reason}")
+        raise IslandMissError(f"the cache of compiled graphs has no usable entry of an island: {entry.reason}")
     return entry
 
 

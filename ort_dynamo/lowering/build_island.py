@@ -45,7 +45,7 @@ def build_island(
     inputs = _drop_unread(lowered)
     watch.stage("lower")
     built(BuildStage(name, gm, "lowered", lowered.model, partial(_serialised, lowered.model)))
-    stage("rewriting")
+    stage("optimizing the ONNX model")
     passes = run_passes(spec.passes, lowered.model, check=options.verify, folder=options.save_onnx)
     model = _serialised(lowered.model)
     watch.stage("rewrite")

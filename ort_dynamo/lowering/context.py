@@ -117,7 +117,7 @@ class LoweringContext:
         if isinstance(number, (torch.SymInt, torch.SymFloat)):
             return self.cast(self._symbols.value(expression(number)), dtype)
         if isinstance(number, torch.SymBool):
-            raise UnsupportedNodeError("a symbolic truth value as an argument")
+            raise UnsupportedNodeError("an argument is a symbolic bool")
         return self.constant(number, dtype)
 
     def shape(self, sizes: Sequence[Size]) -> ir.Value:

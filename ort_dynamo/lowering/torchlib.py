@@ -46,17 +46,19 @@ def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if target in WRONG:
         raise UnsupportedNodeError(f"no lowering for {target}; torch_lib's is wrong: {WRONG[target]}")
     if torch.Tag.nondeterministic_seeded in target.tags:
-        raise UnsupportedNodeError("a random draw that reads data: torch draws it")
+        raise UnsupportedNodeError("a random operator that depends on tensor values: torch runs it")
     try:
         exporter = find_exporter(OPSET)
     except ExporterMissingError as error:
-        raise UnsupportedNodeError(f"no lowering for {target}, and torch_lib cannot be asked: {error}") from error
+        raise UnsupportedNodeError(
+            f"no lowering for {target}, and onnxscript's torch_lib cannot be loaded: {error}"
+        ) from error
     function = _find_function(target)
     if function is None:
         custom = "" if target.namespace in ("aten", "prims") else ", a custom operator (register_lowering adds one)"
         raise UnsupportedNodeError(f"no lowering for {target}{custom}")
     if any(isinstance(a, (torch.SymInt, torch.SymFloat)) for a in tree_leaves((args, kwargs))):
-        raise UnsupportedNodeError(f"no lowering of our own for {target}, and torch_lib's would fix a symbolic size")
+        raise UnsupportedNodeError(f"no lowering for {target} in ort_dynamo, and torch_lib's would fix a symbolic size")
 
     ctx.builder.origin += " (torch_lib)"
     opset = exporter.opset(OPSET)

@@ -87,7 +87,7 @@ def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> 
     walk = _Walk(target)
     for node, spec in inputs:
         walk.add_input(node, spec)
-    for node in counted(gm.graph.nodes, "lowering"):
+    for node in counted(gm.graph.nodes, "translating to ONNX"):
         try:
             if node.op == "call_function" and isinstance(node.meta.get("val"), (int, torch.SymInt)):
                 walk.add_number(node)  # in a whole graph; an island gets its sizes
@@ -326,13 +326,13 @@ class _Walk:
         if node.op == "get_attr":
             self._values[node] = attribute = operator.attrgetter(str(node.target))(gm)
             if not isinstance(attribute, GraphModule):
-                raise UnsupportedNodeError("a constant tensor")
+                raise UnsupportedNodeError("it reads a constant tensor")
         elif node.op == "call_function":
             if isinstance(node.meta.get("val"), (int, torch.SymInt)):
                 self.add_number(node)
                 return
             if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-                raise UnsupportedNodeError("a random draw")
+                raise UnsupportedNodeError("a random operator")
             self.add_node(node)
 
     def add_output(self, node: Node, index: int, spec: ValueSpec) -> None:
@@ -354,7 +354,7 @@ def _input_spec(node: Node) -> ValueSpec:
         _check_tensor(fake)
     spec = input_spec(fake)
     if spec is None:
-        raise UnsupportedNodeError(f"an input of type {type(fake).__name__}")
+        raise UnsupportedNodeError(f"it has an input of type {type(fake).__name__}")
     return spec
 
 
@@ -375,7 +375,7 @@ def _check_outputs(node: Node) -> None:
     """Refuse outputs that no session can give, unless nobody reads them."""
     fake = node.meta.get("val")
     if fake is None:
-        raise UnsupportedNodeError("it has no output: it is run for its effect")
+        raise UnsupportedNodeError("it has no output, and runs for its side effect")
     if isinstance(fake, (tuple, list)):
         read = [user.args[1] for user in node.users if user.target is operator.getitem]
         fakes = [one for index, one in enumerate(fake) if index in read]
@@ -385,12 +385,12 @@ def _check_outputs(node: Node) -> None:
         if isinstance(one, torch.Tensor):
             _check_tensor(one)
         elif one is not None:
-            raise UnsupportedNodeError(f"an output of type {type(one).__name__}")
+            raise UnsupportedNodeError(f"it has an output of type {type(one).__name__}")
 
 
 def _check_tensor(fake: torch.Tensor) -> None:
     if fake.layout is not torch.strided:
-        raise UnsupportedNodeError(f"layout {fake.layout}")
+        raise UnsupportedNodeError(f"it has a tensor of layout {fake.layout}")
     if not is_representable(fake.dtype):
         raise UnsupportedNodeError(f"dtype {fake.dtype} has no ONNX Runtime tensor")
 

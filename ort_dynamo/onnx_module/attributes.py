@@ -38,12 +38,12 @@ def own_attributes(node: onnx.NodeProto, outside: Mapping[str, AttributeProto] |
     found = {}
     for attribute in node.attribute:
         if attribute.name in found:
-            raise OnnxModelError(reason=f"the attribute {attribute.name!r} is there twice")
+            raise OnnxModelError(reason=f"the attribute {attribute.name!r} occurs twice")
         if not attribute.ref_attr_name:
             found[attribute.name] = attribute
         elif outside is None:
             raise OnnxModelError(
-                reason=f"the attribute {attribute.name!r} refers to one of a function, and the node is in none"
+                reason=f"the attribute {attribute.name!r} refers to a function's, but the node is in none"
             )
         elif attribute.ref_attr_name in outside:
             found[attribute.name] = outside[attribute.ref_attr_name]
@@ -100,7 +100,7 @@ def _text(value: bytes, name: str, refuse: Callable[[str], OnnxModelError]) -> s
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise refuse(f"the attribute {name!r} is no text: {error}") from error
+        raise refuse(f"the attribute {name!r} is not text: {error}") from error
 
 
 def _number(attribute: AttributeProto, refuse: Callable[[str], OnnxModelError]) -> Host:

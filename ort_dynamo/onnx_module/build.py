@@ -241,9 +241,9 @@ class Builder:
         if len(given) > len(kinds):
             raise refuse(f"it has {len(given)} inputs; there are at most {len(found.inputs)}")
         if len(given) < found.required or any(one is None for one in given[: found.required]):
-            raise refuse(f"it has {len(given)} inputs; at least {found.required} have to be there")
+            raise refuse(f"it has {len(given)} inputs; it needs at least {found.required}")
         if found.variadic is not None and any(one is None for one in given[len(found.inputs) :]):
-            raise refuse("one of its inputs is left out")
+            raise refuse("a required input is missing")
         return given, kinds
 
     def argument(self, program: Program, value: Known, kind: InputKind) -> Any:
@@ -264,7 +264,7 @@ class Builder:
     def tensor(self, program: Program, value: Known, what: str) -> fx.Node:
         """Return a value as a tensor of a program."""
         if value is None:
-            raise OnnxModelError(reason=f"{what} is left out")
+            raise OnnxModelError(reason=f"{what} is missing")
         if isinstance(value, Stored):
             value.uses.add("data")
             return program.held(value.key)

@@ -61,7 +61,7 @@ def _if(
     then_graph = _subgraph(builder, node, scope, attributes, "then_branch")
     else_graph = _subgraph(builder, node, scope, attributes, "else_branch")
     if len(inputs) != 1 or inputs[0] is None or len(then_graph.output) != len(else_graph.output):
-        raise builder.refusal(node, scope, "it takes a condition and two graphs with as many outputs")
+        raise builder.refusal(node, scope, "it needs a condition and two graphs with the same number of outputs")
     condition = builder.argument(program, inputs[0], InputKind.SETTING)
     if isinstance(condition, Host):
         chosen = then_graph if condition.values[0] else else_graph
@@ -88,12 +88,12 @@ def _loop(
     body = _subgraph(builder, node, scope, attributes, "body")
     carried = len(body.input) - 2
     if len(inputs) != carried + 2 or carried < 0 or len(body.output) < carried + 1 or None in inputs[2:]:
-        raise builder.refusal(node, scope, "its inputs and outputs are not those of its body")
+        raise builder.refusal(node, scope, "its inputs and outputs do not match its body")
     trips, condition = (builder.argument(program, one, InputKind.SETTING) for one in inputs[:2])
     if isinstance(trips, Host) and trips.values and trips.values[0] > MOST_ELEMENTS:
         raise builder.refusal(node, scope, f"it asks for {trips.values[0]} iterations; at most {MOST_ELEMENTS}")
     if trips is None and (condition is None or isinstance(condition, Host)) and _goes_on(body):
-        raise builder.refusal(node, scope, "it has no end")
+        raise builder.refusal(node, scope, "it never ends")
     state = [builder.argument(program, one, InputKind.VALUE) for one in inputs[2:]]
     empty = [_type_of(output) for output in body.output[1 + carried :]]
     inner, outside = _program(builder, program, scope, body, True)
@@ -141,7 +141,7 @@ def _scan(
     count = attributes["num_scan_inputs"].i if "num_scan_inputs" in attributes else 0
     carried, stacked = len(inputs) - count, len(body.output) - (len(inputs) - count)
     if count < 1 or carried < 0 or stacked < 0 or len(body.input) != len(inputs) or None in inputs:
-        raise builder.refusal(node, scope, "its inputs and outputs are not those of its body")
+        raise builder.refusal(node, scope, "its inputs and outputs do not match its body")
     lists = [
         _integers(attributes, name, length)
         for name, length in (
@@ -152,7 +152,7 @@ def _scan(
         )
     ]
     if [len(one) for one in lists] != [count, count, stacked, stacked]:
-        raise builder.refusal(node, scope, "an attribute has not one number for each input or output")
+        raise builder.refusal(node, scope, "an attribute does not have one number for each input or output")
     state = [builder.argument(program, one, InputKind.VALUE) for one in inputs[:carried]]
     sequences = [builder.tensor(program, one, "a sequence") for one in inputs[carried:]]
     inner, outside = _program(builder, program, scope, body, True)

@@ -77,7 +77,7 @@ class OnnxModule(nn.Module):
             stored = _initializers(model, scalars, None if base_dir is None else Path(base_dir))
             builder = self._build(model, stored)
         except UnicodeDecodeError as error:  # protobuf decodes a name when it is read
-            raise OnnxModelError(reason=f"a name in it is no text: {error}") from error
+            raise OnnxModelError(reason=f"a name in it is not text: {error}") from error
         constants = Holder()
         for name, one in builder.constants.items():
             if one.uses & {"data", "statistic"}:
@@ -92,7 +92,7 @@ class OnnxModule(nn.Module):
         self.output_names = tuple(one.name for one in model.graph.output)
         for one in model.graph.input:
             if not one.type.HasField("tensor_type"):
-                raise OnnxModelError(reason=f"the input {one.name!r} is no tensor")
+                raise OnnxModelError(reason=f"the input {one.name!r} is not a tensor")
             element_type(one.type.tensor_type.elem_type, f"the input {one.name!r}")
         for name, key in state_keys(stored, _OWN_NAMES).items():
             stored[name].key = key
@@ -106,7 +106,7 @@ class OnnxModule(nn.Module):
         """Make parameters and buffers of the initializers."""
         unknown = sorted(set(frozen) - stored.keys())
         if unknown:
-            raise OnnxModelError(reason=f"it has no initializers of the frozen names {unknown}")
+            raise OnnxModelError(reason=f"frozen names initializers that the model does not have: {unknown}")
         self.onnx_names = {}
         for name, one in stored.items():
             holder, leaf = place_of(self, one.key)
@@ -186,7 +186,7 @@ def _initializers(model: ModelProto, scalars: Collection[str], base_dir: Path | 
     found: dict[str, Stored] = {}
     for tensor in model.graph.initializer:
         if tensor.name in found or not tensor.name:
-            raise OnnxModelError(reason=f"the initializer {tensor.name!r} is there twice, or has no name")
+            raise OnnxModelError(reason=f"the initializer {tensor.name!r} occurs twice or has no name")
         data = read_tensor(tensor, base_dir)
         kind = kinds.get(tensor.name)
         said = kind == "PARAMETER" if kind else data.dim() > 0 or tensor.name in scalars
@@ -194,7 +194,7 @@ def _initializers(model: ModelProto, scalars: Collection[str], base_dir: Path | 
         found[tensor.name] = Stored("", data, data.dtype, tuple(data.shape), weight)
     unknown = sorted(set(scalars) - {name for name, one in found.items() if one.weight})
     if unknown:
-        raise OnnxModelError(reason=f"it has no weights of the names {unknown}, which are given as scalars")
+        raise OnnxModelError(reason=f"scalars names weights that the model does not have: {unknown}")
     return found
 
 

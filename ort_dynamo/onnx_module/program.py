@@ -87,7 +87,7 @@ class Scope:
             OnnxModelError: it has one.
         """
         if name in self._known:
-            raise OnnxModelError(reason=f"the name {name!r} is given twice")
+            raise OnnxModelError(reason=f"two values have the name {name!r}")
         self._known[name] = value
 
     def find(self, name: str) -> Known:
@@ -103,7 +103,7 @@ class Scope:
             if name in scope._known:
                 return scope._known[name]
             scope = scope.outer
-        raise OnnxModelError(reason=f"no input, initializer or earlier node gives {name!r}")
+        raise OnnxModelError(reason=f"{name!r} is not an input, an initializer or an output of an earlier node")
 
 
 class Program:

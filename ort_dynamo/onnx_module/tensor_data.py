@@ -54,7 +54,7 @@ def read_tensor(proto: TensorProto, base_dir: Path | None = None) -> Tensor:
     if any(size < 0 for size in proto.dims):
         raise OnnxModelError(reason=f"{what} has negative dimensions: {list(proto.dims)}")
     if proto.HasField("segment"):
-        raise OnnxModelError(reason=f"{what} is a segment of one, which is not supported")
+        raise OnnxModelError(reason=f"{what} is a segment of a tensor, which is not supported")
     count = math.prod(proto.dims)
     if proto.data_location == TensorProto.EXTERNAL:
         data = _read_file(proto, count * dtype.itemsize, base_dir, what)
@@ -100,11 +100,13 @@ def _read_file(proto: TensorProto, length: int, base_dir: Path | None, what: str
             "with onnx.load, which reads such files"
         )
     if not location or os.path.isabs(location) or ".." in Path(location).parts or "\0" in location:
-        raise OnnxModelError(reason=f"{what} has its data in {location!r}, which is no name of a file in its folder")
+        raise OnnxModelError(
+            reason=f"{what} has its data in {location!r}, which is not the name of a file in its folder"
+        )
     folder = base_dir.resolve()
     path = (folder / location).resolve()
     if not path.is_relative_to(folder) or not path.is_file():
-        raise OnnxModelError(reason=f"{what} has its data in {location!r}, which is no file in {folder}")
+        raise OnnxModelError(reason=f"{what} has its data in {location!r}, which is not a file in {folder}")
     offset, said = (_whole(entries.get(key), what, key) for key in ("offset", "length"))
     if said is not None and said != length:
         raise OnnxModelError(

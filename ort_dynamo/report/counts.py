@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ort_dynamo.progress import is_shown
-from ort_dynamo.report.places import BY_CHOICE, BY_DESIGN, FALLBACK, Places, by_reason
-from ort_dynamo.report.record import GraphRecord
+from ort_dynamo.report.notes import note
+from ort_dynamo.report.places import BY_CHOICE, BY_DESIGN, FALLBACK, Places, by_reason, spoken
+from ort_dynamo.report.reasons import in_a_line, is_recurrent, limit_reason
+from ort_dynamo.report.record import RECORDS, GraphRecord
 from ort_dynamo.segment.segment import EagerNode
 from ort_dynamo.torch_internals.dynamo import counters
+from ort_dynamo.torch_internals.frames import Frame
 
-__all__ = ["report", "report_first", "report_not_recorded", "say_again"]
+__all__ = ["report", "report_first", "report_left_out", "report_not_recorded", "say_again"]
 
 _log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows all of it
 _said: set[tuple[str, str]] = set()
@@ -55,7 +58,7 @@ def report(
         if (node.target, node.reason) not in _said:
             _said.add((node.target, node.reason))
             _log.warning(
-                "%s runs %s, not in ONNX Runtime, in the %s graph: %s\n  %s",
+                "ort_train: %s runs %s, not in ONNX Runtime, in the %s graph: %s\n  %s",
                 node.target,
                 FALLBACK,
                 role,
@@ -101,7 +104,7 @@ def report_not_recorded(role: str, reason: str) -> None:
     counters["ort_train_not_recorded"][f"{role}: {reason}"] += 1
     if (role, reason) not in _said:
         _said.add((role, reason))
-        _log.warning("a %s graph runs without a CUDA graph: %s", role, reason)
+        _log.warning("ort_train: a %s graph runs without a CUDA graph: %s", role, reason)
 
 
 def report_first(graphs: Sequence[GraphRecord]) -> None:
@@ -115,16 +118,51 @@ def report_first(graphs: Sequence[GraphRecord]) -> None:
     rest = [
         f"{chosen} {BY_CHOICE}, which options={{'placement': 'onnxruntime'}} changes" if chosen else "",
         f"{eager} {FALLBACK}, as the warnings say" if eager else "",
-        f"{design} {BY_DESIGN} (random numbers, collectives)" if design else "",
+        f"{design} {BY_DESIGN} ({_designed(places.by_design)})" if design else "",
     ]
     line = f"ort_train: {native} of {native + design + chosen + eager} operators run in ONNX Runtime"
     line = "; ".join([line, *filter(None, rest), "ort_dynamo.summary() says more"])
-    _log.info("%s", line)
-    if is_shown() and not _log.isEnabledFor(logging.INFO):
-        print(line, file=sys.stderr)
+    _show(line)
 
 
 _FIRST = ("the first compile", "")
+
+
+def _designed(by_design: Counter[str]) -> str:
+    names = [spoken(target) for target, _ in by_design.most_common()]
+    return ", ".join(names[:2] + ["others"] * (len(names) > 2))
+
+
+def report_left_out(frame: Frame) -> None:
+    """Log once a function that this backend was to compile, and that Dynamo left to eager.
+
+    It is said where the recompile limit is reached, and of recurrent layers. Of other functions it is said only while
+    nothing has been compiled: many programs have some that do nothing with tensors.
+    """
+    if frame.caller is None or frame.caller.backend != _BACKEND:
+        return
+    left = frame.failure or next(filter(is_recurrent, frame.breaks), None)
+    if frame.limit:
+        said = str(note(frame, limit_reason(frame)))
+    elif left and is_recurrent(left):
+        said = f"{note(frame, '').name} runs in eager, at least in part: {in_a_line(left)}"
+    elif left and not len(RECORDS):
+        said = f"{note(frame, '').name} runs in eager, and what it calls may be compiled: {in_a_line(left)}"
+    else:
+        return
+    if (said, "") not in _said:
+        _said.add((said, ""))
+        _show(f"ort_train: {said}; ort_dynamo.summary() says more")
+
+
+_BACKEND = "ort_dynamo.backend"
+
+
+def _show(line: str) -> None:
+    """Log a line at INFO, and print it on a terminal that the log does not go to."""
+    _log.info("%s", line)
+    if is_shown() and not _log.isEnabledFor(logging.INFO):
+        print(line, file=sys.stderr)
 
 
 def say_again() -> None:

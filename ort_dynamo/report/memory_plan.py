@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from torch.fx import GraphModule
 
 from ort_dynamo.capture.trace import trace
 from ort_dynamo.choose_target import graph_target, placement_threads, session_device
+from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.options.groups import Options, RecomputeOptions, parse_options
 from ort_dynamo.partition.cut import cut, mark, tag_recomputed
 from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, memory_record
@@ -103,13 +105,26 @@ def memory_plan(
 
     Raises:
         UnknownOptionError, InvalidOptionError: bad options.
+        InvalidArgumentError: no arguments are given, and the model needs some.
     """
     model = uncompiled(model)
+    if not (args or kwargs):
+        _check_needs_none(model)
     found: list[GraphPlan] = []
     capture = _capture(parse_options(None, options), found)
     with untouched(), _unchanged(model, (args, kwargs)), torch.enable_grad():
         compile_apart(model, backend=capture, dynamic=dynamic)(*args, **kwargs)
     return MemoryPlan(tuple(found))
+
+
+def _check_needs_none(model: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(model.forward if isinstance(model, nn.Module) else model).bind()
+    except TypeError as error:
+        expected = f"example inputs, as in memory_plan(model, batch), but the call has none: {error}"
+        raise InvalidArgumentError(function="memory_plan", name="args", value=(), expected=expected) from None
+    except ValueError:  # the callable has no signature; the call itself tells
+        return
 
 
 def _capture(options: Options, found: list[GraphPlan]) -> Callable[..., Any]:

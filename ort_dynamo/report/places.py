@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from ort_dynamo.report.record import GraphRecord
 from ort_dynamo.segment.segment import EagerNode
+from ort_dynamo.torch_internals.dropout_mask import DROPOUT_MASK
 
-__all__ = ["BY_CHOICE", "BY_DESIGN", "FALLBACK", "EagerNodes", "Places", "by_reason", "section"]
+__all__ = ["BY_CHOICE", "BY_DESIGN", "FALLBACK", "PLACE", "EagerNodes", "Places", "by_reason", "section", "spoken"]
 
 BY_DESIGN = "in torch by design"
 BY_CHOICE = "in torch by choice (placement)"
 FALLBACK = "in eager (fallback)"
+PLACE = 'Set options={"placement": "onnxruntime"} to run in ONNX Runtime what torch runs by choice.'
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,39 @@ class Places:
             f"{choice}{self.eager_nodes} {FALLBACK}"
         )
 
-    def outside_sessions(self) -> Iterator[str]:
-        """List the nodes that torch runs in the place of ONNX Runtime: those of its choice, then the fallbacks."""
-        yield from section(BY_CHOICE, (f"{n} x {target}" for target, n in self.chosen.most_common()))
+    def outside_sessions(self, advice: str = "") -> Iterator[str]:
+        """List the nodes that torch runs in the place of ONNX Runtime: those of its choice, then the fallbacks.
+
+        Args:
+            advice: a line below those of its choice.
+        """
+        yield from section(BY_CHOICE, _by_reason(self.chosen))
+        if advice and self.chosen:
+            yield f"  {advice}"
         yield from section(FALLBACK, map(str, self.eager))
+
+
+def _by_reason(chosen: Counter[str]) -> Iterator[str]:
+    """Yield a line for each reason, the most frequent first: how many nodes, and of which operators."""
+    reasons: dict[str, Counter[str]] = {}
+    for entry, count in chosen.items():
+        target, _, reason = entry.partition(": ")
+        reasons.setdefault(reason, Counter())[target] += count
+    for reason, targets in sorted(reasons.items(), key=lambda one: -one[1].total()):
+        names = [target for target, _ in targets.most_common()]
+        more = f" and {len(names) - _NAMES} others" if len(names) > _NAMES + 1 else ""
+        yield f"{targets.total()} x {', '.join(names[:_NAMES] if more else names)}{more}: {reason}"
+
+
+_NAMES = 3
+
+
+def spoken(target: str) -> str:
+    """Return an operator by the name that the program has for it, where it is one of ours."""
+    return _SPOKEN.get(target, target)
+
+
+_SPOKEN = {str(DROPOUT_MASK): "random numbers of dropout"}
 
 
 def section(title: str, texts: Iterable[str]) -> Iterator[str]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ort_dynamo.build import BuildRecord, PassRecord
 from ort_dynamo.cache.open_island import Source
 from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.segment.segment import EagerNode
+from ort_dynamo.source_line import Owner
 
 __all__ = ["RECORDS", "CompileRecord", "CompileRecords", "GraphRecord", "IslandRecord"]
 
@@ -57,6 +58,7 @@ class GraphRecord:
         passes: FX passes on this graph alone, in order.
         seconds: the time of its compile, islands included.
         not_recorded: why it is not recorded in a CUDA graph, though that was asked for; "" otherwise.
+        modules: the modules that called the operators -> "native", "by_design", "chosen" or "eager" -> nodes.
     """
 
     role: str
@@ -68,6 +70,7 @@ class GraphRecord:
     passes: tuple[PassRecord, ...]
     seconds: float
     not_recorded: str = ""
+    modules: Mapping[Owner, Counter[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

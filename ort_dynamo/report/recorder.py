@@ -62,6 +62,7 @@ class Records(Listener):
             passes=graph.passes,
             seconds=time.perf_counter() - self._graph_begin,
             not_recorded=graph.not_recorded,
+            modules=found.modules,
         )
         self.graphs.append(record)
         report_not_recorded(graph.role, graph.not_recorded)

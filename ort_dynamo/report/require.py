@@ -10,11 +10,13 @@ from typing import Any, Literal, TypeVar, cast
 from torch import nn
 
 from ort_dynamo.errors import InvalidArgumentError, NotCompiledError, NotInOnnxRuntimeError
-from ort_dynamo.report.places import Places
-from ort_dynamo.report.record import GraphRecord
-from ort_dynamo.report.summary import given_up
+from ort_dynamo.report.notes import at_limit, given_up
+from ort_dynamo.report.places import PLACE, Places
+from ort_dynamo.report.reasons import limit_reason, rule
+from ort_dynamo.report.record import RECORDS, GraphRecord
 from ort_dynamo.runtime.boxed import RunWatch
 from ort_dynamo.torch_internals.frames import (
+    entered_codes,
     frames,
     is_compiled_function,
     uncompiled,
@@ -61,17 +63,29 @@ def require_compiled(model: _Model, *, whole: bool | Literal["onnxruntime"] = Fa
     if not isinstance(model, nn.Module):
         if not is_compiled_function(model):
             raise NotCompiledError(name=name, reasons=_NEVER)
-        return cast(_Model, _checked(model, name, whole, lambda: None, lambda: None))
+        return cast(_Model, _checked(model, name, whole, lambda: None, lambda: _limit_before(model, model)))
     undo: list[Callable[[], None]] = []
 
     def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
-        return _checked(call, name, whole, lambda: undo[0](), lambda: why_untraced(model))
+        return _checked(call, name, whole, lambda: undo[0](), lambda: _rule(model) or _limit_before(model, call))
 
     taken_out = wrap_compiled_call(model, wrap)
     if taken_out is None:
         raise NotCompiledError(name=name, reasons=_NEVER)
     undo.append(taken_out)
     return model
+
+
+def _rule(module: nn.Module) -> str | None:
+    reason = why_untraced(module)
+    return None if reason is None else rule(reason)
+
+
+def _limit_before(model: object, call: Callable[..., Any]) -> str | None:
+    """Return the recompile limit, if an earlier call reached it for the function that this one enters."""
+    codes = entered_codes(model, call)
+    reached = [frame for frame in frames(RECORDS.since) if frame.limit and (frame.function, frame.begins) in codes]
+    return f"{_name(model)}: {limit_reason(reached[-1])}" if reached else None
 
 
 _NEVER = "\n  torch.compile was not called on it"
@@ -91,7 +105,7 @@ def _checked(
         name: how the error calls it.
         whole: as in `require_compiled`.
         done: called then.
-        why: gives Dynamo's rule, if one leaves the model out.
+        why: gives the reason if Dynamo did not look at the model in this call, and one is known.
     """
     passed = False
 
@@ -103,7 +117,8 @@ def _checked(
         begin = time.time()
         with RunWatch() as watch:
             result = call(*args, **kwargs)
-        left_out = list(map(str, given_up(frames(begin))))
+        seen = frames(begin)
+        left_out = [*map(str, given_up(seen)), *map(str, at_limit(seen))]
         if not watch.seen or (whole and left_out):
             reasons = left_out or [why() or "no graph was compiled by ort_train, or none of its graphs ran"]
             raise NotCompiledError(name=name, reasons=_indented(reasons))
@@ -127,11 +142,10 @@ def _refused(name: str, whole: bool | Literal["onnxruntime"], graphs: Sequence[G
     in_sessions = not (found.chosen or found.eager) and any(graph.islands for graph in graphs)
     if whole != "onnxruntime" or in_sessions:
         return None
-    advice = [_PLACE] * bool(found.chosen) + [_LOWER] * bool(found.eager)
+    advice = [PLACE] * bool(found.chosen) + [_LOWER] * bool(found.eager)
     return NotInOnnxRuntimeError(name=name, reasons=reasons, advice="\n".join(advice or [_EMPTY]))
 
 
-_PLACE = 'Set options={"placement": "onnxruntime"} to run in ONNX Runtime what torch runs by choice.'
 _LOWER = "A fallback has no form in ONNX Runtime: change its line, or add a lowering with ort_dynamo.register_lowering."
 _EMPTY = "Its graphs have nothing for a session to run."
 

@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 import atexit
+import html
 import os
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from ort_dynamo.report.places import BY_DESIGN, EagerNodes, Places, section
+from ort_dynamo.report.by_module import ModuleNodes, by_module, module_lines
+from ort_dynamo.report.notes import FunctionNote, at_limit, given_up, grouped, handed_over, note, repeated
+from ort_dynamo.report.places import BY_DESIGN, PLACE, EagerNodes, Places, section, spoken
+from ort_dynamo.report.reasons import in_a_line, mismatch, rule
 from ort_dynamo.report.record import RECORDS, CompileRecord
 from ort_dynamo.torch_internals.frames import Frame, UntracedModule, by_function, frames, untraced_modules
 
-__all__ = ["EagerNodes", "FunctionNote", "Summary", "given_up", "in_a_line", "print_at_exit", "summary"]
+__all__ = [
+    "EagerNodes",
+    "FunctionNote",
+    "ModuleNodes",
+    "Summary",
+    "given_up",
+    "in_a_line",
+    "print_at_exit",
+    "summary",
+]
 
 _BACKEND = "ort_dynamo.backend"
 
 
-@dataclass(frozen=True)
-class FunctionNote:
-    """Dynamo's note on one function of the program; its str is a line.
-
-    Attributes:
-        function: the function's name; of a module compiled in place, its class and "forward".
-        where: "file:line" where it begins, or of the line that made Dynamo give up; empty where one of its rules leaves
-            it out.
-        reason: Dynamo's reason.
-    """
-
-    function: str
-    where: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.function}{f' ({self.where})' if self.where else ''}: {self.reason}"
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
-    """A summary of the compiles since the process began or torch._dynamo.reset(); its str is a page of text.
+    """A summary of the compiles since the process began or torch._dynamo.reset(); its str and repr are a page of text.
 
     It covers the last 1,024 compiles. Dynamo does not tell for which backend it gave up on a function, so skipped
     frames are those of all backends; all else is this one's.
@@ -60,6 +54,8 @@ class Summary:
             call may be compiled.
         recompiles: compiles beyond the first of a function, each with the guard of the one before that did not hold.
         seconds: time of all compiles.
+        limited: functions that reached torch's recompile limit: calls that fit no graph compiled before run in eager.
+        modules: the modules of the program, with where the nodes run that each of them calls.
     """
 
     compiles: int
@@ -75,6 +71,8 @@ class Summary:
     skipped: tuple[FunctionNote, ...]
     recompiles: tuple[FunctionNote, ...]
     seconds: float
+    limited: tuple[FunctionNote, ...] = ()
+    modules: tuple[ModuleNodes, ...] = ()
 
     @property
     def eager_nodes(self) -> int:
@@ -83,6 +81,12 @@ class Summary:
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the page as a notebook shows it."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def _lines(self) -> Iterator[str]:
         found = Places(self.native, self.by_design, self.chosen, self.eager)
@@ -94,13 +98,15 @@ class Summary:
             yield f"nodes: {found}"
         else:
             yield "ort_train: nothing was compiled"
-        yield from section(BY_DESIGN, (f"{n} x {target}" for target, n in self.by_design.most_common()))
-        yield from found.outside_sessions()
+        yield from module_lines(self.modules)
+        yield from section(BY_DESIGN, (f"{n} x {spoken(target)}" for target, n in self.by_design.most_common()))
+        yield from found.outside_sessions(advice=PLACE)
         unrecorded = (f"{n} x {reason}" for reason, n in self.not_recorded.most_common())
         yield from section("without a CUDA graph, though asked for", unrecorded)
-        yield from section("graph breaks", map(str, self.breaks))
-        yield from section("skipped by Dynamo, their own code runs in eager", map(str, self.skipped))
-        yield from section("compiled again", map(str, self.recompiles))
+        yield from section("recompile limit reached", grouped(self.limited))
+        yield from section("graph breaks", grouped(self.breaks))
+        yield from section("skipped by Dynamo, their own code runs in eager", grouped(self.skipped))
+        yield from section("compiled again", repeated(self.recompiles))
 
 
 def summary() -> Summary:
@@ -117,6 +123,7 @@ def _collect(
 ) -> Summary:
     ours = {record.compile_id for record in records}
     mine = [frame for frame in seen if frame.compile_id in ours]
+    models: dict[str | None, str] = {frame.compile_id: _model(frame) for frame in mine}
     graphs = [graph for record in records for graph in record.graphs]
     islands = [island for graph in graphs for island in graph.islands]
     found = Places.of(graphs)
@@ -131,7 +138,7 @@ def _collect(
         eager=found.eager,
         not_recorded=Counter(f"{graph.role}: {graph.not_recorded}" for graph in graphs if graph.not_recorded),
         breaks=tuple(
-            FunctionNote(frame.function, frame.where, in_a_line(reason))
+            note(frame, in_a_line(reason))
             for function in by_function(seen)
             if _is_ours(function, seen, ours)
             for frame in function
@@ -139,67 +146,24 @@ def _collect(
         ),
         skipped=(
             *given_up(seen),
-            *(FunctionNote(f"{one.name}.forward", "", f"{one.reason}; {_ADVICE}") for one in untraced),
+            *(FunctionNote(f"{one.name}.forward", "", rule(one.reason)) for one in untraced),
         ),
-        recompiles=tuple(
-            FunctionNote(frame.function, frame.where, in_a_line(frame.recompiled))
-            for frame in mine
-            if frame.recompiled is not None
-        ),
+        recompiles=tuple(note(frame, mismatch(frame.recompiled)) for frame in mine if frame.recompiled is not None),
         seconds=sum(record.seconds for record in records),
+        limited=tuple(at_limit(seen)),
+        modules=by_module((models.get(record.compile_id, ""), graph) for record in records for graph in record.graphs),
     )
+
+
+def _model(frame: Frame) -> str:
+    """Return the class of the module whose forward Dynamo compiled; "" where it compiled a function."""
+    return frame.caller.module if frame.caller and frame.caller.module else note(frame, "").module
 
 
 def _is_ours(function: Sequence[Frame], seen: Sequence[Frame], ours: Collection[str | None]) -> bool:
     """Check whether this backend compiled some part of a function, or of the one that it hands over to."""
-    broken = _broken_before_operators(function)
-    entered = _entered_at(broken, seen) if broken is not None else None
+    entered = handed_over(function, seen)
     return any(frame.compile_id in ours for frame in (*function, *([entered] if entered else [])))
-
-
-_ADVICE = "torch.compile(module) traces it where module.compile() does not"
-
-
-def given_up(seen: Sequence[Frame]) -> Iterator[FunctionNote]:
-    """Yield the functions that Dynamo gave up on, each with its reason.
-
-    torch up to 2.14 raises where it meets code that it cannot trace before any operator, and 2.15 breaks the graph
-    there. So one that broke is told from one that only hands over to another (a decorator's wrapper that logs, say) by
-    nothing of it having been compiled, and by no other function having been entered where it broke.
-    """
-    for function in by_function(seen):
-        for frame in function:
-            if frame.failure is not None:
-                yield FunctionNote(frame.function, frame.where, in_a_line(frame.failure))
-        broken = _broken_before_operators(function)
-        if broken is not None and _entered_at(broken, seen) is None:
-            yield FunctionNote(broken.function, broken.where, in_a_line(broken.breaks[0]))
-
-
-def _broken_before_operators(function: Sequence[Frame]) -> Frame | None:
-    """Return the first frame that broke, of a function of which nothing was compiled."""
-    if any(frame.operators or frame.failure for frame in function):
-        return None
-    return next((frame for frame in function if frame.breaks), None)
-
-
-def _entered_at(broken: Frame, seen: Sequence[Frame]) -> Frame | None:
-    """Return the function that was entered next, unless it is the rest of one after a graph break."""
-    following = next(iter(seen[seen.index(broken) + 1 :]), None)
-    return None if following is None or following.is_resumed else following
-
-
-def in_a_line(text: str) -> str:
-    """Return the first lines of Dynamo's message and explanation, and the setting that a hint names."""
-    title, _, rest = text.strip().partition("\n")
-    lines = rest.splitlines()
-    said = [title, *(line.partition("Explanation:")[2] for line in lines if "Explanation:" in line)]
-    settings = [line.partition("Hint:")[2].strip() for line in lines if _SETTING in line.partition("Hint:")[2]]
-    found = ": ".join(part.strip().rstrip(":") for part in said[:2])
-    return f"{found.removesuffix('.')}. {settings[0]}" if settings else found
-
-
-_SETTING = "torch._dynamo.config."
 
 
 def print_at_exit() -> None:

@@ -93,7 +93,8 @@ def _compare(node: Node, result: Any) -> None:
         )
     if not _is_free(node) and not _agree(*_strides_of_long(fake, result)):
         _log.warning(
-            "%s gives strides %s, and its fake value has %s. Views of it are copies, and results are right.\n  %s",
+            "ort_train: %s returns strides %s, but its fake implementation promises %s. Views of it "
+            "become copies; results are correct.\n  %s",
             node.target,
             tuple(result.stride()),
             tuple(fake.stride()),

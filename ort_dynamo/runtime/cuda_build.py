@@ -16,7 +16,16 @@ import torch
 from ort_dynamo.runtime.elf import dependencies
 from ort_dynamo.runtime.importing import build_info, onnxruntime
 
-__all__ = ["CudaBuild", "Misfit", "TorchCuda", "installed_cuda_build", "misfit", "replacing", "torch_cuda"]
+__all__ = [
+    "REQUIREMENTS",
+    "CudaBuild",
+    "Misfit",
+    "TorchCuda",
+    "installed_cuda_build",
+    "misfit",
+    "replacing",
+    "torch_cuda",
+]
 
 _PROVIDER = "libonnxruntime_providers_cuda.so"
 
@@ -119,11 +128,19 @@ def misfit(build: CudaBuild, torch_has: TorchCuda, package: str) -> Misfit | Non
     numbers = [(build.cuda, torch_has.cuda), (build.cudnn, torch_has.cudnn)]
     differ = [(mine, theirs) for mine, theirs in numbers if mine is not None and theirs is not None and mine != theirs]
     if not differ:
-        return Misfit(f"{lacks}, which it needs", "pip install --upgrade 'ort-dynamo[cuda]'")
+        return Misfit(f"{lacks}, which it needs", replacing([], "cuda"))
     reason = f"{package} was built for {build}, and torch {torch_has.torch} brings {torch_has}: {lacks}"
     if differ[0][0] > differ[0][1]:
         return Misfit(reason, "pip install --upgrade --force-reinstall torch")  # PyPI's is of the newest CUDA
     return Misfit(reason, replacing([package], "cuda"))
+
+
+REQUIREMENTS = {
+    "cpu": "onnxruntime>=1.28",
+    "cuda": "onnxruntime-gpu[cuda,cudnn]>=1.28",
+    "training": "onnxruntime-training==1.19.2",
+}
+"""Extra of this project -> its distribution of ONNX Runtime, which pip finds without this project."""
 
 
 def replacing(packages: Iterable[str], extra: str) -> str:
@@ -132,7 +149,7 @@ def replacing(packages: Iterable[str], extra: str) -> str:
     They share a folder: pip would leave files that one of them overwrote, so all go first.
     """
     uninstall = " ".join(packages)
-    return f"{f'pip uninstall -y {uninstall} && ' if uninstall else ''}pip install --upgrade 'ort-dynamo[{extra}]'"
+    return f"{f'pip uninstall -y {uninstall} && ' if uninstall else ''}pip install --upgrade '{REQUIREMENTS[extra]}'"
 
 
 @lru_cache(maxsize=1)

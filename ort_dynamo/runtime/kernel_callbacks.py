@@ -112,7 +112,7 @@ class KernelCallbacks:
         if isinstance(api, Unavailable):
             return api
         if options_address(onnxruntime().SessionOptions()) is None:
-            return Unavailable("SessionOptions are laid out in an unknown way")
+            return Unavailable("the memory layout of SessionOptions is unknown")
         return cls(api, driver)
 
     def register(self, settings: Any, kernels: Sequence[FusedKernel]) -> None:
@@ -127,7 +127,7 @@ class KernelCallbacks:
         """
         options = options_address(settings)
         if options is None:
-            raise RuntimeError("SessionOptions are laid out in an unknown way")
+            raise RuntimeError("the memory layout of SessionOptions is unknown")
         api = self._api
         with self._lock:
             addresses = [self._address(kernel) for kernel in kernels]

@@ -54,7 +54,7 @@ def built_library(folder: Path | None) -> tuple[Path, ctypes.CDLL] | Unavailable
             write_own_file(path, image)
             return path, ctypes.CDLL(str(path))
         except (FolderRefusedError, OSError) as error:
-            _log.info("The library of fused kernels is not kept in %s: %s", place, error)
+            _log.info("ort_train: the library of fused kernels is not stored in %s: %s", place, error)
             reasons.append(str(error))
     return Unavailable("; ".join(reasons))
 

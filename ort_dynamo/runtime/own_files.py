@@ -33,7 +33,7 @@ def is_own_file(path: Path) -> bool:
     """Check a file of a folder that has been checked; False where there is none.
 
     Raises:
-        FolderRefusedError: another user can write to it, or it is no regular file.
+        FolderRefusedError: another user can write to it, or it is not a regular file.
     """
     return _is_own(path, os.lstat, stat.S_ISREG, "regular file")
 
@@ -73,7 +73,7 @@ def _is_own(path: Path, status_of: Callable[[Path], os.stat_result], is_kind: Ca
     except FileNotFoundError:
         return False
     if not is_kind(status.st_mode):
-        raise FolderRefusedError(f"{path} is no {kind}")
+        raise FolderRefusedError(f"{path} is not a {kind}")
     if belongs_to_another(status):
         raise FolderRefusedError(f"{path} belongs to another user")
     if hasattr(os, "getuid") and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

@@ -50,7 +50,7 @@ def find_target(device_type: str) -> Target:
         raise ProviderNotAvailableError(
             provider=provider or "an execution provider",
             device=device_type,
-            reason="the installed ONNX Runtime has none" if provider else "no provider serves this device",
+            reason="the installed ONNX Runtime does not have it" if provider else "no provider serves this device",
             package=runtime.package,
             version=runtime.version,
             available=", ".join(available),

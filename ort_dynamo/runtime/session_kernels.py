@@ -61,7 +61,11 @@ def session_kernels(
         for op in new:
             found = compiled[op.name]
             if isinstance(found, str):
-                _log.warning("ONNX Runtime's kernels compute %s: %s.", op.name, found)
+                _log.warning(
+                    "ort_train: the fused kernel %s is not used: %s. ONNX Runtime runs its operators.",
+                    op.name,
+                    found,
+                )
                 _KERNELS[op, capability] = found
                 continue
             _KERNELS[op, capability] = FusedKernel(op, found, target.provider)
@@ -83,6 +87,6 @@ def register_kernels(settings: Any, kernels: Sequence[FusedKernel], store: Kerne
         return
     way = registration(None if store is None else store.folder)
     if isinstance(way, Unavailable):
-        _log.warning("ONNX Runtime's kernels compute what fused kernels would: %s.", way.reason)
+        _log.warning("ort_train: fused kernels are off: %s. ONNX Runtime's own kernels run instead.", way.reason)
     else:
         way.register(settings, kernels)

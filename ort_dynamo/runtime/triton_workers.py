@@ -69,7 +69,7 @@ class _Worker:
         environment |= {name: os.environ[name] for name in TOOL_PATHS if name in os.environ}
         environment |= {"TRITON_DISABLE_LINE_INFO": "1", "CUDA_VISIBLE_DEVICES": ""}
         if not sys.executable:
-            raise OSError("nobody knows which Python this is")
+            raise OSError("the path of the Python interpreter is unknown")
         with contextlib.ExitStack() as stack:
             self._errors: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
             self._process = subprocess.Popen(

@@ -1,6 +1,6 @@
 """Says how the saved models of one compile join: their order, their inputs and outputs, and torch's calls between them.
 
-docs/how_to/see_the_graphs.md describes the files, for those who read them.
+docs/internals/saved_formats.md describes the files, for those who read them.
 """
 
 from __future__ import annotations

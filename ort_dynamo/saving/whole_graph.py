@@ -110,11 +110,11 @@ def _check(gm: GraphModule, target: Target) -> None:
         if node.op != "call_function" or is_size:
             continue
         draws = node.meta.get(DRAWN) and not target.stands_alone
-        reason = "it draws random numbers" if draws else refusal(node, target)
+        reason = "it generates random numbers" if draws else refusal(node, target)
         if reason is not None:
             reasons.append(f"\n  {node.target}: {reason}\n    {user_line(node)}")
     if reasons:
-        raise TrainingGraphError(reason="these operators have no place in it:" + "".join(reasons))
+        raise TrainingGraphError(reason="these operators cannot be part of it:" + "".join(reasons))
 
 
 def _name_ends(graph: ir.Graph, inputs: Sequence[str], outputs: Sequence[str]) -> None:

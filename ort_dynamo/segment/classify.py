@@ -75,7 +75,7 @@ def classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.d
     for node in graph.find_nodes(op="placeholder"):
         carried |= symbols_of(node.meta.get("val")).whole
     placements: dict[Node, Placement] = {}
-    for node in counted(graph.nodes, "asking what ONNX Runtime takes"):
+    for node in counted(graph.nodes, "choosing where operators run"):
         if node.op == "get_attr":
             # A constant tensor, or a sub-graph for a higher-order operator: handed over as it is.
             node.meta.setdefault("val", operator.attrgetter(str(node.target))(graph.owning_module))

@@ -1,8 +1,8 @@
 """Splits one forward, backward or inference graph into islands for ONNX Runtime and nodes that torch runs.
 
-Four steps, each of which reads only the results of those before it: where every node runs and why (classify.py), in
-which round (levels.py), how communication overlaps with computation (overlap.py), and the graphs that follow
-(islands.py).
+Five steps, each of which reads only the results of those before it: where every node runs and why (classify.py), in
+which round (levels.py), which recomputed nodes move to their readers (sink_recomputed.py, with fused kernels), how
+communication overlaps with computation (overlap.py), and the graphs that follow (islands.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ort_dynamo.segment.islands import build_islands
 from ort_dynamo.segment.levels import levels
 from ort_dynamo.segment.overlap import overlap
 from ort_dynamo.segment.sink_recomputed import late
-from ort_dynamo.source_line import user_line
+from ort_dynamo.source_line import Owner, owners, user_line
 
 __all__ = ["EagerNode", "Segmented", "check_fallback", "segment"]
 
@@ -56,6 +56,7 @@ class Segmented:
         native: overload, as text -> its nodes inside islands.
         by_design: overload, as text -> its nodes that torch runs by design: random ops and collectives.
         chosen: "overload: reason" -> its nodes that torch runs by choice, since it is faster.
+        modules: the modules that called the operators -> "native", "by_design", "chosen" or "eager" -> nodes.
     """
 
     gm: GraphModule
@@ -64,6 +65,7 @@ class Segmented:
     native: Counter[str]
     by_design: Counter[str]
     chosen: Counter[str]
+    modules: dict[Owner, Counter[str]]
 
 
 def segment(
@@ -88,7 +90,31 @@ def segment(
         for node, placement in placements.items()
         if placement.place is Place.CHOSEN and node.target is not operator.getitem
     )
-    return Segmented(outer, islands, _in_eager(placements), native, by_design, chosen)
+    return Segmented(outer, islands, _in_eager(placements), native, by_design, chosen, _by_module(islands, placements))
+
+
+def _by_module(islands: Mapping[str, GraphModule], placements: Mapping[Node, Placement]) -> dict[Owner, Counter[str]]:
+    found: dict[Owner, Counter[str]] = {}
+    for island in islands.values():
+        for node in _computing(island):
+            _count(found, node, "native")
+    for node, placement in placements.items():
+        who = "by_design" if _is_by_design(node, placement) else _WHO.get(placement.place)
+        if who == "eager" and placement.reason is None:
+            continue
+        if who and node.target is not operator.getitem:
+            _count(found, node, who)
+    return found
+
+
+def _count(found: dict[Owner, Counter[str]], node: Node, who: str) -> None:
+    """Count a node of the innermost module; those around it are there by their classes, with counts of their own."""
+    for one in owners(node):
+        counts = found.setdefault(one, Counter())
+    counts[who] += 1
+
+
+_WHO = {Place.CHOSEN: "chosen", Place.EAGER: "eager"}
 
 
 def _is_by_design(node: Node, placement: Placement) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from ort_dynamo.torch_internals.callers import Caller, caller_of, class_name
 from ort_dynamo.torch_internals.lookup import private
 
 __all__ = [
@@ -17,10 +19,13 @@ __all__ = [
     "UntracedModule",
     "by_function",
     "current_compile_id",
+    "entered_codes",
     "frames",
     "is_compiled_function",
+    "resumed_at",
     "uncompiled",
     "untraced_modules",
+    "watch_attempts",
     "why_untraced",
     "wrap_compiled_call",
 ]
@@ -34,6 +39,7 @@ _set_limit = private("torch._dynamo.utils:set_compilation_metrics_limit")
 _compile_context = private("torch._guards:CompileContext")
 _innermost_backend = private("torch._dynamo.eval_frame:innermost_backend")
 _check_verbose = private("torch._dynamo.trace_rules:check_verbose")
+_dynamo_utils = private("torch._dynamo.utils")
 _external_utils = private("torch._dynamo.external_utils")
 _optimized_module = private("torch._dynamo.eval_frame:OptimizedModule")
 
@@ -55,6 +61,9 @@ class Frame:
         operators: how many operators its graph has, whichever backend got it; 0 where there is none.
         recompiled: which guard of the attempt before did not hold; None for a first attempt.
         began: seconds since the epoch.
+        limit: the setting of torch._dynamo.config whose number of attempts was reached, so that the function runs in
+            eager wherever no earlier attempt fits; None where none was. Then `failure` is set, too.
+        caller: who called the function; None if it is not known.
     """
 
     compile_id: str
@@ -66,11 +75,24 @@ class Frame:
     operators: int
     recompiled: str | None
     began: float
+    limit: str | None = None
+    caller: Caller | None = None
 
     @property
     def is_resumed(self) -> bool:
         """True if this frame continues a function after a graph break."""
-        return _RESUMED.fullmatch(self.function) is not None
+        return resumed_at(self.function) is not None
+
+    @property
+    def is_wrapper(self) -> bool:
+        """True if the function is Dynamo's own, around a module of torch's or another callable object."""
+        return self.begins[0] == getattr(_external_utils, "__file__", None)
+
+
+def resumed_at(function: str) -> tuple[str, int] | None:
+    """Return the function and line that a function of this name continues after a graph break, or None."""
+    found = _RESUMED.fullmatch(function)
+    return (found[1], int(found[2])) if found else None
 
 
 def frames(since: float) -> tuple[Frame, ...]:
@@ -83,21 +105,36 @@ def frames(since: float) -> tuple[Frame, ...]:
 
 
 def _is_frame(metrics: Any) -> bool:
-    # Backwards and pieces of graphs have entries as well; they name no function.
-    return bool(getattr(metrics, "co_name", None))
+    # Backwards and pieces of graphs have entries as well; they name no function. Nor do attempts beyond the limit.
+    return bool(getattr(metrics, "co_name", None)) or _limit(metrics) is not None
+
+
+def _limit(metrics: Any) -> str | None:
+    reason = getattr(metrics, "fail_reason", None) or ""
+    if not reason.startswith(_LIMIT_REACHED):
+        return None
+    found = _SETTING.search(reason)
+    return found[1] if found else "recompile_limit"
+
+
+_LIMIT_REACHED = "Dynamo recompile limit exceeded"
+_SETTING = re.compile(r"torch\._dynamo\.config\.(\w+)")
 
 
 def _frame(metrics: Any) -> Frame:
     def of(name: str) -> Any:
         return getattr(metrics, name, None)
 
+    caller, limit = caller_of(of("recompile_user_contexts")), _limit(metrics)
     begins = (of("co_filename") or "", of("co_firstlineno") or 0)
+    if limit and caller:
+        begins = caller.begins
     file = of("fail_user_frame_filename") or begins[0]
     line = of("fail_user_frame_lineno") or begins[1]
     failure = (of("fail_reason") or of("fail_type")) if of("fail_type") else None
     return Frame(
         compile_id=str(of("compile_id")),
-        function=of("co_name"),
+        function=of("co_name") or (caller.function if caller else "") or "a function",
         begins=begins,
         where=f"{file}:{line}",
         failure=failure,
@@ -105,7 +142,32 @@ def _frame(metrics: Any) -> Frame:
         operators=of("graph_op_count") or 0,
         recompiled=of("recompile_reason"),
         began=(of("start_time_us") or 0) / 1e6,
+        limit=limit,
+        caller=caller,
     )
+
+
+def watch_attempts(tell: Callable[[Frame], None]) -> bool:
+    """Have `tell` called with each attempt of Dynamo's that ends from now on, of whatever backend.
+
+    Dynamo hands its record of an attempt to a function that does nothing in the releases of torch, and is there for
+    logs; it is wrapped.
+
+    Returns:
+        Whether this torch has that function.
+    """
+    log = getattr(_dynamo_utils, "log_compilation_event", None)
+    if log is None:
+        return False
+
+    @functools.wraps(log)
+    def log_and_tell(metrics: Any) -> None:
+        log(metrics)
+        if _is_frame(metrics):
+            tell(_frame(metrics))
+
+    _dynamo_utils.log_compilation_event = log_and_tell
+    return True
 
 
 def by_function(seen: Sequence[Frame]) -> tuple[tuple[Frame, ...], ...]:
@@ -118,9 +180,8 @@ def by_function(seen: Sequence[Frame]) -> tuple[tuple[Frame, ...], ...]:
     places = []
     for frame in seen:
         file, line = frame.begins
-        resumed = _RESUMED.fullmatch(frame.function)
-        name, at = (resumed[1], int(resumed[2])) if resumed else (frame.function, line)
-        if not resumed:
+        name, at = resumed_at(frame.function) or (frame.function, line)
+        if not frame.is_resumed:
             begins.setdefault((file, name), set()).add(at)
         places.append((file, name, at))
     groups: dict[tuple[str, str, int], list[Frame]] = {}
@@ -167,7 +228,7 @@ def untraced_modules(home: str) -> tuple[UntracedModule, ...]:
         if issubclass(type(one), nn.Module) and getattr(_compiled_with(one), "__module__", "") == home:
             reason = why_untraced(one)
             if reason is not None:
-                found.append(UntracedModule(type(one).__name__, reason))
+                found.append(UntracedModule(class_name(one), reason))
     return tuple(found)
 
 
@@ -208,6 +269,19 @@ def wrap_compiled_call(
         return None
     setattr(module, attribute, wrap(call))
     return lambda: setattr(module, attribute, call)
+
+
+def entered_codes(model: Any, call: Callable[..., Any]) -> frozenset[tuple[str, tuple[str, int]]]:
+    """Give the functions by which a compiled call can enter a model, as `Frame.function` and `Frame.begins` name them.
+
+    Args:
+        model: the compiled model, or the compiled function.
+        call: its compiled call.
+    """
+    inner = getattr(model, "_torchdynamo_orig_callable", None)
+    functions = (_held(call, "fn"), inner, getattr(uncompiled(model), "forward", None))
+    codes = (getattr(function, "__code__", None) for function in functions)
+    return frozenset((code.co_name, (code.co_filename, code.co_firstlineno)) for code in codes if code is not None)
 
 
 def _compiled_with(module: nn.Module) -> object:

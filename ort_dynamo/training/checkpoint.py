@@ -116,13 +116,13 @@ def _load_options(path: PathOrFile) -> dict[str, Any]:
         loaded = {"trainer_options": _checkpoint_storage.load(path, key="trainer_options")}
     except KeyError:
         if not _checkpoint_storage.is_sealed(path):
-            reason = "it is HDF5, but has no trainer_options and so is no checkpoint of an ORTTrainer"
+            reason = "it is HDF5 without trainer_options, so it is not a checkpoint of an ORTTrainer"
             raise CheckpointFileError(path=describe(path), reason=reason) from None
         return {}
     options: dict[str, Any] = check_sections(loaded, path)["trainer_options"]
     for key in ("zero_stage", "horizontal_parallel_size"):
         if not isinstance(options.setdefault(key, 0 if key == "zero_stage" else 1), int):
-            raise CheckpointFileError(path=describe(path), reason=f"its trainer option {key!r} is no integer")
+            raise CheckpointFileError(path=describe(path), reason=f"its trainer option {key!r} is not an integer")
     return options
 
 

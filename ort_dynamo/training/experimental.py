@@ -172,7 +172,7 @@ class _Model:
                 value.const_value = ir.tensor(buffers[name].detach().numpy(), name=name)
                 graph.register_initializer(value)
             elif not compute_size(graph, value, {str(one.name): one for one in graph.inputs}):
-                raise GradientGraphError(reason=f"nothing gives {name}")
+                raise GradientGraphError(reason=f"no node computes {name}")
         self._add_unread_gradients(graph, outputs)
         _name_batch(graph)
         return model

@@ -16,45 +16,52 @@ PAGE = Path(__file__).parents[2] / "docs/internals/architectures.md"
 _INTRODUCTION = """\
 # Architectures under ort_train
 
-Model types of transformers, each as a tiny, untrained model with a head, a loss and random inputs: one training step
-compiled with `ort_train` against eager (loss, outputs, every gradient, buffers), with symbolic sizes where the inputs
-have a length, and a second step at another length. Dropout is on. Weights are not downloaded, so what is tested is the
-architecture. Made by
+Each model type of transformers as a tiny, untrained model with a head, a loss and random inputs. One training step compiled with
+`ort_train` is compared with eager: loss, outputs, every gradient, buffers. Sizes are symbolic if the inputs have a length, and a
+second step has another length. Dropout is on. No weights are downloaded: the test is of the architecture. Made by
 
     python tests/architectures/sweep.py --results FILE
     python tests/architectures/write_report.py FILE …
 
-*Same* differ from eager by at most 1e-4 of the largest entry; *rounding* by more, but are about as near to the same
-step in float64 as eager is. *Undecided* are models in which eager itself, in float64, takes other key points or boxes.
-*Ill-conditioned* are those that differ no more from the step in float64 than eager's step with weights disturbed by
-1e-7 does: where one rounding decides about a ReLU or a maximum. *Not comparable* are those that `aot_eager`, torch's
-own tracing without a compiler behind it, does not get right either: it leaves out random draws whose result nobody
-reads, so that later ones are others. *Different*, *failed*, *crashed* and *too slow* are ours to explain. For what is
-*not built* no tiny configuration or no inputs were found that work in eager.
-"""
+| word | meaning |
+|---|---|
+| same | within 1e-4 of eager, relative to the largest entry |
+| rounding | further from eager, but as close to the same step in float64 as eager is |
+| undecided | eager itself chooses other key points or boxes in float64 |
+| ill-conditioned | as far from float64 as eager's step with weights disturbed by 1e-7: one rounding decides about a ReLU or a maximum |
+| not comparable | torch's own tracing without a compiler (`aot_eager`) is not right either: it drops random ops whose result nobody reads, so later ones get other numbers |
+| different, failed, crashed, too slow | faults of `ort_train` that need an explanation |
+| not built | we found no small configuration or no inputs that work in eager |
+"""  # noqa: E501
 _BY_HAND = """\
-## Beside transformers
+## Other libraries
 
-Compared once in the same way, training step and evaluation, by a script that is not kept (onnxruntime 1.31.1,
-diffusers 0.42.1), all the same: UNet2DModel, UNet2DConditionModel (also as in SDXL), UNet3DConditionModel,
-AutoencoderKL, VQModel, DiT, PixArt, SD3, Flux and Wan, no node of which stays in eager; QwenImage and Lumina 2, whose
-rotary embeddings are complex numbers, which do. Networks of torch.nn alone: TransformerEncoder, loops of LSTMCell and
-GRUCell, LeNet, AlexNet and VGG in small, 3-D convolutions, a GAN's generator, spectral and weight norm, a VAE.
+Compared once in the same way, training step and evaluation, with a script that is not in the repository (onnxruntime 1.31.1,
+diffusers 0.42.1):
 
-147 models of timm and torchvision, two or four images of 64 to 96 pixels: no node in eager; evaluation the same in all
-that ran; the training step the same in 116, rounding in 10, ill-conditioned in 5. In 12 deep convolutional nets
-(among them DLA, Xception, NASNet, RepVGG, GoogLeNet) some gradients differ by 1e-3 to 1e-2 of their largest entry.
-All but NASNet and PNASNet were looked at over four or eight inputs each: eager's own gradients there, or those with
-weights disturbed by 1e-7, are as far from float64's, about as often. 4 did not run in eager, or not in this script.
+| models | result |
+|---|---|
+| diffusers: UNet2DModel, UNet2DConditionModel (also as in SDXL), UNet3DConditionModel, AutoencoderKL, VQModel, DiT, PixArt, SD3, Flux, Wan | same; no node in eager |
+| diffusers: QwenImage, Lumina 2 | same; their rotary embeddings are complex numbers and run in eager |
+| torch.nn alone: TransformerEncoder, loops of LSTMCell and GRUCell, small LeNet, AlexNet and VGG, 3-D convolutions, a GAN's generator, spectral and weight norm, a VAE | same |
+| 147 models of timm and torchvision, two or four images of 64 to 96 pixels | no node in eager; evaluation the same in all that ran; training step: 116 same, 10 rounding, 5 ill-conditioned, 12 with differences (below), 4 did not run in eager, or not in this script |
 
-VITS is ill-conditioned: with its weights disturbed by 1e-7, eager's own gradients change as much as ours differ, and in
-float64 it would draw other numbers. CLAP differs where eager is wrong ([BatchNorm](../reference/numerics.md)). Informer
-drops out rows in the order of a `topk` that need not be sorted, in which torch leaves the order open. UDOP fails under
-every backend, in Dynamo, and EfficientLoFTR under `aot_eager`, with which ours was to be compared.
+In 12 deep convolutional nets (among them DLA, Xception, NASNet, RepVGG, GoogLeNet) some gradients differ by 1e-3 to 1e-2 of their
+largest entry. For all but NASNet and PNASNet we compared four or eight inputs each. Eager's own gradients, or those with weights
+disturbed by 1e-7, are as far from float64's, about as often.
 
-Dynamo itself makes no graph of nn.LSTM, nn.GRU and nn.RNN (its option `allow_rnn`), nor of nn.Transformer with a mask
-and no `is_causal`, which it compares with a causal one by `.item()`: they run in eager under every backend.
-"""
+Single models of transformers:
+
+- VITS is ill-conditioned: with its weights disturbed by 1e-7, eager's own gradients change as much as ours differ. In float64 it
+  would get other random numbers.
+- CLAP differs where eager is wrong ([BatchNorm](../reference/numerics.md)).
+- Informer drops rows in the order of a `topk` that need not be sorted; torch does not define that order.
+- UDOP fails in Dynamo, under every backend.
+- EfficientLoFTR fails under `aot_eager`, with which ours would be compared.
+
+Some modules run in eager under every backend, because Dynamo makes no graph of them: nn.LSTM, nn.GRU and nn.RNN (see its option
+`allow_rnn`), and nn.Transformer with a mask and without `is_causal`, which compares the mask with a causal one by `.item()`.
+"""  # noqa: E501
 _KINDS = (
     "same",
     "rounding",
@@ -94,8 +101,18 @@ def _about(result: dict[str, Any]) -> str:
     return f"{result['runtime']}, torch {result['torch']}, transformers {result['transformers']}"
 
 
+def _in_a_sentence(result: dict[str, Any]) -> str:
+    total = Counter(record["kind"] for record in result["records"])
+    native = sum("eager" in record and not record["eager"] for record in result["records"])
+    built = len(result["records"]) - total["not built"]
+    return (
+        f"With {result['runtime']}, {total['same']} of {built} types are the same, and {native} have no node in eager."
+    )
+
+
 def _totals(results: list[dict[str, Any]]) -> list[str]:
-    lines = [f"| on | tried | {' | '.join(_KINDS)} | without a node in eager |", "|" + "---|" * (len(_KINDS) + 3)]
+    lines = [_in_a_sentence(result) for result in results]
+    lines += ["", f"| on | tried | {' | '.join(_KINDS)} | without a node in eager |", "|" + "---|" * (len(_KINDS) + 3)]
     for result in results:
         records = result["records"]
         total = Counter(record["kind"] for record in records)
@@ -111,7 +128,7 @@ def _eager(results: list[dict[str, Any]]) -> list[str]:
         for record in result["records"]:
             for text in record.get("eager", ()):
                 found[text].add(record["model_type"])
-    lines = ["## What stays in eager", "", "| overload | reason | in |", "|---|---|---|"]
+    lines = ["## Operators in eager", "", "| overload | reason | in |", "|---|---|---|"]
     for text, types in sorted(found.items()):
         overload, _, reason = text.partition(": ")
         lines.append(f"| `{overload}` | {reason} | {', '.join(sorted(types))} |")
@@ -119,7 +136,7 @@ def _eager(results: list[dict[str, Any]]) -> list[str]:
 
 
 def _rest(results: list[dict[str, Any]]) -> list[str]:
-    lines = ["## What is not the same", ""]
+    lines = ['## Other results than "same"', ""]
     for kind in _KINDS[1:]:
         for result in results:
             named = sorted(record["model_type"] for record in result["records"] if record["kind"] == kind)
@@ -135,7 +152,7 @@ def _static(results: list[dict[str, Any]]) -> list[str]:
 
 
 def _types(results: list[dict[str, Any]]) -> list[str]:
-    lines = ["## What is the same", ""]
+    lines = ['## Types with the result "same"', ""]
     for result in results:
         heads = sorted(record["head"] for record in result["records"] if record["kind"] == "same")
         lines.append(f"{result['runtime']}: {', '.join(heads)}.\n")

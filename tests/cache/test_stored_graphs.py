@@ -284,7 +284,7 @@ def swapped(file: Path) -> None:
         (swapped, "damaged", "it is the entry of"),
         (unopenable, "damaged", "NoSuchOperator"),
         (linked, "refused", "it is a link"),
-        (piped, "refused", "it is no regular file"),
+        (piped, "refused", "it is not a regular file"),
     ],
 )
 def test_what_is_no_entry_is_a_miss_with_one_warning(

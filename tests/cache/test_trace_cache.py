@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import ort_dynamo
+from ort_dynamo.__main__ import main
 from ort_dynamo.cache import disk
 from ort_dynamo.cache.folder import SUFFIX
 from ort_dynamo.errors import NotInOnnxRuntimeError
@@ -234,6 +235,57 @@ def test_an_island_that_is_gone_is_a_miss(place: Path) -> None:
         assert [graph.role for graph in record.graphs] == ["forward", "backward"]
     assert_equal(outcome(Small, torch.ones(3, 4)), first)
     assert hits() == (1, 0)
+
+
+class Heard(logging.Handler):
+    """Collects what torch says about results that it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def heard() -> Iterator[list[str]]:
+    handler, logger = Heard(), logging.getLogger("torch._inductor.codecache")
+    logger.addHandler(handler)
+    yield handler.messages
+    logger.removeHandler(handler)
+
+
+def test_a_cleared_cache_is_a_quiet_miss(place: Path, heard: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    first = outcome(Small, torch.ones(3, 4))
+    assert main(["cache", "clear"]) == 0
+    with caplog.at_level(logging.INFO, "ort_dynamo"):
+        assert_equal(outcome(Small, torch.ones(3, 4)), first)
+    assert hits() == (0, 1)
+    assert heard == []
+    (said,) = [one for one in caplog.messages if "compiled again" in one]
+    assert said.endswith("the cache of compiled graphs has no usable entry of an island: absent")
+    assert_equal(outcome(Small, torch.ones(3, 4)), first)
+    assert (hits(), heard) == ((1, 0), [])
+
+
+def test_torch_still_reports_a_damaged_result(place: Path, heard: list[str]) -> None:
+    first = outcome(Small, torch.ones(3, 4))
+    stored = [one for one in (place.parent / "torch" / "aotautograd").rglob("*") if one.is_file()]
+    for file in stored:
+        file.write_bytes(file.read_bytes()[:100])
+    assert_equal(outcome(Small, torch.ones(3, 4)), first)
+    assert len(heard) == len(stored) == 1
+    assert heard[0].endswith("unable to load compiled graph")
+
+
+def test_a_damaged_island_is_reported_by_us(place: Path, heard: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    outcome(Small, torch.ones(3, 4))
+    for file in place.glob(f"*{SUFFIX}"):
+        file.write_bytes(file.read_bytes()[:100])
+    outcome(Small, torch.ones(3, 4))
+    assert heard == []
+    assert [one for one in caplog.messages if "cannot be used" in one]
 
 
 @pytest.mark.parametrize(

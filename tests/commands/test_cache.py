@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ def test_verify_finds_and_removes_what_is_damaged(filled: Path, capsys: pytest.C
     second.write_bytes(b"\x80\x04\x95")
     assert main(["cache", "verify"]) == 1
     out = capsys.readouterr().out.splitlines()
-    assert sorted(out[:2]) == [f"{first}: its checksum is wrong", f"{second}: it does not begin as an entry does"]
+    assert sorted(out[:2]) == [f"{first}: its checksum is wrong", f"{second}: it is not a cache entry"]
     assert out[2] == "2 entries, 2 damaged"
     assert main(["cache", "verify", "--remove"]) == 1
     assert capsys.readouterr().out.endswith("2 entries, 2 damaged and removed\n")
@@ -110,6 +111,24 @@ def test_clear_removes_all(filled: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == f"3 files removed from {filled}\n"
     assert not kernels.entries()
     assert list(filled.iterdir()) == [kernels.path]
+
+
+def test_clear_removes_what_was_not_used_for_days(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = sorted(filled.glob(f"*{SUFFIX}"))
+    yesterday = time.time() - 30 * 3600
+    os.utime(old, (yesterday, yesterday))
+    for days, removed, left in (("1.5", 0, [old, new]), ("1", 1, [new])):
+        assert main(["cache", "clear", "--older-than", days]) == 0
+        assert capsys.readouterr().out == f"{removed} files removed from {filled}\n"
+        assert sorted(filled.iterdir()) == left
+
+
+@pytest.mark.parametrize("days", ["soon", "-1", "nan"])
+def test_clear_refuses_other_than_days(days: str, filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["cache", "clear", f"--older-than={days}"])
+    assert "number of days" in capsys.readouterr().err
+    assert len(list(filled.iterdir())) == 2
 
 
 def test_a_folder_of_others_is_not_touched(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:

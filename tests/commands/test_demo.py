@@ -112,7 +112,7 @@ def test_missing_packages_are_named_with_the_extra(
     assert main(["demo", "--steps", "1"]) == 2
     errors = capsys.readouterr().err
     assert "tqdm and scikit-learn" in errors
-    assert "'ort-dynamo[demo]'" in errors
+    assert "'.[demo]'" in errors
 
 
 def test_the_gpt_alone_does_not_need_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:

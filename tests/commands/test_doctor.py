@@ -78,16 +78,21 @@ def test_several_distributions_are_one_fault_whatever_they_break() -> None:
     assert is_fault
     assert "(onnxruntime 1.31.1, onnxruntime-gpu 1.31.1), which overwrite one another's files" in what
     assert "what is imported says that it is onnxruntime 1.31.1" in what
-    assert fix == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install --upgrade 'ort-dynamo[cuda]'"
+    assert (
+        fix
+        == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]>=1.28'"
+    )
     broken = replace(STOCK, distributions=both, says=None, error="ImportError: undefined symbol")
-    assert only(replace(CPU, runtime=broken))[1].endswith("'ort-dynamo[cpu]'")
+    assert only(replace(CPU, runtime=broken))[1].endswith("'onnxruntime>=1.28'")
 
 
 def test_no_runtime_is_a_fault_with_the_extra_for_the_machine() -> None:
     none = replace(STOCK, distributions=(), says=None, error="ModuleNotFoundError: onnxruntime")
-    expected = "ONNX Runtime is not installed.", "pip install --upgrade 'ort-dynamo[cpu]'", True
+    expected = "ONNX Runtime is not installed.", "pip install --upgrade 'onnxruntime>=1.28'", True
     assert only(replace(CPU, runtime=none, trials=())) == expected
-    assert only(replace(CUDA, runtime=none, trials=()))[1] == "pip install --upgrade 'ort-dynamo[cuda]'"
+    assert (
+        only(replace(CUDA, runtime=none, trials=()))[1] == "pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]>=1.28'"
+    )
 
 
 def test_a_runtime_that_does_not_import_is_installed_anew() -> None:
@@ -103,7 +108,7 @@ def test_a_runtime_that_does_not_import_is_installed_anew() -> None:
 def test_files_of_another_distribution_are_a_fault() -> None:
     what, fix, _ = only(replace(CPU, runtime=replace(STOCK, says=("onnxruntime-training", "1.19.2"))))
     assert "onnxruntime 1.31.1 is installed, but its files are those of onnxruntime-training 1.19.2" in what
-    assert fix == "pip uninstall -y onnxruntime && pip install --upgrade 'ort-dynamo[cpu]'"
+    assert fix == "pip uninstall -y onnxruntime && pip install --upgrade 'onnxruntime>=1.28'"
     same = replace(GPU, says=("onnxruntime_gpu", "1.31.1+local"))
     assert findings(replace(CUDA, runtime=same)) == ()
     unpacked = replace(STOCK, distributions=())  # a build on the path, which pip knows nothing of
@@ -120,7 +125,7 @@ def test_a_device_without_a_provider_is_a_fault() -> None:
     what, fix, is_fault = only(replace(CUDA, runtime=STOCK))
     assert is_fault
     assert what.startswith("torch sees NVIDIA H100, but onnxruntime 1.31.1 has no CUDAExecutionProvider")
-    assert fix == "pip uninstall -y onnxruntime && pip install --upgrade 'ort-dynamo[cuda]'"
+    assert fix == "pip uninstall -y onnxruntime && pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]>=1.28'"
 
 
 def test_a_provider_for_other_libraries_is_a_fault_and_its_trial_no_second() -> None:
@@ -129,7 +134,7 @@ def test_a_provider_for_other_libraries_is_a_fault_and_its_trial_no_second() -> 
     assert is_fault
     assert "onnxruntime-training was built for CUDA 11.8 and cuDNN 8, and torch 2.13.0+cu130 brings CUDA 13.0" in what
     assert "libcublas.so.11, libcudnn.so.8 are not found" in what
-    assert fix == "pip uninstall -y onnxruntime-training && pip install --upgrade 'ort-dynamo[cuda]'"
+    assert fix == "pip uninstall -y onnxruntime-training && pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]>=1.28'"
 
 
 def test_a_provider_that_fails_with_all_its_libraries_is_a_fault() -> None:

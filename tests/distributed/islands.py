@@ -1,4 +1,4 @@
-"""Prints, for docs/how_to/distributed.md, the graphs, islands and collectives of each engine on four ranks.
+"""Prints, for docs/internals/engines.md, the graphs, islands and collectives of each engine on four ranks.
 
 python tests/distributed/islands.py [ENGINE ...]
 """

@@ -15,7 +15,7 @@ from torch.distributed.pipelining import ScheduleGPipe
 
 from ort_dynamo.testing import assert_close
 
-PAGE = Path(__file__).parents[2] / "docs/how_to/distributed.md"
+PAGE = Path(__file__).parents[2] / "docs/internals/engines.md"
 
 FEWER_STEPS = {"dtensor_data_parallel": 3}
 """DTensors in eager, as the optimizer has them there, take most of a second for a step."""
@@ -35,7 +35,7 @@ def test_losses_are_those_of_one_process_on_the_joined_batch(ranks: Ranks, engin
         assert one.eager == {}
         assert bool(one.collectives) == (engine in IN_GRAPH), one.collectives
         assert all("c10d_functional" in name for name in one.collectives)
-    assert row(engine, found[0]) in PAGE.read_text().splitlines(), "the table of docs/how_to/distributed.md"
+    assert row(engine, found[0]) in PAGE.read_text().splitlines(), "the table of docs/internals/engines.md"
 
 
 @pytest.mark.parametrize(

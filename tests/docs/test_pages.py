@@ -20,12 +20,13 @@ NEEDED = {
     "accelerate": ["accelerate"],
     "lightning": ["lightning"],
     "peft": ["peft", "transformers"],
+    "save_resume_export": ["onnxscript"],
     "timm": ["timm"],
     "trainer": ["accelerate", "transformers"],
 }
 """Page -> the packages of others that its program imports."""
 
-SLOW = {"peft", "trainer"}
+SLOW = {"peft", "save_memory", "trainer"}
 """Pages with programs of half a minute; tests/tools/test_trainer.py has a smaller Trainer."""
 
 _BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -86,9 +86,9 @@ def unknown_operator(model: onnx.ModelProto) -> None:
     [
         (cyclic, "it is not valid|nodes in a graph must be topologically sorted|no input, initializer"),
         (twice, "it is not valid"),
-        (same_initializer, "is there twice|it is not valid"),
+        (same_initializer, "occurs twice|it is not valid"),
         (of_strings, "the element type STRING|it is not valid"),
-        (of_sequences, "is no tensor"),
+        (of_sequences, "is not a tensor"),
         (huge, "bytes of data; its dimensions|it is not valid"),
         (negative, "negative dimensions|it is not valid"),
         (short, "bytes of data; its dimensions|it is not valid"),
@@ -141,7 +141,7 @@ def test_an_unsupported_operator_is_named_with_its_domain_and_opset() -> None:
     [
         ("FusedMatMul", ["x", "x"], {"transA": "yes"}, "'transA' has the type STRING; expected INT"),
         ("FusedMatMul", ["x", "x"], {"surprise": 1}, "the attribute 'surprise' is not supported"),
-        ("FusedMatMul", ["x"], {}, "it has 1 inputs; at least 2 have to be there"),
+        ("FusedMatMul", ["x"], {}, "it has 1 inputs; it needs at least 2"),
         ("FusedMatMul", ["x", ""], {}, "it has 1 inputs; at least 2|it has 2 inputs; at least 2"),
         ("Gelu", ["x", "x"], {}, "it has 2 inputs; there are at most 1"),
     ],
@@ -243,7 +243,7 @@ def test_a_loop_without_end_is_refused() -> None:
     for inputs in (["", "", "x"], ["", "true", "x"], ["many", "", "x"]):
         data = {"true": np.array(True), "many": np.int64(1 << 62)}
         model = model_of(graph_of([make("Loop", inputs, ["y"], body=body)], [value("x")], [value("y")], data))
-        with pytest.raises(OnnxModelError, match=r"it has no end|iterations; at most"):
+        with pytest.raises(OnnxModelError, match=r"it never ends|iterations; at most"):
             OnnxModule(model)
 
 

@@ -47,7 +47,7 @@ REFUSED = (
     "it cannot be checked",
     "is not supported",
     "supported are",
-    "is no tensor",  # optional and sequence inputs
+    "is not a tensor",  # optional and sequence inputs
     "Scan is supported from opset 9 on",
 )
 

@@ -18,22 +18,23 @@ PAGE = Path(__file__).parents[2] / "docs/internals/operator_sweep.md"
 _INTRODUCTION = """\
 # PyTorch's operator database under ort_train
 
-Every operator variant of `torch.testing._internal.common_methods_invocations.op_db`, forward and, for random
-cotangents, backward, compiled with `ort_train` and compared with eager: values, dtypes, shapes, strides of outputs,
-`None` gradients, arguments after the call. Made by `python tests/opinfo/sweep.py --results FILE` and
-`python tests/opinfo/write_report.py FILE …`; CI runs one sample of every operator (`tests/opinfo/test_opinfo.py`).
-The rows without a limit have all samples of each operator in them, those of float32 but for maximum pooling, which has
-a row of its own.
+Every operator variant of `torch.testing._internal.common_methods_invocations.op_db`, compiled with `ort_train` and compared with
+eager. The forward runs, and the backward with random gradients of the results. Compared are values, dtypes, shapes, strides of
+outputs, `None` gradients, and arguments after the call. Made by `python tests/opinfo/sweep.py --results FILE` and
+`python tests/opinfo/write_report.py FILE …`. CI runs one sample of every operator (`tests/opinfo/test_opinfo.py`).
 
-*Other ties* are samples of unstable sorts, `topk`, `kthvalue`, `mode` and medians along a dimension in which only the
-choice among equal elements differs, which torch leaves open: values are equal, positions select equal values, gradients
-follow the positions ([numerics](../reference/numerics.md)). *More exact* are samples on which ours
-differs, and is as near to eager's result in float64 as eager itself.
-*Not comparable* are samples on which eager itself raises or which `aot_eager`, torch's own tracing without any
-compiler behind it, does not get right either; *not compiled* those for which Dynamo makes no graph. *Different*,
-*failed* and *crashed* are ours. *Native* are overloads of which ONNX Runtime executed every node, *in part* those that
-stayed in eager for some samples.
-"""
+Rows without a limit have all samples of each operator. In float32, maximum pooling has a row of its own.
+
+| word | meaning |
+|---|---|
+| other ties | only the choice among equal elements differs, which torch does not define: unstable sorts, `topk`, `kthvalue`, `mode`, and medians along a dimension. Values are equal, positions select equal values, gradients follow the positions ([numerics](../reference/numerics.md)) |
+| more exact | differs from eager, and is as close to eager's result in float64 as eager is |
+| not comparable | eager raises, or torch's own tracing without a compiler (`aot_eager`) is not right either |
+| not compiled | Dynamo makes no graph |
+| different, failed, crashed | faults of `ort_train` |
+| native | overloads of which ONNX Runtime ran every node |
+| in part | overloads that stayed in eager for some samples |
+"""  # noqa: E501
 
 
 def main() -> int:
@@ -101,9 +102,9 @@ def _reasons(results: list[dict[str, Any]]) -> list[str]:
                 reasons[overload][reason].add(runtime)
     every = {result["runtime"] for result in results}
     lines = [
-        "## What stays in eager (float32 sweep)",
+        "## Operators in eager (float32 sweep)",
         "",
-        "Integer and complex intermediate tensors of float32 operators included.",
+        "Integer and complex intermediate tensors of float32 operators are included.",
         "",
         "| overload | always | reasons |",
         "|---|---|---|",
@@ -117,7 +118,7 @@ def _reasons(results: list[dict[str, Any]]) -> list[str]:
 
 def _bad(results: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "## What differs",
+        "## Differences",
         "",
     ]
     begin = len(lines)
@@ -127,7 +128,7 @@ def _bad(results: list[dict[str, Any]]) -> list[str]:
                 if not detail.startswith(("not ", "more exact", "other ties")):
                     text = " ".join(detail.split())[:300]
                     lines.append(f"- `{record['operator']}`, {dtype}, {how}, {runtime}, {count} samples: {text}")
-    return lines if len(lines) > begin else [*lines, "Nothing did."]
+    return lines if len(lines) > begin else [*lines, "None."]
 
 
 if __name__ == "__main__":

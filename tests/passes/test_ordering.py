@@ -68,7 +68,7 @@ def test_a_pass_before_the_one_that_gives_what_it_needs_is_refused(name: str) ->
         for condition in ordering_of(pass_).needs - holding:
             givers = [i for i in range(index) if condition in ordering_of(passes[i]).gives]
             without = [one for i, one in enumerate(passes[: index + 1]) if i not in givers]
-            with pytest.raises(PassOrderError, match=f"at a wrong place: it needs that {condition.value}"):
+            with pytest.raises(PassOrderError, match=f"in the wrong place: it needs that {condition.value}"):
                 check_order(without, holding)
 
 
@@ -112,7 +112,7 @@ def test_the_message_names_the_pass_that_would_help() -> None:
     with pytest.raises(PassOrderError) as caught:
         check_order([pipelines.RemakeViews()])
     assert str(caught.value) == (
-        "The pass RemakeViews is at a wrong place: it needs that views of views are views of their base, and no pass "
+        "The pass RemakeViews is in the wrong place: it needs that views of views are views of their base, and no pass "
         "before it gives that; MergeViews would."
     )
     with pytest.raises(PassOrderError, match="and WriteInPlace, which runs before it, ends that"):

@@ -12,31 +12,37 @@ __all__ = ["PAGE", "page"]
 PAGE = Path(__file__).parents[2] / "docs/reference/refused.md"
 
 _OPENING = """\
-# What is refused
+# Refused arguments
 
-Eager's CPU kernels check values, sizes, indices, dtypes and dimensions. `ort_train` raises for the same arguments, an
-error of eager's class, before an input or a buffer is written to. `python tests/refused/write_page.py` writes this page
-from the calls that `tests/refused/` compares with eager, with torch {version}; PyTorch's own `error_inputs` are
-compared in `tests/opinfo/test_opinfo.py`.
+Eager mode's CPU kernels check values, sizes, indices, dtypes and dimensions. `ort_train` raises an error for the
+same arguments, before anything is written to an input or a buffer. The error has eager's class, or a subclass of it,
+with one exception [below](#exceptions). Errors that torch raises while it traces have the class that
+`backend="aot_eager"` gives.
 
-- A check of data is part of the session. It raises an `InvalidValueError`, an `EmptyReductionError` or an
-  `IndexOutOfBoundsError` ([errors](errors.md)), with the operator and your line.
-- An argument that is wrong whatever the data leaves its operator to torch, which raises its own error. torch's fake
-  tensors refuse others while Dynamo traces.
-- Dtypes and dimensions are compared for nearly every operator (`tests/refused/test_kernel_dtypes.py`,
-  `tests/refused/test_refused_dtypes.py`). Tables say which dtypes a kernel takes and mixes
-  (`ort_dynamo/lowering/kernel_dtypes.py`). torch runs any other call, and computes or raises. A dtype that only CUDA's
-  kernels take is not refused there.
-- On CUDA torch's kernels check less, and a session checks nothing. A file of `export_training_graph` has no checks.
+- **A fault in the data**, such as an index out of bounds: the compiled graph raises an `InvalidValueError`, an
+  `EmptyReductionError` or an `IndexOutOfBoundsError` ([errors](errors.md)), or the `RuntimeError` of torch's own
+  assertion. The message has the operator and your line.
+- **A fault in an argument that does not depend on data**: torch runs this operator, and raises its own error.
+- **A fault in shapes or dtypes**: torch raises its own error, while Dynamo traces or when it runs this operator.
+
+On CUDA, torch's kernels check less and sessions check nothing. Files of `export_training_graph` have no checks.
+
+`ort_dynamo/lowering/kernel_dtypes.py` lists the dtypes that each CPU kernel of torch accepts and mixes. torch runs
+calls with other dtypes, and computes or raises. A dtype that only CUDA kernels accept is not refused on CUDA.
+
+The table has the calls that `tests/refused` compares with eager mode. Three more tests compare dtypes and dimensions
+of nearly every operator (`test_kernel_dtypes.py`, `test_refused_dtypes.py`) and PyTorch's own `error_inputs`
+(`tests/opinfo/test_opinfo.py`). `python tests/refused/write_page.py` wrote this page with torch {version}; do not
+edit it.
 
 | operator | arguments | eager raises |
 |---|---|---|
 """
 
 _REST = """
-## What differs
+## Exceptions
 
-| operator | arguments | how |
+| operator | arguments | difference |
 |---|---|---|
 """
 

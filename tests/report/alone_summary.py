@@ -179,3 +179,95 @@ def test_it_is_printed_at_exit_where_it_is_asked_for(value: str | None, lines: i
     )
     assert len(done.stderr.splitlines()) == lines, done.stderr
     assert lines == 0 or done.stderr.startswith("ort_train: compiles 1, graphs 1, islands 1 (0 from the cache)")
+
+
+class Wide(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+def test_functions_beyond_the_recompile_limit_are_listed_by_their_modules() -> None:
+    for width in range(2, 13):
+        torch.compile(nn.Sequential(nn.Linear(width, 2)), backend="ort_train")(torch.ones(1, width))
+        torch.compile(Wide(width), backend="ort_train")(torch.ones(1, width))
+    found = ort_dynamo.summary()
+    assert found.compiles == 16
+    torchs, own = found.limited
+    assert (torchs.module, torchs.where.partition(":")[0]) == ("Sequential", HERE)
+    assert (own.module, own.where.partition(":")[0]) == ("Wide", HERE)
+    for one in found.limited:
+        assert one.function == "forward"
+        assert "torch._dynamo.config.recompile_limit (8)" in one.reason
+        assert "torch.compiler.reset()" in one.reason
+    assert "modules of torch.nn" in torchs.reason
+    assert "modules of torch.nn" not in own.reason
+    assert found.skipped == ()
+    text = str(found)
+    assert f"recompile limit reached:\n  Sequential.forward ({torchs.where}): " in text
+    again = text.partition("compiled again:\n")[2].splitlines()
+    assert [line.partition(" (")[0] for line in again] == ["  Sequential.forward", "  Wide.forward"]
+    assert all(" 7 times, the last one for " in line for line in again)
+    assert "external_utils" not in text
+    assert len(text.splitlines()) <= 25
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x)).relu() + x
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3)
+        self.blocks = nn.ModuleList(Block() for _ in range(6))
+        self.drop, self.head = nn.Dropout(0.1), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.drop(x.mean((2, 3))))
+
+
+def test_a_conv_net_is_told_by_its_modules_and_each_reason_once() -> None:
+    torch.compile(Net(), backend="ort_train")(torch.randn(2, 3, 16, 16)).sum().backward()
+    found = ort_dynamo.summary()
+    text = str(found)
+    assert len(text.splitlines()) <= 25
+    assert "modules of Net:\n  stem (Conv2d): " in text
+    assert "  blocks.0-5 (6 x Block): " in text
+    assert "  head (Linear): " in text
+    by_choice = text.partition("in torch by choice (placement):\n")[2].splitlines()
+    reasons = [line.rpartition(": ")[2] for line in by_choice[:-1]]
+    assert len(reasons) == len(set(reasons)) == len({entry.partition(": ")[2] for entry in found.chosen})
+    assert by_choice[-1].strip().startswith('Set options={"placement": "onnxruntime"}')
+    assert "1 x random numbers of dropout" in text
+    assert "ort_dynamo.bernoulli.default" in found.by_design
+
+
+def test_the_modules_add_up_to_the_nodes() -> None:
+    torch.compile(Net(), backend="ort_train")(torch.randn(2, 3, 16, 16)).sum().backward()
+    found = ort_dynamo.summary()
+    assert sum(one.native for one in found.modules) == found.native.total()
+    assert sum(one.chosen for one in found.modules) == found.chosen.total()
+    assert sum(one.by_design for one in found.modules) == found.by_design.total()
+    assert sum(one.eager for one in found.modules) == found.eager_nodes
+    assert {one.model for one in found.modules} == {"Net"}
+    assert ("blocks.3.conv", "Conv2d") in {(one.path, one.kind) for one in found.modules}
+
+
+def test_a_notebook_shows_the_page() -> None:
+    torch.compile(lambda x: x + 1, backend="ort_train")(torch.ones(2))
+    found = ort_dynamo.summary()
+    assert repr(found) == str(found)
+    assert found._repr_html_() == f"<pre>{str(found).replace('<', '&lt;').replace('>', '&gt;')}</pre>"
+    assert found == ort_dynamo.summary()

@@ -117,7 +117,7 @@ def test_the_first_compile_says_how_much_runs_in_onnx_runtime(
     said = [line for line in capsys.readouterr().err.splitlines() if "operators run in ONNX Runtime" in line]
     native = counters["ort_train"]["native_nodes"] - 1  # the second compile is not said
     line = f"ort_train: {native} of {native + 1} operators run in ONNX Runtime; 1 in torch by design"
-    assert said == ([f"{line} (random numbers, collectives); ort_dynamo.summary() says more"] if terminal else [])
+    assert said == ([f"{line} (random numbers of dropout); ort_dynamo.summary() says more"] if terminal else [])
     torch._dynamo.reset()
     torch.compile(lambda x: x @ x, backend="ort_train")(torch.ones(2, 2))
     assert ("1 of 1 operators" in capsys.readouterr().err) == terminal
@@ -133,3 +133,44 @@ def test_the_first_compile_says_why_not_more(
     torch._dynamo.reset()
     torch.compile(lambda x: torch.linalg.svd(x)[1], backend="ort_train")(torch.ones(3, 3))
     assert "1 in eager (fallback), as the warnings say" in capsys.readouterr().err
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lstm(x)[0]
+
+
+def test_an_lstm_in_eager_is_said_on_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(counts, "is_shown", lambda: True)
+    for backend in ("eager", "ort_train", "ort_train"):
+        model = torch.compile(Recurrent(), backend=backend)
+        model(torch.ones(2, 1, 3))
+        torch._dynamo.reset_code_caches()
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ort_train: Recurrent")]
+    assert "Recurrent.forward (" in line
+    assert __file__ in line
+    assert "torch._dynamo.config.allow_rnn = True" in line
+
+
+def test_the_recompile_limit_is_said_on_the_terminal_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(counts, "is_shown", lambda: True)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for width in range(2, 7):
+            torch.compile(nn.Sequential(nn.Linear(width, 2)), backend="ort_train")(torch.ones(1, width))
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ort_train: Sequential")]
+    assert "torch._dynamo.config.recompile_limit (2) is reached" in line
+
+
+def test_warnings_say_who_speaks(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="ort_dynamo"):
+        torch.compile(lambda x: halve(x) + 1, backend="ort_train")(torch.ones(3))
+    assert caplog.messages
+    assert all(message.startswith("ort_train: ") for message in caplog.messages)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -41,3 +44,58 @@ def test_a_line_has_the_reason_and_the_first_setting() -> None:
 def test_a_line_without_a_setting_is_as_it_was() -> None:
     text = "Title:\n  Explanation: A reason.\n  Hint: Report an issue.\n"
     assert in_a_line(text) == "Title: A reason."
+
+
+LOGGER = """logging.Logger method not supported for non-export cases
+  Explanation: logging.Logger methods are not supported for non-export cases.
+  Hint: Add the logging method to `torch._dynamo.config.ignore_logging_functions`.
+
+  Developer debug context: method: <Logger my.model (WARNING)>.warning, args: [], kwargs: {}
+"""
+
+
+def test_a_logger_has_a_line_that_says_whether_it_matters() -> None:
+    line = in_a_line(LOGGER)
+    assert line.startswith("a call of a logger (my.model.warning) ends the graph: results stay the same")
+    assert "torch._dynamo.config.ignore_logging_functions.add(logging.Logger.warning)" in line
+
+
+@pytest.mark.parametrize("text", ["Unknown fail_and_restart_analysis", LOGGER])
+def test_no_line_has_the_words_of_dynamos_developers(text: str) -> None:
+    line = in_a_line(text)
+    assert "\n" not in line
+    assert "fail_and_restart" not in line
+    assert "non-export" not in line
+    assert "results stay the same" in line
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_the_layer_is_named(kind: str) -> None:
+    text = f"""Attempted to wrap RNN, GRU, or LSTM
+  Explanation: Dynamo does not support RNN, GRU, or LSTM.
+  Hint: Set torch._dynamo.config.allow_rnn=True to enable experimental support
+
+  Developer debug context: {kind}(3, 4)
+"""
+    assert in_a_line(text) == (
+        f"torch.compile leaves nn.{kind} in eager mode. Set torch._dynamo.config.allow_rnn = True to compile it"
+    )
+
+
+def test_an_ignored_logger_no_longer_breaks_the_graph() -> None:
+    log = logging.getLogger("ort_dynamo_tests")
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        log.warning("seen")
+        return x * 2
+
+    torch.compile(function, backend="ort_train")(torch.ones(2))
+    (line,) = (note.reason for note in ort_dynamo.summary().breaks)
+    setting = re.search(r"torch\._dynamo\.config\.(\w+)\.add\(logging\.Logger\.warning\)", line)
+    assert setting is not None
+    torch._dynamo.reset()
+    ignored = {*getattr(torch._dynamo.config, setting[1]), logging.Logger.warning}
+    with torch._dynamo.config.patch({setting[1]: ignored}):
+        torch.compile(function, backend="ort_train")(torch.ones(2))
+    assert ort_dynamo.summary().breaks == ()

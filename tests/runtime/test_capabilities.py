@@ -38,7 +38,7 @@ def test_two_distributions_are_refused_with_the_commands(monkeypatch: pytest.Mon
         installed_runtime()
     text = str(caught.value)
     assert "onnxruntime 1.31.1, onnxruntime-training 1.19.2" in text
-    installs = "pip install --upgrade 'ort-dynamo[training]'"
+    installs = "pip install --upgrade 'onnxruntime-training==1.19.2'"
     assert f"Run: pip uninstall -y onnxruntime onnxruntime-training && {installs}\n" in text
     assert all(extra in text for extra in ("[cpu]", "[cuda]", "[training]"))
 
@@ -76,7 +76,8 @@ def test_a_missing_provider_names_what_is_there(monkeypatch: pytest.MonkeyPatch)
     text = str(caught.value)
     assert "CUDAExecutionProvider is needed for tensors on cuda" in text
     assert "Available providers" in text
-    assert f"Run pip uninstall -y {installed_runtime().package} && pip install --upgrade 'ort-dynamo[cuda]'" in text
+    installs = "pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]>=1.28'"
+    assert f"Run pip uninstall -y {installed_runtime().package} && {installs}" in text
     with pytest.raises(ProviderNotAvailableError, match="no provider serves this device"):
         providers.find_target("mps")
 

@@ -32,7 +32,9 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 def test_another_shape_than_promised_raises_in_the_first_call() -> None:
     compiled = torch.compile(lambda x: wrong(x) * 2, backend="ort_train", mode="debug")
-    with pytest.raises(FakeValueError, match=r"wrong.*gave torch.float32 \(3, 2\), and its fake value is .*\(2, 3\)"):
+    with pytest.raises(
+        FakeValueError, match=r"wrong.*returned torch.float32 \(3, 2\), but its fake implementation promises .*\(2, 3\)"
+    ):
         compiled(torch.ones(2, 3))
 
 
@@ -44,7 +46,7 @@ def test_other_strides_are_said_and_the_result_is_right(caplog: pytest.LogCaptur
     x = torch.randn(2, 3)
     with caplog.at_level(logging.WARNING, "ort_dynamo.runtime.checked_run"):
         torch.testing.assert_close(compiled(x), x.reshape(6) * 2)
-    assert "gives strides (1, 2), and its fake value has (3, 1)" in caplog.text
+    assert "returns strides (1, 2), but its fake implementation promises (3, 1)" in caplog.text
     torch.testing.assert_close(compiled(x + 1), (x + 1).reshape(6) * 2)  # as it is compiled
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.cuda_build import (
+    REQUIREMENTS,
     CudaBuild,
     TorchCuda,
     installed_cuda_build,
@@ -31,6 +33,13 @@ OF_13 = (
 OF_11 = ("libcublasLt.so.11", "libcudnn.so.8", "libcurand.so.10", "libcufft.so.10", "libcudart.so.11.0")
 TORCH_13 = TorchCuda("2.15.0+cu132", "13.2", 92600)
 TORCH_12 = TorchCuda("2.13.0+cu126", "12.6", 91002)
+
+
+def test_commands_install_what_the_extras_do() -> None:
+    project = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
+    assert {extra: [one] for extra, one in REQUIREMENTS.items()} == {
+        extra: project["optional-dependencies"][extra] for extra in REQUIREMENTS
+    }
 
 
 def test_versions_are_read_off_the_libraries() -> None:
@@ -63,7 +72,10 @@ def test_a_build_for_older_cuda_is_to_be_replaced() -> None:
         "onnxruntime-training was built for CUDA 11.8 and cuDNN 8, and torch 2.15.0+cu132 brings CUDA 13.2 and "
         "cuDNN 9: libcublasLt.so.11, libcudnn.so.8, libcurand.so.10, libcufft.so.10, libcudart.so.11.0 are not found"
     )
-    assert found.fix == "pip uninstall -y onnxruntime-training && pip install --upgrade 'ort-dynamo[cuda]'"
+    assert (
+        found.fix
+        == "pip uninstall -y onnxruntime-training && pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]>=1.28'"
+    )
 
 
 def test_beside_an_older_torch_it_is_torch_that_is_to_be_replaced() -> None:
@@ -84,14 +96,14 @@ def test_a_library_that_torch_does_without_comes_with_the_extra() -> None:
     found = misfit(CudaBuild("13.0", OF_13, ("libcurand.so.10",)), TORCH_13, "onnxruntime-gpu")
     assert found is not None
     assert found.reason == "libcurand.so.10 is not found, which it needs"
-    assert found.fix == "pip install --upgrade 'ort-dynamo[cuda]'"
+    assert found.fix == "pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]>=1.28'"
 
 
 def test_all_go_before_one_comes() -> None:
     assert replacing(["onnxruntime", "onnxruntime-gpu"], "cuda") == (
-        "pip uninstall -y onnxruntime onnxruntime-gpu && pip install --upgrade 'ort-dynamo[cuda]'"
+        "pip uninstall -y onnxruntime onnxruntime-gpu && pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]>=1.28'"
     )
-    assert replacing([], "cpu") == "pip install --upgrade 'ort-dynamo[cpu]'"
+    assert replacing([], "cpu") == "pip install --upgrade 'onnxruntime>=1.28'"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the names are Linux's")

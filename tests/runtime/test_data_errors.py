@@ -140,3 +140,11 @@ def test_the_node_that_stopped_in_a_branch_is_the_innermost() -> None:
     error = data_error(words, {"outer": "of the wrong one", "refused.node: too large": "of the right one"})
     assert isinstance(error, InvalidValueError)
     assert str(error).splitlines()[:2] == ["too large", "  of the right one"]
+
+
+@pytest.mark.parametrize("model", [nn.Embedding(10, 3), nn.Sequential(nn.Embedding(10, 3), nn.Linear(3, 2))])
+def test_an_index_of_torchs_own_module_has_the_modules_name_and_no_gradient_formula(model: nn.Module) -> None:
+    with pytest.raises(IndexOutOfBoundsError) as raised:
+        torch.compile(model, backend="ort_train")(torch.tensor([[1, 20]]))
+    assert "(Embedding) calls itself)" in str(raised.value)
+    assert "gradient formula" not in str(raised.value)

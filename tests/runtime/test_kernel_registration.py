@@ -138,7 +138,7 @@ def test_where_nothing_can_be_had_there_is_a_reason(
 @pytest.mark.skipif(not HAS_SECOND_COPY, reason="this wheel has no second copy")
 def test_callbacks_need_the_layout_that_they_know(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c_api, "_OBJECT_SIZE", 64)
-    assert KernelCallbacks.load() == Unavailable("SessionOptions are laid out in an unknown way")
+    assert KernelCallbacks.load() == Unavailable("the memory layout of SessionOptions is unknown")
 
 
 def test_options_are_found_only_where_they_are_options() -> None:

@@ -76,7 +76,7 @@ def test_without_its_kernel_a_session_runs_the_function(
             (result,) = open_graph(built, find_target("cpu"), CPU)(x)
             torch.testing.assert_close(result, x.sin().exp() * x)
     assert [record.getMessage() for record in caplog.records if "no Triton" in record.getMessage()] == [
-        f"ONNX Runtime's kernels compute {built.kernels[0].name}: no Triton."
+        f"ort_train: the fused kernel {built.kernels[0].name} is not used: no Triton. ONNX Runtime runs its operators."
     ]
 
 

@@ -102,7 +102,7 @@ def test_a_process_that_somebody_ended_while_it_waited_is_replaced() -> None:
 def test_a_python_without_a_path_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     triton_workers._close_all()
     monkeypatch.setattr(kernel_compiler, "triton_version", lambda: "7.1")
-    for path, said in (("", "nobody knows which Python this is"), ("/nowhere/python", "No such file")):
+    for path, said in (("", "the path of the Python interpreter is unknown"), ("/nowhere/python", "No such file")):
         monkeypatch.setattr(sys, "executable", path)
         assert said in str(compile_kernels([gelu(FLOAT)], (9, 0))["gelu"])
 

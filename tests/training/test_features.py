@@ -128,7 +128,7 @@ def test_gradients_that_cannot_be_defined_are_refused() -> None:
 def test_a_gradient_that_reads_nothing_known_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
     register_gradient("", "Cos")(lambda: [("Neg", ["nothing"], ["GI(0)"])])
-    with pytest.raises(ORTModuleONNXModelException, match="reads 'nothing', which nothing gives"):
+    with pytest.raises(ORTModuleONNXModelException, match="reads 'nothing', which no node computes"):
         ORTModule(OfCos())(torch.randn(4, requires_grad=True))
 
 
@@ -395,7 +395,7 @@ def test_a_gradient_graph_takes_a_transposed_weight_as_torch_has_it(tmp_path: Pa
 @pytest.mark.parametrize(
     ("model", "arguments", "message"),
     [
-        (nn.Sequential(nn.Linear(4, 2), nn.Dropout()), {}, "it draws random numbers"),
+        (nn.Sequential(nn.Linear(4, 2), nn.Dropout()), {}, "it generates random numbers"),
         (nn.Linear(4, 2).requires_grad_(False), {}, "no parameter requires a gradient"),
         (nn.Linear(4, 2), {"opset_version": 3}, "onnx cannot convert it to opset 3"),
     ],

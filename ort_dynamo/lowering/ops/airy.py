@@ -51,7 +51,7 @@ _P, _Q = (functools.partial(_wave, odd) for odd in (0, 1))
 def _airy_ai(ctx: LoweringContext, x: ir.Value) -> ir.Value:
     if x.dtype != _SINGLE:
         # It is off by 3e-6 between -5 and -2.
-        raise ctx.refuse("torch's own float64 function is only precise to float32, and differs from any other")
+        raise ctx.refuse("torch's float64 result is precise only to float32, so another implementation would differ")
     op = ctx.op
     magnitude = op.Max(op.Abs(x), _BORDER)
     root = op.Sqrt(magnitude)

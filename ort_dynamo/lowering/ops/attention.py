@@ -78,15 +78,15 @@ def attention(
 ) -> Attention:
     """Return the attention of an operator's arguments; refuses arguments that have no form here."""
     if dropout_p != 0:
-        raise ctx.refuse("dropout inside a fused attention")
+        raise ctx.refuse("fused attention with dropout is not supported")
     if isinstance(scale, torch.SymFloat):
-        raise ctx.refuse("an attention whose scale is symbolic")
+        raise ctx.refuse("the attention's scale is symbolic")
     if ctx.rank(query) != 4 or ctx.rank(key) != 4:
-        raise ctx.refuse("an attention whose operands are not (batch, heads, length, width)")
+        raise ctx.refuse("query and key are not of shape (batch, heads, length, width)")
     batch, heads, rows, width = ctx.sizes(query)
     key_heads, columns = ctx.sizes(key)[1:3]
     if is_empty((*ctx.sizes(query), *ctx.sizes(value))):
-        raise ctx.refuse("an attention over nothing")
+        raise ctx.refuse("attention of empty tensors is not supported")
     dtype = ctx.dtype(query)
     accumulate = float_dtype(dtype)
     # Matmuls of half types where the target has them; those on the CPU are float32.
@@ -233,7 +233,7 @@ def results(ctx: LoweringContext, this: Attention, query: ir.Value, value: ir.Va
     for index in range(2, len(ctx.out)):
         fake = ctx.out[index]
         if index in ctx.used and isinstance(fake, torch.Tensor) and not is_representable(fake.dtype):
-            raise ctx.refuse("the state of its generator, which its gradient reads, is torch's")
+            raise ctx.refuse("its gradient needs the state of torch's random generator")
         if index in ctx.used and isinstance(fake, torch.Tensor) and fake.dim() == 0:
             results.append(ctx.constant(0, fake.dtype))
         else:

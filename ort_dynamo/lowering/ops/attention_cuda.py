@@ -29,7 +29,7 @@ def _by_name(overload: OpOverload, args: tuple[Any, ...], kwargs: _Given) -> _Gi
 def _attention(ctx: LoweringContext, given: _Given, to_last_key: bool) -> Attention:
     query, key, value, is_causal = given["query"], given["key"], given["value"], given.get("is_causal", False)
     if to_last_key and is_causal and not same_size(ctx.sizes(query)[2], ctx.sizes(key)[2]):
-        raise ctx.refuse("a causal attention of unequal lengths: this operator aligns the mask to the last key")
+        raise ctx.refuse("causal attention with unequal lengths: this operator aligns the mask to the last key")
     bias, dropout_p = given.get("attn_bias"), given.get("dropout_p", 0.0)
     return attention(ctx, query, key, value, bias, is_causal, dropout_p, given.get("scale"))
 

@@ -220,12 +220,12 @@ def _averages(sizes: Sequence[Size], out: Sequence[Size]) -> list[LinearMap] | N
 def _adaptive_avg_pool(rank: int, ctx: LoweringContext, self: ir.Value, output_size: Sequence[Size]) -> ir.Value:
     """_adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
     if not ctx.dtype(self).is_floating_point:
-        raise ctx.refuse(f"adaptive pooling of {ctx.dtype(self)}, which torch has not either")
+        raise ctx.refuse(f"torch does not support adaptive pooling of {ctx.dtype(self)} either")
     op, sizes, out = ctx.op, ctx.sizes(self), tuple(ctx.out.shape)
     if is_empty(out):
         return op.Expand(ctx.constant(0, ctx.out.dtype), ctx.shape(out))
     if is_empty(sizes[-rank:]):
-        raise ctx.refuse("torch refuses to pool an image without elements")
+        raise ctx.refuse("torch cannot pool an empty tensor")
     dtype = float_dtype(ctx.dtype(self))
     x, axes = ctx.cast(self, dtype), list(range(len(sizes) - rank, len(sizes)))
     maps, pool = _averages(sizes[-rank:], out[-rank:]), Pool.tiles(sizes, out, rank)

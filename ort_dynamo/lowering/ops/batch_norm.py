@@ -46,7 +46,7 @@ def _across(ctx: LoweringContext, value: ir.Value, rank: int) -> ir.Value:
 
 def _check_not_empty(sizes: Sequence[Size]) -> None:
     if is_empty(sizes):
-        raise LoweringContext.refuse("a batch normalization of no elements")
+        raise LoweringContext.refuse("batch normalization of an empty tensor")
 
 
 # -- forward -----------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def _normalize(
     if training:
         return _by_batch(ctx, input, weight, bias, running, momentum, eps)
     if running is None:
-        raise ctx.refuse("a batch normalization without any statistics")
+        raise ctx.refuse("batch normalization without statistics")
     return _by_running(ctx, input, weight, bias, running, eps)
 
 
@@ -331,7 +331,7 @@ def native_batch_norm_backward(
     grad, x, w = ctx.cast(grad_out, dtype), ctx.cast(input, dtype), optional(ctx, weight, dtype)
     mean, inverse_std = (save_mean, save_invstd) if train else (running_mean, running_var)
     if mean is None or inverse_std is None:
-        raise ctx.refuse("a batch normalization without any statistics")
+        raise ctx.refuse("batch normalization without statistics")
     mean, inverse_std = ctx.cast(mean, dtype), ctx.cast(inverse_std, dtype)
     if not train:
         inverse_std = inverse_root(ctx, inverse_std, eps)

@@ -79,7 +79,7 @@ def _fitted_square(ctx: LoweringContext, x: ir.Value, border: float, function: A
 def _check_single(ctx: LoweringContext, x: ir.Value) -> None:
     if x.dtype != _SINGLE:
         # It is off by 3e-7 around x = 5, where its rational approximations meet.
-        raise ctx.refuse("torch's own float64 function is only precise to float32, and differs from any other")
+        raise ctx.refuse("torch's float64 result is precise only to float32, so another implementation would differ")
 
 
 def _near_j(ctx: LoweringContext, x: ir.Value, order: int) -> ir.Value:

@@ -64,10 +64,10 @@ def _check_sum(ctx: LoweringContext, op_type: str, operands: tuple[Operand, Oper
     if op_type == "Sub" and any(
         ctx.dtype(one) == torch.bool if isinstance(one, ir.Value) else isinstance(one, bool) for one in operands
     ):
-        raise ctx.refuse("a difference of bools")
+        raise ctx.refuse("torch does not subtract bool tensors")
     whole = not out.is_floating_point and not isinstance(alpha, (int, torch.SymInt))
     if whole or (isinstance(alpha, bool) and out != torch.bool):
-        raise ctx.refuse(f"a factor of type {type(alpha).__name__} in a sum of {out}")
+        raise ctx.refuse(f"torch does not take alpha of type {type(alpha).__name__} for a result of {out}")
 
 
 def _multiply(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -101,7 +101,7 @@ def pow_scalar(ctx: LoweringContext, self: ir.Value, exponent: Number) -> ir.Val
             return ctx.cast(_product(ctx, x, whole), ctx.out.dtype)
     if not dtype.is_floating_point:
         if isinstance(exponent, int) and exponent < 0:
-            raise ctx.refuse(f"an integer power of {exponent}")  # torch raises
+            raise ctx.refuse(f"torch does not raise integers to the power {exponent}")  # torch raises
         return ctx.cast(integer_power(ctx, x, power, dtype), ctx.out.dtype)
     # The special cases of torch's own kernel.
     match None if isinstance(exponent, (torch.SymInt, torch.SymFloat)) else exponent:  # which == would guard

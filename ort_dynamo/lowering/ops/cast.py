@@ -65,4 +65,4 @@ def view_dtype(ctx: LoweringContext, self: ir.Value, dtype: torch.dtype) -> ir.V
         return self
     if dtype in _BYTES and own in (*_BYTES, torch.bool):
         return ctx.cast(self, dtype)  # wraps around
-    raise ctx.refuse(f"the bytes of {own} read as {dtype}: ONNX has no such operator")
+    raise ctx.refuse(f"ONNX cannot reinterpret the bytes of {own} as {dtype}")

@@ -43,7 +43,7 @@ def convolution(
     if is_empty(ctx.out.shape):
         return _zeros(ctx, ctx.out)
     if is_empty(ctx.sizes(input)):
-        raise ctx.refuse("a convolution over no channels")
+        raise ctx.refuse("convolution with 0 channels")
     how = (stride, padding, dilation, transposed, output_padding, groups)
     if (symbolic := SymbolicConvolution.of(ctx, weight, *how)) is not None:
         return symbolic.forward(input, weight, bias)
@@ -111,7 +111,7 @@ def convolution_backward(
     if is_empty(ctx.sizes(grad_output)):
         return tuple(_zeros(ctx, fake) if want else None for fake, want in zip(ctx.out, wanted, strict=True))
     if is_empty(ctx.sizes(input)):
-        raise ctx.refuse("a convolution over no channels")
+        raise ctx.refuse("convolution with 0 channels")
     dtype = _compute_dtype(ctx, ctx.dtype(grad_output))
     grad, image, filters = (ctx.cast(value, dtype) for value in (grad_output, input, weight))
     how = (stride, padding, dilation, transposed, output_padding, groups)

@@ -81,7 +81,7 @@ def arange(ctx: LoweringContext, start: Number, end: Number, step: Number = 1, *
     """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, ...) -> Tensor"""
     op = ctx.op
     if ctx.out.dtype == torch.bool:
-        raise ctx.refuse("a range of bools")  # torch has no kernel for it
+        raise ctx.refuse("arange of dtype bool")  # torch has no kernel for it
     if not any(isinstance(number, (float, torch.SymFloat)) for number in (start, end, step)):
         return ctx.cast(op.Range(*(ctx.scalar(number, torch.int64) for number in (start, end, step))), ctx.out.dtype)
     (count,) = ctx.out.shape

@@ -35,7 +35,7 @@ def _differences(ctx: LoweringContext, x1: ir.Value, x2: ir.Value, distances: to
     """x1[..., i, k] - x2[..., j, k] at [..., i, j, k], for the fake tensor of distances at [..., i, j]."""
     count: Size = distances.numel() * ctx.sizes(x1)[-1]
     if isinstance(count, int) and count > _LARGEST:
-        raise ctx.refuse(f"{count} differences between rows would be held in memory at once")
+        raise ctx.refuse(f"it would need {count} row differences in memory at once")
     return ctx.op.Sub(ctx.op.Unsqueeze(x1, [-2]), ctx.op.Unsqueeze(x2, [-3]))
 
 

@@ -214,7 +214,7 @@ def _weight_gradient(
     """_embedding_bag_dense_backward(Tensor grad, Tensor indices, Tensor offset2bag, Tensor bag_size, Tensor maximum_indices, SymInt num_weights, bool scale_grad_by_freq, int mode, Tensor? per_sample_weights, int padding_idx=-1) -> Tensor"""  # noqa: E501
     if scale_grad_by_freq and mode != _MAX:
         # Its CPU kernel looks the count up at the number of the unique row: counts[sorted_indices[i]].
-        raise ctx.refuse("torch's scale_grad_by_freq of embedding_bag divides by the count of another row")
+        raise ctx.refuse("torch's embedding_bag with scale_grad_by_freq divides by the count of another row")
     op = ctx.op
     dtype = float_dtype(ctx.out.dtype)
     width = ctx.sizes(grad)[-1]

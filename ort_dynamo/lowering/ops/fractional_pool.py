@@ -36,7 +36,7 @@ def _pool(
     """fractional_max_pool2d(Tensor self, int[2] kernel_size, int[2] output_size, Tensor random_samples) -> (Tensor, Tensor)"""  # noqa: E501
     op, dtype = ctx.op, ctx.dtype(self)
     if dtype not in (torch.float32, torch.float64):
-        raise ctx.refuse(f"fractional pooling of {dtype}, in whose rounding torch places the windows")
+        raise ctx.refuse(f"fractional pooling of {dtype}: torch places the windows by the rounding of that dtype")
     sizes = ctx.sizes(self)
     if is_empty(sizes):
         return tuple(ctx.op.Expand(ctx.constant(0, fake.dtype), ctx.shape(fake.shape)) for fake in ctx.out)

@@ -127,7 +127,7 @@ def polygamma(ctx: LoweringContext, n: int, self: ir.Value) -> ir.Value:
     if n == 0:
         return ctx.cast(_digamma(ctx, x), ctx.out.dtype)
     if n > 20:
-        raise ctx.refuse(f"a derivative of order {n}, whose factorial float32 barely holds")
+        raise ctx.refuse(f"derivative of order {n}: its factorial is near the largest float32")
     op = ctx.op
     # torch mirrors the first derivative below 1/2, the others at 0.
     negative = op.Less(x, 0.5 if n == 1 else 0.0)

@@ -196,7 +196,7 @@ def _sampling(
     op, dtype = ctx.op, float_dtype(ctx.dtype(image))
     if dtype != ctx.dtype(image) and ctx.target.facts.samples_in_own_dtype:
         # A position that is off by its rounding is another pixel. torch's CUDA kernels compute in float32, as here.
-        raise ctx.refuse(f"sampling a grid of {ctx.dtype(image)}, in whose rounding torch finds the places on the CPU")
+        raise ctx.refuse(f"grid_sample of {ctx.dtype(image)}: torch's CPU kernel rounds the positions to that dtype")
     this = Sampling(ctx.sizes(image), ctx.sizes(grid)[:-1], mode, padding, align_corners, dtype)
     rows = ctx.reshape(ctx.cast(grid, dtype), [this.out[0], this.samples, len(this.space)])
     axes = []
@@ -253,7 +253,7 @@ def grid_sampler(
 ) -> ir.Value:
     """grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners) -> Tensor"""  # noqa: E501
     if is_empty(ctx.sizes(image)[2:]):
-        raise ctx.refuse("torch refuses to sample an image without elements")
+        raise ctx.refuse("torch cannot sample an empty tensor")
     if is_empty((*ctx.sizes(image), *ctx.sizes(grid))):
         return filled(ctx, 0)
     this, axes = _sampling(ctx, image, grid, mode, padding, align_corners)
@@ -279,7 +279,7 @@ def grid_sampler_backward(
 ) -> tuple[Any, ...]:
     """grid_sampler_2d_backward(Tensor grad_output, Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners, bool[2] output_mask) -> (Tensor, Tensor)"""  # noqa: E501
     if is_empty((*ctx.sizes(image), *ctx.sizes(grid))):
-        raise ctx.refuse("sampling nothing, or nowhere")
+        raise ctx.refuse("grid_sample of an empty tensor or an empty grid")
     op = ctx.op
     this, axes = _sampling(ctx, image, grid, mode, padding, align_corners)
     grad = _channels_last(ctx, this, grad_output, this.samples)

@@ -126,7 +126,7 @@ def grouped_mm(
     The groups that offs ends are of the dimension that the 2-D operands have in common, or of the one's that is 2-D.
     """
     if bias is not None:
-        raise ctx.refuse("a bias for each group, which no torch has yet")
+        raise ctx.refuse("a bias for each group, which torch does not support yet")
     ranks = ctx.rank(self), ctx.rank(mat2)
     if offs is None:
         return ctx.cast(product(ctx, self, mat2), ctx.out.dtype)

@@ -29,7 +29,7 @@ def histc(ctx: LoweringContext, self: ir.Value, bins: int = 100, min: Number = 0
     op = ctx.op
     dtype = ctx.dtype(self)
     if dtype not in (torch.float32, torch.float64):
-        raise ctx.refuse("a histogram of integers or half-width numbers")
+        raise ctx.refuse("histogram of integers or 16-bit floats")
     x = op.Reshape(self, [-1])
     none = zeros(ctx, x, [bins])
     if is_empty(ctx.sizes(self)):
@@ -178,14 +178,14 @@ def _given_edges(
     sizes = ctx.static([ctx.fake(edge).numel() for edge in edges], "the number of bins")
     bins = [size - 1 for size in sizes]
     if any(count < 1 for count in bins):
-        raise ctx.refuse("a histogram without bins")
+        raise ctx.refuse("histogram with 0 bins")
     return _histogram(ctx, self, columns, edges, bins, weight, density, _searched_places)
 
 
 def _dtype(ctx: LoweringContext, self: ir.Value) -> torch.dtype:
     dtype = ctx.dtype(self)
     if dtype not in (torch.float32, torch.float64):
-        raise ctx.refuse(f"a histogram of {dtype}")
+        raise ctx.refuse(f"histogram of {dtype}")
     return dtype
 
 

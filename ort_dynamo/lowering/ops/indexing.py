@@ -77,7 +77,7 @@ def _numbers(ctx: LoweringContext, indices: Sequence[ir.Value | None]) -> list[i
         if index is None or not _is_mask(ctx, index):
             result.append(index)
         elif ctx.rank(index) == 0:
-            raise ctx.refuse("a mask without dimensions as index")
+            raise ctx.refuse("indexing by a mask without dimensions")
         else:
             found = ctx.op.NonZero(ctx.cast(index, torch.bool))
             result.extend(ctx.op.Gather(found, i, axis=0) for i in range(ctx.rank(index)))
@@ -118,7 +118,7 @@ def _broadcast(shapes: Sequence[Sequence[Size]]) -> list[Size]:
 def index(ctx: LoweringContext, self: ir.Value, indices: Sequence[ir.Value | None]) -> ir.Value:
     """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor"""
     if any(index is not None and _is_mask(ctx, index) for index in indices):
-        raise ctx.refuse("a mask as index: the size of the result depends on the data")
+        raise ctx.refuse("indexing by a mask: the size of the result depends on the data")
     return _read(ctx, _select(ctx, self, indices, checked=True))
 
 

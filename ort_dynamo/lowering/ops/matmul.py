@@ -47,7 +47,7 @@ def product(ctx: LoweringContext, a: ir.Value, b: ir.Value, alpha: Number = 1) -
         # Defect empty_products; elsewhere as good.
         return zeros(ctx, a, ctx.out.shape)
     if ctx.target.has_defect("empty_products") and is_unbacked(*sizes):
-        raise ctx.refuse("a size that depends on the data may be zero, which its kernel here does not survive")
+        raise ctx.refuse("a size that depends on the data may be 0, which crashes this ONNX Runtime's kernel")
     ta, tb = transposed(a), transposed(b)
     if ctx.has_fused_matmul(a) and (alpha != 1 or ta is not None or tb is not None):
         return ctx.contrib.FusedMatMul(

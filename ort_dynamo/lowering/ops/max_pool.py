@@ -75,7 +75,7 @@ def _adaptive_max_pool(
 ) -> tuple[ir.Value | None, ...]:
     """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"""
     if not ctx.dtype(self).is_floating_point:
-        raise ctx.refuse(f"adaptive pooling of {ctx.dtype(self)}, which torch has not either")
+        raise ctx.refuse(f"torch does not support adaptive pooling of {ctx.dtype(self)} either")
     sizes, out = ctx.sizes(self), ctx.out[0].shape
 
     def windows() -> list[Windows]:

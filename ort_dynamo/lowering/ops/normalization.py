@@ -286,7 +286,7 @@ def native_group_norm_backward(
     if is_empty([N]):
         return _filled(ctx, 0, 0, 0)
     if is_empty([C, HxW]):
-        raise ctx.refuse("the gradient of a group normalization over no places")  # torch does not trace it either
+        raise ctx.refuse("gradient of group normalization over 0 positions")  # torch does not trace it either
     wanted = [bool(mask) and index in ctx.used for index, mask in enumerate(output_mask)]
     grad, x, mean, rstd = (ctx.cast(value, dtype) for value in (grad_out, input, mean, rstd))
     w = optional(ctx, weight, dtype)

@@ -53,13 +53,13 @@ def _of_all(statistic: Statistic, ctx: LoweringContext, self: ir.Value) -> ir.Va
     of_nothing = math.nan if dtype.is_floating_point else -(1 << 63) if dtype == torch.int64 else None
     if is_empty(sizes):
         if of_nothing is None:
-            raise ctx.refuse("the median of no integers")
+            raise ctx.refuse("median of an empty integer tensor")
         return ctx.constant(of_nothing, ctx.out.dtype)
     op, count = ctx.op, ctx.fake(self).numel()
     x = ctx.cast(op.Reshape(self, [-1]), float_dtype(dtype))
     if not all(has_elements(size) for size in sizes):
         if of_nothing is None:
-            raise ctx.refuse("the median of integers, of which there may be none")
+            raise ctx.refuse("median of an integer tensor that may be empty")
         # One such element where there is none.
         more = ctx.cast(op.Equal(op.Size(x), 0), torch.int64)
         assert x.dtype is not None

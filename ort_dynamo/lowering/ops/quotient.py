@@ -87,7 +87,7 @@ def _of_integers(ctx: LoweringContext, formula: Formula, divisor: Operand, dtype
     if isinstance(divisor, int):
         number = int(torch.tensor(divisor).to(dtype))  # 256 is 0 in uint8
         if number == 0:  # folded when the session opens, the division would fail there, where eager runs up to it
-            raise ctx.refuse("an integer division by the number 0")
+            raise ctx.refuse("integer division by 0")
         safe = number != -1
     else:
         safe = isinstance(divisor, torch.SymInt) and known_true(divisor > 0)

@@ -36,7 +36,7 @@ def mkldnn_rnn_layer(
 ) -> tuple[ir.Value | None, ...]:
     """mkldnn_rnn_layer(Tensor input, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx_, Tensor cx_, bool reverse, int[] batch_sizes, int mode, int hidden_size, int num_layers, bool has_biases, bool bidirectional, bool batch_first, bool train) -> (Tensor, Tensor, Tensor, Tensor)"""  # noqa: E501
     if mode != _LSTM or num_layers != 1 or bidirectional or batch_first or batch_sizes or 3 in ctx.used:
-        raise ctx.refuse("a layer other than one direction of one LSTM layer without packed sequences")
+        raise ctx.refuse("supported is one direction of one LSTM layer without packed sequences")
     op, dtype = ctx.op, float_dtype(ctx.dtype(input_))
 
     def gates(value: ir.Value) -> ir.Value:

@@ -47,7 +47,7 @@ _LARGEST_MATRIX = 1 << 24
 
 def _map(ctx: LoweringContext, axis: Resize[int]) -> LinearMap:
     if axis.size * max(axis.size, axis.out) > _LARGEST_MATRIX:
-        raise ctx.refuse(f"an axis of {axis.size} resized to {axis.out}: its matrix is too large")
+        raise ctx.refuse(f"resizing an axis from {axis.size} to {axis.out}: its matrix is too large")
     return resize_map(axis)
 
 
@@ -115,7 +115,7 @@ def _nearest_backward(
 def _smooth(mode: str, ctx: LoweringContext, self: ir.Value, output_size: Sequence[Size], *rest: Any) -> ir.Value:
     """upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"""  # noqa: E501
     if not ctx.out.dtype.is_floating_point:
-        raise ctx.refuse("a resize of integers, which torch rounds in fixed-point arithmetic")
+        raise ctx.refuse("resizing integers: torch rounds in fixed-point arithmetic")
     if is_empty(ctx.sizes(self)):
         return filled(ctx, 0)
     dtype = float_dtype(ctx.out.dtype)

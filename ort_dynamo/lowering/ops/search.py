@@ -26,7 +26,7 @@ def bucketize(
 ) -> ir.Value:
     """bucketize.Tensor(Tensor self, Tensor boundaries, *, bool out_int32=False, bool right=False) -> Tensor"""
     if ctx.rank(boundaries) != 1:
-        raise ctx.refuse("torch refuses boundaries of more or fewer dimensions than one")
+        raise ctx.refuse("torch takes boundaries of 1 dimension only")
     return _search(ctx, boundaries, self, right)
 
 

@@ -40,9 +40,9 @@ class _Segments:
         outer, inner = self.sizes[: self.axis], len(self.sizes) - self.axis - 1
         given = offsets if offsets is not None else lengths
         if given is None:
-            raise ctx.refuse("segments by indices")
+            raise ctx.refuse("segments given by indices")
         if is_empty(ctx.sizes(given)):
-            raise ctx.refuse("no segments")
+            raise ctx.refuse("0 segments")
         marks = ctx.cast(given, torch.int64)
         last = ctx.constant(self.axis, torch.int64)
         count = ctx.sizes(given)[-1]
@@ -189,4 +189,4 @@ def _checked(ctx: LoweringContext, segments: _Segments, value: ir.Value, *, sums
 
 def _check(ctx: LoweringContext, data: ir.Value) -> None:
     if is_empty(ctx.sizes(data)):
-        raise ctx.refuse("segments of nothing")
+        raise ctx.refuse("segments of an empty tensor")

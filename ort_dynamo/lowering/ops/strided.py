@@ -70,7 +70,7 @@ def as_strided_scatter(
     if not places.size:
         return self
     if len(np.unique(_own_places(ctx, self))) < math.prod(ctx.fake(self).shape):
-        raise ctx.refuse("as_strided_scatter into a tensor that has several elements in one place")
+        raise ctx.refuse("as_strided_scatter into a tensor whose elements overlap in memory")
     where = ctx.ints(places.flatten().tolist())
     flat, values = ctx.op.Reshape(self, [-1]), ctx.op.Reshape(source, [-1])
     return ctx.reshape(ctx.op.ScatterElements(flat, where, values, axis=0), ctx.sizes(self))
@@ -119,7 +119,7 @@ def _static_places(
     number[own] = np.arange(own.size)
     found = number[wanted]
     if (found < 0).any():
-        raise ctx.refuse("as_strided reads memory that the tensor itself does not hold")
+        raise ctx.refuse("as_strided reads memory outside of the tensor")
     return np.asarray(found, np.int64)
 
 

@@ -72,9 +72,9 @@ def _refuse_what_takes_longer(ctx: LoweringContext, size: Size, sides: Size, bat
     if not isinstance(size, int):
         return
     if size > 128 and isinstance(sides, int) and 4 * sides < size:
-        raise ctx.refuse("for few right sides substitution, which ONNX does not have, is far less work than an inverse")
+        raise ctx.refuse("ONNX has no substitution, and an inverse is far slower for few right-hand sides")
     if size < 16 and math.prod(known) > 256:
-        raise ctx.refuse("ONNX Runtime multiplies many small matrices one by one")
+        raise ctx.refuse("ONNX Runtime is slow at many small matrices: it multiplies them one by one")
 
 
 def _inverse(ctx: LoweringContext, lower: ir.Value, size: int, unitriangular: bool) -> ir.Value:

@@ -127,7 +127,7 @@ def none_missing(
     else:
         words = f"{operator}(): Expected reduction dim {', '.join(map(str, axes))} to have non-zero size."
     if is_empty(reduced):
-        raise ctx.refuse(f"a reduction of no elements, which torch raises an error for or gives NaN: {words}")
+        raise ctx.refuse(f"reduction of an empty tensor, for which torch raises an error or gives NaN: {words}")
     if all(has_elements(size) for size in reduced):
         return value
     op = ctx.op

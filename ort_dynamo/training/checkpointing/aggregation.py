@@ -71,7 +71,9 @@ def aggregate(paths: Sequence[PathOrFile]) -> dict[str, Any]:
         parts.add(loaded, rank)
     lost = [key for key in _OWN_TO_A_RANK if key in first and len(ordered) > 1]
     if lost:
-        warnings.warn(f"Left out of the aggregated state, as each rank has its own: {', '.join(lost)}", stacklevel=3)
+        warnings.warn(
+            f"The aggregated state leaves out values that differ from rank to rank: {', '.join(lost)}", stacklevel=3
+        )
     rest = {key: value for key, value in first.items() if key not in ("partition_info", *lost)}
     one_rank = {"zero_stage": 0, "world_rank": 0, "world_size": 1}
     sizes = {"data_parallel_size": 1, "horizontal_parallel_size": 1}

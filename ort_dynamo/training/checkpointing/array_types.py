@@ -34,7 +34,7 @@ def dtype_stored_as_bytes(name: str) -> np.dtype[Any]:
         import ml_dtypes
 
         return np.dtype(getattr(ml_dtypes, name))
-    raise ValueError(f"{name!r} is no element type of a checkpoint")
+    raise ValueError(f"{name!r} is not an element type of a checkpoint")
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -223,5 +223,5 @@ def _load(path: Path) -> dict[str, Any]:
     if not isinstance(model, dict) or not all(isinstance(value, torch.Tensor) for value in model.values()):
         raise CheckpointFileError(path=str(path), reason="it has no 'model' of tensors")
     if not isinstance(loaded.get("partition_info", {}), dict):
-        raise CheckpointFileError(path=str(path), reason="its 'partition_info' is no dictionary")
+        raise CheckpointFileError(path=str(path), reason="its 'partition_info' is not a dictionary")
     return loaded

@@ -23,5 +23,5 @@ def key_of(name: str) -> str:
     """Read the key that `name_of` wrote; raises ValueError for a name that it writes for no key."""
     key = "" if name == "%" else unquote_to_bytes(name.encode()).decode("utf-8", "surrogatepass")
     if name_of(key) != name:
-        raise ValueError(f"{name!r} is the name of no key")
+        raise ValueError(f"{name!r} is not the name of a key")
     return key

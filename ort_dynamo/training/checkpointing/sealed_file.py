@@ -120,15 +120,16 @@ def _check(file: IO[bytes], name: str) -> bool:
     if start.startswith(_HDF5_SIGNATURE):
         return False
     if not start.startswith(_MAGIC):
-        raise CheckpointFileError(path=name, reason="it is no checkpoint of an ORTTrainer, or its start is damaged")
+        raise CheckpointFileError(path=name, reason="it is not a checkpoint of an ORTTrainer, or its start is damaged")
     version = start[len(_MAGIC) :].split(b"\n", 1)[0]
     if version.isdigit() and int(version[:9]) > int(_VERSION):
         raise CheckpointFileError(
-            path=name, reason=f"its format {version[:9].decode()} is newer than {_VERSION.decode()}, the one known here"
+            path=name,
+            reason=f"its format {version[:9].decode()} is newer than {_VERSION.decode()}, the newest known here",
         )
     if start != _make_seal(file):
         raise CheckpointFileError(
-            path=name, reason="it is damaged or cut short: length and hash are not those it was saved with"
+            path=name, reason="it is damaged or cut short: its length or hash has changed since it was saved"
         )
     return True
 

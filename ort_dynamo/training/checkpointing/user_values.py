@@ -63,7 +63,7 @@ def decode(encoded: Mapping[str, Any]) -> Any:
     """
     value = _Decoder(encoded["arrays"]).decode(json.loads(encoded["json"]))
     if not isinstance(value, dict):
-        raise ValueError("user_dict is no dictionary")
+        raise ValueError("user_dict is not a dictionary")
     return value
 
 
@@ -153,4 +153,4 @@ class _Decoder:
             return array[()]
         if kind == "array":
             return array
-        raise ValueError(f"{kind!r} is no kind of value")
+        raise ValueError(f"{kind!r} is not a kind of value")

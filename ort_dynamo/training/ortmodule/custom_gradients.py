@@ -45,7 +45,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 @torch.library.impl(_LIBRARY, "custom_gradient", "CompositeExplicitAutograd")
 def _run(*args: Any) -> NoReturn:
     raise NotImplementedError(
-        "a gradient that is defined by ONNX nodes runs in ONNX Runtime, which cannot take it: see the warnings above"
+        "the gradient is defined by ONNX nodes, and ONNX Runtime cannot run them: see the warnings above"
     )
 
 
@@ -118,7 +118,7 @@ def _find(domain: str, name: str, attributes: Sequence[str]) -> OpOverload:
     operator, overload = (*attributes, "", "")[:2] if domain == _ATEN else (name.lower(), "")
     found = getattr(getattr(namespace("aten"), operator, None), overload or "default", None)
     if domain not in ("", _ATEN) or found is None or is_absent(found):
-        raise ValueError(f"no operator of torch is {domain or 'ONNX'}::{'::'.join([name, *attributes])}")
+        raise ValueError(f"torch has no operator {domain or 'ONNX'}::{'::'.join([name, *attributes])}")
     return found
 
 
@@ -195,7 +195,7 @@ def _lower(
     for node in read["nodes"]:
         op_type, domain = _type_and_domain(node)
         if unknown := [name for name in node[1] if name and name not in values]:
-            raise ctx.refuse(f"the gradient's node {op_type} reads {unknown[0]!r}, which nothing gives")
+            raise ctx.refuse(f"the gradient's node {op_type} reads {unknown[0]!r}, which no node computes")
         attributes = {key: _attribute(ctx, spec, inputs, outputs) for key, spec in (node[3:] or [{}])[0].items()}
         builder = ctx.builder.opset(domain, 1) if domain else ctx.op
         arguments = [values[name] if name else None for name in node[1]]

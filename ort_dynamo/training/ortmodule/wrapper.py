@@ -179,7 +179,9 @@ class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when th
     @_orig_mod.setter
     def _orig_mod(self, module: nn.Module) -> None:
         if module is not self.module:
-            raise wrap_exception(ORTModuleTorchModelException, ValueError("an ORTModule wraps one module for good"))
+            raise wrap_exception(
+                ORTModuleTorchModelException, ValueError("the module of an ORTModule cannot be replaced")
+            )
 
     def _is_training(self) -> bool:
         return self._torch_module.is_training()

@@ -113,7 +113,9 @@ class Parts:
         refuse_what_is_not_there(self.options)
         if self.options.distributed.pipeline_parallel.pipeline_parallel_size > 1:
             if inputs is None:
-                raise SeveralProcessesError(reason="pipeline_parallel_size above 1 needs a torch model, no ONNX model")
+                raise SeveralProcessesError(
+                    reason="pipeline_parallel_size above 1 needs a torch model, not an ONNX model"
+                )
             if combined.loss_fn is None:
                 reason = "pipeline_parallel_size above 1 needs a loss_fn: labels go into the last stage alone"
                 raise SeveralProcessesError(reason=reason)

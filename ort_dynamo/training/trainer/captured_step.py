@@ -222,7 +222,9 @@ class _Capture:
         for described, one in zip(self._description.outputs, outputs, strict=True):
             source = at.get(id(one))
             if source is None:
-                raise TrainingGraphError(reason=f"the output {described.name!r} is no tensor that it computes")
+                raise TrainingGraphError(
+                    reason=f"the output {described.name!r} is not a tensor that the graph computes"
+                )
             if source in names or not source.startswith("output_"):
                 repeated[described.name] = names.get(source, source)
             else:

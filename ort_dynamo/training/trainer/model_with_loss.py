@@ -134,7 +134,7 @@ def flat_outputs(found: Any) -> Iterator[Tensor]:
         for one in found:
             yield from flat_outputs(one)
     elif found is not None:
-        raise TrainingGraphError(reason=f"the model returns {type(found).__name__}, where a tensor should be")
+        raise TrainingGraphError(reason=f"the model returns {type(found).__name__}; expected a tensor")
 
 
 def _widened(found: Any) -> Any:

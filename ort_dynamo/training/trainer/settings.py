@@ -135,7 +135,7 @@ def rules_of(
     given = {name: group for group in reversed(config.params) for name in group["params"]}
     by_name = {tied.get(name, name): group for name, group in given.items()}
     if unknown := sorted(set(given) - set(known)):
-        warnings.warn(f"The optimizer's groups name what the model does not have: {unknown}", stacklevel=4)
+        warnings.warn(f"The optimizer's groups name parameters that the model does not have: {unknown}", stacklevel=4)
     return {name: _rule(config, by_name.get(name, config.defaults)) for name in names}
 
 
@@ -171,7 +171,7 @@ def refuse_what_is_not_there(options: ORTTrainerOptions) -> None:
         return
     _refuse_with_horizontal(options)
     if asked.enable_adasum and asked.world_size & (asked.world_size - 1):
-        reason = f"enable_adasum pairs processes, and world_size, {asked.world_size}, is no power of two"
+        reason = f"enable_adasum pairs processes, so world_size must be a power of two, not {asked.world_size}"
         raise ProcessGroupError(reason=reason)
     if asked.deepspeed_zero_optimization.stage and any(options.debug.graph_save_paths._validated_opts.values()):
         reason = (
@@ -224,7 +224,7 @@ def _refuse_together(name: str, size: int, with_it: Mapping[str, bool]) -> None:
 
 def _refuse_remainder(name: str, size: int, world: int) -> None:
     if world % size:
-        raise ProcessGroupError(reason=f"{name}, {size}, does not divide world_size, {world}")
+        raise ProcessGroupError(reason=f"{name} ({size}) does not divide world_size ({world})")
 
 
 def join_processes(options: ORTTrainerOptions) -> bool:
@@ -266,4 +266,4 @@ def _initialise(size: int, rank: int) -> None:
 
 def _compare(name: str, asked: int, found: int, what: str) -> None:
     if asked != found:
-        raise ProcessGroupError(reason=f"distributed.{name} is {asked}, and {what} is {found}")
+        raise ProcessGroupError(reason=f"distributed.{name} is {asked}, but {what} is {found}")

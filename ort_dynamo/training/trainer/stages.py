@@ -185,7 +185,7 @@ class Stages:
         parts = self._micro_batches
         if any(one.dim() == 0 or one.shape[0] % parts or one.shape[0] == 0 for one in inputs):
             sizes = ", ".join(str(list(one.shape)) for one in inputs)
-            reason = f"num_pipeline_micro_batches, {parts}, does not divide the first size of the inputs, {sizes}"
+            reason = f"num_pipeline_micro_batches ({parts}) does not divide the first size of the inputs ({sizes})"
             raise SeveralProcessesError(reason=reason)
 
     def _pipe(self, given: tuple[Tensor, ...]) -> Any:

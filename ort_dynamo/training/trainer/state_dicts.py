@@ -248,7 +248,7 @@ def _load_weight(
 def _count(value: Any, place: str) -> int:
     array = np.asarray(value)
     if array.size != 1 or not np.issubdtype(array.dtype, np.integer) or int(array.reshape(())) < 1:
-        raise RuntimeError(f"{place} has {value!r} for a count of updates, which is an integer from 1 up")
+        raise RuntimeError(f"{place} has {value!r} for the count of updates; expected an integer >= 1")
     return int(array.reshape(())) - 1
 
 
@@ -270,7 +270,7 @@ def _tensor(value: Any, place: str) -> Tensor:
     try:
         return torch.from_numpy(np.array(value))  # a copy, that may be written to
     except TypeError as error:
-        raise RuntimeError(f"{place} is no array of numbers") from error
+        raise RuntimeError(f"{place} is not an array of numbers") from error
 
 
 def _mapping(section: Any, place: str) -> Mapping[str, Any]:

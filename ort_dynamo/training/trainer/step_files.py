@@ -147,7 +147,7 @@ def _set_inputs(
             continue
         if name not in state:
             if value.uses() and not compute_size(graph, value, sources):
-                raise TrainingGraphError(reason=f"nothing gives {name}")
+                raise TrainingGraphError(reason=f"no node computes {name}")
             continue
         value.const_value = _tensor(state[name], name)
         graph.register_initializer(value)

@@ -135,7 +135,9 @@ def _scale(section: Mapping[str, Any]) -> tuple[float | None, int]:
     except (TypeError, ValueError) as error:
         raise RuntimeError(f"state_dict[loss_scaler] is {dict(section)!r}, where numbers are expected") from error
     if not 0 < scale < math.inf or stable < 0:
-        raise RuntimeError(f"state_dict[loss_scaler] is {dict(section)!r}: a scale is above 0, and a count not below")
+        raise RuntimeError(
+            f"state_dict[loss_scaler] is {dict(section)!r}: a scale must be above 0, and a count at least 0"
+        )
     return scale, stable
 
 
@@ -146,5 +148,5 @@ def _count(section: Mapping[str, Any], name: str, default: int) -> int:
     except (TypeError, ValueError) as error:
         raise RuntimeError(f"state_dict[train_step_info][{name}] is {value!r}, where a number is expected") from error
     if count < 0:
-        raise RuntimeError(f"state_dict[train_step_info][{name}] is {value!r}, where a number from 0 up is expected")
+        raise RuntimeError(f"state_dict[train_step_info][{name}] is {value!r}, where a number >= 0 is expected")
     return count

@@ -109,10 +109,10 @@ class WholeStepModule(nn.Module):
                 outputs = Interpreter(self.graph_module).run(*inputs)
             losses = [one for one in outputs if isinstance(one, Tensor) and one.requires_grad]
             if not losses:
-                raise TrainingGraphError(reason="the loss depends on no weight that is trained")
+                raise TrainingGraphError(reason="the loss does not depend on any trainable weight")
             if len(losses) != 1:
                 raise TrainingGraphError(
-                    reason=f"{len(losses)} of its outputs have gradients, where the loss alone should"
+                    reason=f"{len(losses)} of its outputs have gradients; only the loss may have one"
                 )
             device = losses[0].device.type
             seed = scale.to(losses[0].dtype) if self._kind.scales else torch.ones_like(losses[0])
@@ -229,7 +229,7 @@ class WholeStep:
         groups = self._state.groups_of(places)
         weights = [weight for group in groups for weight in group.weights]
         if not weights:
-            raise TrainingGraphError(reason="it reads no weight that is trained")
+            raise TrainingGraphError(reason="it reads no trainable weight")
         trained = [places[weight.name] for weight in weights]
         before = len(names)
 

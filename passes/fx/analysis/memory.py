@@ -23,7 +23,7 @@ from ort_dynamo.passes.fx.analysis.views import is_view, maker_of
 from ort_dynamo.source_line import user_line
 from ort_dynamo.torch_internals.operators import aten
 
-__all__ = ["MemoryRecord", "Recomputed", "SavedTensor", "freed_by_backward", "memory_record", "peaks"]
+__all__ = ["MemoryRecord", "Recomputed", "SavedTensor", "alive_bytes", "freed_by_backward", "memory_record", "peaks"]
 
 _SELECTIONS = frozenset(
     {
@@ -176,17 +176,23 @@ def freed_by_backward(forward: GraphModule, backward: GraphModule, outputs: int)
 
 
 def peaks(forward: GraphModule, backward: GraphModule) -> tuple[int, int]:
-    """Most bytes that forward and backward hold at once, inputs of the graph and parameters not counted.
+    """Most bytes that forward and backward hold at once, inputs of the graph and parameters not counted."""
+    ahead, back = alive_bytes(forward, backward)
+    return max(ahead), max(back)
 
-    They are those of a sweep over each of the two graphs in its order, by allocation: it begins with the node that
-    makes it, and ends with the last node that reads it or a view of it. Results live to the end of their graph. The
-    inputs of a section of a backward, saved tensors before all, live to the section's end at least, since a session
-    holds its inputs until it returns; where a backward is not cut, that is its end. A selection by a mask takes two
-    more tensors of its result's size while it runs. Not in the account: other scratch memory of kernels, rounding up by
-    allocators, another order that ONNX Runtime may choose, and its fusions.
+
+def alive_bytes(forward: GraphModule, backward: GraphModule) -> tuple[list[int], list[int]]:
+    """Bytes alive before the first operator of forward and backward, and at each of their operators, in order.
+
+    Inputs of the graph and parameters are not counted. An allocation begins with the node that makes it, and ends with
+    the last node that reads it or a view of it. Results live to the end of their graph. The inputs of a section of a
+    backward, saved tensors before all, live to the section's end at least, since a session holds its inputs until it
+    returns; where a backward is not cut, that is its end. A selection by a mask takes two more tensors of its result's
+    size while it runs. Not counted: other scratch memory of kernels, rounding up by allocators, another order that ONNX
+    Runtime may choose, and its fusions.
     """
     inputs = _inputs(forward)
-    return _peak(forward, (), inputs), _peak(backward, backward.graph.find_nodes(op="placeholder"), inputs)
+    return _alive(forward, (), inputs), _alive(backward, backward.graph.find_nodes(op="placeholder"), inputs)
 
 
 def _inputs(gm: GraphModule) -> set[int]:
@@ -215,8 +221,8 @@ def _recomputed(node: Node, forward_time: float) -> Recomputed:
     return Recomputed(node.name, str(node.target), user_line(node), by, time)
 
 
-def _peak(gm: GraphModule, held: Iterable[Node], free: Collection[int]) -> int:
-    """Most bytes alive at once in a sweep over `gm`.
+def _alive(gm: GraphModule, held: Iterable[Node], free: Collection[int]) -> list[int]:
+    """Bytes alive at the start of a sweep over `gm`, and at each of its operators.
 
     Args:
         gm: the forward or the backward graph.
@@ -224,7 +230,8 @@ def _peak(gm: GraphModule, held: Iterable[Node], free: Collection[int]) -> int:
         free: allocations that do not count.
     """
     alive = {storage: nbytes for node in held for storage, nbytes in allocations(node) if storage not in free}
-    total = peak = sum(alive.values())
+    total = sum(alive.values())
+    found = [total]
     own = {node: storages_of(node) for node in gm.graph.nodes}
     last = _last_readers(gm, own)
     ends: dict[Node, set[int]] = {}
@@ -239,9 +246,9 @@ def _peak(gm: GraphModule, held: Iterable[Node], free: Collection[int]) -> int:
                 total += nbytes
         unread = own[node] - last.keys()  # an unread allocation ends at once
         ended = {s: alive.pop(s) for s in ends.get(node, set()) | unread if s in alive}
-        peak = max(peak, total + _scratch(node, ended))
+        found.append(total + _scratch(node, ended))
         total -= sum(ended.values())
-    return peak
+    return found
 
 
 def _last_readers(gm: GraphModule, own: Mapping[Node, set[int]]) -> dict[int, Node]:

@@ -36,8 +36,8 @@ from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["LayOutImages"]
 
-CONVOLVES = "torch's convolutions are faster in channels_last, which a session's are not computed in"
-READS = "torch's kernel reads channels_last, a session's does not"
+CONVOLVES = "torch's convolutions are faster in channels_last, which ONNX Runtime does not have"
+READS = "torch's kernel reads channels_last, and ONNX Runtime's does not"
 
 
 @dataclass(frozen=True)

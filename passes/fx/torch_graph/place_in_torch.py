@@ -25,7 +25,7 @@ from ort_dynamo.torch_internals.kernel_layouts import ONEDNN_DTYPES
 __all__ = ["PlaceInTorch"]
 
 CONVOLVES = "torch's convolutions are faster than ONNX Runtime's on this device"
-SURROUNDS = "torch's convolutions are faster if nothing between them changes the layout or wants their threads' cores"
+SURROUNDS = "kept in torch together with the convolutions around it"
 
 
 @ordering(gives=[Condition.WHOLE_KERNELS_PLACED])

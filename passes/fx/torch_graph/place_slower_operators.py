@@ -20,7 +20,7 @@ from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["PlaceSlowerOperators"]
 
-FILLS = "it fills a tensor, and what else there is to compute torch is faster at"
+FILLS = "creates a constant tensor; torch runs the rest of this graph"
 
 _LIKE = (aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.empty_like.default)
 """Operators that read nothing of their input but its shape."""

@@ -23,11 +23,11 @@ from ort_dynamo.torch_internals.operators import aten
 
 __all__ = ["PlaceWholeKernels"]
 
-GRADIENT = "torch has a kernel for a convolution's gradients, ONNX Runtime has none"
-CONVOLVES_WIDE = "torch convolves this dtype, ONNX Runtime a wider one"
-NORMALIZES = "torch has a kernel for it, and a session needs many"
-ATTENDS = "torch's fused attention does not make the scores as a whole"
-BETWEEN = "between torch's convolutions and normalizations a session would have a node or two"
+GRADIENT = "torch has a kernel for a convolution's gradients, and ONNX Runtime does not"
+CONVOLVES_WIDE = "torch computes convolutions in this dtype, and ONNX Runtime needs a wider one"
+NORMALIZES = "torch has one kernel for it, and ONNX Runtime needs several"
+ATTENDS = "torch's fused attention does not store the whole score matrix"
+BETWEEN = "kept in torch together with the convolutions and normalizations around it"
 
 
 @ordering(needs=[Condition.WHOLE_KERNELS_PLACED], ends=[Condition.PLACED])

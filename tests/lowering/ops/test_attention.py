@@ -197,7 +197,7 @@ def test_dropout_inside_a_fused_attention_is_refused():
     def function(q, k, v):
         return aten._scaled_dot_product_efficient_attention(q, k, v, None, False, 0.1)[:1]
 
-    with pytest.raises(Exception, match="dropout inside a fused attention"):
+    with pytest.raises(Exception, match="fused attention with dropout is not supported"):
         run(function, *qkv(grad=False))
 
 

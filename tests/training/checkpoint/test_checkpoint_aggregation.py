@@ -130,7 +130,9 @@ def test_a_pickle_of_old_ranks_is_not_run_by_aggregation() -> None:
 
 def test_what_each_rank_has_of_its_own_is_left_out_with_a_warning() -> None:
     ranks = [{**state, "random": {"cpu": np.arange(3)}} for state in rank_states(True, 1, 2)]
-    with pytest.warns(UserWarning, match="Left out of the aggregated state, as each rank has its own: random"):
+    with pytest.warns(
+        UserWarning, match="The aggregated state leaves out values that differ from rank to rank: random"
+    ):
         found, _ = load_state(files(ranks))
     assert "random" not in found
 

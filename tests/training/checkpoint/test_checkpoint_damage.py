@@ -312,7 +312,7 @@ def test_a_mark_that_does_not_fit_is_refused(value: Any, kind: str) -> None:
 
     target = io.BytesIO()
     write_sealed(target, write)
-    with pytest.raises(CheckpointFileError, match=r"marked|is no element type"):
+    with pytest.raises(CheckpointFileError, match=r"marked|is not an element type"):
         storage.load(target)
 
 

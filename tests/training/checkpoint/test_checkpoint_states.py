@@ -287,7 +287,7 @@ def test_only_as_many_files_as_have_states_are_taken() -> None:
         ("model", {"full_precision": {"w": "text"}}, r"model\[full_precision\]\[w\] is a str, not an array"),
         ("optimizer", {"w": np.ones(3)}, r"optimizer\[w\] is a ndarray, not a dictionary"),
         ("trainer_options", {"zero_stage": np.ones(3)}, r"trainer_options\[zero_stage\] is a ndarray"),
-        ("trainer_options", {"zero_stage": "x"}, "trainer option 'zero_stage' is no integer"),
+        ("trainer_options", {"zero_stage": "x"}, "trainer option 'zero_stage' is not an integer"),
         ("train_step_info", {"step": {}}, r"train_step_info\[step\] is a dict, not a number or text"),
         ("partition_info", {"w": {"original_dim": "x"}}, r"partition_info\[w\]\[original_dim\] has no integers"),
         ("partition_info", {"w": {}}, r"partition_info\[w\] does not say how it was split"),

@@ -66,7 +66,7 @@ def test_a_key_has_one_name_and_a_name_one_key(key: str, other: str) -> None:
 
 @pytest.mark.parametrize("name", ["%2f", "%41", "%zz", "a%", ""])
 def test_a_name_that_no_key_has_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="is the name of no key"):
+    with pytest.raises(ValueError, match="is not the name of a key"):
         key_of(name)
 
 

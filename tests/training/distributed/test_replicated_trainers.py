@@ -152,10 +152,10 @@ def test_the_others_get_an_error_where_a_rank_fails(ranks: Ranks) -> None:
 def test_options_that_say_something_else_than_the_group_are_errors(ranks: Ranks) -> None:
     told = ranks.run(replicated.disagrees, 2)
     for rank, text in enumerate(told):
-        assert "distributed.world_size is 3, and the process group's size is 2" in text
-        assert f"distributed.world_rank is {1 - rank}, and this process's rank is {rank}" in text
-        assert f"distributed.local_rank is {rank + 1}, and the environment's LOCAL_RANK is {rank}" in text
-        assert "distributed.world_size is 1, and the process group's size is 2" in text
+        assert "distributed.world_size is 3, but the process group's size is 2" in text
+        assert f"distributed.world_rank is {1 - rank}, but this process's rank is {rank}" in text
+        assert f"distributed.local_rank is {rank + 1}, but the environment's LOCAL_RANK is {rank}" in text
+        assert "distributed.world_size is 1, but the process group's size is 2" in text
         assert "Save it after a step that updates" in text
 
 

@@ -425,7 +425,7 @@ def test_what_is_no_tensor_among_the_described_outputs_is_refused() -> None:
             return "prediction", super().forward(input1)
 
     trainer = make_trainer(model=Odd(), loss_fn=lambda found, y: classify(found[1], y))
-    with pytest.raises(TrainingGraphError, match="the model returns str, where a tensor should be"):
+    with pytest.raises(TrainingGraphError, match="the model returns str; expected a tensor"):
         trainer.train_step(*batches(1)[0])
 
 

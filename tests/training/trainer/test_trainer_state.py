@@ -259,13 +259,13 @@ def test_an_unknown_key_is_refused_if_strict(adam: Any, path: tuple[str, ...], t
         (
             ("model", "full_precision", "fc1.weight"),
             "text",
-            "state_dict[model][full_precision][fc1.weight] is no array of numbers",
+            "state_dict[model][full_precision][fc1.weight] is not an array of numbers",
         ),
         (("model", "full_precision"), ARRAY, "state_dict[model][full_precision] is ndarray, where a dict is expected"),
         (
             ("optimizer", "fc1.weight", "Update_Count"),
             np.array([0]),
-            "state_dict[optimizer][fc1.weight] has array([0]) for a count of updates, which is an integer from 1 up",
+            "state_dict[optimizer][fc1.weight] has array([0]) for the count of updates; expected an integer >= 1",
         ),
     ],
 )

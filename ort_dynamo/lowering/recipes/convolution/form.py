@@ -115,5 +115,5 @@ def convolution_form(
     )
     sizes = zip(form.output_padding, form.stride, form.dilation, strict=True)
     if transposed and any(extra >= max(steps) for extra, *steps in sizes):
-        raise ctx.refuse("an output padding that is not smaller than stride or dilation")
+        raise ctx.refuse("output_padding is not smaller than stride or dilation")
     return form

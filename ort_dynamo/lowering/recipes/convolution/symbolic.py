@@ -44,7 +44,7 @@ class SymbolicConvolution(ConvolutionSteps):
         each = partial(per_dimension, ctx, ctx.rank(weight) - 2)
         strides, extra = each(stride, "the stride"), each(output_padding, "the output padding")
         if any(e >= s for e, s in zip(extra, strides, strict=True)):
-            raise ctx.refuse("an output padding as large as the stride, with a symbolic kernel")
+            raise ctx.refuse("output_padding is as large as the stride, and the kernel's size is symbolic")
         (count,) = ctx.static([groups], "the number of groups")
         return cls(strides, each(padding, "the padding"), each(dilation, "the dilation"), extra, count, transposed, ctx)
 

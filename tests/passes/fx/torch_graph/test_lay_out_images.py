@@ -131,7 +131,7 @@ def test_pools_run_in_torch_and_keep_the_layout() -> None:
             # f32[2, 8, 8, 8] channels_last | {IN_TORCH}
         permute_2 = aten.permute.default(convolution, [0, 2, 3, 1])  # f32[2, 8, 8, 8]
         max_pool2d_with_indices = aten.max_pool2d_with_indices.default(convolution, [2, 2], [2, 2])
-            # channels_last=[0, 1] | chosen="torch's kernel reads channels_last, a session's does not"
+            # channels_last=[0, 1] | chosen="torch's kernel reads channels_last, and ONNX Runtime's does not"
         getitem = max_pool2d_with_indices[0]  # f32[2, 8, 4, 4] channels_last
         permute_3 = aten.permute.default(getitem, [0, 2, 3, 1])  # f32[2, 4, 4, 8]
         getitem_1 = max_pool2d_with_indices[1]  # i64[2, 8, 4, 4] channels_last

@@ -1,0 +1,125 @@
+"""Remember which module and which line of the program called the code that Dynamo tries to compile.
+
+Dynamo's own records name the function alone. That is `inner` in a file of torch's for every module of torch.nn, and
+nothing at all where the recompile limit was reached. Dynamo lets a program add a text to the record of each attempt:
+ours is a key under which the caller is found here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ort_dynamo.torch_internals.lookup import private
+
+__all__ = ["Caller", "caller_of", "class_name"]
+
+_LIMIT = 1024  # as many as the records of attempts that are kept
+_INSIDE = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)
+_INSTALLED = (*(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")), "<frozen ")
+_CALLS = ("__call__", "_call_impl", "_wrapped_call_impl")
+
+_register = private("torch._dynamo.utils:register_hook_for_recompile_user_context")
+_innermost_backend = private("torch._dynamo.eval_frame:innermost_backend")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The caller of a function that Dynamo tried to compile, and the function.
+
+    Attributes:
+        module: class of the innermost module that was being called; "" outside of modules.
+        around: class of the module whose method made the call; "" where none did.
+        where: "file:line" of the program that made the call; "" if it is not known.
+        function: name of the function that Dynamo was given; "" if it is not known.
+        begins: file and first line of that function.
+        backend: the Python module of the backend's function; "" if it is not known.
+    """
+
+    module: str
+    around: str
+    where: str
+    function: str
+    begins: tuple[str, int]
+    backend: str
+
+
+_callers: OrderedDict[str, Caller] = OrderedDict()
+_numbers = count()
+
+
+def caller_of(contexts: Iterable[str] | None) -> Caller | None:
+    """Return the caller of an attempt, by the texts that its record has; None if there is none, or if it is too old."""
+    return next((_callers[text] for text in contexts or () if text in _callers), None)
+
+
+def class_name(module: object) -> str:
+    """Return the class of a module, or of the module in a compiled one, without the function that defines it."""
+    kind = type(getattr(module, "_orig_mod", module))
+    return kind.__qualname__.rpartition("<locals>.")[2]
+
+
+def _remember() -> str:
+    """Keep the caller of the attempt that begins; Dynamo calls this and writes the result into its record."""
+    key = f"ort_dynamo:{next(_numbers)}"
+    _callers[key] = _caller(sys._getframe(1))
+    while len(_callers) > _LIMIT:
+        _callers.popitem(last=False)
+    return key
+
+
+def _caller(innermost: FrameType | None) -> Caller:
+    module, around, outside, own = "", "", "", ""
+    code: CodeType | None = None
+    compiler: Any = None
+    for frame in _outwards(innermost):
+        file = frame.f_code.co_filename
+        if file.startswith(_INSIDE):
+            if outside:
+                continue
+            if code is None and frame.f_code.co_name == "_compile":
+                code, compiler = frame.f_locals.get("code"), frame.f_locals.get("compiler_fn")
+            elif not module and frame.f_code.co_name in _CALLS:
+                module = _own_module(frame)
+            continue
+        where = f"{file}:{frame.f_lineno}"
+        if not outside:
+            outside, around = where, _own_module(frame)
+        if not file.startswith(_INSTALLED):
+            own = where
+            break
+    begins = (code.co_filename, code.co_firstlineno) if code else ("", 0)
+    return Caller(module, around, own or outside, code.co_name if code else "", begins, _home(compiler))
+
+
+def _own_module(frame: FrameType) -> str:
+    called = frame.f_locals.get("self")
+    return class_name(called) if isinstance(called, nn.Module) else ""
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _home(compiler: Any) -> str:
+    if compiler is None:
+        return ""
+    inner = _innermost_backend(compiler) if _innermost_backend else compiler
+    return getattr(getattr(inner, "compiler_fn", inner), "__module__", None) or ""
+
+
+if _register is not None:
+    _register(_remember)

@@ -18,6 +18,7 @@ from ort_dynamo.listeners.compare_ranks import CompareRanks
 from ort_dynamo.listeners.record_cuda_graphs import RecordCudaGraphs
 from ort_dynamo.listeners.save_files import SaveFiles
 from ort_dynamo.listeners.trace_cache import TraceCache, kept_key, loading
+from ort_dynamo.listeners.write_trace import WriteTrace
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.progress import showing
 from ort_dynamo.report.counts import report_left_out, say_again
@@ -88,7 +89,7 @@ def compile_recorded(
 
 def _listeners(options: Options, records: Records, *others: Listener) -> list[Listener]:
     """List the listeners of each compile, in the order of their calls; the first records errors of later ones."""
-    return [records, *others, CompareRanks(options.segment), RecordCudaGraphs(options.session)]
+    return [records, *others, CompareRanks(options.segment), RecordCudaGraphs(options.session), WriteTrace()]
 
 
 @showing()

@@ -119,7 +119,7 @@ class Compilation:
         graph.islands = open_islands(graph, self.island, self.listeners)
         stage("preparing the graph that calls the sessions")
         for name, island in graph.islands.items():
-            outer.set_submodule(name, Island(island.compiled, island.places))
+            outer.set_submodule(name, Island(island.compiled, island.places, island.covers))
         graph.passes += self.passes(outer_passes(seen), outer)
         self.listeners.opened(graph)
         # 9. The outer graph, as the function that runs.

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from torch.fx import Node
 
-__all__ = ["Owner", "describe", "innermost_module", "module_path", "modules", "owners", "user_line"]
+__all__ = [
+    "Owner",
+    "covered_modules",
+    "describe",
+    "innermost_module",
+    "module_path",
+    "modules",
+    "owners",
+    "user_line",
+]
 
 _ROOT = re.compile(r"^(L\['\w+'\]|self)\.?")
 """Dynamo's prefix of a module's path: the local variable that holds the outermost module."""
+
+_GLOBAL = re.compile(r"^G\['(\w+)'\]")
+"""Dynamo's spelling of a global variable that holds the outermost module."""
 
 
 def user_line(node: Node) -> str:
@@ -75,6 +89,31 @@ def module_path(node: Node) -> str:
     """Return the innermost module that called the operator: "layers.0.mlp (Linear)"; empty outside of modules."""
     path, kind = innermost_module(node) or ("", "")
     return f"{path} ({kind})".strip() if kind else ""
+
+
+def covered_modules(nodes: Iterable[Node]) -> str:
+    """Name the modules that nodes come from, in the nodes' order: "layers.0 to layers.3", "embedding, head" or "norm".
+
+    Modules are named one level below the module that holds them all. Nodes outside of all modules do not count; where
+    there are no others, their operators are named.
+    """
+    operators = [node for node in nodes if node.op == "call_function"]
+    found = dict.fromkeys(module for node in operators if (module := innermost_module(node)) is not None)
+    paths = [_GLOBAL.sub(r"\1", path).split(".") for path, _ in found if path]
+    if not paths:
+        return _first_to_last([kind for _, kind in found] or [_operator_name(node) for node in operators])
+    shared = [level[0] for level in takewhile(lambda level: len({*level}) == 1, zip(*paths, strict=False))]
+    inside = [path for path in paths if path != shared] or paths
+    return _first_to_last([".".join(path[: len(shared) + 1]) for path in inside])
+
+
+def _first_to_last(names: Sequence[str]) -> str:
+    each = list(dict.fromkeys(names))
+    return ", ".join(each) if len(each) < 3 else f"{each[0]} to {each[-1]}"
+
+
+def _operator_name(node: Node) -> str:
+    return getattr(node.target, "__name__", str(node.target)).partition(".")[0]
 
 
 def describe(node: Node) -> str:

@@ -21,7 +21,7 @@ from ort_dynamo.lowering.build_island import build_island
 from ort_dynamo.progress import stage
 from ort_dynamo.runtime.capabilities import runtime_facts
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
-from ort_dynamo.source_line import describe
+from ort_dynamo.source_line import covered_modules, describe
 
 __all__ = ["CACHE", "OpenedIsland", "Source", "open_island"]
 
@@ -42,6 +42,7 @@ class OpenedIsland:
         name: how errors and saved files call it.
         compiled: runs it.
         places: name of an ONNX node that data can stop -> where it comes from, here: equal islands share a session.
+        covers: the modules and the graph that it is of, such as "layers.0 to layers.3 (forward)".
         key: its graph key; None where it has none.
         stored_at: its key on disk; None where no folder has it.
         source: "memory": one with the same graph key was opened before in this process; "disk": it was stored; "built".
@@ -52,6 +53,7 @@ class OpenedIsland:
     name: str
     compiled: CompiledGraph
     places: Mapping[str, str]
+    covers: str
     key: GraphKey | None
     stored_at: str | None
     source: Source
@@ -121,6 +123,7 @@ def open_island(
         name=name,
         compiled=compiled,
         places=_places(island, compiled.built),
+        covers=f"{covered_modules(island.graph.nodes)} ({role})",
         key=key,
         stored_at=place if stored is not None and stored.holds(place) else None,
         source=source,

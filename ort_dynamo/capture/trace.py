@@ -19,7 +19,7 @@ from ort_dynamo.capture.whole_resizes import whole_resizes
 from ort_dynamo.progress import stage
 from ort_dynamo.torch_internals.aot import backward_at_once, metadata
 from ort_dynamo.torch_internals.aot_cache import serializable, tagged
-from ort_dynamo.torch_internals.dynamo import aot_autograd
+from ort_dynamo.torch_internals.dynamo import aot_autograd, unboxed
 from ort_dynamo.torch_internals.fakes import of_fixed_sizes
 from ort_dynamo.torch_internals.lazy_code import lazily
 
@@ -88,7 +88,7 @@ def trace(
             decompositions=decompositions(),
             keep_inference_input_mutations=keeps_input_writes(gm),
         )(traced, [*in_full_precision(gm, example_inputs), *map(of_fixed_sizes, more_inputs)])
-    return compiled
+    return unboxed(compiled)
 
 
 def _as_it_is(compile_graph: Callable[..., Any]) -> Callable[..., Any]:

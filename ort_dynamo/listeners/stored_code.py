@@ -70,6 +70,7 @@ class IslandPlace:
         in_order: whether its nodes run in the model's order.
         device: of its tensors.
         places: name of an ONNX node that data can stop -> where it comes from in the user's code.
+        covers: the modules and the graph that it is of.
     """
 
     key: GraphKey
@@ -78,6 +79,7 @@ class IslandPlace:
     in_order: bool
     device: torch.device
     places: Mapping[str, str]
+    covers: str
 
 
 class StoredCode(OutputCode):
@@ -211,4 +213,4 @@ def _opened(place: IslandPlace, entry: Entry, disk: DiskCache) -> tuple[Island, 
         return open_graph(built, usable_target(place.device.type), place.device, kernel_files(disk))
 
     compiled = CACHE.get_or_make(place.key, make)
-    return Island(compiled, place.places), source[0] if source else "memory"
+    return Island(compiled, place.places, place.covers), source[0] if source else "memory"

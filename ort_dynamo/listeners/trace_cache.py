@@ -94,7 +94,9 @@ class TraceCache(Listener):
     def _place(island: OpenedIsland, spec: BuildSpec) -> IslandPlace | None:
         if island.key is None or island.stored_at is None:
             return None
-        return IslandPlace(island.key, island.stored_at, spec.session, spec.in_order, spec.device, island.places)
+        return IslandPlace(
+            island.key, island.stored_at, spec.session, spec.in_order, spec.device, island.places, island.covers
+        )
 
 
 @contextmanager

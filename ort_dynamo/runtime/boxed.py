@@ -16,8 +16,9 @@ from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.data_errors import data_error
 from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.in_torch import InTorch
-from ort_dynamo.runtime.outer_code import IslandCall, outer_code
+from ort_dynamo.runtime.outer_code import IslandCall, outer_code, run_name
 from ort_dynamo.runtime.session_code import Stopped
+from ort_dynamo.runtime.spans import Spans
 
 __all__ = ["Island", "RunWatch", "boxed"]
 
@@ -28,12 +29,14 @@ class Island(torch.nn.Module):
     Args:
         compiled: the compiled island that runs.
         places: name of an ONNX node that data can stop -> where it comes from in the user's code.
+        covers: the modules and the graph that it is of, which a profile shows.
     """
 
-    def __init__(self, compiled: CompiledGraph, places: Mapping[str, str]) -> None:
+    def __init__(self, compiled: CompiledGraph, places: Mapping[str, str], covers: str = "") -> None:
         super().__init__()
         self.compiled = compiled
         self._places = places
+        self._covers = covers
 
     def as_call(self) -> IslandCall:
         """Give the call that the outer graph's code makes for the island.
@@ -47,6 +50,7 @@ class Island(torch.nn.Module):
             len(self.compiled.built.outputs),
             Stopped,
             lambda stopped: data_error(str(stopped), places),
+            self._covers,
         )
 
 
@@ -100,9 +104,13 @@ def boxed(
     islands = {name: child.as_call() for name, child in gm.named_children() if isinstance(child, Island)}
     lines, values = outer_code(gm, islands)
     asked, asking = in_torch.lines(gm) if in_torch is not None else ((), {})
-    lines[1:1] = ["    if watches:", "        note_run()", *asked]
+    spans = Spans({run_name(name): call.covers or name for name, call in islands.items()})
+    looked, looking = spans.lines()
+    lines[1:1] = [*looked, "    if watches:", "        note_run()", *asked]
     note_run = partial(_note_run, label)
-    run = generate_function("outer", lines, {**values, **asking, "watches": _watches, "note_run": note_run})
+    values |= {**asking, **looking, "watches": _watches, "note_run": note_run}
+    run = generate_function("outer", lines, values)
+    spans.of(run)
     run._boxed_call = True  # type: ignore[attr-defined]
     if options is None or not options.verify_values:
         return run

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from ort_dynamo.torch_internals.dropout_mask import DROPOUT_MASK, dropout_mask
 from ort_dynamo.torch_internals.operators import OpOverload, aten, without_wrapper
 
-__all__ = ["IslandCall", "outer_code"]
+__all__ = ["IslandCall", "outer_code", "run_name"]
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,14 @@ class IslandCall:
         outputs: number of outputs.
         stopped: the exception of `run` when ONNX Runtime stopped.
         error: turns that exception into the error that the user gets.
+        covers: the modules and the graph that the island is of, for people who read a profile.
     """
 
     run: Callable[..., tuple[torch.Tensor, ...]]
     outputs: int
     stopped: type[Exception]
     error: Callable[[Any], Exception]
+    covers: str = ""
 
 
 def outer_code(gm: GraphModule, islands: Mapping[str, IslandCall]) -> tuple[list[str], dict[str, Any]]:
@@ -69,13 +71,18 @@ def outer_code(gm: GraphModule, islands: Mapping[str, IslandCall]) -> tuple[list
     return writer.lines, writer.values
 
 
+def run_name(island: str) -> str:
+    """Return the name of an island's `run` in the code."""
+    return f"run_{island}"
+
+
 class _Writer:
     def __init__(self, gm: GraphModule, islands: Mapping[str, IslandCall]) -> None:
         self.lines = ["def outer(given):"]
         self.values: dict[str, Any] = {}
         self._gm = gm
         self._islands = islands
-        self._taken = {"given", "stopped", *RESERVED}
+        self._taken = {"given", "stopped", *RESERVED, *map(run_name, islands)}
         self._names = {node: self._free(node.name) for node in gm.graph.nodes}
         self._constants: dict[int, str] = {}
         self._unpacked = {item for node in gm.graph.nodes for item in self._items(node)}
@@ -127,10 +134,9 @@ class _Writer:
     def _call_island(self, node: Node) -> None:
         name = str(node.target)
         call = self._islands[name]
-        run, stopped, error = (
-            self._constant(value, known)
-            for value, known in ((call.run, f"run_{name}"), (call.stopped, "Stopped"), (call.error, f"error_of_{name}"))
-        )
+        run = run_name(name)  # of its own even where islands share a session: a profile tells them apart
+        self.values[run] = call.run
+        stopped, error = self._constant(call.stopped, "Stopped"), self._constant(call.error, f"error_of_{name}")
         items = self._items(node)
         self._add(
             "try:",
@@ -211,7 +217,8 @@ def _name_of(target: Any) -> str:
 
 RESERVED = frozenset(dir(builtins)) | {
     *keyword.kwlist,
-    *("DUAL_LEVEL", "in_torch", "note_run", "outer", "results", "sees_calls", "transform_level", "unusual", "watches"),
+    *("DUAL_LEVEL", "in_spans", "in_torch", "note_run", "outer", "profiler", "results", "sees_calls"),
+    *("transform_level", "unusual", "watches"),
 }
 """Names that no value of a graph has: Python's, and those of lines that are added to these."""
 

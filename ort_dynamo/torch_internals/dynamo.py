@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
 
 # torch's guide to custom backends tells to import it so; without it there is no backend.
 from torch._dynamo.backends.common import aot_autograd
@@ -10,7 +12,7 @@ from torch.fx import Node
 
 from ort_dynamo.torch_internals.lookup import private
 
-__all__ = ["aot_autograd", "counters", "is_random_number", "raised_by_backend"]
+__all__ = ["aot_autograd", "counters", "is_random_number", "raised_by_backend", "unboxed"]
 
 counters: defaultdict[str, Counter[str]] = private("torch._dynamo.utils:counters", defaultdict(Counter))
 """Dynamo's counters, by topic. Without them, counters of our own: `torch._dynamo.utils.counters` shows nothing then."""
@@ -32,3 +34,13 @@ def raised_by_backend(error: BaseException) -> BaseException | None:
     """Give the backend's error inside the error that Dynamo makes of it; None for errors of anybody else."""
     inner: BaseException | None = getattr(error, "inner_exception", None) or error.__cause__
     return inner if isinstance(error, _backend_failed) else None
+
+
+def unboxed(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return AOTAutograd's result, marked as a function that takes its inputs one by one.
+
+    AOTAutograd copies the mark of the boxed function inside, and the minifier would hand over a single list.
+    """
+    if getattr(compiled, "_boxed_call", False):
+        compiled._boxed_call = False  # type: ignore[attr-defined]
+    return compiled

@@ -12,7 +12,7 @@ import torch
 from ort_dynamo.errors import ProviderNotAvailableError, RuntimeNotInstalledError, SeveralRuntimesError
 from ort_dynamo.runtime import capabilities, providers
 from ort_dynamo.runtime.capabilities import installed_runtime, kernel_table, nearest_record, omitted_optimizers
-from ort_dynamo.runtime.cuda_build import REQUIREMENTS, CudaBuild, TorchCuda
+from ort_dynamo.runtime.cuda_build import CudaBuild, TorchCuda
 
 
 @pytest.fixture

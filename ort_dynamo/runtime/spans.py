@@ -1,0 +1,60 @@
+"""Shows each run of a session in torch's profiler, and costs one look at a flag while none records."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any
+
+from torch.profiler import record_function
+
+from ort_dynamo.torch_internals.profiler import NO_PROFILER, PROFILER
+
+__all__ = ["Spans"]
+
+_NAME = "ort_train: "
+
+
+class Spans:
+    """Runs an outer graph so that the profiler shows its sessions.
+
+    The function that runs has no lines for that. While a profiler records, its first lines call a twin of it: the same
+    code, in which each island's name stands for a function that opens a span around the run.
+
+    Args:
+        names: the name of an island's `run` in the code -> the span's, as shown behind "ort_train: ".
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+        self._plain: Callable[[], Any] = lambda: None
+        self._twin: Callable[[list[Any]], Any] | None = None
+
+    def lines(self) -> tuple[list[str], dict[str, Any]]:
+        """Return the first lines of the function, and the values that they use by name."""
+        if not self._names:
+            return [], {}
+        lines = ["    if profiler._is_profiler_enabled:", "        return in_spans(given)"]
+        return lines, {"profiler": PROFILER, "in_spans": self}
+
+    def of(self, run: Callable[[list[Any]], Any]) -> None:
+        """Take the function of those lines, which holds this object and must not be held by it."""
+        self._plain = weakref.ref(run)
+
+    def __call__(self, given: list[Any]) -> Any:
+        """Run the graph on `given`, which it empties."""
+        if self._twin is None:
+            plain = self._plain()
+            values = {**plain.__globals__, "profiler": NO_PROFILER, "in_spans": None}
+            values |= {name: _spanned(values[name], _NAME + shown) for name, shown in self._names.items()}
+            self._twin = FunctionType(plain.__code__, values, plain.__name__)
+        return self._twin(given)
+
+
+def _spanned(run: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def run_in_span(*values: Any) -> Any:
+        with record_function(name):
+            return run(*values)
+
+    return run_in_span

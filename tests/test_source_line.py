@@ -1,0 +1,41 @@
+"""The modules that a part of a graph covers, named in a few words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx import Graph, Node
+
+from ort_dynamo.source_line import covered_modules
+
+
+def nodes(*paths: str | None) -> list[Node]:
+    """One node of each module, None for outside of all modules; the path "" is the model's."""
+    graph = Graph()
+    x = graph.placeholder("x")
+    made = [graph.call_function(torch.ops.aten.neg.default, (x,)) for _ in paths]
+    for node, path in zip(made, paths, strict=True):
+        if path is not None:
+            here = f"L['self'].{path}".removesuffix(".") if not path.startswith("G[") else path
+            node.meta["nn_module_stack"] = {"self": ("L['self']", "app.Net"), "inner": (here, "torch.nn.Linear")}
+    return list(graph.nodes)
+
+
+@pytest.mark.parametrize(
+    ("paths", "named"),
+    [
+        (["layers.0.up", "layers.0.down", "layers.1.up", "layers.2.up"], "layers.0 to layers.2"),
+        (["layers.2.up", "layers.1.up", "layers.0.up"], "layers.2 to layers.0"),
+        (["layers.0.up", "layers.1.up"], "layers.0, layers.1"),
+        (["layers.0.up", "layers.0", "layers.0.down"], "layers.0.up, layers.0.down"),
+        (["layers.0.up", "layers.0.up"], "layers.0.up"),
+        (["embedding", "h.0.attn", "h.1.attn", None, "head"], "embedding to head"),
+        (["", "norm", None], "norm"),
+        (["", None], "Linear"),
+        (["G['net'].layers.0", "G['net'].layers.1"], "net.layers.0, net.layers.1"),
+        ([None, None], "neg"),
+        ([], ""),
+    ],
+)
+def test_covered_modules(paths: list[str | None], named: str) -> None:
+    assert covered_modules(nodes(*paths)) == named

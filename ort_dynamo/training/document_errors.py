@@ -7,7 +7,7 @@ from typing import Any
 
 from cerberus.errors import BasicErrorHandler
 
-from ort_dynamo.options.spelling import nearest
+from ort_dynamo.embedding import nearest
 
 __all__ = ["DocumentErrors", "did_you_mean", "unsorted_keys"]
 

@@ -6,6 +6,7 @@ anything. A block marked `py` is an excerpt of the sources, and is not run. Comm
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -61,6 +62,7 @@ def test_a_page_prints_what_it_says(page: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "page.py"],
         cwd=tmp_path,
+        env={**os.environ, "ORT_DYNAMO_CACHE_DIR": str(tmp_path / "cache")},  # pages say how much a cache had
         capture_output=True,
         text=True,
         timeout=600,

@@ -35,7 +35,7 @@ def test_a_scalar_is_no_weight_unless_the_exporter_says_that_it_was_a_parameter(
     assert list(dict(module.named_parameters())) == list(dict(copy.deepcopy(module).named_parameters())) == ["scale"]
     module(torch.ones(2, 4))[0].sum().backward()
     assert float(module.scale.grad) == 8
-    with pytest.raises(OnnxModelError, match=r"no weights of the names \['x'\]"):
+    with pytest.raises(OnnxModelError, match=r"scalars names weights that the model does not have: \['x'\]"):
         OnnxModule(model_of(graph), scalars=["x"])
     said = value("scale", ())
     said.metadata_props.add(key="pkg.torch.export.graph_signature.InputSpec.kind", value="PARAMETER")
@@ -86,7 +86,7 @@ def test_names_that_torch_cannot_take_are_mapped() -> None:
 def test_frozen_weights_require_no_gradient() -> None:
     module = OnnxModule(perceptron(), frozen=["first.bias"])
     assert [name for name, one in module.named_parameters() if not one.requires_grad] == ["first.bias"]
-    with pytest.raises(OnnxModelError, match=r"no initializers of the frozen names \['nothing'\]"):
+    with pytest.raises(OnnxModelError, match=r"frozen names initializers that the model does not have: \['nothing'\]"):
         OnnxModule(perceptron(), frozen=["nothing"])
 
 

@@ -173,7 +173,7 @@ def test_without_a_group_the_error_tells_how_to_start(monkeypatch: pytest.Monkey
 
 
 def test_adasum_of_three_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "world_size, 3, is no power of two" in refusal(monkeypatch, world_size=3, enable_adasum=True)
+    assert "world_size must be a power of two, not 3" in refusal(monkeypatch, world_size=3, enable_adasum=True)
 
 
 def test_variables_of_another_size_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

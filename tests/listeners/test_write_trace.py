@@ -75,7 +75,7 @@ def test_models_and_passes_are_in_torchs_log(tmp_path: Path) -> None:
     assert re.search(r"^island_0: 0 to 2 \(forward\), forward-\w+, \d+ ONNX nodes, from a new build$", passes, re.M)
     assert re.search(r"^ +\d+\.\d\d ms  (un)?changed +SeparateOutputs\(\)$", passes, re.M)
     joint = found["ort_dynamo_joint_passes"][1]
-    assert "kept for the backward" in joint
+    assert "saved for the backward" in joint
     assert "RemoveNoOps" in joint
 
 

@@ -121,7 +121,8 @@ class MemoryRecord:
 
     def summary(self) -> str:
         """One line."""
-        share = f" ({self.nbytes / self.nbytes_without:.0%} of {self.nbytes_without:,})" if self.recomputed else ""
+        before = self.nbytes_without  # 0 where nothing would be saved, such as tensors of no elements
+        share = f" ({self.nbytes / before:.0%} of {before:,})" if self.recomputed and before else ""
         again = f"; {len(self.recomputed)} recomputed, {self.time:.1%} of the forward" if self.recomputed else ""
         return (
             f"{self.nbytes:,} bytes saved for the backward{share} in {len(self.saved)} tensors{again}; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -134,6 +135,15 @@ def test_what_is_computed_again_is_listed_with_its_line_and_who_decided() -> Non
     assert again.time == record.time
     assert 0 < again.time < 1
     assert (record.nbytes, record.nbytes_without) == (0, 48)
+
+
+def test_a_record_of_tensors_without_elements_is_a_line() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return (F.gelu(x) @ w).sum()
+
+    record, _ = observe(function, weight(2, 2, 3), weight(3, 4), gelu_recompute=True)
+    text = replace(record, nbytes_without=0).summary()
+    assert text.startswith("0 bytes saved for the backward in 0 tensors; 1 recomputed, ")
 
 
 def test_what_a_checkpoint_decided_is_said() -> None:

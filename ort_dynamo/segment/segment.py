@@ -84,26 +84,40 @@ def segment(
     rounds = overlap(gm.graph, placements, late(gm.graph, placements, found) if fused else found)
     outer, islands = build_islands(gm, placements, rounds)
     native = Counter(str(node.target) for island in islands.values() for node in _computing(island))
-    by_design = Counter(str(node.target) for node in placements if _is_by_design(node, placements[node]))
-    chosen = Counter(
-        f"{node.target}: {placement.reason}"
-        for node, placement in placements.items()
-        if placement.place is Place.CHOSEN and node.target is not operator.getitem
+    outside = {node: who for node, placement in placements.items() if (who := _who(node, placement)) is not None}
+    by_design = Counter(str(node.target) for node, who in outside.items() if who == "by_design")
+    chosen = Counter(f"{node.target}: {placements[node].reason}" for node, who in outside.items() if who == "chosen")
+    eager = tuple(
+        EagerNode(node.name, str(node.target), reason, user_line(node))
+        for node, who in outside.items()
+        if who == "eager" and (reason := placements[node].reason) is not None
     )
-    return Segmented(outer, islands, _in_eager(placements), native, by_design, chosen, _by_module(islands, placements))
+    return Segmented(outer, islands, eager, native, by_design, chosen, _by_module(islands, outside))
 
 
-def _by_module(islands: Mapping[str, GraphModule], placements: Mapping[Node, Placement]) -> dict[Owner, Counter[str]]:
+def _who(node: Node, placement: Placement) -> str | None:
+    """Return which of "by_design", "chosen" and "eager" a node of torch's counts as; None if it counts as none."""
+    if node.target is operator.getitem or (placement.place is Place.EAGER and placement.reason is None):
+        return None
+    return _WHO.get(placement.place)
+
+
+_WHO = {
+    Place.DRAWN: "by_design",
+    Place.COLLECTIVE: "by_design",
+    Place.OBSERVER: "by_design",
+    Place.CHOSEN: "chosen",
+    Place.EAGER: "eager",
+}
+
+
+def _by_module(islands: Mapping[str, GraphModule], outside: Mapping[Node, str]) -> dict[Owner, Counter[str]]:
     found: dict[Owner, Counter[str]] = {}
     for island in islands.values():
         for node in _computing(island):
             _count(found, node, "native")
-    for node, placement in placements.items():
-        who = "by_design" if _is_by_design(node, placement) else _WHO.get(placement.place)
-        if who == "eager" and placement.reason is None:
-            continue
-        if who and node.target is not operator.getitem:
-            _count(found, node, who)
+    for node, who in outside.items():
+        _count(found, node, who)
     return found
 
 
@@ -112,21 +126,6 @@ def _count(found: dict[Owner, Counter[str]], node: Node, who: str) -> None:
     for one in owners(node):
         counts = found.setdefault(one, Counter())
     counts[who] += 1
-
-
-_WHO = {Place.CHOSEN: "chosen", Place.EAGER: "eager"}
-
-
-def _is_by_design(node: Node, placement: Placement) -> bool:
-    return placement.place in (Place.DRAWN, Place.COLLECTIVE, Place.OBSERVER) and node.target is not operator.getitem
-
-
-def _in_eager(placements: Mapping[Node, Placement]) -> tuple[EagerNode, ...]:
-    return tuple(
-        EagerNode(node.name, str(node.target), placement.reason, user_line(node))
-        for node, placement in placements.items()
-        if placement.place is Place.EAGER and placement.reason is not None and node.target is not operator.getitem
-    )
 
 
 def _computing(island: GraphModule) -> Iterator[Node]:

@@ -23,7 +23,7 @@ from torch import nn
 
 from ort_dynamo.torch_internals.lookup import private
 
-__all__ = ["Caller", "caller_of", "class_name"]
+__all__ = ["Caller", "backend_module", "caller_of", "class_name", "uncompiled"]
 
 _LIMIT = 1024  # as many as the records of attempts that are kept
 _INSIDE = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)
@@ -64,10 +64,14 @@ def caller_of(contexts: Iterable[str] | None) -> Caller | None:
     return next((_callers[text] for text in contexts or () if text in _callers), None)
 
 
+def uncompiled(model: Any) -> Any:
+    """Return the module in a result of torch.compile(module); anything else as it is."""
+    return getattr(model, "_orig_mod", model)
+
+
 def class_name(module: object) -> str:
     """Return the class of a module, or of the module in a compiled one, without the function that defines it."""
-    kind = type(getattr(module, "_orig_mod", module))
-    return kind.__qualname__.rpartition("<locals>.")[2]
+    return type(uncompiled(module)).__qualname__.rpartition("<locals>.")[2]
 
 
 def _remember() -> str:
@@ -100,7 +104,7 @@ def _caller(innermost: FrameType | None) -> Caller:
             own = where
             break
     begins = (code.co_filename, code.co_firstlineno) if code else ("", 0)
-    return Caller(module, around, own or outside, code.co_name if code else "", begins, _home(compiler))
+    return Caller(module, around, own or outside, code.co_name if code else "", begins, backend_module(compiler))
 
 
 def _own_module(frame: FrameType) -> str:
@@ -114,7 +118,8 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _home(compiler: Any) -> str:
+def backend_module(compiler: Any) -> str:
+    """Return the Python module of the backend's function in one of Dynamo's callbacks; "" if it is not known."""
     if compiler is None:
         return ""
     inner = _innermost_backend(compiler) if _innermost_backend else compiler

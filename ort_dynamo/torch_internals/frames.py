@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from ort_dynamo.torch_internals.callers import Caller, caller_of, class_name
+from ort_dynamo.torch_internals.callers import Caller, backend_module, caller_of, class_name, uncompiled
 from ort_dynamo.torch_internals.lookup import private
 
 __all__ = [
@@ -37,7 +37,6 @@ _metrics_of = private("torch._dynamo.utils:get_compilation_metrics")
 _kept = private("torch._dynamo.utils:_compilation_metrics")
 _set_limit = private("torch._dynamo.utils:set_compilation_metrics_limit")
 _compile_context = private("torch._guards:CompileContext")
-_innermost_backend = private("torch._dynamo.eval_frame:innermost_backend")
 _check_verbose = private("torch._dynamo.trace_rules:check_verbose")
 _dynamo_utils = private("torch._dynamo.utils")
 _external_utils = private("torch._dynamo.external_utils")
@@ -220,12 +219,12 @@ def untraced_modules(home: str) -> tuple[UntracedModule, ...]:
     Args:
         home: the name of the module that the backend's function is in.
     """
-    if _check_verbose is None or _innermost_backend is None:
+    if _check_verbose is None:
         return ()
     gc.collect()
     found = []
     for one in gc.get_objects():
-        if issubclass(type(one), nn.Module) and getattr(_compiled_with(one), "__module__", "") == home:
+        if issubclass(type(one), nn.Module) and backend_module(_callback(one)) == home:
             reason = why_untraced(one)
             if reason is not None:
                 found.append(UntracedModule(class_name(one), reason))
@@ -239,11 +238,6 @@ def why_untraced(module: nn.Module) -> str | None:
         return None
     result = _check_verbose(type(module).forward)
     return (result.reason or "no reason given") if result.skipped else None
-
-
-def uncompiled(model: Any) -> Any:
-    """Return the module in a result of torch.compile(module); anything else as it is."""
-    return getattr(model, "_orig_mod", model)
 
 
 def is_compiled_function(function: Callable[..., Any]) -> bool:
@@ -284,10 +278,9 @@ def entered_codes(model: Any, call: Callable[..., Any]) -> frozenset[tuple[str, 
     return frozenset((code.co_name, (code.co_filename, code.co_firstlineno)) for code in codes if code is not None)
 
 
-def _compiled_with(module: nn.Module) -> object:
-    """Return the backend of a module compiled in place, or None."""
-    callback = _held(module.__dict__.get("_compiled_call_impl"), "callback")
-    return getattr(_innermost_backend(callback), "compiler_fn", None) if callback is not None else None
+def _callback(module: nn.Module) -> object:
+    """Return Dynamo's callback of a module compiled in place, or None."""
+    return _held(module.__dict__.get("_compiled_call_impl"), "callback")
 
 
 def _calls_inlined(call: Any) -> bool:

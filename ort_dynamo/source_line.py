@@ -37,7 +37,7 @@ def user_line(node: Node) -> str:
 
 
 def _without_line(node: Node) -> str:
-    """Why a node has no line: torch gives those of the program, and a module of torch.nn calls its operators itself."""
+    """Return why a node has no line: torch records those of the program, and torch.nn calls its operators itself."""
     gradient = "" if node.meta.get("nn_module_stack") else "the gradient of "
     if module := module_path(node):
         return f"(no line of the program: {gradient}an operator that torch's module {module} calls itself)"

@@ -1,4 +1,4 @@
-"""Where the operators of each of the user's modules run, as data and as a few lines."""
+"""Counts the operators of each of the user's modules by where they run, as data and as a few lines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ort_dynamo.report.places import BY_DESIGN, FALLBACK
 from ort_dynamo.report.record import GraphRecord
 from ort_dynamo.source_line import Owner
 
@@ -14,14 +15,14 @@ __all__ = ["ModuleNodes", "by_module", "module_lines"]
 _WORDS = {
     "native": "in ONNX Runtime",
     "chosen": "in torch by choice",
-    "by_design": "in torch by design",
-    "eager": "in eager (fallback)",
+    "by_design": BY_DESIGN,
+    "eager": FALLBACK,
 }
 
 
 @dataclass(frozen=True)
 class ModuleNodes:
-    """Where the nodes run that one module's own code calls, in forward and backward; its submodules have their own.
+    """The nodes that one module's own code calls in forward and backward, by where they run; submodules have their own.
 
     Attributes:
         model: class of the module whose forward was compiled; "" of a function.

@@ -11,7 +11,7 @@ from ort_dynamo.progress import is_shown
 from ort_dynamo.report.notes import note
 from ort_dynamo.report.places import BY_CHOICE, BY_DESIGN, FALLBACK, Places, by_reason, spoken
 from ort_dynamo.report.reasons import in_a_line, is_recurrent, limit_reason
-from ort_dynamo.report.record import RECORDS, GraphRecord
+from ort_dynamo.report.record import BACKEND, RECORDS, GraphRecord
 from ort_dynamo.segment.segment import EagerNode
 from ort_dynamo.torch_internals.dynamo import counters
 from ort_dynamo.torch_internals.frames import Frame
@@ -139,7 +139,7 @@ def report_left_out(frame: Frame) -> None:
     It is said where the recompile limit is reached, and of recurrent layers. Of other functions it is said only while
     nothing has been compiled: many programs have some that do nothing with tensors.
     """
-    if frame.caller is None or frame.caller.backend != _BACKEND:
+    if frame.caller is None or frame.caller.backend != BACKEND:
         return
     left = frame.failure or next(filter(is_recurrent, frame.breaks), None)
     if frame.limit:
@@ -153,9 +153,6 @@ def report_left_out(frame: Frame) -> None:
     if (said, "") not in _said:
         _said.add((said, ""))
         _show(f"ort_train: {said}; ort_dynamo.summary() says more")
-
-
-_BACKEND = "ort_dynamo.backend"
 
 
 def _show(line: str) -> None:

@@ -81,7 +81,7 @@ def mismatch(recompiled: str) -> str:
 
 
 def rule(reason: str) -> str:
-    """Why Dynamo skips the forward of a module compiled in place, and what to do."""
+    """Return why Dynamo skips the forward of a module compiled in place, and what to do."""
     if "MOD_SKIPLIST" in reason:
         reason = "before torch 2.15, Dynamo skips the forward of torch's own modules after module.compile()"
     return f"{reason}; torch.compile(module) compiles it"

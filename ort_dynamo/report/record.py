@@ -15,7 +15,10 @@ from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.segment.segment import EagerNode
 from ort_dynamo.source_line import Owner
 
-__all__ = ["RECORDS", "CompileRecord", "CompileRecords", "GraphRecord", "IslandRecord"]
+__all__ = ["BACKEND", "RECORDS", "CompileRecord", "CompileRecords", "GraphRecord", "IslandRecord"]
+
+BACKEND = "ort_dynamo.backend"
+"""The module of the backend's function, by which Dynamo's records tell whose a compile is."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ort_dynamo.report.by_module import ModuleNodes, by_module, module_lines
 from ort_dynamo.report.notes import FunctionNote, at_limit, given_up, grouped, handed_over, note, repeated
 from ort_dynamo.report.places import BY_DESIGN, PLACE, EagerNodes, Places, section, spoken
 from ort_dynamo.report.reasons import in_a_line, mismatch, rule
-from ort_dynamo.report.record import RECORDS, CompileRecord
+from ort_dynamo.report.record import BACKEND, RECORDS, CompileRecord
 from ort_dynamo.torch_internals.frames import Frame, UntracedModule, by_function, frames, untraced_modules
 
 __all__ = [
@@ -22,13 +22,9 @@ __all__ = [
     "FunctionNote",
     "ModuleNodes",
     "Summary",
-    "given_up",
-    "in_a_line",
     "print_at_exit",
     "summary",
 ]
-
-_BACKEND = "ort_dynamo.backend"
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,7 +111,7 @@ def summary() -> Summary:
     It looks at all objects of the process for modules that Dynamo never traces, some tenths of a second in a large
     program, so call it now and then, not in each step.
     """
-    return _collect(tuple(RECORDS), frames(RECORDS.since), untraced_modules(_BACKEND))
+    return _collect(tuple(RECORDS), frames(RECORDS.since), untraced_modules(BACKEND))
 
 
 def _collect(

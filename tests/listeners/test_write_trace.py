@@ -1,4 +1,4 @@
-"""Where TORCH_TRACE names a folder, torch's log of compiles has the models and the passes of each compile."""
+"""Torch's log of compiles has the models and the passes of each compile if TORCH_TRACE names a folder."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ort_dynamo
-from ort_dynamo.report.summary import in_a_line
+from ort_dynamo.report.reasons import in_a_line
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])

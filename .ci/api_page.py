@@ -52,6 +52,18 @@ TRAINING = {
 }
 """Module below ort_dynamo.training -> what is said of it."""
 
+OTHERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "passes.onnx": ("Passes on ONNX models.", ()),
+    "onnx_module": ("ONNX models as torch modules.", ()),
+    "embedding": ("For front ends ([build a front end](../internals/embedding.md)).", ("join_models",)),
+    "testing": ("For tests of lowerings, passes and models.", ()),
+    "fx_testing": ("For tests of passes on FX graphs.", ()),
+}
+"""Module below ort_dynamo -> what is said of it, and its names to list; none stands for all."""
+
+_TABLES = ("TOLERANCES", "EXACT")
+"""Public values that have no docstring of their own."""
+
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Yields")
 
 
@@ -73,21 +85,11 @@ def make_page() -> str:
         parts.append(f"## ort_dynamo.training.{path}\n\n{opening}\n\n")
         parts += [entry(f"ort_dynamo.training.{path}.{name}", getattr(module, name)) for name in public]
     parts.append("## ort_dynamo.passes.fx\n\nPasses on FX graphs are internals. `register_pass` adds your own.\n\n")
-    onnx = importlib.import_module("ort_dynamo.passes.onnx")
-    parts.append("## ort_dynamo.passes.onnx\n\nPasses on ONNX models.\n\n")
-    parts += [entry(f"ort_dynamo.passes.onnx.{name}", getattr(onnx, name)) for name in onnx.__all__]
-    models = importlib.import_module("ort_dynamo.onnx_module")
-    parts.append("## ort_dynamo.onnx_module\n\nONNX models as torch modules.\n\n")
-    parts += [entry(f"ort_dynamo.onnx_module.{name}", getattr(models, name)) for name in models.__all__]
-    parts.append("## ort_dynamo.embedding\n\nFor front ends ([build a front end](../internals/embedding.md)).\n\n")
-    embedding = importlib.import_module("ort_dynamo.embedding")
-    parts.append(entry("ort_dynamo.embedding.join_models", embedding.join_models))
-    testing = importlib.import_module("ort_dynamo.testing")
-    parts.append("## ort_dynamo.testing\n\nFor tests of lowerings, passes and models.\n\n")
-    parts += [entry(f"ort_dynamo.testing.{n}", getattr(testing, n)) for n in testing.__all__ if n != "TOLERANCES"]
-    graphs = importlib.import_module("ort_dynamo.fx_testing")
-    parts.append("## ort_dynamo.fx_testing\n\nFor tests of passes on FX graphs.\n\n")
-    parts += [entry(f"ort_dynamo.fx_testing.{n}", getattr(graphs, n)) for n in graphs.__all__ if n != "EXACT"]
+    for path, (opening, names) in OTHERS.items():
+        module = importlib.import_module(f"ort_dynamo.{path}")
+        parts.append(f"## ort_dynamo.{path}\n\n{opening}\n\n")
+        shown = names or [name for name in module.__all__ if name not in _TABLES]
+        parts += [entry(f"ort_dynamo.{path}.{name}", getattr(module, name)) for name in shown]
     return "".join([*parts, COUNTERS])
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from pathlib import Path
 
 from ort_dynamo.errors import InvalidArgumentError
+from ort_dynamo.options.spelling import nearest
 
 __all__ = ["SUMMARY", "add_arguments", "run", "topics"]
 
@@ -40,19 +40,18 @@ def run(arguments: argparse.Namespace) -> int:
 def _page(topic: str) -> str:
     pages = topics()
     if topic not in pages:
-        near = difflib.get_close_matches(topic, pages, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        expected = f"a topic that `python -m ort_dynamo help` lists{hint}"
+        expected = f"a topic that `python -m ort_dynamo help` lists{nearest(topic, pages)}"
         raise InvalidArgumentError(function="help", name="topic", value=topic, expected=expected)
     return pages[topic].read_text(encoding="utf-8")
 
 
 def _listing() -> str:
-    width = max(map(len, topics()))
+    pages = topics()
+    width = max(map(len, pages))
     lines = ["Usage: python -m ort_dynamo help TOPIC"]
     for part, title in _PARTS.items():
         lines += ["", title]
-        lines += [f"  {name:{width}}  {_title(page)}" for name, page in topics().items() if page.parent.name == part]
+        lines += [f"  {name:{width}}  {_title(page)}" for name, page in pages.items() if page.parent.name == part]
     return "\n".join(lines) + "\n"
 
 

@@ -24,10 +24,10 @@ __all__ = ["Row", "names", "page", "rows"]
 _HEAD = """\
 # Operators
 
-This table has every ATen operator that can be in a captured graph, and says what runs it. Print one operator's rows:
+This table has every ATen operator that can be in a captured graph, and says what runs it. Find one by name:
 
 ```
-python -m ort_dynamo operators | grep softmax
+python -m ort_dynamo operators softmax
 ```
 
 | who runs it | meaning | overloads |

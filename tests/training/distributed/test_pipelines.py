@@ -56,7 +56,7 @@ def test_models_of_other_forms_are_an_error(ranks: Ranks) -> None:
     for rank in found:
         assert "keeps no running statistics, and norm have them" in rank["normed"]
         assert "tracer cannot split this model" in rank["branching"]
-        assert "num_pipeline_micro_batches, 3, does not divide" in rank["odd"]
+        assert "num_pipeline_micro_batches (3) does not divide" in rank["odd"]
         assert "stages of the pipeline share fc1.weight. Cut so" in rank["tied"]
         assert "stage 1 of the pipeline has no weights to train" in rank["frozen"]
 

@@ -71,6 +71,8 @@ class FakeCuda:
 def fake_cuda(patch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     """Put one in the place of what `ort_dynamo.runtime` takes of torch.cuda, until all sessions are dropped."""
     fake = FakeCuda()
+    # Lightning sets it when it is imported, for good. torch would then ask `device_count` whether CUDA is available.
+    patch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
     patch.setattr(torch.cuda, "current_stream", lambda device=None: fake.current)
     patch.setattr(torch.cuda, "stream", fake.stream)
     patch.setattr(torch.cuda, "device", fake.device)

@@ -17,13 +17,14 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["current", "own_session", "stays_at_exit"]
+__all__ = ["current", "own_session", "profiles_until_exit", "stays_at_exit"]
 
 current = 0
 """Number of forks between the first process and this one: another number means another process."""
 
 _sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 _staying: weakref.WeakSet[Any] = weakref.WeakSet()
+_profiling: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def own_session(opened: Callable[[], Any]) -> Any:
@@ -38,6 +39,16 @@ def stays_at_exit(session: Any) -> None:
     _staying.add(session)
 
 
+def profiles_until_exit(session: Any) -> None:
+    """Have the end of the interpreter write the profile of an InferenceSession that is still open then."""
+    _profiling.add(session)
+
+
+def _write_profiles() -> None:
+    for session in list(_profiling):
+        session.end_profiling()
+
+
 def _never_freed(sessions: weakref.WeakSet[Any]) -> None:
     for session in sessions:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(session, "_sess", session)))  # for good
@@ -47,10 +58,12 @@ def _never_freed(sessions: weakref.WeakSet[Any]) -> None:
 def _in_child() -> None:
     global current
     current += 1
+    _profiling.clear()
     _never_freed(_sessions)
 
 
 atexit.register(_never_freed, _staying)
+atexit.register(_write_profiles)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

@@ -1,7 +1,8 @@
-"""A forked child runs what its parent compiled, in sessions of its own, and never waits for threads it lacks."""
+"""Sessions at a fork and at the end of a process."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -110,3 +111,20 @@ def test_a_forked_child(what: str) -> None:
         [sys.executable, "-c", _PARENT, what], capture_output=True, text=True, timeout=240, cwd=root, check=False
     )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
+
+
+_PROFILED = """
+import torch
+
+settings = {"enable_profiling": True, "profile_file_prefix": "session"}
+double = torch.compile(lambda x: (2 * x).cos(), backend="ort_train", options={"session_options": settings})
+double(torch.ones(3))
+"""
+
+
+def test_profiles_are_written_at_the_end_of_a_program(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    program = [sys.executable, "-c", _PROFILED]
+    subprocess.run(program, check=True, timeout=240, cwd=tmp_path, env=environment)
+    events = [event for file in tmp_path.glob("session*.json") for event in json.loads(file.read_text())]
+    assert {"Mul", "Cos"} <= {event["args"]["op_name"] for event in events if event["cat"] == "Node"}

@@ -37,6 +37,19 @@ class _NotYetWarning(RuntimeWarning, UserWarning):
     """The document speaks of a RuntimeWarning, the code gave a UserWarning: this is both."""
 
 
+def _takes_two(loss_fn: Any) -> bool:
+    """Check that a loss function can be called with two arguments, the model's output and the label."""
+    if not callable(loss_fn):
+        return False
+    try:
+        signature(loss_fn).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that has no signature; the first step calls it
+        return True
+    return True
+
+
 class ORTTrainer:
     """Trains a model: one call of `train_step` computes the loss and its gradients and updates the weights.
 
@@ -74,8 +87,7 @@ class ORTTrainer:
             isinstance(optim_config, _OptimizerConfig),
             "'optim_config' is required and must be any of 'AdamConfig', 'LambConfig' or 'SGDConfig'",
         )
-        is_loss = loss_fn is None or (callable(loss_fn) and len(signature(loss_fn).parameters) == 2)
-        require(is_loss, "'loss_fn' must be either 'None' or a callable with two parameters")
+        require(loss_fn is None or _takes_two(loss_fn), "'loss_fn' must be either 'None' or a callable with two parameters")
         is_options = options is None or isinstance(options, ORTTrainerOptions)
         require(is_options, "'options' must be either 'None' or 'ORTTrainerOptions'")
         self._torch_model: nn.Module | None = None

@@ -75,6 +75,12 @@ def test_a_description_with_two_losses_is_refused() -> None:
         ORTTrainer(Mlp(), desc, SGD)
 
 
+def test_a_loss_function_of_torchs_may_have_further_parameters_with_defaults() -> None:
+    trainer, own = make_trainer(loss_fn=torch.nn.functional.cross_entropy), make_trainer()
+    (x, y) = batches(1)[0]
+    assert_close(trainer.train_step(x, y)[0], own.train_step(x, y)[0], "losses")
+
+
 def test_making_a_trainer_runs_nothing() -> None:
     class Untouched(Mlp):
         def forward(self, input1: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.options.spelling import nearest
 
 __all__ = ["SUMMARY", "add_arguments", "run", "topics"]
@@ -28,25 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the page of the topic, or the list of topics.
-
-    Raises:
-        InvalidArgumentError: no page has that name.
-    """
-    print(_page(arguments.topic) if arguments.topic else _listing(), end="")
+    """Print the page of the topic, or the list of topics; status 2 where no page has that name."""
+    pages, topic = topics(), arguments.topic
+    if topic and topic not in pages:
+        text = f"there is no topic {topic!r}{nearest(topic, pages)}; without a topic, the command lists all of them"
+        print(f"python -m ort_dynamo help: error: {text}", file=sys.stderr)
+        return 2
+    print(pages[topic].read_text(encoding="utf-8") if topic else _listing(pages), end="")
     return 0
 
 
-def _page(topic: str) -> str:
-    pages = topics()
-    if topic not in pages:
-        expected = f"a topic that `python -m ort_dynamo help` lists{nearest(topic, pages)}"
-        raise InvalidArgumentError(function="help", name="topic", value=topic, expected=expected)
-    return pages[topic].read_text(encoding="utf-8")
-
-
-def _listing() -> str:
-    pages = topics()
+def _listing(pages: dict[str, Path]) -> str:
     width = max(map(len, pages))
     lines = ["Usage: python -m ort_dynamo help TOPIC"]
     for part, title in _PARTS.items():

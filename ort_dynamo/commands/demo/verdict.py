@@ -93,7 +93,7 @@ def describe(outcome: Outcome) -> list[str]:
     )
     lines += _step_times(eager, ort)
     lines.append(
-        f"graphs compiled: {counts.get('graphs', 0)}; nodes native: {counts.get('native_nodes', 0)}, "
+        f"graphs compiled: {counts.get('graphs', 0)}; nodes in ONNX Runtime: {counts.get('native_nodes', 0)}, "
         f"in torch by choice: {counts.get('chosen_nodes', 0)}, in eager: {counts.get('eager_nodes', 0)}"
     )
     lines += [f"  {count} of {reason}" for reason, count in sorted(outcome.reasons.items())]

@@ -18,7 +18,9 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.stem not in GENERATED),
 ]
-FOR_USERS = [page for page in PAGES if page.parent.name in ("docs", "start", "how_to")]
+FOR_USERS = [
+    page for page in PAGES if page.parent == ROOT or page.parent.name in ("docs", "start", "how_to", "reference")
+]
 
 _LONGEST_AVERAGE = 25
 """Words of a sentence, on average over a page."""

@@ -81,7 +81,7 @@ READABLE = "ort_dynamo.readable"
 """The name of the node's value in saved files; set only if files are saved."""
 
 SCOPE = "ort_dynamo.scope"
-"""Where the node is, as saved files say it: the innermost module's path, or the traced function's name."""
+"""The node's scope in saved files: the path of the innermost module, or the name of the traced function."""
 
 # -- keys of a graph's meta and of a model's metadata_props ------------------------------------------------------
 

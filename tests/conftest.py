@@ -74,7 +74,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 def why_no_cuda() -> str | None:
-    """Why tests marked `cuda` cannot run here; a provider that is there and does not load is for them to find."""
+    """Give the reason why tests marked `cuda` cannot run; those tests find a provider that fails to load."""
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     runtime = installed_runtime()

@@ -1,4 +1,4 @@
-"""What torch runs by choice: conv nets equal eager's on one and several threads, and the choice is reported apart."""
+"""Tests of nodes that torch runs by choice: conv nets equal eager on any thread count, and reports name them."""
 
 from __future__ import annotations
 

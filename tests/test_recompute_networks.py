@@ -44,7 +44,7 @@ STEPS: dict[str, Step] = {
 
 
 class Own(nn.Module):
-    """What a step may have of its own."""
+    """The parameters and buffers that a step may own."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What torch promises around the operators: mutation, aliasing, outputs, gradients, layouts. Compiled against eager.
+"""Tests of mutation, aliasing, outputs, gradients and layouts: compiled programs against eager.
 
 Each program runs twice, with its functions left alone and with them compiled, and returns everything it can observe.
 """

@@ -1,4 +1,4 @@
-"""What programs do to memory itself: writing behind autograd's back, replacing an input's, resizing a result's."""
+"""Tests of programs that change storages: hidden from autograd, set_ of an input, resize of a result."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def fill(weight: torch.Tensor, shard: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("frees_inside", [True, False])
 def test_a_weight_has_memory_only_while_it_is_used(frees_inside):
-    """As FSDP's parameters do: filled before the forward and again before the backward, freed after each."""
+    """Treat a weight as FSDP does: fill it before the forward and the backward, free it after each."""
 
     def forward(x: torch.Tensor, weight: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
         fill(weight, shard)

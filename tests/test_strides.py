@@ -46,10 +46,10 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 SHAPES = ((2, 3, 4, 5), (5, 6), (2, 3, 2, 3, 4))
-"""Of images, of matrices, of volumes."""
+"""The shapes of images, matrices and volumes."""
 
 OF_ONE = ((5, 1), (1, 5), (2, 1, 3), (4, 8, 1, 1), (8, 1, 3, 3), (1, 3, 4, 4))
-"""With dimensions of one element."""
+"""Shapes with dimensions of one element."""
 
 UNARY: dict[str, Callable[[Tensor], Any]] = {
     **_named(

@@ -1,4 +1,4 @@
-"""What follows from a device, a package or a version has a name; only the places that give the names compare them."""
+"""Tests that only the target compares devices, packages and versions; other code reads named facts."""
 
 from __future__ import annotations
 

@@ -61,16 +61,16 @@ LOADING: ContextVar[Loading | None] = ContextVar("LOADING", default=None)
 
 @dataclass(frozen=True)
 class IslandPlace:
-    """Where an island is stored, and how it is opened.
+    """The place of a stored island, and the facts for opening it.
 
     Attributes:
         key: its graph key.
         place: its key on disk.
-        session: how to open it where its entry does not say otherwise.
+        session: the settings of its session, unless its entry has others.
         in_order: whether its nodes run in the model's order.
         device: of its tensors.
         places: name of an ONNX node that data can stop -> where it comes from in the user's code.
-        covers: the modules and the graph that it is of.
+        covers: the modules and the graph that it belongs to.
     """
 
     key: GraphKey

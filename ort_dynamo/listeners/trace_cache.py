@@ -1,4 +1,4 @@
-"""When AOTAutograd stores its results, under which key, and how they find the islands."""
+"""The cache of AOTAutograd: when it stores results, under which key, and how they find the islands."""
 
 from __future__ import annotations
 

@@ -103,13 +103,13 @@ def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> 
 
 
 def refusal(node: Node, target: Target, unmade: Callable[[ir.Model], str | None] = lambda model: None) -> str | None:
-    """Why `node` cannot go to `target`, or None: found by lowering the node alone into a scratch graph.
+    """Give the reason why `node` cannot run on `target`, or None, by lowering it alone into a scratch graph.
 
-    The lowering's questions about sizes are recorded in the node's meta, for the key of the graph that will hold it. If
-    the target fuses kernels, `unmade` is asked about the scratch graph.
+    The lowering's questions about sizes are recorded in the node's meta, for the key of the graph that will hold it.
+    If the target fuses kernels, `unmade` checks the scratch graph, too.
 
     Raises:
-        LoweringError: the node's lowering is defective.
+        LoweringError: the node's lowering has a bug.
     """
     with recording() as facts:
         reason = _refusal(node, target, unmade)

@@ -1,4 +1,4 @@
-"""If, Loop and Scan: their graphs become programs of their own, which get values read from outside as inputs."""
+"""Builders of If, Loop and Scan: each subgraph becomes a program, with outer values as inputs."""
 
 from __future__ import annotations
 

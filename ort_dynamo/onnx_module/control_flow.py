@@ -1,7 +1,7 @@
-"""If, Loop and Scan as modules: Python decides, after reading the condition, and torch's gradients follow it.
+"""Modules for If, Loop and Scan: Python reads the condition and decides; autograd follows.
 
-A condition, or a number of iterations, that is known while Dynamo traces ends no graph; one that is computed from data
-does.
+A condition or an iteration count that is known while Dynamo traces causes no graph break. One that is computed from
+data does.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def by_reason(nodes: Iterable[EagerNode]) -> tuple[EagerNodes, ...]:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the nodes of some graphs run; its str is how many run where, and leaves out a choice that was not made.
+    """Counts of the nodes of some graphs by where they run; str() leaves out the chosen nodes if there are none.
 
     Attributes:
         native: overload, as text -> nodes that ONNX Runtime runs.

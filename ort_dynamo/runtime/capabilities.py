@@ -144,12 +144,12 @@ def runtime_facts() -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)
 def kernel_table(runtime: InstalledRuntime, provider: str) -> KernelTable:
-    """Which dtypes the kernels of `provider` take, at this project's opset and in com.microsoft.
+    """Give the dtypes that the kernels of `provider` take, at this project's opset and in com.microsoft.
 
-    The stock builds answer themselves. The training build has no such call, so its kernels come from a record made of
+    Stock builds list their kernels by a call. The training build has no such call: its kernels come from a record of
     the stock build of the same version (.ci/record_kernels.py), plus the gradient operators. A stock build without the
-    call has those of the nearest recorded release, and so has one with TensorRT's provider: the call makes each
-    provider, and that one, without TensorRT's libraries, ends the process.
+    call gets the kernels of the nearest recorded release. So does a build with TensorRT's provider: the call makes
+    each provider, and that one ends the process if TensorRT's libraries are missing.
     """
     has_tensorrt = "TensorrtExecutionProvider" in onnxruntime().get_available_providers()
     definitions = None if has_tensorrt else kernel_definitions()

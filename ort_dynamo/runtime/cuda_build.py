@@ -100,7 +100,7 @@ class TorchCuda:
 
 @dataclass(frozen=True)
 class Misfit:
-    """Why the provider cannot load.
+    """The reason why the provider cannot load, and the fix.
 
     Attributes:
         reason: a clause.
@@ -112,15 +112,15 @@ class Misfit:
 
 
 def misfit(build: CudaBuild, torch_has: TorchCuda, package: str) -> Misfit | None:
-    """Why a provider cannot load beside a torch; None if all that it needs is there.
+    """Explain why a provider cannot load beside a torch; None if all its libraries are there.
 
-    Other numbers than torch's are no reason by themselves: CUDA's libraries carry theirs in their names, so those of
-    two versions can be in one process.
+    Versions that differ from torch's are no reason by themselves: CUDA's libraries have their version in their names,
+    so two versions can be in one process.
 
     Args:
         build: the provider.
         torch_has: the versions that torch brings.
-        package: the distribution that the provider is of.
+        package: the distribution that the provider belongs to.
     """
     if not build.missing:
         return None

@@ -1,4 +1,4 @@
-"""Which execution provider serves which torch device, and with which options."""
+"""The execution provider of each torch device, and its options."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ __all__ = ["Place", "Placement", "classify"]
 
 
 class Place(Enum):
-    """Which of torch and ONNX Runtime runs a node, and why."""
+    """The runtime of a node, torch or ONNX Runtime, and the kind of reason."""
 
     LOWERED = auto()
     """An island takes it."""
@@ -52,11 +52,11 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one node runs.
+    """The place of one node, and the reason.
 
     Attributes:
         place: who runs it.
-        reason: why it has to stay in eager, of EAGER; why torch runs it faster, of CHOSEN; None of any other.
+        reason: EAGER: why ONNX Runtime cannot run it; CHOSEN: why torch is faster; else None.
     """
 
     place: Place

@@ -1,4 +1,4 @@
-"""Which of torch's kernels a call reaches while a compilation traces."""
+"""Control over the torch kernels that a call reaches while a compile traces."""
 
 from __future__ import annotations
 

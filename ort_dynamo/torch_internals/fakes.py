@@ -34,10 +34,10 @@ FAKE_TENSOR_LOG = "torch._subclasses.fake_tensor"
 
 
 def storage_identity(tensor: torch.Tensor) -> int:
-    """Which allocation a tensor lives in, fake ones included, equal for views; the address says it only of real ones.
+    """Identify the allocation of a tensor, also of a fake one; views of it give the same number.
 
-    Without the address of torch's own storage object, the hash of its Python object, which is made anew at each call
-    in versions before 2.1.
+    It is the address of torch's storage object, since data_ptr() works for real tensors alone. A torch without that
+    address gives the hash of the Python storage object, which versions before 2.1 make anew at each call.
     """
     storage: Any = tensor.untyped_storage()
     found = getattr(storage, "_cdata", None)

@@ -232,7 +232,7 @@ def untraced_modules(home: str) -> tuple[UntracedModule, ...]:
 
 
 def why_untraced(module: nn.Module) -> str | None:
-    """Why Dynamo skips the forward of a module compiled in place, by its rules; None where it does not."""
+    """Give Dynamo's reason to skip the forward of a module that was compiled in place, or None."""
     call = module.__dict__.get("_compiled_call_impl")
     if call is None or _check_verbose is None or _calls_inlined(call):
         return None

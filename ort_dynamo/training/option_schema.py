@@ -27,7 +27,7 @@ SPELLINGS: dict[_Path, _Path] = {
     (*_CASTS, "propagate_cast_ops_allow"): (*_CASTS, "allow"),
     (*_CASTS, "allow_layer_norm_mod_precision"): ("graph_transformer", "allow_layer_norm_mod_precision"),
 }
-"""Where the old documents put an option -> where the old code, and this one, has it. Both are accepted."""
+"""Path of an option in the old documents -> its path in the old code and here. Both are accepted."""
 
 _PIPELINE = ("distributed", "pipeline_parallel")
 FREE: tuple[_Path, ...] = (("provider_options",), (*_PIPELINE, "sliced_schema"), (*_PIPELINE, "sliced_axes"))

@@ -61,7 +61,7 @@ class LowerOpset(ir.passes.InPlacePass):
 
 
 class _Plan:
-    """Which nodes are replaced by which; nothing changes before all are known.
+    """The replacements of nodes; nothing changes before all are known.
 
     Args:
         version: the opset that the nodes are to be of.

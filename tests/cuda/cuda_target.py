@@ -40,14 +40,14 @@ _CUDA = torch.device("cuda", 0)
 
 @dataclass
 class Compiled:
-    """What was compiled: models as a session would get them, and what the compiles say."""
+    """The compiled models, as a session would get them, and the records of the compiles."""
 
     models: list[onnx.ModelProto] = field(default_factory=list)
     records: list[CompileRecord] = field(default_factory=list)
 
     @property
     def eager(self) -> dict[str, str]:
-        """Overload -> why it stays in eager."""
+        """Overload -> reason of its fallback."""
         return {str(n.target): n.reason for r in self.records for graph in r.graphs for n in graph.eager}
 
 

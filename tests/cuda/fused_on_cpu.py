@@ -27,7 +27,7 @@ from ort_dynamo.runtime.session_kernels import register_kernels
 
 _Host = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
 _HELD: list[Any] = []
-"""What sessions have the addresses of."""
+"""Objects whose addresses sessions hold, kept alive here."""
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def _guarded(host: Callable[..., int]) -> Callable[..., int]:
 
 
 def _extent(kernel: Kernel, index: int, symbols: Sequence[int]) -> int:
-    """How many elements of an input a kernel may read."""
+    """Count the elements of an input, from the first to the last that a kernel may read."""
     counts = [size.value(symbols) for size in kernel.loops]
 
     def end(load: Load) -> int:

@@ -1,4 +1,4 @@
-"""What the tests of torch.distributed share: ranks, with a folder of compiled graphs of their own."""
+"""Fixtures of the tests of torch.distributed: ranks, with a cache folder of their own."""
 
 from __future__ import annotations
 

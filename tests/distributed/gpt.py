@@ -127,7 +127,7 @@ def compiled(module: Any, **options: Any) -> Any:
 
 @dataclass(frozen=True)
 class Ran:
-    """What one rank saw.
+    """The observations of one rank.
 
     Attributes:
         losses: of the joined batch, step by step.

@@ -52,7 +52,7 @@ class RankFailedError(AssertionError):
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one rank.
+    """The outcome of one rank.
 
     Attributes:
         value: what its function returned; None where it did not return.
@@ -175,7 +175,7 @@ def compiled_in(folder: Path) -> dict[str, str]:
 
 
 def describe(results: Sequence[Result]) -> str:
-    """What became of ranks, those that left the same text together."""
+    """Describe the outcomes of ranks; ranks with the same error and exit code share an entry."""
     same: dict[tuple[str, int | None], list[int]] = {}
     for rank, result in enumerate(results):
         same.setdefault((result.error[-3000:], result.exitcode), []).append(rank)

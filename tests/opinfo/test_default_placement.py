@@ -31,7 +31,7 @@ from ort_dynamo.torch_internals.operators import aten, is_absent
 pytestmark = pytest.mark.default_placement
 
 SAMPLES = 3
-"""How many samples are run for each overload, of those that reach it."""
+"""The number of samples that run for each overload, of those that reach it."""
 
 REACHED: dict[str, tuple[Any, ...]] = {
     **{
@@ -100,7 +100,7 @@ NOT_COMPILED = {
 """Operator with samples that, alone, never reach the backend -> the reason."""
 
 PLACEMENTS = ("alone", "between")
-"""Whether torch can run all that there is to compute, or sessions run what is before and after."""
+"""The surroundings of the operator: none, so that torch can run all, or sessions before and after it."""
 
 
 @pytest.fixture(params=PLACEMENTS)

@@ -1,8 +1,8 @@
-"""Whether two results differ only in which of several equal elements they name.
+"""Comparison of results that allows other choices among equal elements.
 
-torch promises no choice among equal elements for unstable sorts, topk, kthvalue, mode and medians along a dimension:
-eager's is what its algorithm leaves (a vectorized or introspective sort, a partial sort, a quickselect), ours what TopK
-leaves.
+torch promises no choice among equal elements for unstable sorts, topk, kthvalue, mode and medians along a dimension.
+Eager's choice depends on its algorithm (a vectorized or introspective sort, a partial sort, a quickselect), ours on
+TopK.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _DIMENSION = {"sort": 0, "argsort": 0, "topk": 1, "kthvalue": 1, "median": 0, "n
 """Operator -> where its arguments have the dimension. msort has none: it sorts along the first."""
 
 _POSITIONS = {"argsort": "output 0", "msort": None}
-"""Operator -> which output is positions, for all others the second."""
+"""Operator -> index of the output that holds indices; for other operators it is the second."""
 
 
 def has_free_ties(name: str, sample: SampleInput) -> bool:
-    """Whether torch leaves the order of equal elements open for this call of the operator."""
+    """Check whether torch leaves the order of equal elements open in this call."""
     along_a_dimension = name not in ("median", "nanmedian") or sample.args or "dim" in sample.kwargs
     return (name in _DIMENSION and bool(along_a_dimension) and not sample.kwargs.get("stable")) or name == "msort"
 

@@ -54,7 +54,7 @@ class Noise:
 
 
 NOISE = {False: Noise(1e-6, 20, 1e-6, 2**-24, 7e-4), True: Noise(2**-8, 5, 2**-9, 2**-9, 0.3)}
-"""Whether a program uses autocast -> its tolerances."""
+"""Tolerances of a program, by whether it uses autocast."""
 
 _ROUNDED_RUNS = 3
 
@@ -79,7 +79,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs: a kind, which is the same for programs that fail alike, the name of it, and the numbers."""
+    """One difference: its kind (the same for programs that fail alike), the name, and the numbers."""
 
     kind: str
     name: str
@@ -91,7 +91,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a program does in eager.
+    """The reference of a program: its runs in eager.
 
     Attributes:
         eager: its run in float32.

@@ -48,15 +48,15 @@ class Tap:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Where an operator samples.
+    """The sizes and modes of one sampling operator.
 
     Attributes:
-        sizes: of the image, (N, C, *space).
-        out: of the grid, (N, *space).
-        mode: of interpolation.
-        padding: mode of padding.
+        sizes: the shape of the image, (N, C, *space).
+        out: the shape of the grid without its last dimension, (N, *space).
+        mode: the interpolation mode.
+        padding: the padding mode.
         align_corners: whether -1 and 1 are the centres of the corner pixels, not their edges.
-        dtype: computed in.
+        dtype: the dtype of the computation.
     """
 
     sizes: tuple[Size, ...]
@@ -192,7 +192,7 @@ def _taps(ctx: LoweringContext, this: Sampling, coordinate: ir.Value, length: Si
 def _sampling(
     ctx: LoweringContext, image: ir.Value, grid: ir.Value, mode: int, padding: int, align_corners: bool
 ) -> tuple[Sampling, list[list[Tap]]]:
-    """Where is sampled, and the taps along each axis of the image, outermost first."""
+    """Give the sizes and modes, and the taps along each axis of the image, outermost first."""
     op, dtype = ctx.op, float_dtype(ctx.dtype(image))
     if dtype != ctx.dtype(image) and ctx.target.facts.samples_in_own_dtype:
         # A position that is off by its rounding is another pixel. torch's CUDA kernels compute in float32, as here.

@@ -21,9 +21,9 @@ _REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "max": "max", "min": 
 
 
 class _Segments:
-    """Which segment each entry of `data` belongs to, and reductions by segment.
+    """The segment of each entry of `data`, and reductions by segment.
 
-    Entries before the first and behind the last segment go to one more, which is cut off.
+    Entries before the first segment and after the last one go to an extra segment, which is cut off.
 
     Attributes:
         axis: the dimension of `data` that is cut into segments.

@@ -52,7 +52,7 @@ class ORTModuleONNXModelException(ORTModuleFallbackException):
 
 
 class _FallbackPolicy(IntFlag):
-    """When a model runs in PyTorch; flags are joined by `|`. The name is ORTModule's."""
+    """Conditions under which a model runs in PyTorch; join flags by `|`. The name is ORTModule's."""
 
     FALLBACK_DISABLE = 1
     FALLBACK_FORCE_TORCH_FORWARD = 2

@@ -1,4 +1,4 @@
-"""Which nodes of a graph alias, read off the graph: by view operators and schemas, never by fake storages."""
+"""Alias analysis of a graph, by view operators and schemas, never by fake storages."""
 
 from __future__ import annotations
 

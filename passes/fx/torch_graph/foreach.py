@@ -1,4 +1,4 @@
-"""Which operators one call of torch's can compute for many tensors."""
+"""Tests for nodes that one foreach call of torch can compute for many tensors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which loops of a kernel run along which axes of a tensor, at one point of a group of nodes.
+"""Layouts: the loops of a kernel that run along each axis of a tensor, at one point of a group of nodes.
 
-A layout has for each axis the loops that it consists of, outermost first; an axis along which one element is repeated,
-and one of size 1, has none. Loops are numbered from the outermost.
+A layout lists the loops of each axis, outermost first. A broadcast axis and an axis of size 1 have none. Loops are
+numbered from the outermost.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ def _walks(kernel: Kernel, space: LongRows) -> Iterator[str]:
 
 
 class _Walk:
-    """Which steps of a kernel are one number of a row, and after how many loops along it each can be computed."""
+    """The steps of a kernel that are one scalar per row, and the loops over the row that each step has to wait for."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel

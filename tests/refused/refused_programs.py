@@ -164,7 +164,7 @@ def _images() -> Iterator[Call]:
                 places = torch.zeros((1, channels, *[1] * rank), dtype=torch.int64)
                 places[0, 0] = bad
                 call = lambda x, i, unpool=unpool: unpool(x, i, 2)  # noqa: E731
-                fault = f"index {bad}, output size {2**rank}, {channels} channel{'s' * (channels > 1)}"
+                fault = f"index {bad}, {2**rank} output elements, {channels} channel{'s' * (channels > 1)}"
                 yield Call(f"nn.functional.max_unpool{rank}d", fault, call, (torch.ones(places.shape), places))
     nothing, grid = torch.ones(1, 1, 0, 2), torch.ones(1, 1, 1, 2)
     sample = lambda x, g: F.grid_sample(x, g, align_corners=False)  # noqa: E731

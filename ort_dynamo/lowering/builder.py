@@ -235,7 +235,7 @@ def _attribute(name: str, value: Any) -> Any:
 
 
 def _fits(array: npt.NDArray[Any], dtype: ir.DataType) -> bool:
-    """Check whether `dtype` holds finite numbers of this size. As in torch, unsigned integers hold negative ones."""
+    """Check whether `dtype` holds this scalar. As in torch, unsigned integers hold negative scalars, too."""
     if not array.size or dtype == ir.DataType.BOOL:
         return True
     # Python compares integers with floats exactly, numpy does not.

@@ -103,7 +103,7 @@ FLOAT32_BESIDE_HALVES: Mapping[str, tuple[str, ...]] = _by_name(
         ),
     ),
 )
-"""Operator -> arguments that may be float32, all of them, where all others are float16 or bfloat16."""
+"""Operator -> arguments that may all be float32 while the other arguments are float16 or bfloat16."""
 
 OTHER_ARGUMENTS: Mapping[str, Mapping[str, str]] = _by_name(
     (

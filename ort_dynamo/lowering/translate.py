@@ -1,4 +1,4 @@
-"""Walks an FX graph, calls each node's lowering, and says where when something goes wrong."""
+"""Walk an FX graph and call each node's lowering; errors name the user's line."""
 
 from __future__ import annotations
 
@@ -372,7 +372,7 @@ def _located(node: Node, error: Exception) -> LoweringError:
 
 
 def _check_outputs(node: Node) -> None:
-    """Refuse outputs that no session can give, unless nobody reads them."""
+    """Refuse outputs that no session can give, unless no node reads them."""
     fake = node.meta.get("val")
     if fake is None:
         raise UnsupportedNodeError("it has no output, and runs for its side effect")

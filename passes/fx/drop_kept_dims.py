@@ -1,4 +1,4 @@
-"""A sum leaves out the dimensions that its readers drop."""
+"""Compute a sum without keepdim, if its readers drop the dimensions."""
 
 from __future__ import annotations
 

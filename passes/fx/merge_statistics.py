@@ -1,4 +1,4 @@
-"""The forward computes a recomputed BatchNorm once, with its running statistics."""
+"""Compute a recomputed BatchNorm once in the forward, with its running statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views that show the same elements of one tensor become one."""
+"""Merge equal views of one tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backward recomputes casts whose source takes less memory, or none, as a saved tensor."""
+"""Recompute casts in the backward if saving their source takes less memory, or none."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RecomputeCasts(PassBase):
 
 
 def _kept_casts(joint: JointGraph, static: frozenset[int]) -> Iterator[Node]:
-    """Yield the casts whose allocation is saved for the backward alone, and is better recomputed."""
+    """Yield the casts whose result only the backward needs, and that are cheaper to recompute than to save."""
     returned = frozenset(map(storage_of, filter(is_tensor, joint.outputs)))
     kept = frozenset(map(storage_of, joint.read_by_backward))
     for cast in joint.forward:

@@ -1,4 +1,4 @@
-"""The backward recomputes GELU's output from its input: the option gelu_recompute."""
+"""Recompute GELU's output in the backward from its input: the option gelu_recompute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backward recomputes clusters of operators that the user names: the option recompute_plan."""
+"""Recompute clusters of operators in the backward that the user names: the option recompute_plan."""
 
 from __future__ import annotations
 

@@ -125,9 +125,9 @@ def _given_scale(ctx: LoweringContext, scale: float | torch.SymFloat, dtype: tor
 def _bias(
     ctx: LoweringContext, mask: ir.Value | None, is_causal: bool, rows: Size, columns: Size, dtype: torch.dtype
 ) -> ir.Value | None:
-    """0 where a query may see a key and -inf where not, or the caller's numbers; None for no bias.
+    """Give the bias: 0 if a query may attend to a key, else -inf; or the caller's bias; None for no bias.
 
-    It is added to the scores: a Where on them takes twice as long.
+    It is added to the scores, since a Where on them takes twice as long.
     """
     op = ctx.op
     bias = None

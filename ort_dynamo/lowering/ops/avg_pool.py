@@ -60,7 +60,7 @@ def _lengths(ctx: LoweringContext, pool: Pool, count_include_pad: bool, dtype: t
 
 
 def _is_uniform(pool: Pool, count_include_pad: bool) -> bool:
-    """Check whether all windows are known to divide by the same number."""
+    """Check whether all windows are known to have the same divisor."""
     if any(pool.padding) and not count_include_pad:
         return False
     excess = fixed(pool.excess)

@@ -68,7 +68,7 @@ def convolution(
 
 
 def _has_kernel(ctx: LoweringContext, dtype: torch.dtype) -> bool:
-    """Check whether ONNX Runtime convolves `dtype`, or a wider one in its place."""
+    """Check whether ONNX Runtime has a convolution of `dtype`, or of a wider dtype to compute it in."""
     return ctx.target.takes("Conv", "", {"T": onnx_dtype(float_dtype(dtype))})
 
 

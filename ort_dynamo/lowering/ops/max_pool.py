@@ -26,7 +26,7 @@ _LOWEST = -(2**63)
 """The lowest int64."""
 
 Pooled = tuple[ir.Value, ir.Value | None]
-"""Maxima, and their indices within the plane unless nobody reads them."""
+"""The maxima, and their indices within the plane; None if no node reads the indices."""
 
 
 def _product(sizes: Sequence[Size]) -> Size:
@@ -115,7 +115,7 @@ def _pooled(
 
 
 def _present(build: Callable[[OpBuilder], Pooled]) -> Callable[[OpBuilder], list[ir.Value]]:
-    """`build` without the output that nobody wants."""
+    """Wrap `build` to drop the output that is not needed."""
     return lambda op: [value for value in build(op) if value is not None]
 
 

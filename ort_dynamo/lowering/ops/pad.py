@@ -170,12 +170,14 @@ def _add_reflections(
 
 
 def _fold_reflections(ctx: LoweringContext, grad: ir.Value, axis: int, before: int, after: int, size: Size) -> ir.Value:
-    """Add the gradients of reflected entries of `axis` to their sources: before, the entries behind the first; after,
-    those ahead of the last."""
+    """Add the gradients of reflected entries of `axis` to their sources.
+
+    The sources of the padding before are the entries after the first; those of the padding after precede the last.
+    """
     op = ctx.op
 
     def turned(first: int, last: int) -> ir.Value:
-        """Return the entries from `first` down to the one behind `last`, from the end of the axis where negative."""
+        """Return the entries from `first` down to the one after `last`; negative indices count from the end."""
         return op.Slice(grad, [first], [last], [axis], [-1])
 
     def padded(value: ir.Value, front: Size, back: Size) -> ir.Value:

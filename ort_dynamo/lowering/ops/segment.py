@@ -160,7 +160,7 @@ def segment_reduce_backward(
 def _product_slope(
     ctx: LoweringContext, segments: _Segments, slope: ir.Value, x: ir.Value, y: ir.Value, start: ir.Value
 ) -> ir.Value:
-    """`slope` times the product of all but one entry of its segment: y / x, but beside zero and nan from the others."""
+    """Multiply `slope` by the product of the segment's other entries: y / x, but exact beside zero and nan."""
     op = ctx.op
     zero, unknown = op.Equal(x, 0.0), op.IsNaN(x)
     special = op.Or(zero, unknown)

@@ -133,7 +133,7 @@ def slice_backward(
 
 
 def _interleaved(ctx: LoweringContext, value: ir.Value, sizes: list[Size], a: int, stride: int) -> ir.Value:
-    """`value`, of shape `sizes`, with `stride` - 1 zeros behind each entry of dimension `a`."""
+    """Insert `stride` - 1 zeros after each entry of dimension `a` of `value`, which has shape `sizes`."""
     op, rank, count = ctx.op, len(sizes), sizes[a]
     if a == rank - 1 and isinstance(count, int) and value.dtype == ir.DataType.FLOAT and rank > 1:
         # Padding single entries takes 3 ns each. Resize repeats them in a tenth of that, and Where takes the first.

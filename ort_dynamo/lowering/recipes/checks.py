@@ -106,10 +106,10 @@ def none_missing(
     axes: Sequence[int] | None,
     operator: str,
 ) -> ir.Value:
-    """Give `value` back, whose dimensions `axes` a reduction reduces, or stop where one of them has size 0.
+    """Give `value` with a check that a reduction over `axes` has elements; else the session stops.
 
-    A reduction that is known to be empty runs in torch, which says the same; one that is known not to be needs no
-    check.
+    A reduction that is known to be empty runs in torch, which raises the same error. One that is known to have elements
+    needs no check.
 
     Args:
         ctx: the node's.

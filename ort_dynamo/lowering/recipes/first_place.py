@@ -27,7 +27,7 @@ def first_place(
 ) -> ir.Value:
     """Give the first index, or the last, along an axis at which a bool is set: int64.
 
-    Where ArgMax does not give the first of equal numbers (defect arg_max_of_equals), it is an extreme of indices.
+    If ArgMax does not give the first of equal values (defect arg_max_of_equals), it reduces the indices.
 
     Args:
         ctx: the node's.
@@ -61,7 +61,7 @@ def first_place(
 
 
 def first_greatest(ctx: LoweringContext, x: ir.Value, axis: int, size: Size, rank: int) -> ir.Value:
-    """Give the first index along an axis of the greatest of int32 numbers; the axis stays, with size 1: int64."""
+    """Give the first index of the maximum of int32 along an axis, which stays with size 1: int64."""
     op = ctx.op
     if not ctx.target.has_defect("arg_max_of_equals"):
         place: ir.Value = op.ArgMax(x, axis=axis)

@@ -25,7 +25,7 @@ Length = TypeVar("Length", bound=Size)
 """Type of an axis' length: int where a matrix is made here, Size where the session makes it (antialias.py)."""
 
 _DENSE = 512
-"""The longest axis that is worth a dense matmul: it takes work in proportion to the product of both lengths."""
+"""Maximum length of an axis for a dense matmul, whose work grows with the product of both lengths."""
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ class _Body:
     """The body of the Loop that a node becomes.
 
     Attributes:
-        graph: it, with its inputs so far and without outputs.
-        op: builds in it.
-        index: 0-d int64, the number of the step.
-        condition: 0-d bool, whether this step was to be made.
+        graph: the body, with its inputs so far and without outputs.
+        op: the builder of nodes in it.
+        index: 0-d int64, the index of the step.
+        condition: 0-d bool, whether this step runs.
     """
 
     def __init__(self, ctx: LoweringContext) -> None:

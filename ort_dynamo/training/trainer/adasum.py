@@ -19,7 +19,7 @@ __all__ = ["adasum_hook", "adasum_pair", "adasum_reduce"]
 
 
 def adasum_pair(a: Tensor, b: Tensor) -> Tensor:
-    """Combine two gradients of one parameter; products are summed in float64, and one that is 0 gives the other."""
+    """Combine two gradients of one parameter, with dot products in float64; if one is 0, give the other."""
     wide_a, wide_b = a.double(), b.double()
     product = (wide_a * wide_b).sum()
     of_a, of_b = (wide_a * wide_a).sum(), (wide_b * wide_b).sum()

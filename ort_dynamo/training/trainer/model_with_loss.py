@@ -79,7 +79,7 @@ class CombinedModel(nn.Module):
         with self._computing(given):
             found = self.called(given)
         of_model = self._outputs - (self.loss_fn is not None)
-        outputs = list(islice(flat_outputs(found), of_model))  # results behind them may be anything
+        outputs = list(islice(flat_outputs(found), of_model))  # later results may be anything
         if len(outputs) < of_model:
             message = f"the model returns {len(outputs)} tensors, and model_desc has {of_model} outputs of it"
             raise TrainingGraphError(reason=message)

@@ -113,7 +113,7 @@ class TrainingState:
 
     @property
     def elements(self) -> int:
-        """The number of elements that are trained."""
+        """The number of trained elements."""
         return sum(weight.master.numel() for weight in self.weights)
 
     def name_of(self, name: str) -> str:

@@ -36,7 +36,7 @@ _ANNOTATED = ("aten", "prims", "mkldnn")
 
 
 def _annotated(node: Node, target: OpOverload) -> Iterator[Node]:
-    """Yield the inputs that stand for arguments which the schema says a result aliases."""
+    """Yield the inputs that a result aliases, according to the schema."""
     if all(result.alias_info is None for result in schema_of(target).returns):
         return
     for index, argument in enumerate(schema_of(target).arguments):
@@ -49,7 +49,7 @@ def _annotated(node: Node, target: OpOverload) -> Iterator[Node]:
 
 
 def returned_views(graph: Graph) -> frozenset[int]:
-    """Return the indices of a traced graph's outputs that are views to autograd: the last operator is one that says so.
+    """Return the indices of a traced graph's outputs that are views to autograd, by their last operator.
 
     `detach` is a view operator, too, but its result is no view to autograd.
     """

@@ -124,7 +124,7 @@ def differences(gm: GraphModule) -> Iterator[str]:
     offset of a value in memory of its own does not matter: torch traces a copy into a slice as one at the slice's.
     """
     anew: dict[Node, Any] = {}
-    memory: tuple[dict[int, int], dict[int, int]] = {}, {}  # allocation, as it is and anew -> a number
+    memory: tuple[dict[int, int], dict[int, int]] = {}, {}  # allocation, old and new -> an index
     with _fake_mode(gm.graph.nodes):
         for index, node in enumerate(gm.graph.nodes):
             if not _is_propagated(node):
@@ -242,9 +242,9 @@ def _described(value: Any) -> str:
 
 
 def _same(old: Any, new: Any, made: Mapping[int, Node]) -> bool:
-    """Check whether a node's new fake value says the same as its old one.
+    """Check whether a node's new fake value equals its old one.
 
-    `made` are the allocations in which the nodes before it live.
+    `made` are the allocations of the nodes before it.
     """
     if not _agree(old, new):
         return False

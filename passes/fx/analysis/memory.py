@@ -30,7 +30,7 @@ _SELECTIONS = frozenset(
         aten.masked_fill.Scalar,
         aten.masked_fill.Tensor,
         aten.threshold.default,
-        aten.threshold_backward.default,  # as a product with the mask
+        aten.threshold_backward.default,  # as a multiplication by the mask
         aten.where.ScalarOther,
         aten.where.ScalarSelf,
         aten.where.self,
@@ -50,7 +50,7 @@ class SavedTensor:
         nbytes: bytes of the whole allocation; symbolic sizes by their example.
         size: the same in symbols.
         operator: the operator that made it.
-        where: the user's line that called that.
+        where: the user's line that called the operator.
     """
 
     name: str

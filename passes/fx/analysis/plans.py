@@ -41,7 +41,7 @@ class Candidate:
         cluster: names of the recomputed operators, each followed by "+".
         type: RECOMPUTE, or RECOMPUTE_WITH_COMPROMISE.
         again: the nodes to recompute, views included, in order.
-        narrow: the narrow sides of casts to save in its place.
+        narrow: the narrow tensors of casts, saved instead.
     """
 
     cluster: str

@@ -1,15 +1,15 @@
-"""Batch normalization in training as sums over positions and arithmetic, of images whose channels come last.
+"""Batch normalization of channels_last images in training, as sums over positions and arithmetic.
 
-Fused kernels compute sums over rows and arithmetic. The mean and the variance of a channel are taken in one
-pass over the image, of numbers less a shift s that lies among them:
+Fused kernels compute sums over rows and arithmetic. The mean and the variance of a channel are computed in one pass
+over the image, after subtracting a shift s from its elements:
 
     mean = s + sum(x - s) / n
     variance = sum((x - s)^2) / n - (mean - s)^2
 
-With s = 0 the difference of the last line would lose all digits where the mean is large beside the deviation. (Chan,
-Golub and LeVeque, "Algorithms for computing the sample variance", 1983, equation 1.5.) Here s is the mean of k places
-of the first image. They are part of the channel, so (mean - s)^2 is at most n / k variances, and about 1 / k in data
-without order.
+With s = 0 the difference of the last line cancels all digits if the mean is much larger than the deviation (Chan,
+Golub and LeVeque, "Algorithms for computing the sample variance", 1983, equation 1.5). Here s is the mean of k
+elements of the channel in the first image. So (mean - s)^2 is at most n / k variances, and about 1 / k for random
+data.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _shift(add: _Builder, image: Node, wide: torch.dtype) -> Node:
 
 
 def _moved(add: _Builder, old: Any, new: Node, momentum: Any) -> Node:
-    """Return a running number, moved towards a new one."""
+    """Update a running statistic with a new value."""
     dtype = old.meta["val"].dtype
     new = add.to(new, torch.promote_types(new.meta["val"].dtype, dtype))
     old = add.to(old, new.meta["val"].dtype)

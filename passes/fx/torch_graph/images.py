@@ -76,7 +76,7 @@ def channels_last(rank: int) -> tuple[int, ...]:
 
 
 def is_known(fake: torch.Tensor) -> bool:
-    """Ask whether sizes and strides are numbers, and there are elements."""
+    """Check whether sizes and strides are static, and the tensor is not empty."""
     return all(isinstance(size, int) for size in (*fake.shape, *fake.stride())) and fake.numel() > 0
 
 
@@ -107,7 +107,7 @@ def is_back(node: Node) -> bool:
 
 
 def is_of_channels(node: Node) -> bool:
-    """Ask whether a node expands one number of each channel of an image to all of its positions."""
+    """Check whether a node expands one scalar per channel of an image to all positions."""
     if node.target is not aten.expand.default:
         return False
     source: Any = node.args[0]

@@ -128,7 +128,7 @@ class _Layout:
     def _expand_late(self, node: Node) -> None:
         """Compute each element once, before it is expanded: the expanded result then has any layout.
 
-        The gradient of a mean, for one, is divided by the number of elements, and a convolution reads it.
+        An example is the gradient of a mean: a division by the number of elements, which a convolution reads.
         """
         expanded: Any = node.args[0]
         with self._gm.graph.inserting_before(node):

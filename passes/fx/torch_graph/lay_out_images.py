@@ -294,7 +294,7 @@ class _Images(ImageNodes):
         return True
 
     def _expand(self, node: Node) -> bool:
-        """Expand numbers of channels to positions, such as the gradient of a mean of positions."""
+        """Expand one scalar per channel to all positions, such as the gradient of a mean over positions."""
         if not is_of_channels(node):
             return False
         source: Any = node.args[0]

@@ -58,7 +58,7 @@ def _is_lone_cast(node: Node) -> bool:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Yield the nodes that read a value, behind views."""
+    """Yield the nodes that read a value, through views."""
     for user in node.users:
         if is_remakable_view(user):
             yield from _readers(user)
@@ -67,7 +67,7 @@ def _readers(node: Node) -> Iterator[Node]:
 
 
 def _is_of_product(node: Node) -> bool:
-    """Ask whether a value is a matmul, or a result of a convolution, behind views."""
+    """Check whether a value is the result of a matmul or a convolution, through views."""
     while is_remakable_view(node):
         (node, *_) = node.all_input_nodes
     if node.target in PRODUCTS:

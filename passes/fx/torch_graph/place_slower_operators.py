@@ -1,4 +1,4 @@
-"""Operators for which ONNX Runtime takes several times torch's time run in torch, where that pays for the boundary."""
+"""Run operators in torch that are several times slower in ONNX Runtime, if that pays for the boundary."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ __all__ = ["SUFFIX", "CacheFolder", "FolderRefusedError", "StoredEntry"]
 
 SUFFIX = ".island"
 _ABANDONED = 3600.0
-"""Seconds after which a file that nobody has finished is of a process that is gone."""
+"""Seconds after which an unfinished file belongs to a process that has ended."""
 
 _LARGEST = 2**31
 """Bytes: protobuf's own limit of a model."""
@@ -168,10 +168,10 @@ class CacheFolder:
         return found
 
     def clear(self, unused: float = 0.0) -> int:
-        """Remove entries and unfinished files, and give their number.
+        """Remove entries and unfinished files, and return their number.
 
         Args:
-            unused: seconds for which an entry must not have been used; 0 removes all.
+            unused: remove entries that have not been used for this many seconds; 0 removes all.
         """
         if not is_own_folder(self.path):
             return 0

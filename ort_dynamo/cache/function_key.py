@@ -1,8 +1,8 @@
-"""The behaviour of a Python function, spelled as text: for keys that must change when the function does.
+"""The behaviour of a Python function as text, for keys that must change when the function does.
 
-The spelling holds bytecode, constants, defaults, the values that the closure captured and every global that the code
-reads, functions among them in turn. Names and line numbers of its source do not enter. Functions and modules of
-packages whose version a key holds anyway are spelled by name.
+The text has bytecode, constants, defaults, captured values and every global that the code reads; functions among these
+are included in the same way. Names and line numbers of the source are left out. Functions and modules of packages whose
+version is in the key are included by name.
 """
 
 from __future__ import annotations

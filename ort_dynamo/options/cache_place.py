@@ -64,13 +64,13 @@ def cache_place(disk_cache: bool | None = None, cache_dir: str | None = None) ->
 
 
 def traces_are_kept(trace_cache: bool | None = None) -> bool | None:
-    """Check whether torch is to store AOTAutograd's results; None where neither option nor variable says so.
+    """Check whether torch should store AOTAutograd's results; None if neither option nor variable is set.
 
     Args:
-        trace_cache: the option; None goes by ORT_DYNAMO_TRACE_CACHE.
+        trace_cache: the option; None uses ORT_DYNAMO_TRACE_CACHE.
 
     Raises:
-        InvalidVariableError: ORT_DYNAMO_TRACE_CACHE has a value that it cannot take.
+        InvalidVariableError: ORT_DYNAMO_TRACE_CACHE has an invalid value.
     """
     return _says(TRACE_SWITCH, trace_cache)
 

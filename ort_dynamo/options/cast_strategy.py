@@ -30,10 +30,10 @@ class PropagateCastOpsStrategy(enum.IntEnum):
 
 
 def checked_strategy(value: object) -> PropagateCastOpsStrategy:
-    """Return a member, from itself, its name in any case, its number, or ONNX Runtime's own enumeration.
+    """Return a member, given itself, its name in any case, its integer, or a member of ONNX Runtime's enumeration.
 
     Raises:
-        InvalidOptionError: it is none of them.
+        InvalidOptionError: the value is none of these.
     """
     members = PropagateCastOpsStrategy.__members__
     name = getattr(value, "name", value)

@@ -114,7 +114,7 @@ class RecomputeOptions:
         attn_dropout_recompute: the dropout between an attention's softmax and its values.
         gelu_recompute: GELU outputs that a matmul reads.
         transformer_layer_recompute: the inside of layers; the inputs of a layer are saved.
-        number_recompute_layers: how many layers, from the first; 0 is all but the last.
+        number_recompute_layers: the number of layers, from the first; 0 means all but the last.
         recompute_from_inputs: results of one pointwise operator on tensors that are saved anyway.
         memory_budget: save at most this much for the backward: a fraction in [0, 1] of the bytes that are saved without
             recomputation, or bytes as text ("2GiB", "500MB"). None sets no limit.
@@ -149,7 +149,7 @@ class RecomputeOptions:
             self.budget()
 
     def budget(self) -> float | int:
-        """memory_budget, which is not None, as a fraction (float) or a number of bytes (int)."""
+        """memory_budget, which is not None, as a fraction (float) or in bytes (int)."""
         given = self.memory_budget
         if isinstance(given, str) and (match := _BYTES.fullmatch(given.strip())):
             return int(float(match["number"]) * _UNITS[match["unit"].lower()])
@@ -360,11 +360,11 @@ def make_options(fields: Mapping[str, Any]) -> Options:
 
 
 _LEVELS: Mapping[int, GraphOptimization] = {0: "disable", 1: "basic", 2: "extended", 3: "all", 99: "all"}
-"""onnxruntime.GraphOptimizationLevel, as numbers."""
+"""onnxruntime.GraphOptimizationLevel, as integers."""
 
 
 def _plain_attributes(given: Any) -> dict[str, str | int | bool]:
-    """Attributes of a SessionOptions that have a plain value other than a new one's; a dict of them as it is."""
+    """Give the attributes of a SessionOptions that differ from a new one's; a dict of attributes is unchanged."""
     if given is None:
         return {}
     if isinstance(given, (Mapping, tuple)):
@@ -377,5 +377,5 @@ def _plain_attributes(given: Any) -> dict[str, str | int | bool]:
         fresh = type(given)()
         names = [name for name in dir(given) if not name.startswith("_") and not callable(getattr(given, name))]
         pairs = {name: getattr(given, name) for name in names if getattr(given, name) != getattr(fresh, name)}
-    # An enumeration is a number, by which it is set again.
+    # An enumeration becomes its integer, which can be set again.
     return {str(name): value if isinstance(value, (str, int)) else int(value) for name, value in pairs.items()}

@@ -23,7 +23,7 @@ __all__ = ["Plan", "PlanType", "read_plans"]
 
 
 class PlanType(IntEnum):
-    """The action of a plan on the tensors of its cluster; ONNX Runtime's numbers."""
+    """The action of a plan on the tensors of its cluster, with ONNX Runtime's values."""
 
     NONE = 0
     """Nothing: a line that is switched off."""

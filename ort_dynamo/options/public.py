@@ -122,7 +122,7 @@ DEPRECATED: Mapping[str, str] = {
     "disk_cache": "cache=True or cache=False",
     "cache_dir": "cache=FOLDER",
 }
-"""Name of an earlier release, which still works -> the option in its place."""
+"""Deprecated name, which still works -> the option that replaces it."""
 
 _ELSEWHERE = dict.fromkeys(
     ("provider", "providers", "execution_provider", "execution_providers"),

@@ -46,7 +46,7 @@ class Halves:
     Attributes:
         forward: the graph that saves tensors for the backward.
         backward: the graph that reads them, and recomputes the tensors that are not saved.
-        passes: the passes that ran on the way.
+        passes: the passes that ran before, between and after.
     """
 
     forward: GraphModule

@@ -107,8 +107,8 @@ def _follows(name: str, following: str) -> bool:
 def module_lines(modules: Sequence[ModuleNodes], most: int = 8) -> Iterator[str]:
     """Yield a heading for each model, and lines of its modules.
 
-    A module is shown with all that is inside it. It gives way to its submodules where they run in different places, as
-    long as a model has few lines.
+    A module is listed with all that is inside it. If its submodules run in different places, they are listed instead,
+    as long as the model has few lines.
     """
     models: dict[str, list[ModuleNodes]] = {}
     for one in modules:

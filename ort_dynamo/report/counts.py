@@ -134,10 +134,10 @@ def _designed(by_design: Counter[str]) -> str:
 
 
 def report_left_out(frame: Frame) -> None:
-    """Log once a function that this backend was to compile, and that Dynamo left to eager.
+    """Log once that Dynamo runs a function in eager that this backend should compile.
 
-    It is said where the recompile limit is reached, and of recurrent layers. Of other functions it is said only while
-    nothing has been compiled: many programs have some that do nothing with tensors.
+    It logs functions that reach the recompile limit, and recurrent layers. It logs others only while nothing has been
+    compiled, since many programs have functions without tensors.
     """
     if frame.caller is None or frame.caller.backend != BACKEND:
         return

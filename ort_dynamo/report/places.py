@@ -20,13 +20,13 @@ PLACE = 'Set options={"placement": "onnxruntime"} to run in ONNX Runtime what to
 
 @dataclass(frozen=True)
 class EagerNodes:
-    """Nodes that stay in eager for one reason.
+    """Fallback nodes with the same reason.
 
     Attributes:
         target: their overload or function, as text.
-        reason: why ONNX Runtime does not take them.
-        lines: the user's lines that they come from, each once, in order.
-        count: how many there are.
+        reason: why ONNX Runtime cannot run them.
+        lines: the user's lines of the nodes, each once, in order.
+        count: the number of nodes.
     """
 
     target: str

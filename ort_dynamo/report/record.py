@@ -56,11 +56,11 @@ class GraphRecord:
         native: overload, as text -> its nodes inside islands.
         by_design: overload, as text -> its nodes that torch runs by design: random ops and collectives.
         chosen: "overload: reason", as text -> its nodes that torch runs by choice, since it is faster.
-        eager: the nodes that stay in eager because they must, with reasons and lines.
+        eager: the fallback nodes, with reasons and lines.
         islands: the islands, in the order in which they run.
         passes: FX passes on this graph alone, in order.
         seconds: the time of its compile, islands included.
-        not_recorded: why it is not recorded in a CUDA graph, though that was asked for; "" otherwise.
+        not_recorded: why it is not recorded in a CUDA graph although the option asks for it; else "".
         modules: the modules that called the operators -> "native", "by_design", "chosen" or "eager" -> nodes.
     """
 
@@ -85,7 +85,7 @@ class CompileRecord:
         graphs: forward and backward in the order in which they were compiled, or one inference graph.
         seconds: the time of the whole, AOTAutograd's trace included.
         compile_id: torch's name for this compile, such as "0/1"; None where torch gives none.
-        saved: the file that says how its saved models join; None where they are not saved.
+        saved: the JSON file that describes how its saved models connect; None if they are not saved.
     """
 
     partition: PartitionRecord | None

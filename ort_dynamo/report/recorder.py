@@ -75,7 +75,7 @@ class Records(Listener):
         """Give the record of the compile, and keep it with those of the process.
 
         Args:
-            saved: the file that says how its saved models join.
+            saved: the JSON file that describes how its saved models connect.
         """
         if not self.graphs:  # a forward that was read without its backward does not count
             for graph, cut in self._read:

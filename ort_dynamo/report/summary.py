@@ -81,7 +81,7 @@ class Summary:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the page as a notebook shows it."""
+        """Return the HTML page for notebooks."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def _lines(self) -> Iterator[str]:

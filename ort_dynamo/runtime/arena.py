@@ -7,7 +7,7 @@ from ort_dynamo.runtime.importing import onnxruntime
 __all__ = ["ARENA", "SharedArena"]
 
 _SMALLEST = 32 << 20
-_LARGEST = 2**31 - 256  # ONNX Runtime takes it as a 32-bit number, and in units of 256 bytes
+_LARGEST = 2**31 - 256  # ONNX Runtime reads a 32-bit integer, in units of 256 bytes
 _ROOM = 1.5
 """The first region's size over the expected bytes, for holes (docs/internals/decisions/0005-order-of-a-backward.md)."""
 

@@ -1,7 +1,7 @@
-"""The module that uses private names of ONNX Runtime: how tensors cross, how a session runs on them.
+"""Tensors into and out of sessions: the only module that uses private names of ONNX Runtime.
 
-Private calls are faster than public ones and change between releases without notice. Which of the two are taken is
-decided once in a process, by asking the installed build for its signatures, never by its version number:
+Private calls are faster than public ones, but change between releases without notice. Each process chooses once, by
+the signatures of the installed build, never by its version number:
 
 | call | the builds that have it | without it |
 |---|---|---|

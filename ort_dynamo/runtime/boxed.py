@@ -24,12 +24,12 @@ __all__ = ["Island", "RunWatch", "boxed"]
 
 
 class Island(torch.nn.Module):
-    """Stands in the outer graph for a compiled island, which `boxed` has it call without this module.
+    """The node of a compiled island in the outer graph; `boxed` replaces it by a direct call.
 
     Args:
-        compiled: the compiled island that runs.
+        compiled: the compiled island.
         places: name of an ONNX node that data can stop -> where it comes from in the user's code.
-        covers: the modules and the graph that it is of, which a profile shows.
+        covers: the modules and the graph that it belongs to, for profiles.
     """
 
     def __init__(self, compiled: CompiledGraph, places: Mapping[str, str], covers: str = "") -> None:

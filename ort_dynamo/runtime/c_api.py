@@ -1,6 +1,6 @@
-"""ONNX Runtime's C API as ctypes calls it, for those of its functions that fused kernels need.
+"""ONNX Runtime's C API by ctypes, as far as fused kernels need it.
 
-Releases from 1.18 on have these functions and fields at these places.
+Releases since 1.18 have these functions and fields at these offsets.
 """
 
 from __future__ import annotations
@@ -166,10 +166,10 @@ _CONSTRUCTED = 0b1111
 
 
 def options_address(settings: Any) -> int | None:
-    """Return the address of a SessionOptions' C++ object; None where the layout is not the known one.
+    """Return the address of a SessionOptions' C++ object; None if the object has an unknown layout.
 
-    pybind11 keeps it behind the object's reference count and type, and a second time in the pointer that owns it. The
-    memory at that address must begin with the execution mode.
+    pybind11 stores it after the object's reference count and type, and again in the pointer that owns it. The memory at
+    that address must begin with the execution mode.
     """
     if not isinstance(settings, onnxruntime().SessionOptions) or type(settings).__basicsize__ != _OBJECT_SIZE:
         return None

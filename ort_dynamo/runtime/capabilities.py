@@ -181,7 +181,7 @@ NEWEST_TESTED = "1.32"
 
 @lru_cache(maxsize=1)
 def say_if_untested() -> None:
-    """Log, once a process, that the installed runtime is newer than any tested; it is never refused for its number."""
+    """Log once per process that the installed runtime is newer than any tested one; it is never refused for that."""
     runtime = installed_runtime()
     say_if_newer(_log, runtime.package, runtime.version, NEWEST_TESTED)
 
@@ -208,8 +208,8 @@ _FUSIONS_OF_NORMS = (
     "EmbedLayerNormFusion",
     "AttentionFusion",
 )
-"""Our layer norms are one node already. The others put contrib operators in the place of an inference graph's layers,
-whose optional outputs and masks are other than those of the nodes they replace."""
+"""Our layer norms are one node already. The other fusions replace layers of inference graphs by contrib operators,
+whose optional outputs and masks differ from those of the replaced nodes."""
 
 
 def omitted_optimizers(dtypes: Collection[ir.DataType], target: Target) -> list[str]:

@@ -103,7 +103,7 @@ def _compare(node: Node, result: Any) -> None:
 
 
 def _agree(promised: Any, real: Any) -> bool:
-    """Check whether numbers are equal; a symbol equals any number."""
+    """Check whether sizes are equal; a symbol equals any size."""
     return all(isinstance(one, torch.SymInt) or one == other for one, other in zip(promised, real, strict=True))
 
 

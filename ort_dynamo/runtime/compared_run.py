@@ -16,7 +16,7 @@ from ort_dynamo.target import Target
 __all__ = ["compared"]
 
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""dtype -> how far apart two results may be, in units of the larger one's largest finite number."""
+"""dtype -> the tolerance of two results, in units of the larger one's largest finite element."""
 
 _OTHERS = 0.01
 """The part of integers and truth values that may differ, as where rounding decides a comparison."""

@@ -1,4 +1,4 @@
-"""Reads ONNX Runtime's words where data stops a graph, and says them as the user knows things."""
+"""Turn ONNX Runtime's errors about data into errors with the user's operator, module and line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _INDEX = (
 
 
 def data_error(words: str, places: Mapping[str, str]) -> ExecutionError:
-    """Make the error of a graph that ONNX Runtime stopped in.
+    """Make the error for a graph that ONNX Runtime stopped.
 
     Args:
         words: ONNX Runtime's message.

@@ -234,7 +234,7 @@ def _launch(api: Api, op: _Op, context: int, pointers: Sequence[int], symbols: S
 
 
 def _status(api: Api, op: _Op, call: Callable[[], None]) -> int | None:
-    """Return the address of a status that says why a call failed, or null."""
+    """Return the address of a status with the reason of a failed call, or null."""
     try:
         call()
         return None

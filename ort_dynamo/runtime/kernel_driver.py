@@ -33,7 +33,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 class LaunchError(Exception):
-    """A kernel cannot be loaded or launched; the message says why."""
+    """A kernel cannot be loaded or launched; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ class Driver:
     def need_context(self, ordinal: Callable[[], int | None], output: int) -> None:
         """Give this thread the primary context of the kernel's device, unless it has a context.
 
-        A launch does not make one, as CUDA's runtime does.
+        A launch does not create one, unlike one by CUDA's runtime.
 
         Args:
-            ordinal: says which device it is; None goes by `output`.
+            ordinal: gives the index of the device; if it gives None, the device is that of `output`.
             output: an address on the device.
         """
         context = c_void_p()

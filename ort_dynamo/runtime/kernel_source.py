@@ -59,7 +59,7 @@ _NODES = (
 
 
 class KernelSourceError(ValueError):
-    """A text is no kernel that may be compiled; the message says why."""
+    """A text is not a kernel that may be compiled; the message has the reason."""
 
 
 @dataclass(frozen=True)

@@ -138,10 +138,10 @@ def _open(
 
 
 def _quiet(given: dict[str, str], options: SessionSettings) -> contextlib.AbstractContextManager[None]:
-    """Silence the warning that releases from 1.26 print for each session that names its device.
+    """Silence a warning that releases since 1.26 print for each session that names its device.
 
-    It says that no plugin provides the device, which none has to. A program that sets the severity of the session's log
-    sees it.
+    It warns that no plugin provides the device, but none is needed. A program that sets the log severity of the session
+    still sees it.
     """
     asked = any(attribute == "log_severity_level" for attribute, _ in options.session_options)
     return errors_only() if "device_id" in given and not asked else contextlib.nullcontext()
@@ -180,7 +180,7 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
         ARENA.register()
         if ARENA.registered:
             settings.add_session_config_entry("session.use_env_allocators", "1")
-        # Blocks planned for a whole run ("memory patterns") need the arena in one piece, and so would make it grow.
+        # Memory patterns plan one block per run. The arena would have to grow to have it contiguous.
         settings.enable_mem_pattern = False
         # Nor is a buffer kept for a later result of exactly its size, which holds it until then: the arena finds one.
         settings.enable_mem_reuse = False
@@ -194,5 +194,5 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
         if not hasattr(settings, attribute):
             expected = "attributes of this ONNX Runtime's SessionOptions"
             raise InvalidOptionError(name="session_options", value=attribute, expected=expected)
-        setattr(settings, attribute, type(getattr(settings, attribute))(given))  # an enumeration is given as its number
+        setattr(settings, attribute, type(getattr(settings, attribute))(given))  # an enumeration is an integer here
     return settings

@@ -59,10 +59,11 @@ def session_code(
 ) -> Callable[..., Any]:
     """Write the function that runs a graph on one value per input.
 
-    With `owned` results are torch's own tensors, which ONNX Runtime fills. Where it alone knows their sizes, `owned`
-    makes them of its. torch's errors for want of memory pass through.
+    With `owned`, results are torch's tensors, which ONNX Runtime fills. If only ONNX Runtime knows their sizes, `owned`
+    copies its results. torch's out-of-memory errors are not caught.
 
-    Of a graph that takes a matrix, a transposed one and a bool, and gives one tensor, with onnxruntime 1.31:
+    This is the function of a graph with a matrix, a transposed matrix and a bool as inputs and one output, for
+    onnxruntime 1.31:
 
         def run(x0, x1, x2):
             if processes.current != own.process:
@@ -186,7 +187,7 @@ _ARITHMETIC = re.compile(r"(?:\w+|//|[-+*() ])+")
 
 
 def _size(size: Any, known: Mapping[str, str]) -> str | None:
-    """Return a size as Python; None where it has more than sums, products and floors of known names."""
+    """Return a size as Python source; None if it has more than sums, products and floors of known names."""
     if isinstance(size, int):
         return str(size)
     if not isinstance(size, str) or not _ARITHMETIC.fullmatch(size) or re.search(r"\w\(", size):  # a call
@@ -221,7 +222,7 @@ def _spelled(numbers: Sequence[int]) -> str:
 
 
 def _fitted(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same numbers in memory that ONNX Runtime reads as they are."""
+    """Return the same elements in memory that ONNX Runtime can read directly."""
     tensor = tensor.contiguous()
     if not tensor.numel():
         tensor = tensor.new_empty(tensor.shape)  # contiguous to torch with any strides, not to ONNX Runtime

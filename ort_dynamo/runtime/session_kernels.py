@@ -74,14 +74,14 @@ def session_kernels(
 
 
 def register_kernels(settings: Any, kernels: Sequence[FusedKernel], store: KernelStore | None = None) -> None:
-    """Let a session that is opened with these settings run these kernels.
+    """Register kernels for a session that is opened with these settings.
 
-    Where that cannot be, the session computes the nodes that they stand for, and a warning says so.
+    If that fails, the session runs the original nodes, and a warning is logged.
 
     Args:
         settings: an onnxruntime SessionOptions.
-        kernels: of different names.
-        store: its folder keeps the C library.
+        kernels: the kernels, with different names.
+        store: the store whose folder has the C library.
     """
     if not kernels:
         return

@@ -27,7 +27,7 @@ from ort_dynamo.torch_internals.operators import OpOverload
 __all__ = ["describe_graph"]
 
 _INLINE = 64
-"""Elements of the largest constant that is written as numbers; others are files of their bytes."""
+"""Maximum number of elements of a constant that is written as text; larger ones are binary files."""
 
 
 def describe_graph(segmented: Segmented, role: str, folder: Path, seen: slice) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class _Join:
         return self._values.get(argument.get("value", "")) if isinstance(argument, dict) else None
 
     def sizes(self, arguments: Sequence[Any], called: str) -> ir.Value:
-        """Return a vector of sizes, given as numbers and values."""
+        """Return a vector of sizes, given as integers and values."""
         if all(isinstance(one, int) for one in arguments):
             return self._constant(np.asarray(arguments, np.int64), f"{called}/sizes")
         parts = [self.size(one, called) for one in arguments]
@@ -206,7 +206,7 @@ class _Join:
 
 
 def _typed(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Type and shape of a value; a number has none of the latter."""
+    """Give the type and shape of a value; a scalar has no shape."""
     dtype = TORCH_TO_ONNX.get(getattr(torch, str(one.get("dtype")), torch.complex64))
     if dtype is None:
         return {}

@@ -59,7 +59,7 @@ def readable(serialised: bytes, island: GraphModule, known: Mapping[str, str]) -
         for index, value in enumerate(node.outputs):
             if value.name and value not in named:
                 plain = str(node.name) if len(node.outputs) == 1 else f"{node.name}:{index}"
-                # A name alone says little: lowering's name add_1 may be of the second result of add.
+                # A name alone is ambiguous: the lowering's add_1 may be the second result of add.
                 mine = nodes.get(value.name) if value.name == origins[node] else None
                 named[value] = unique.fresh(plain if mine is None else _name(mine))
     for value, name in named.items():

@@ -29,7 +29,7 @@ __all__ = ["Scopes", "at_opset", "export_graph"]
 
 
 Scopes = Callable[[Mapping[Node, str]], Mapping[Node, str]]
-"""(node of a graph -> path of the module that it is in, empty outside of all) -> where the file says that it is."""
+"""(node of a graph, path of its module or "") -> its scope in the file."""
 
 
 def export_graph(
@@ -49,12 +49,12 @@ def export_graph(
     Args:
         gm: an inference graph or a joint graph of AOTAutograd, which is changed.
         program: the program's names for its inputs.
-        options: by which passes run.
+        options: the options of the passes.
         outputs: the names of the outputs.
-        stands_alone: whether the model does all that torch does beside it: it draws its random numbers, and leaves out
-            assertions, as nothing in ONNX stops a run. Without, random operators are refused.
-        contrib_ops: whether it may have ONNX Runtime's own operators; without, any runtime can load it.
-        scopes: says where nodes are, by which they and their values are then called.
+        stands_alone: whether the model needs no torch beside it. It then has random operators, and no assertions, since
+            nothing in ONNX stops a run. Otherwise random operators are refused.
+        contrib_ops: whether it may have ONNX Runtime's contrib operators; without them, any runtime can load it.
+        scopes: gives the scope of a node, for its name and those of its values.
 
     Raises:
         TrainingGraphError: a node has no form in ONNX.

@@ -41,11 +41,11 @@ class Place(Enum):
     COLLECTIVE = auto()
     """Communication with other processes, or the wait for it: torch's by design, as the process group is torch's."""
     OBSERVER = auto()
-    """It shows a value to the program (statistics of activations): torch's by design, as the observer is Python."""
+    """An observer that gives a value to Python (statistics of activations): torch's by design."""
     HOST = auto()
     """Arithmetic on Python scalars (symbolic sizes), an assertion or a constant, which torch has for free."""
     INPUT_SIZE = auto()
-    """A size of a computed tensor that follows from the sizes of the graph's inputs: nobody has to wait for it."""
+    """A size of a computed tensor that follows from the sizes of the graph's inputs, so no island waits for it."""
     WRITE = auto()
     """An input written to: all nodes before it run before it, all nodes after it run after."""
 
@@ -69,7 +69,7 @@ def classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.d
     Args:
         graph: a functional ATen graph with fake values in meta["val"].
         refuse: why a call_function node cannot be lowered, or None.
-        device: the device of the graph's sessions; nodes on any other stay in eager.
+        device: the device of the graph's sessions; nodes on other devices are fallbacks.
     """
     carried: set[Any] = set()
     for node in graph.find_nodes(op="placeholder"):

@@ -252,7 +252,7 @@ class _Island:
 
 
 def _needs_contiguous(node: Node) -> bool:
-    """Check whether the operator of `node` says that a compiler has to hand it contiguous tensors."""
+    """Check whether the operator of `node` is tagged to need contiguous tensors."""
     target = node.target
     return (
         isinstance(target, OpOverload) and torch.Tag.needs_contiguous_strides in target.tags and not is_mutable(target)

@@ -141,7 +141,7 @@ def _readers_of_parts(groups: Sequence[Group], kernels: Sequence[Kernel]) -> set
 
 
 def _behind_reshapes(value: ir.Value) -> ir.Value:
-    """Return the value whose memory another one shows."""
+    """Return the value that another one is a view of."""
     while (node := value.producer()) is not None and node.op_type in _RESHAPES and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
@@ -182,7 +182,7 @@ def _finished(
 
 
 def _remove_unread(graph: ir.Graph, nodes: set[ir.Node]) -> None:
-    """Remove those of the nodes, in the order of the graph, whose results nobody reads."""
+    """Remove dead nodes among these, which are in the order of the graph."""
     for node in [node for node in reversed(graph) if node in nodes]:
         if not any(output.uses() or output.is_graph_output() for output in node.outputs):
             graph.remove(node, safe=True)

@@ -1,4 +1,4 @@
-"""A sum over leading axes becomes a matmul with ones."""
+"""Replace a sum over leading axes by a matmul with ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FuseRowSum(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
     def _match(self, node: ir.Node) -> int:
-        """Return the number of rows summed, or 0 where the node is no match."""
+        """Return the number of summed rows, or 0 if the node does not match."""
         if node.op_type != "ReduceSum" or node.domain or len(node.inputs) != 2:
             return 0
         x, axes_value = node.inputs

@@ -1,4 +1,4 @@
-"""Every graph output gets a value of its own."""
+"""Give every graph output a value of its own."""
 
 from __future__ import annotations
 

@@ -218,4 +218,4 @@ LAYOUTS: Mapping[OpOverload, Callable[..., Any]] = present(
         },
     }
 )
-"""Overload -> the function that is traced in its place, with the overload's own arguments."""
+"""Overload -> the function that is traced instead, with the same arguments."""

@@ -1,4 +1,4 @@
-"""Says why a fusion leaves a node alone that looks like a match; TORCH_LOGS=+ort_dynamo shows it."""
+"""Log why a fusion skips a node that looks like a match, under TORCH_LOGS=+ort_dynamo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says which operators may compute in a narrower float type, and which of their operands change type with them."""
+"""Rules for operators that may compute in a narrower float dtype, and for their operands that change with them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXACT = frozenset({
 })  # fmt: skip
 """Level 1: each element of a result is an element of an operand, its negative, its magnitude or zero.
 
-Rounding commutes with all of them, so it makes no difference on which side of one a cast stands.
+Rounding commutes with all of them, so a cast before one gives the same result as a cast after it.
 """
 
 COMPUTES_WIDE = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "Softmax", "Tanh"})

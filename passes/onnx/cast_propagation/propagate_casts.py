@@ -1,4 +1,4 @@
-"""Casts between float32 and a narrower type move to where they cost least, and cancel where they meet."""
+"""Move casts between float32 and a narrower dtype to where they cost least; cancel those that meet."""
 
 from __future__ import annotations
 
@@ -160,15 +160,15 @@ class PropagateCasts(ir.passes.InPlacePass):
         return summary
 
     def _round(self, model: ir.Model, dtype: ir.DataType, editor: CastEditor) -> tuple[int, bool]:
-        """Reduce, then make narrow the regions that pay, inner graphs first.
+        """Remove casts, then narrow the regions that pay, inner graphs first.
 
         Returns:
-            The number of nodes made narrow, and whether anything changed.
+            The number of narrowed nodes, and whether anything changed.
         """
         narrowed, changed = 0, False
         for graph in [*reversed(list(model.graph.subgraphs())), model.graph]:
             changed |= editor.reduce(graph, dtype)
-            changed |= editor.remove_unused(dtype)  # a cast that nothing reads must not draw others towards it
+            changed |= editor.remove_unused(dtype)  # a dead cast must not attract others
             if self.strategy == PropagateCastOpsStrategy.NONE:
                 continue
             sizes = ElementCounts(model)
@@ -226,7 +226,7 @@ def _casts(model: ir.Model, dtype: ir.DataType) -> Iterator[ir.Node]:
 
 
 def _elements(node: ir.Node, sizes: ElementCounts) -> int:
-    """Return the number of elements cast; 0 where it is unknown."""
+    """Return the number of elements that are cast; 0 if it is unknown."""
     size = sizes[node.outputs[0]]
     return 0 if size.symbols else size.factor
 

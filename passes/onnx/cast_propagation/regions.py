@@ -1,4 +1,4 @@
-"""Finds where casts between float32 and a narrower type stand in an ONNX graph, and would cost least.
+"""Find the casts between float32 and a narrower dtype in an ONNX graph, and their cheapest places.
 
 The nodes that may become narrow are labelled narrow or wide. A value made wide that narrow nodes read needs one cast,
 a value made narrow that wide nodes read needs one back; readers share it, and other operands have the right type
@@ -226,10 +226,10 @@ def _components(candidates: Collection[ir.Node], casts: Iterable[_Cast]) -> list
 
 
 def _cheapest(component: set[ir.Node], casts: list[_Cast]) -> set[ir.Node]:
-    """Return the nodes of a component to make narrow, none if that would leave more to cast.
+    """Return the nodes of a component to narrow; none if that would cast more elements.
 
-    Sizes with symbols are compared symbol by symbol: where new casts outnumber those that go in any of them, such
-    casts are ruled out and the rest is tried again.
+    Symbolic sizes are compared symbol by symbol. If new casts outweigh removed ones in any symbol, new casts with this
+    symbol are excluded, and the search runs again.
     """
     ruled_out: set[tuple[str, ...]] = set()
     while True:

@@ -38,7 +38,7 @@ class Steps:
         return self._known[key]
 
     def constant(self, value: float | int | bool, dtype: ir.DataType) -> int:
-        """Return a number, rounded to the type."""
+        """Return a scalar, rounded to the type."""
         return self.add(Constant(dtype, np.asarray(value).astype(dtype.numpy()).item()))
 
     def apply(self, function: str, *arguments: int) -> int:

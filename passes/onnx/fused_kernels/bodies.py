@@ -64,7 +64,7 @@ def is_in_parts(store: Store | ColumnSum, output: ir.Value) -> bool:
 
 
 def _in_parts(values: dict[ir.Value, ir.Value], output: ir.Value, part: int, shape: list[int]) -> list[ir.Node]:
-    """Return the nodes of the sums of parts, which take the place of the sum."""
+    """Return the nodes of the partial sums that replace the sum."""
     producer = output.producer()
     assert producer is not None
     x = producer.inputs[0]

@@ -19,7 +19,7 @@ _ONE = Size()
 
 
 class CannotFuseError(Exception):
-    """The nodes do not make one kernel; the message says why."""
+    """The nodes cannot become one kernel; the message has the reason."""
 
 
 class SplitLoop(Exception):  # noqa: N818 - it asks for another try

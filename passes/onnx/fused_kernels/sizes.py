@@ -1,4 +1,4 @@
-"""Reads the sizes of an ONNX model's values as products of numbers and symbols."""
+"""Read the sizes of an ONNX model's values as products of integers and symbols."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
 class ValueSizes:
-    """Sizes by symbols that are numbered as they are met. A dimension that is no product is a symbol of its own."""
+    """Sizes in symbols that are numbered in order of appearance. A dimension that is no product is its own symbol."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

@@ -142,7 +142,7 @@ def _is_dense(fake: torch.Tensor) -> bool:
 
 
 def has_strides(fake: torch.Tensor, order: Sequence[int]) -> bool:
-    """Ask whether memory goes through the dimensions in `order`, without gaps. Installs no guard."""
+    """Check whether memory goes through the dimensions in `order`, without gaps. Installs no guard."""
     return in_order([fake.shape[axis] for axis in order], [fake.stride(axis) for axis in order])
 
 

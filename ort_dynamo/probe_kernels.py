@@ -50,7 +50,7 @@ Integers have none.
 
 
 def kernels_work(options: CacheOptions) -> bool:
-    """Ask whether fused kernels run on the current device and give the right numbers; tried once for each device.
+    """Check whether fused kernels run on the current device and give the right numbers; tried once for each device.
 
     Args:
         options: where compiled kernels are stored.

@@ -154,7 +154,7 @@ def outside_lowerings(gm: GraphModule) -> dict[str, Lowering]:
 
 
 def is_from_outside(target: object) -> bool:
-    """Tell if a user registered the lowering of a node's target."""
+    """Check whether a user registered the lowering of a node's target."""
     return target in _FROM_OUTSIDE
 
 

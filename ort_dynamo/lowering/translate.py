@@ -220,7 +220,7 @@ class _Walk:
         self._values[node] = node.meta["val"]
 
     def add_number(self, node: Node) -> None:
-        """Add arithmetic on sizes: its value is found again where it is read."""
+        """Add arithmetic on sizes; its readers look up the value."""
         number = node.meta["val"]
         self._symbols.value(expression(number))  # refuses sizes that depend on data
         self._values[node] = number

@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 @lru_cache(maxsize=1)
 def can_fuse() -> bool:
-    """Ask whether fused kernels can be compiled here, and registered with sessions: by C, or by callbacks."""
+    """Check whether fused kernels can be compiled here, and registered with sessions: by C, or by callbacks."""
     if triton_version() is None:
         return False
     has_compiler = any(shutil.which(command[0]) for command in compilers())

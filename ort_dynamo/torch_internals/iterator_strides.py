@@ -26,7 +26,7 @@ def contiguous_strides(sizes: Sequence[int], order: Sequence[int] | None = None)
 
 
 def is_dense(layout: Layout) -> bool:
-    """Ask whether a tensor's elements fill its memory, each in a place of its own, in any order of dimensions."""
+    """Check whether a tensor's elements fill its memory, each in a place of its own, in any order of dimensions."""
     expected = 1
     for stride, size in sorted((stride, size) for size, stride in zip(*layout, strict=True) if size > 1):
         if stride != expected:

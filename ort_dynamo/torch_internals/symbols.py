@@ -47,7 +47,7 @@ DataDependentSizeError = GuardOnDataDependentSymNode
 
 
 def has_symbolic_sizes(tensor: torch.Tensor) -> bool:
-    """Ask whether torch holds sizes or strides of a fake tensor as symbols, be it wrapped by functionalization.
+    """Check whether torch holds sizes or strides of a fake tensor as symbols, be it wrapped by functionalization.
 
     It does so, too, where guards have since made all of them known, and `tensor.shape` gives integers.
     """

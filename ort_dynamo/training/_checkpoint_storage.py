@@ -78,7 +78,7 @@ def load(path: PathOrFile, key: str | None = None) -> Any:
 
 
 def is_sealed(path: PathOrFile) -> bool:
-    """Say whether a file was written by `save`, not by onnxruntime.training; raises as `load` does."""
+    """Check whether a file was written by `save`, not by onnxruntime.training; raises as `load` does."""
     with open_checked(path) as (_, ours):
         return ours
 

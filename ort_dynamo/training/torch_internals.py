@@ -95,7 +95,7 @@ def compile_region(
 
 
 def has_recurrent_layers(module: nn.Module) -> bool:
-    """Tell if a module has layers that `compile_region` traces only on demand."""
+    """Check whether a module has layers that `compile_region` traces only on demand."""
     return any(isinstance(child, nn.RNNBase) for child in module.modules())
 
 
@@ -113,7 +113,7 @@ _cannot_trace: tuple[type[BaseException], ...] = tuple(
 
 
 def breaks_graph(error: BaseException) -> bool:
-    """Tell if Dynamo raised this because it cannot trace a function as one graph; without its classes, never."""
+    """Check whether Dynamo raised this because it cannot trace a function as one graph; without its classes, never."""
     return isinstance(error, _cannot_trace)
 
 

@@ -57,7 +57,7 @@ class CutIntoSections(PassBase):
 
 
 def _places(nodes: Sequence[Node]) -> dict[Node, int]:
-    """Node -> its index in the graph, or the one that it can move to for free: that of its first reader."""
+    """Node -> its index in the graph, or that of its first reader if it can move there for free."""
     place = {node: index for index, node in enumerate(nodes)}
     computed: set[Node] = set()
     for node in nodes:

@@ -96,7 +96,7 @@ class HoistRandom(PassBase):
 
 
 def is_draw(target: object) -> bool:
-    """Ask whether HoistRandom takes calls of `target` out of the sessions."""
+    """Check whether HoistRandom takes calls of `target` out of the sessions."""
     return (
         target is aten.native_dropout.default
         or _is_one_of(target, _LIKE, _LIKE_OVERLOADS)

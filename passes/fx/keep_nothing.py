@@ -16,7 +16,7 @@ def husk(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty(()).expand(tensor.shape)
 
 
-husk.keeps_value = True  # type: ignore[attr-defined]  # the fake value is that of the tensor which it stands for
+husk.keeps_value = True  # type: ignore[attr-defined]  # the fake value is that of the replaced tensor
 
 
 @dataclass(frozen=True)

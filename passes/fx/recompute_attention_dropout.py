@@ -51,7 +51,7 @@ def _dropouts(joint: JointGraph) -> Iterator[Node]:
 
 
 def _is_softmax(value: object) -> bool:
-    """Ask whether `value` is a softmax, or a view or a cast of one."""
+    """Check whether `value` is a softmax, or a view or a cast of one."""
     while isinstance(value, Node) and value.target in (aten.view.default, aten.expand.default, aten._to_copy.default):
         (value,) = value.args[:1]
     return isinstance(value, Node) and calls(value, _SOFTMAX)

@@ -25,7 +25,7 @@ _CHANNELS_LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:
-    """Ask whether kernels that know channels last take `tensor` for it, be it dense or not."""
+    """Check whether kernels that know channels last take `tensor` for it, be it dense or not."""
     return memory_format_of(tensor) in (torch.channels_last, torch.channels_last_3d)
 
 

@@ -35,14 +35,14 @@ class Attention:
     Attributes:
         query: (batch, key heads, query length times query heads per key head, width).
         key, value: (batch, key heads, key length, width).
-        bias: added to the scores; broadcasts to their shape.
+        bias: the bias of the scores; broadcasts to their shape.
         masked: whether `bias` may be -inf along a whole row.
-        scale: of the scores.
-        scores: their shape, (batch, query heads, query length, key length).
+        scale: the scale of the scores.
+        scores: the shape of the scores, (batch, query heads, query length, key length).
         grouped: whether several query heads share a key head.
         stacked: the first three dimensions of `query`.
-        compute: dtype of query, key and value.
-        accumulate: dtype of the scores and the bias.
+        compute: the dtype of query, key and value.
+        accumulate: the dtype of the scores and the bias.
     """
 
     query: ir.Value

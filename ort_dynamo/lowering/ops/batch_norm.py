@@ -142,7 +142,7 @@ def _by_running(
     running: tuple[ir.Value, ir.Value],
     eps: float,
 ) -> _Normalized:
-    """With the running statistics, which stay as they are."""
+    """Normalize by the running statistics, which do not change."""
     op, dtype, rank = ctx.op, float_dtype(ctx.dtype(input)), ctx.rank(input)
     _check_not_empty(ctx.sizes(input))
     x, w, b = ctx.cast(input, dtype), optional(ctx, weight, dtype), optional(ctx, bias, dtype)

@@ -159,7 +159,7 @@ def _maximum(ctx: LoweringContext, every: _Entries, rows: ir.Value, width: Size)
     low = op.Add(zeros(ctx, rows, sizes), ctx.constant(-math.inf, dtype))
     high = op.ScatterElements(low, place, rank, axis=0, reduction="max")
     reaches = op.Equal(rank, op.GatherElements(high, place, axis=0))
-    # Where an infinity stands for a first nan, that first entry is also the first to reach it.
+    # If an infinity replaces a first nan, that entry is also the first to reach it.
     winner = op.ScatterElements(none, place, op.Where(reaches, number, ctx.scalar(entries, torch.int64)), axis=0,
                                 reduction="min")  # fmt: skip
     winner = op.Slice(winner, [0], ctx.shape([bags]))

@@ -93,10 +93,10 @@ def replication_pad_backward(
 def _add_to_edges(
     ctx: LoweringContext, grad: ir.Value, axis: int, before: Size, after: Size, sizes: Sequence[Size]
 ) -> ir.Value:
-    """Add each entry along `axis` to the element it repeats, where it is not known whether one stands at either end.
+    """Add each entry along `axis` to the element that it repeats, if the widths of the padding are symbolic.
 
     Args:
-        sizes: of the result.
+        sizes: the shape of the result.
     """
     op = ctx.op
     dtype = float_dtype(ctx.out.dtype)

@@ -81,7 +81,7 @@ def prelu(ctx: LoweringContext, self: ir.Value, weight: ir.Value) -> ir.Value:
 
 
 def _in_unit_interval(ctx: LoweringContext, value: ir.Value) -> ir.Value:
-    """Say, as a 0-d bool, whether every element is in (0, 1]."""
+    """Compute, as a 0-d bool, whether every element is in (0, 1]."""
     op = ctx.op
     assert value.dtype is not None
     least = float(np.finfo(value.dtype.numpy()).tiny)

@@ -28,7 +28,7 @@ class _Segments:
     Attributes:
         axis: the dimension of `data` that is cut into segments.
         counted: the lengths of the segments, int64, of shape data.shape[:axis] + (segments,).
-        lengths: of the segments, int64; its shape is data.shape[:axis] + (segments,), then ones up to data's rank.
+        lengths: the same with shape data.shape[:axis] + (segments,), then ones up to data's rank.
     """
 
     def __init__(

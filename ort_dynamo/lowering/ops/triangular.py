@@ -92,7 +92,7 @@ def _inverse(ctx: LoweringContext, lower: ir.Value, size: int, unitriangular: bo
     width = 1
     while width < whole:
         blocks = whole // width
-        # (batch, rows of blocks, columns of blocks, width, width), of which the one left of each odd diagonal block.
+        # (batch, rows of blocks, columns of blocks, width, width); take the block left of each odd diagonal block.
         grid = op.Transpose(op.Reshape(lower, [-1, blocks, width, blocks, width]), perm=[0, 1, 3, 2, 4])
         below = [odd * blocks + odd - 1 for odd in range(1, blocks, 2)]
         off = op.Gather(op.Reshape(grid, [-1, blocks * blocks, width, width]), below, axis=1)
@@ -107,7 +107,7 @@ def _inverse(ctx: LoweringContext, lower: ir.Value, size: int, unitriangular: bo
 
 
 def _inverse_of_any_size(ctx: LoweringContext, lower: ir.Value, size: Size, unitriangular: bool) -> ir.Value:
-    """`_inverse` for a symbolic size: each step takes whole matrices, of which it masks the blocks."""
+    """Compute `_inverse` for a symbolic size: each step uses whole matrices, with masks of the blocks."""
     op = ctx.op
     length = ctx.scalar(size, torch.int64)
     flat = op.Reshape(lower, ctx.shape([-1, size, size]))

@@ -49,7 +49,7 @@ def single(op_type: str) -> Formula:
 
 
 def _rounding(formula: Formula) -> Formula:
-    """Make a rounding that leaves integers as they are."""
+    """Make a lowering of a rounding; integers do not change."""
     return lambda ctx, x: formula(ctx, x) if is_float(x) else x
 
 

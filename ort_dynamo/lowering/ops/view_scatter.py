@@ -167,7 +167,7 @@ def _write_diagonal(
 
 
 def _diagonal_order(rank: int, dim1: int, dim2: int) -> tuple[list[int], list[int]]:
-    """Return the permutation that brings `dim1` and `dim2` to the end, and the one that brings them back."""
+    """Return the permutation that moves `dim1` and `dim2` to the end, and its inverse."""
     last = [axis(dim1, rank), axis(dim2, rank)]
     order = [d for d in range(rank) if d not in last] + last
     return order, sorted(range(rank), key=order.__getitem__)

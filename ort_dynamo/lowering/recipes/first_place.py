@@ -30,15 +30,15 @@ def first_place(
     If ArgMax does not give the first of equal values (defect arg_max_of_equals), it reduces the indices.
 
     Args:
-        ctx: the node's.
-        found: bool, set somewhere in each row.
-        axis: counted from the front.
-        size: of that axis.
-        rank: of `found`.
+        ctx: the node's context.
+        found: bool, true somewhere in each row.
+        axis: the axis, counted from the front.
+        size: the size of the axis.
+        rank: the rank of `found`.
         keepdims: whether the axis stays, with size 1.
-        last: whether the last index is wanted.
+        last: give the last index instead of the first.
         flags: `found` as integers, if there is such a value.
-        op: of the branch in which this stands, if it stands in one.
+        op: the builder of the enclosing branch, if there is one.
     """
     op = op or ctx.op
     place: ir.Value

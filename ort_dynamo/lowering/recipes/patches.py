@@ -23,8 +23,8 @@ class Sliding:
     """A window sliding over the last dimensions of an image (N, C, *sizes); one entry for each of them.
 
     Attributes:
-        sizes: of the image.
-        out: how many positions the window takes.
+        sizes: the sizes of the image.
+        out: the number of window positions.
     """
 
     kernel: list[int]

@@ -22,7 +22,7 @@ _SMALL_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", 
 
 
 def is_stored(dtype: np.dtype[Any]) -> bool:
-    """Say whether arrays of a dtype can be stored."""
+    """Check whether arrays of a dtype can be stored."""
     return dtype.name in NATIVE or dtype.name in _COMPLEX or dtype.name in _SMALL_FLOATS
 
 

@@ -64,20 +64,20 @@ class _FallbackPolicy(IntFlag):
     FALLBACK_BAD_INITIALIZATION = 128
 
     def is_set(self, policy: _FallbackPolicy) -> bool:
-        """Tell if `policy` is among these; FALLBACK_DISABLE puts out all others."""
+        """Check whether `policy` is among these; FALLBACK_DISABLE puts out all others."""
         return not self.is_disabled() and policy in self
 
     def is_disabled(self) -> bool:
-        """Tell if FALLBACK_DISABLE is among these."""
+        """Check whether FALLBACK_DISABLE is among these."""
         return _FallbackPolicy.FALLBACK_DISABLE in self
 
     def answers(self, exception: ORTModuleFallbackException) -> bool:
-        """Tell if one of these sends a model back to PyTorch because of `exception`."""
+        """Check whether one of these sends a model back to PyTorch because of `exception`."""
         return any(self.is_set(policy) for policy in _ANSWERED_BY.get(type(exception), _FORCED))
 
     @property
     def takes_eager_nodes(self) -> bool:
-        """Tell if a node that ONNX Runtime cannot take may run in eager."""
+        """Check whether a node that ONNX Runtime cannot take may run in eager."""
         return self.answers(ORTModuleONNXModelException())
 
 
@@ -142,7 +142,7 @@ class FallbackManager:
         self._for_good = for_good
 
     def is_pending(self) -> bool:
-        """Tell if the model was sent back to PyTorch."""
+        """Check whether the model was sent back to PyTorch."""
         return self._exception is not None
 
     def note(self) -> None:

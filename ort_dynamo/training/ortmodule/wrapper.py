@@ -78,7 +78,7 @@ class TorchModule:
         return self._managers[self.is_training()].forward(*inputs, **kwargs)
 
     def is_training(self) -> bool:
-        """Tell if the module is in training mode and gradients are recorded."""
+        """Check whether the module is in training mode and gradients are recorded."""
         return self._original_module.training and torch.is_grad_enabled()
 
     def _execution_manager(self, is_training: bool) -> ExecutionManager:

@@ -118,7 +118,7 @@ class CombinedModel(nn.Module):
 
 
 def _takes(model: nn.Module, names: Sequence[str]) -> bool:
-    """Tell if a module's forward has parameters of all these names."""
+    """Check whether a module's forward has parameters of all these names."""
     parameters = inspect.signature(model.forward).parameters.values()
     by_name = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
     return by_name.issuperset(names)

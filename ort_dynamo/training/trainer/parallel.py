@@ -79,12 +79,12 @@ class Replicas(Together):
         return loss, outputs
 
     def agree(self, all_finite: bool, device: torch.device) -> bool:
-        """Tell if gradients were finite in all processes."""
+        """Check whether gradients were finite in all processes."""
         return agree_on(all_finite, device)
 
 
 def agree_on(holds: bool, device: torch.device) -> bool:
-    """Tell if something holds in all processes."""
+    """Check whether something holds in all processes."""
     found = torch.tensor(int(holds), device=device)
     distributed.all_reduce(found, distributed.ReduceOp.MIN)
     return bool(found)
@@ -291,7 +291,7 @@ class LayerReplicas(Together):
                 gradient.copy_(reduced.view_as(gradient))
 
     def agree(self, all_finite: bool, device: torch.device) -> bool:
-        """Tell if gradients were finite in all processes."""
+        """Check whether gradients were finite in all processes."""
         return agree_on(all_finite, device)
 
 

@@ -77,7 +77,7 @@ class Together:
         return own
 
     def agree(self, all_finite: bool, device: torch.device) -> bool:
-        """Tell if gradients were finite in all processes."""
+        """Check whether gradients were finite in all processes."""
         return all_finite
 
 

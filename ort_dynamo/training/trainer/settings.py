@@ -102,7 +102,7 @@ def fits_one_session(options: ORTTrainerOptions, optimizer: str, elements: int, 
 
 
 def _recomputes(options: ORTTrainerOptions) -> bool:
-    """Tell if the backward is to recompute anything, which only a backward of its own does."""
+    """Check whether the backward is to recompute anything, which only a backward of its own does."""
     transformer = options.graph_transformer
     flags = (
         transformer.attn_dropout_recompute,

@@ -16,7 +16,7 @@ __all__ = ["AliasSets", "aliased_inputs", "returned_views"]
 _c10d = namespace("_c10d_functional")
 
 _HIDDEN = frozenset(present(dict.fromkeys((*VIEWS, *MULTI_VIEWS, _c10d.wait_tensor.default))))
-"""Operators whose results alias their first argument, also where the schema does not say so (`_unsafe_view`)."""
+"""Operators whose results alias their first argument, with or without an alias in the schema (`_unsafe_view`)."""
 
 
 def aliased_inputs(node: Node) -> Sequence[Node]:
@@ -72,7 +72,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _restrides(node: Node) -> bool:
-    """Ask whether a node sets a computed tensor's strides, as pooling to one pixel does in place in eager."""
+    """Check whether a node sets a computed tensor's strides, as pooling to one pixel does in place in eager."""
     if node.target is not aten.as_strided.default or len(node.args) > 3 or node.kwargs:
         return False
     source: Any = node.args[0]

@@ -136,7 +136,7 @@ class JointGraph:
         return sum(map(time_of, self.forward))
 
     def tagged(self) -> set[Node]:
-        """Forward nodes that the partitioner will recompute, as they are tagged now."""
+        """Forward nodes that the partitioner will recompute, by their present tags."""
         return {node for node in self.forward if must_recompute(node)}
 
     def cut(self, recomputed: Collection[Node]) -> Cut:
@@ -266,8 +266,9 @@ def tagged_alike(a: Node, b: Node) -> bool:
 
 
 _FLOPS_PER_BYTE = 10.0
-"""Floating-point operations in the time of moving one byte: of the order of today's CPUs (5 to 20) and GPUs (10 to 30)
-for float32. Only ratios of times are used."""
+"""Float32 operations in the time of moving one byte, about as on today's CPUs (5 to 20) and GPUs (10 to 30).
+
+Only ratios of times are used."""
 
 
 def time_of(node: Node) -> float:
@@ -314,7 +315,7 @@ class _Attention:
     products: float = 1.0
 
     def flops(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
-        """Two matmuls for each of the query's heads, of which several may share one of the key's and the value's."""
+        """Count two matmuls per query head; several heads may share a key and a value head."""
         width = query.shape[-1] + value.shape[-1]
         return int(2 * self.products) * math.prod(query.shape[:-1]) * key.shape[self.rows] * width
 

@@ -35,10 +35,11 @@ class Normalized(NamedTuple):
     """Results of a normalization.
 
     Attributes:
-        image: the normalized image, channels last, of the image's dtype.
-        mean: of each channel; shape (channels,), as the three that follow, in float32, or float64 if the image is.
+        image: the normalized image in channels_last, in the image's dtype.
+        mean: the mean of each channel, shape (channels,), in float32, or float64 for a float64 image. The next three
+            have the same shape and dtype.
         deviation: one over the deviation, with eps.
-        running: the new running mean and variance; None where there are none.
+        running: the new running mean and variance; None without running statistics.
     """
 
     image: Node
@@ -48,12 +49,12 @@ class Normalized(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of a normalization, each None where it is not wanted.
+    """Gradients of a normalization, each None if it is not needed.
 
     Attributes:
-        image: channels last, of the image's dtype.
-        weight: shape (channels,), as the next.
-        bias: likewise.
+        image: the gradient of the image, in channels_last and the image's dtype.
+        weight: the gradient of the weight, shape (channels,).
+        bias: the gradient of the bias, shape (channels,).
     """
 
     image: Node | None
@@ -65,9 +66,9 @@ class _Forward(NamedTuple):
     """Indices of the arguments of a normalization, and of its results beside the first three.
 
     Attributes:
-        running: index of the running mean, before that of the variance; None without them.
-        trains: index of the flag; None where it is always set.
-        momentum: index; eps follows.
+        running: index of the running mean, before that of the running variance; None without running statistics.
+        trains: index of the training flag; None if it is always set.
+        momentum: index of the momentum; eps follows.
         new: index of the new running mean among the results.
     """
 
@@ -164,13 +165,13 @@ def _moved(add: _Builder, old: Any, new: Node, momentum: Any) -> Node:
 def gradients_of(
     node: Node, gradient: Node, image: Node, mean: Node, deviation: Node, meta: Mapping[str, Any]
 ) -> Gradients:
-    """Add the gradients of a normalization, where the graph inserts.
+    """Add the gradients of a normalization at the graph's insertion point.
 
     Args:
-        node: calls an operator of GRADIENTS, of a normalization that trains.
-        gradient: of the normalized image, channels last.
-        image: channels last; of known sizes.
-        mean: of each channel.
+        node: a call of an operator of GRADIENTS, in training mode.
+        gradient: the gradient of the normalized image, in channels_last.
+        image: the image in channels_last, of static sizes.
+        mean: the mean of each channel.
         deviation: one over the deviation, with eps.
         meta: the metadata of the calls.
     """

@@ -33,7 +33,7 @@ from ort_dynamo.torch_internals.symbols import known_true
 __all__ = ["LayOutChannelsLast"]
 
 _VIEWS = (aten.slice.Tensor, aten.permute.default, *ALIASES)
-"""Views that are made of a tensor in channels_last as they are of a contiguous one."""
+"""Views that a tensor in channels_last allows just like a contiguous one."""
 
 _CONTIGUOUS = (aten.native_layer_norm.default, aten.native_layer_norm_backward.default)
 """Operators that read contiguous tensors, and are left alone where they find them.

@@ -42,15 +42,15 @@ READS = "torch's kernel reads channels_last, and ONNX Runtime's does not"
 
 @dataclass(frozen=True)
 class LayOutImages(PassBase):
-    """Lay out images around two-dimensional convolutions in channels_last, and have torch run those convolutions.
+    """Compute images around two-dimensional convolutions in channels_last, and let torch run those convolutions.
 
-    The graph is rewritten with explicit permutations: the result of a convolution is permuted to (rows, height, width,
-    channels), which is a view, the operators that follow compute such contiguous tensors, and the next convolution
-    reads the permutation back. Values do not change, in any layout that the tensors may get. A batch norm that trains
-    becomes sums over positions and arithmetic (`batch_norm_sums.py`), which fused kernels compute. An operator that has
-    no form here reads a contiguous copy.
+    The graph gets explicit permutations. The result of a convolution is permuted to (rows, height, width, channels),
+    which is a view. The next operators compute such contiguous tensors, and the next convolution reads the inverse
+    permutation. Values do not change, whatever layout the tensors get. A batch norm in training mode becomes sums over
+    positions and arithmetic (`batch_norm_sums.py`), for fused kernels. An operator without a channels_last form reads a
+    contiguous copy.
 
-    It fires for half types, and for float32 if cuDNN may use TF32; for known sizes.
+    The pass handles half dtypes, float32 if cuDNN may use TF32, and static sizes.
     """
 
     name: str = "lay_out_images"

@@ -194,7 +194,7 @@ class _Lowering:
         raise CannotFuseError("an output of another size")
 
     def _is_of_sums(self, value: ir.Value) -> bool:
-        """Ask whether a value depends on a sum over rows that the group makes."""
+        """Check whether a value depends on a sum over rows that the group makes."""
         left, seen = [value], set[ir.Node]()
         while left:
             node = left.pop().producer()

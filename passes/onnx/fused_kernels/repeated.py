@@ -51,7 +51,7 @@ def repeated(
 
 
 def _widens(node: ir.Node) -> bool:
-    """Ask whether a node casts a half type to the type that kernels compute it in, or changes a shape."""
+    """Check whether a node casts a half type to the type that kernels compute it in, or changes a shape."""
     source, result = node.inputs[0], node.outputs[0]
     assert source is not None
     if node.op_type != "Cast":

@@ -45,7 +45,7 @@ DECIDED_BY = "ort_dynamo.decided_by"
 """The name of the pass of ours that set RECOMPUTE; absent where torch.utils.checkpoint did."""
 
 DRAWN = "ort_dynamo.drawn"
-"""True on nodes that torch runs outside every session because they draw from torch's generator."""
+"""True on nodes that torch runs outside of sessions because they use torch's random generator."""
 
 CHOSEN = "ort_dynamo.chosen"
 """On nodes that torch runs by choice, though a session could: the reason, as text."""

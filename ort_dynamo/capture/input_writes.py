@@ -38,7 +38,7 @@ def keeps_input_writes(gm: GraphModule) -> bool:
 
 
 def _replaces_storage(gm: GraphModule) -> bool:
-    """Check whether an input gets other memory, by `x.data = y` or torch.nn.Parameter(y), for which Dynamo has inputs."""
+    """Check whether an input gets new storage, by `x.data = y` or torch.nn.Parameter(y)."""
     names = {getattr(node.target, "__name__", str(node.target)).partition(".")[0] for node in gm.graph.nodes}
     return not names.isdisjoint(_REPLACING)
 

@@ -74,7 +74,7 @@ class FuseCrossEntropyGradient(ir.passes.InPlacePass):
 
 
 def _match(node: ir.Node) -> _Match | str | None:
-    """Find the parts of a match; the reason where it is a near one, None where it is none."""
+    """Find the parts of a match; give the reason for a near match, None for no match."""
     if node.op_type != "Sub" or node.domain or node.outputs[0].dtype not in _DTYPES:
         return None
     scatter, product = (

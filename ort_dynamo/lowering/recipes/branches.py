@@ -50,16 +50,16 @@ def either(
 
 
 def all_finite(ctx: LoweringContext, value: ir.Value) -> ir.Value:
-    """Compute, as a 0-d bool, whether no element is infinite or NaN; False, too, where a sum of finite ones overflows."""
+    """Compute, as a 0-d bool, whether all elements are finite; also False if the sum of finite ones overflows."""
     return ctx.op.Less(ctx.op.Abs(ctx.op.ReduceSum(value, keepdims=0)), math.inf)
 
 
 _SMALL = 1 << 12
-"""Entries up to which a Where takes less time than asking whether all are finite."""
+"""Maximum number of entries for which a Where is faster than a check for finite entries."""
 
 
 def is_small(sizes: Sequence[Size]) -> bool:
-    """Check whether a tensor of `sizes` is known to have too few elements for a choice between two forms to pay."""
+    """Check whether a tensor of `sizes` is too small for a run-time choice between two forms to pay."""
     count = math.prod(sizes)
     return isinstance(count, int) and count <= _SMALL
 

@@ -84,7 +84,7 @@ def any_of(ctx: LoweringContext, wrong: ir.Value) -> ir.Value:
 
 
 def outside(op: OpBuilder, value: ir.Value, low: float, high: float) -> ir.Value:
-    """Compute, as a 0-d bool, whether an element of a floating-point value is not within [low, high]; NaN may be missed."""
+    """Compute, as a 0-d bool, whether an element of a float value is outside [low, high]; NaN may be missed."""
     least, greatest = op.ReduceMin(value, keepdims=0), op.ReduceMax(value, keepdims=0)
     return op.Or(op.Less(least, low), op.Greater(greatest, high))
 

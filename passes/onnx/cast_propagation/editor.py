@@ -86,7 +86,7 @@ class CastEditor:
         return changed
 
     def _narrowed(self, value: ir.Value, reader: ir.Node, dtype: ir.DataType) -> ir.Value:
-        """`value` in the narrow type, for `reader`: an earlier cast of it if there is one."""
+        """Give `value` in the narrow dtype for `reader`, by an earlier cast if there is one."""
         graph = reader.graph
         assert isinstance(graph, ir.Graph)
         casts = [use.node for use in value.uses() if is_cast(use.node, dtype) and use.node.graph is graph]

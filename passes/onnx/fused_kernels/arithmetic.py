@@ -213,12 +213,12 @@ def lowered(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
     """Add the steps of a node that `computes` takes.
 
     Args:
-        steps: where they go.
-        node: with one output.
+        steps: the list that gets the steps.
+        node: the node, which has one output.
         arguments: the step of each input.
 
     Returns:
-        The step of its output.
+        The step of the output.
     """
     _, formula = _FORMULAS[node.op_type]
     if node.op_type in _ROUNDED:

@@ -83,7 +83,7 @@ def kernel_of(group: Group, shapes: Shapes, *, in_parts: bool = True) -> Kernel:
     spaces = dict.fromkeys(tuple(s for s in shape if s != Size()) for shape in shown if _order(shape) == largest)
     along = tuple(size for size in group.columns if size != Size())
     refused = CannotFuseError("rows of other columns")
-    for space in spaces:  # a permutation inside leaves several, not all of which have the outputs in their order
+    for space in spaces:  # with a permutation inside there are several, and some do not have the outputs in order
         if space[len(space) - len(along) :] == along and bool(along) == bool(group.columns):
             try:
                 return with_own_symbols(_in_space(group, shapes, space, len(along), in_parts), group.inputs, shapes)
@@ -93,7 +93,7 @@ def kernel_of(group: Group, shapes: Shapes, *, in_parts: bool = True) -> Kernel:
 
 
 def _in_space(group: Group, shapes: Shapes, space: Sequence[Size], columns: int, in_parts: bool) -> Kernel:
-    """Return the kernel whose loops are those of a shape, the last of which are columns."""
+    """Return the kernel whose loops are those of a shape; the last ones are columns."""
     loops = list(space)
     while True:
         try:

@@ -177,14 +177,14 @@ class Kernel:
     """Loops and the steps at each of their points.
 
     Attributes:
-        loops: how often each runs; outermost first.
-        columns: how many of the last loops are the columns of a row; 0 where there are no rows.
-        inputs: element type of each input.
-        steps: in order; each refers to earlier ones.
-        outputs: element type of each output.
-        stores: for each output.
-        part: how many rows, which follow one another, a column sum adds; a divisor of all rows. 0 without such sums.
-        symbols: (index of an input, axis) whose size is the symbol's value.
+        loops: the trip count of each loop, outermost first.
+        columns: the number of last loops that are the columns of a row; 0 if there are no rows.
+        inputs: the element type of each input.
+        steps: the steps in order; each refers to earlier ones.
+        outputs: the element type of each output.
+        stores: the store of each output.
+        part: the number of consecutive rows that a column sum adds, a divisor of all rows; 0 without such sums.
+        symbols: for each symbol, (index of an input, axis) with its size.
     """
 
     loops: tuple[Size, ...]

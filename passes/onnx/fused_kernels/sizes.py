@@ -25,14 +25,14 @@ class ValueSizes:
         """Return the shape of a value.
 
         Raises:
-            LookupError: it is not known.
+            LookupError: the shape is unknown.
         """
         if (found := self.find(value)) is None:
             raise LookupError(value.name)
         return found
 
     def find(self, value: ir.Value) -> tuple[Size, ...] | None:
-        """Likewise; None where it is not known."""
+        """Return the shape of a value; None if it is unknown."""
         if value not in self._known:
             self._known[value] = self._read(value.shape)
         return self._known[value]

@@ -79,11 +79,12 @@ _INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 
 
 def fused_op(kernel: Kernel, name: str) -> FusedOp:
-    """Print a kernel, and join it with the facts that a session needs.
+    """Print a kernel, with the facts that a session needs.
 
     Args:
-        kernel: with element types of DTYPES; columns have constant sizes, and reduced ones at most MOST_LONG points.
-        name: of the operator and of the function.
+        kernel: the kernel; its element types are in DTYPES, its columns have constant sizes, and reduced ones at most
+            MOST_LONG points.
+        name: the name of the operator and of the function.
     """
     space = LongRows(kernel) if kernel.is_long else Rows(kernel) if kernel.columns else Flat(kernel)
     parameters = [f"in{number}" for number in range(len(kernel.inputs))]

@@ -54,7 +54,7 @@ class Flat:
         yield f"mask = i < {written_size(self.count)}"
 
     def access(self, strides: Sequence[Size]) -> tuple[str, str]:
-        """Return the offset and the mask of an access; no offset where it is 0."""
+        """Return the offset and the mask of an access; an offset of 0 is empty."""
         offset = _offset(terms(self._kernel.loops, strides), "i")
         return offset, "mask" if offset else ""
 
@@ -63,7 +63,7 @@ class Flat:
         return _counter(self._kernel, self.access, loop)
 
     def place(self, strides: Sequence[Size]) -> tuple[str, str]:
-        """Likewise of a store; one that has no offset stores one element, at the only point."""
+        """Return the offset and the mask of a store; without an offset, it stores the element of the only point."""
         offset, _ = self.access(strides)
         return offset or "i", "mask"
 
@@ -192,7 +192,7 @@ class Rows:
         return by_column or "c", "" if self.is_whole else "columns"
 
     def access(self, strides: Sequence[Size]) -> tuple[str, str]:
-        """Return the offset and the mask of an access; no offset where it is 0."""
+        """Return the offset and the mask of an access; an offset of 0 is empty."""
         by_row, by_column = self._offsets(strides)
         if not by_row:
             return by_column, "" if self.is_whole or not by_column else "columns"

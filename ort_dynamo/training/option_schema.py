@@ -155,10 +155,10 @@ _SCHEMA: dict[str, _Rule] = {
 
 
 def checked(options: object) -> dict[str, Any]:
-    """Give options with all defaults, in containers of their own.
+    """Give options with all defaults, in new containers.
 
     Raises:
-        ValueError: they are not a dict, or not as the schema says; the text has cerberus's errors.
+        ValueError: they are no dict, or do not match the schema; the message has cerberus's errors.
     """
     if not isinstance(options, Mapping):
         raise ValueError(f"Invalid options: '{options}' is not a document, must be a dict")

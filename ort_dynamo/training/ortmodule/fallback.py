@@ -1,6 +1,6 @@
-"""ORTModule's exceptions, and the policies that send a model that it cannot run back to PyTorch.
+"""ORTModule's exceptions, and the policies that run a model in PyTorch if ORTModule cannot run it.
 
-ORTModule knew two states: all of a model in ONNX Runtime, or all of it in PyTorch. Here an operator that ONNX Runtime
+ORTModule had two states: all of a model in ONNX Runtime, or all of it in PyTorch. Here an operator that ONNX Runtime
 cannot run falls back to eager mode, alone. A policy still decides whether that is allowed
 (docs/how_to/migrating_from_ortmodule.md).
 """
@@ -48,7 +48,7 @@ class ORTModuleTorchModelException(ORTModuleFallbackException):
 
 
 class ORTModuleONNXModelException(ORTModuleFallbackException):
-    """The model, or a node of it, cannot become an ONNX model that ONNX Runtime runs."""
+    """The model, or a node of it, cannot be converted to an ONNX model for ONNX Runtime."""
 
 
 class _FallbackPolicy(IntFlag):
@@ -113,12 +113,12 @@ def wrap_exception(
 
 
 class FallbackManager:
-    """Decides how an exception is handled, and runs a model in PyTorch that was sent back there.
+    """Handles exceptions, and runs a model in PyTorch if a policy says so.
 
     Args:
         module: the user's module.
-        policy: which exceptions send it back.
-        retry: whether the next call tries ONNX Runtime again; otherwise the model stays in PyTorch.
+        policy: the exceptions that make the model run in PyTorch.
+        retry: try ONNX Runtime again at the next call; otherwise the model stays in PyTorch.
     """
 
     def __init__(self, module: Callable[..., Any], policy: _FallbackPolicy, retry: bool) -> None:
@@ -130,11 +130,11 @@ class FallbackManager:
         self._for_good = False
 
     def handle_exception(self, exception: ORTModuleFallbackException, *, for_good: bool = False) -> None:
-        """Have the next `fallback` run the model in PyTorch, or raise `exception` where no policy answers it.
+        """Make the next `fallback` run the model in PyTorch, or raise `exception` if no policy covers it.
 
         Args:
-            exception: why it cannot run in ONNX Runtime.
-            for_good: no retry will help, as it is a property of the module.
+            exception: the reason why it cannot run in ONNX Runtime.
+            for_good: a retry cannot help, since the reason is a property of the module.
         """
         if not self.policy.answers(exception):
             raise exception
@@ -146,7 +146,7 @@ class FallbackManager:
         return self._exception is not None
 
     def note(self) -> None:
-        """Say why the model runs in PyTorch: once, or with `retry` once for each call that does."""
+        """Log why the model runs in PyTorch: once, or with `retry` at each such call."""
         assert self._exception is not None
         if not self._said:
             self._said = True

@@ -33,14 +33,14 @@ def adasum_hook(
     group: ProcessGroup | None,
     bucket: distributed.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[Tensor]:
-    """Reduce a bucket of gradients by Adasum, each parameter's alone.
+    """Reduce a bucket of gradients by Adasum, parameter by parameter.
 
     Args:
-        group: the processes, of which there are 2ᵏ; None for all.
-        bucket: the gradients that DistributedDataParallel has gathered; it is overwritten.
+        group: a group of 2ᵏ processes; None for all.
+        bucket: the gradients from DistributedDataParallel; it is overwritten.
 
     Returns:
-        A future that is done, of the bucket's tensor.
+        A completed future of the bucket's tensor.
     """
     adasum_reduce(bucket.gradients(), group)
     buffer = bucket.buffer()

@@ -219,7 +219,7 @@ class OnnxCombined(CombinedModel):
 
 
 def _share(model: OnnxModule, evaluated: OnnxModule) -> None:
-    """Have two modules hold the same tensors where they have them by the same names."""
+    """Make two modules share the tensors that have the same names."""
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     own = {model.onnx_names[key]: tensor for key, tensor in own.items() if key in model.onnx_names}
     for key, name in evaluated.onnx_names.items():

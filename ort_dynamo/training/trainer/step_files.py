@@ -79,7 +79,7 @@ def _keep_outputs(step: CapturedStep) -> None:
 
 
 def _scopes(paths: Mapping[Node, str], outputs: Sequence[str], prefix: str, optimizer: str) -> dict[Node, str]:
-    """Say to which part each node belongs: a module, the gradient of one, or the update of a weight."""
+    """Assign each node to a part: a module, the gradient of one, or the update of a weight."""
     returned: Any = next(node.args[0] for node in paths if node.op == "output")
     results: dict[str, Node] = dict(zip(outputs, returned, strict=True))
     weights = {name: node for name, node in results.items() if _is_of_update(name)}

@@ -46,9 +46,9 @@ _HOOKS: dict[type[Any], _NotCausal] = {
 
 
 def answer_mask_questions(model: nn.Module) -> list[Any]:
-    """Have the transformers of a model take each mask as any mask; gives the handles that undo it.
+    """Set `is_causal` to False in the transformers of a model; give the handles that undo it.
 
-    Subclasses with a forward of their own stay as they are.
+    Subclasses with another forward do not change.
     """
     return [
         module.register_forward_pre_hook(hook, with_kwargs=True)
@@ -60,7 +60,7 @@ def answer_mask_questions(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def mask_questions_answered(model: nn.Module) -> Iterator[None]:
-    """Have the transformers of a model take each mask as any mask while it is open."""
+    """Set `is_causal` to False in the transformers of a model while this is open."""
     handles = answer_mask_questions(model)
     try:
         yield

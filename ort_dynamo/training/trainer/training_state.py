@@ -60,7 +60,7 @@ class TrainedWeight:
 
     @property
     def is_narrow(self) -> bool:
-        """Tells if the parameter is a rounded copy of the master."""
+        """True if the parameter is a rounded copy of the master weight."""
         return self.parameter.dtype in _NARROW
 
 

@@ -56,7 +56,7 @@ def recurrent_layers() -> Iterator[None]:
 
 
 def _install() -> None:
-    """Put our kernels in the place of torch's decompositions, for good."""
+    """Replace torch's decompositions by our kernels, permanently."""
     for packet in (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu):
         replace_traced_kernels(packet.input, partial(_padded, lstm_in_steps() if packet is aten.lstm else None))
         replace_traced_kernels(packet.data, _packed)

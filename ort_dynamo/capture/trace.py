@@ -75,7 +75,7 @@ def trace(
         return inference(whole, _seen())
 
     stage("tracing the model")
-    traced: Any = around(gm)  # AOTAutograd calls it, and asks nothing else of it
+    traced: Any = around(gm)  # AOTAutograd only calls it
     # The backward is compiled together with the forward, so nothing can fail first at .backward().
     keep = serializable if kept_as is not None else _as_it_is
     tag = nullcontext() if kept_as is None else tagged(kept_as)
@@ -112,7 +112,7 @@ def _seen() -> slice:
 
 
 def _hide_mutations() -> None:
-    """Have AOTAutograd hide from autograd the writes that the program hides: to an input under no_grad, or detached.
+    """Make AOTAutograd hide writes from autograd that the program hides: to an input under no_grad, or detached.
 
     It writes inputs back where the graph ends, and does so by `detach().copy_()` only for leaves. By `copy_()`, the
     input's gradient would be lost.
@@ -125,7 +125,7 @@ def _hide_mutations() -> None:
 
 
 def _donate_nothing() -> None:
-    """Have no saved tensor donated to the backward: we never write to one, and so retain_graph=True works.
+    """Donate no saved tensor to the backward: we never write to one, so retain_graph=True works.
 
     The config donated_buffer=False would leave None in the metadata, which torch 2.13 takes for "some".
     """

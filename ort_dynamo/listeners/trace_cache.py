@@ -101,7 +101,7 @@ class TraceCache(Listener):
 
 @contextmanager
 def loading(stored: DiskCache | None, records: Records) -> Iterator[None]:
-    """Have results that AOTAutograd has stored find their islands while this is open, and record them."""
+    """Let stored results of AOTAutograd find their islands while this is open, and record them."""
     token = LOADING.set(None if stored is None else Loading(stored, records.read, records.graphs))
     try:
         yield

@@ -74,7 +74,7 @@ class GraphBuilder(ABC):
         return OpBuilder(self, domain, version)
 
     def push_module(self, name: str) -> None:
-        """Have all names begin with `name` from here on, after the names of modules pushed before."""
+        """Add `name` to the prefix of all later names, after the names of modules pushed before."""
         self._modules.append(name)
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str | None]) -> ir.Value:

@@ -35,7 +35,7 @@ COND = higher_order.cond
 """The one higher-order operator that is lowered; segment/classify.py keeps the others in eager."""
 
 Unmade = Callable[[ir.Model], str | None]
-"""Says why a node of a model that needs a fused kernel does not become one, if there is such a node."""
+"""Gives the reason why a node of a model that needs a fused kernel would not get one; None if all get one."""
 
 _IR_VERSION = 10  # the newest that onnxruntime-training 1.19.2 reads
 

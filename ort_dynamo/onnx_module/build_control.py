@@ -105,7 +105,7 @@ def _loop(
 
 
 def _goes_on(body: GraphProto) -> bool:
-    """Check whether a body gives back the condition that it got."""
+    """Check whether a body returns its input condition unchanged."""
     names = {body.input[1].name}
     for node in body.node:
         if node.op_type == "Identity" and node.input and node.input[0] in names:

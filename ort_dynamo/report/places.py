@@ -88,10 +88,10 @@ class Places:
         )
 
     def outside_sessions(self, advice: str = "") -> Iterator[str]:
-        """List the nodes that torch runs in the place of ONNX Runtime: those of its choice, then the fallbacks.
+        """List the nodes that torch runs instead of ONNX Runtime: first those by choice, then the fallbacks.
 
         Args:
-            advice: a line below those of its choice.
+            advice: a line after the nodes by choice.
         """
         yield from section(BY_CHOICE, _by_reason(self.chosen))
         if advice and self.chosen:
@@ -100,7 +100,7 @@ class Places:
 
 
 def _by_reason(chosen: Counter[str]) -> Iterator[str]:
-    """Yield a line for each reason, the most frequent first: how many nodes, and of which operators."""
+    """Yield a line for each reason, the most frequent first: the number of nodes, and the operators."""
     reasons: dict[str, Counter[str]] = {}
     for entry, count in chosen.items():
         target, _, reason = entry.partition(": ")
@@ -115,7 +115,7 @@ _NAMES = 3
 
 
 def spoken(target: str) -> str:
-    """Return an operator by the name that the program has for it, where it is one of ours."""
+    """Return the program's name of an operator that is one of ours; other names do not change."""
     return _SPOKEN.get(target, target)
 
 

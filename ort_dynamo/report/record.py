@@ -18,7 +18,7 @@ from ort_dynamo.source_line import Owner
 __all__ = ["BACKEND", "RECORDS", "CompileRecord", "CompileRecords", "GraphRecord", "IslandRecord"]
 
 BACKEND = "ort_dynamo.backend"
-"""The module of the backend's function, by which Dynamo's records tell whose a compile is."""
+"""The module of the backend's function, which identifies our compiles in Dynamo's records."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class IslandRecord:
     """One island of one graph.
 
     Attributes:
-        name: how errors and saved files call it.
-        source: "memory": one with the same graph key was compiled before in this process, and its session serves again;
-            "disk": a built graph was stored, by this process or another; "built": it was built.
-        build: the statistics of building it, also where it was built before.
-        seconds: time to build and open it, or to find it.
-        miss: why it was built and not read: "absent", "damaged", "refused", "unreadable" (cache/disk.py), "unkeyed" or
-            "off"; empty where it was not built.
+        name: its name in errors and saved files.
+        source: "memory" if this process has compiled one with the same graph key, whose session is reused; "disk" if a
+            process has stored it; "built" if it was built.
+        build: the statistics of its build, also if it was built earlier.
+        seconds: the time to build and open it, or to find it.
+        miss: the reason of the cache miss: "absent", "damaged", "refused", "unreadable" (cache/disk.py), "unkeyed" or
+            "off"; empty if it was not built.
     """
 
     name: str
@@ -99,7 +99,7 @@ class CompileRecords:
     """The last records of a process, the oldest first; safe to use from several threads.
 
     Args:
-        most: how many are kept; then the oldest goes.
+        most: the maximum number of records; then the oldest is dropped.
     """
 
     def __init__(self, most: int) -> None:

@@ -21,8 +21,8 @@ class Records(Listener):
     """The records of one compile, from its begin.
 
     Attributes:
-        graphs: of the graphs compiled so far.
-        partition: of the cut; None where there are no gradients.
+        graphs: the records of the graphs compiled so far.
+        partition: the record of the partition; None if there are no gradients.
     """
 
     def __init__(self) -> None:

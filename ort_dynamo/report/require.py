@@ -97,14 +97,14 @@ def _checked(
     done: Callable[[], None],
     why: Callable[[], str | None],
 ) -> Callable[..., Any]:
-    """`call`, looked at until a call of it passed.
+    """Wrap `call` with the check until a call has passed.
 
     Args:
         call: the compiled call.
-        name: how the error calls it.
+        name: its name in the error.
         whole: as in `require_compiled`.
-        done: called then.
-        why: gives the reason if Dynamo did not look at the model in this call, and one is known.
+        done: called when a call has passed.
+        why: gives the known reason if Dynamo skipped the model in this call.
     """
     passed = False
 

@@ -176,7 +176,7 @@ def kernel_definitions() -> Sequence[Any] | None:
 
 
 def keep_order(settings: Any) -> None:
-    """Have the session of these SessionOptions run its nodes in the model's order, if the build can."""
+    """Make the session of these SessionOptions run its nodes in the model's order, if the build can."""
     orders = getattr(onnxruntime(), "ExecutionOrder", None)
     if orders is not None:
         settings.execution_order = orders.PRIORITY_BASED  # without priorities: by index

@@ -26,7 +26,7 @@ def checked_once(
     run: Callable[[list[Any]], Any],
     note_run: Callable[[], None],
 ) -> Callable[[list[Any]], Any]:
-    """Have the first call of a graph run node by node, and later ones by `run`.
+    """Run the first call of a graph node by node, and later calls by `run`.
 
     Args:
         gm: an outer graph with fake values.

@@ -28,7 +28,7 @@ _NODES = 8
 def compared(
     run: Callable[..., Any], built: BuiltGraph, target: Target, reference: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Have each run of a session compared.
+    """Compare each run of a session.
 
     Args:
         run: runs the session on one value per input.
@@ -58,7 +58,7 @@ def compared(
 
 
 def _difference(ours: torch.Tensor, other: torch.Tensor) -> str:
-    """Say how two results differ; nothing where they agree."""
+    """Describe how two results differ; empty if they agree."""
     if ours.shape != other.shape:
         return f"shapes {tuple(ours.shape)} and {tuple(other.shape)}"
     if not ours.numel():

@@ -45,7 +45,7 @@ class InTorch:
         return self._run(given)
 
     def around(self, run: Callable[[list[Any]], Any], gm: GraphModule) -> Callable[[list[Any]], Any]:
-        """Have calls ask first, as `lines` do, before they reach the boxed function `run`."""
+        """Put a check before calls of the boxed function `run`, as in `lines`."""
         lines, values = self.lines(gm)
         asked = generate_function(
             "asked", ["def asked(given):", *lines, "    return run(given)"], {**values, "run": run}

@@ -34,7 +34,7 @@ def own_session(opened: Callable[[], Any]) -> Any:
 
 
 def stays_at_exit(session: Any) -> None:
-    """Have the end of the interpreter leave an InferenceSession to the system: to free it, it would call Python."""
+    """Leave an InferenceSession to the system at exit, since freeing it would call Python."""
     _staying.add(session)
 
 

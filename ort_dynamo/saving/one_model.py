@@ -35,10 +35,10 @@ def join_models(path: Path, stage: str, *, backward: bool = True) -> ir.Model:
     Args:
         path: the JSON file of the compile; its models are beside it.
         stage: "lowered", "rewritten" or "optimized".
-        backward: whether to join the backward, where there is one.
+        backward: also join the backward, if there is one.
 
     Raises:
-        FileNotFoundError: a model is gone, or was not saved at this stage.
+        FileNotFoundError: a model is missing, or was not saved at this stage.
     """
     description = json.loads(path.read_text())
     join = _Join(path.parent, stage)
@@ -49,11 +49,11 @@ def join_models(path: Path, stage: str, *, backward: bool = True) -> ir.Model:
 
 
 class _Join:
-    """A model as far as it is joined.
+    """A model that is being joined.
 
     Args:
-        folder: where the models are.
-        stage: which of each island's to take.
+        folder: the folder of the models.
+        stage: the stage of each island's model.
     """
 
     def __init__(self, folder: Path, stage: str) -> None:

@@ -100,7 +100,7 @@ def _name_nodes(graph: ir.Graph, origins: Mapping[ir.Node, str], nodes: Mapping[
         fx_node = nodes.get(origin)
         scope = fx_node.meta.get(SCOPE) if fx_node is not None else None
         path = f"{scope}/{origin}" if scope else origin
-        # The last of an FX node's is the one that gives its value.
+        # The last ONNX node of an FX node computes its value.
         node.name = unique.fresh(path if not left[origin] else f"{path}/{node.op_type}")
         node.metadata_props.update(_metadata(fx_node) if fx_node is not None else {})
 

@@ -131,7 +131,7 @@ def _name_ends(graph: ir.Graph, inputs: Sequence[str], outputs: Sequence[str]) -
 
 
 def _permute_input(graph: ir.Graph, value: ir.Value, order: Sequence[int]) -> None:
-    """Have an input with the dimensions that the program knows, where a session would get them in another order."""
+    """Give an input the dimensions of the program, if a session would get them in another order."""
     name = str(value.name)
     given = ir.Value(name=name, type=value.type)
     if value.shape is not None:
@@ -158,14 +158,14 @@ def _unpermute(graph: ir.Graph, orders: Sequence[tuple[int, ...]]) -> None:
 
 
 def at_opset(model: ir.Model, version: int) -> ir.Model:
-    """Convert a model to another version of ONNX's operators: to a newer one with onnx's converter.
+    """Convert a model to another ONNX opset; to a newer one with onnx's converter.
 
     Args:
-        model: of opset OPSET. To an older version it is changed in place.
-        version: of ai.onnx.
+        model: a model of opset OPSET. For an older opset it is changed in place.
+        version: the opset of ai.onnx.
 
     Raises:
-        OpsetError: it cannot be converted; then it is as it was.
+        OpsetError: the model cannot be converted; then it does not change.
     """
     if version <= OPSET:
         run_passes(opset_passes(version), model)

@@ -1,4 +1,4 @@
-"""Says where each node of a forward, backward or inference graph runs, and why.
+"""Decide where each node of a forward, backward or inference graph runs, and why.
 
 A size of a lowered tensor that follows from the inputs' sizes is computed from those, so that no island ends for it. An
 assertion is torch's as well: an island computes the condition, torch reads it and raises.
@@ -77,7 +77,7 @@ def classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.d
     placements: dict[Node, Placement] = {}
     for node in counted(graph.nodes, "choosing where operators run"):
         if node.op == "get_attr":
-            # A constant tensor, or a sub-graph for a higher-order operator: handed over as it is.
+            # A constant tensor, or a subgraph for a higher-order operator: passed on unchanged.
             node.meta.setdefault("val", operator.attrgetter(str(node.target))(graph.owning_module))
         if node.target is operator.getitem:
             placements[node] = placements.get(node.args[0], Placement(Place.HOST))

@@ -28,7 +28,7 @@ def levels(graph: Graph, placements: Mapping[Node, Placement]) -> dict[Node, int
     found: dict[Node, int] = {}
     last_ordered = 0
     earliest = 0  # the level of the last write
-    done = 0  # the level by which all nodes before this one have run
+    done = 0  # the level after which all earlier nodes have run
     for node in graph.nodes:
         place = placements[node].place if node in placements else None
         if place in (None, Place.INPUT_SIZE):

@@ -1,8 +1,8 @@
 """Splits one forward, backward or inference graph into islands for ONNX Runtime and nodes that torch runs.
 
-Five steps, each of which reads only the results of those before it: where every node runs and why (classify.py), in
-which round (levels.py), which recomputed nodes move to their readers (sink_recomputed.py, with fused kernels), how
-communication overlaps with computation (overlap.py), and the graphs that follow (islands.py).
+There are five steps, and each reads only the results of earlier ones. They decide where every node runs and why
+(classify.py), in which round (levels.py), which recomputed nodes move to their readers (sink_recomputed.py, with fused
+kernels), and how communication overlaps with computation (overlap.py). The last one builds the graphs (islands.py).
 """
 
 from __future__ import annotations

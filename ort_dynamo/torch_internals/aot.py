@@ -25,7 +25,7 @@ _tracing_context = private("torch._guards:TracingContext")
 
 
 def backward_at_once() -> AbstractContextManager[Any]:
-    """Have AOTAutograd compile the backward together with the forward while this is open.
+    """Make AOTAutograd compile the backward together with the forward while this is open.
 
     Where torch lacks the switch (all tested versions have it), AOTAutograd decides by itself, and a backward that
     fails to compile, or that `fallback="error"` refuses, does so at the first `.backward()`.

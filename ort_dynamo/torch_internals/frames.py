@@ -147,7 +147,7 @@ def _frame(metrics: Any) -> Frame:
 
 
 def watch_attempts(tell: Callable[[Frame], None]) -> bool:
-    """Have `tell` called with each attempt of Dynamo's that ends from now on, of whatever backend.
+    """Call `tell` at the end of each later attempt of Dynamo, for every backend.
 
     Dynamo hands its record of an attempt to a function that does nothing in the releases of torch, and is there for
     logs; it is wrapped.

@@ -135,7 +135,7 @@ def _constant(node: ir.Node, array: np.ndarray, names: ValueNames) -> ir.Value:
 
 
 def _take_place(node: ir.Node, narrowing: ir.Node) -> None:
-    """Have the output of `node` stand where that of the cast after it stood, under its name if it leaves the graph."""
+    """Replace the output of the cast after `node` by that of `node`; a graph output keeps its name."""
     (result,), (half,), graph = node.outputs, narrowing.outputs, narrowing.graph
     assert isinstance(graph, ir.Graph)
     result.type = half.type

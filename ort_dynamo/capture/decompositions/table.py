@@ -85,7 +85,7 @@ def _with_own_results(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _either(first: Callable[..., Any], second: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`first`, or `second` where that leaves the operator as it is."""
+    """Apply `first`, or `second` if that gives NotImplemented."""
     if second is None:
         return first
 
@@ -97,7 +97,7 @@ def _either(first: Callable[..., Any], second: Callable[..., Any] | None) -> Cal
 
 
 def _left_whole(formulas: Mapping[OpOverload, Callable[..., Any]]) -> dict[OpOverload, Callable[..., Any]]:
-    """`formulas`, each of which leaves its operator whole if it calls one that the installed torch lacks."""
+    """Wrap `formulas` to give NotImplemented if they call an operator that the installed torch lacks."""
 
     def guarded(formula: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(formula)

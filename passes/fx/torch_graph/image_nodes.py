@@ -46,7 +46,7 @@ class ImageNodes:
         return self._moved.get(node, node.meta["val"])
 
     def _give(self, node: Node, inner: Node) -> None:
-        """Have an image's readers find it as `inner`, and its node go."""
+        """Make an image's readers find it as `inner`, and remove its node."""
         self._inner[node] = inner
         self._gone.add(node)
 
@@ -102,7 +102,7 @@ class ImageNodes:
                 reader.replace_input_with(node, self._as_traced(node, reader))
 
     def _return_as_traced(self, output: Node) -> None:
-        """Have results in the strides that they were traced with, each computed where its image is."""
+        """Restore the traced strides of results, each where its image is computed."""
         traced = {node: self._value(node) for node in output.all_input_nodes}
         for node in output.all_input_nodes:
             if node in self._gone or node in self._laid_out:

@@ -150,7 +150,7 @@ class _Layout:
     # -- following ---------------------------------------------------------------------------------------------------
 
     def _follow(self, node: Node) -> bool:
-        """Have a node read all its images in one layout and give its results in it; False, without a change, if not."""
+        """Make a node read all its images in one layout and return it; give False, without a change, if impossible."""
         layout, images = self._images(node)
         if layout is None:
             return False
@@ -220,7 +220,7 @@ class _Layout:
             self._moved[node] = before
 
     def _keep_weights(self, convolution: Node, before: Any) -> None:
-        """Have the gradient of a convolution's weight as it was traced: its kernel may follow the images."""
+        """Restore the traced layout of a convolution's weight gradient, which may follow the layout of the images."""
         for item in tuple(convolution.users):
             if item.args[1] == 1:
                 with self._gm.graph.inserting_before(item.next):

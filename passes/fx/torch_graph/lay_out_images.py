@@ -132,7 +132,7 @@ class _Images(ImageNodes):
         return self._weights[weight]
 
     def _order_weight(self, gradient: Node) -> None:
-        """Have the gradient of a weight, which the kernel lays out as the images, contiguous for its readers."""
+        """Make the gradient of a weight contiguous for its readers; the kernel gives it the layout of the images."""
         if tuple(gradient.meta["val"].shape[2:]) == (1, 1):
             return
         for user in tuple(gradient.users):
@@ -157,7 +157,7 @@ class _Images(ImageNodes):
         return True
 
     def _run_in_torch(self, node: Node, reason: str) -> None:
-        """Have torch run an operator that gives channels_last, and note its results."""
+        """Make torch run an operator whose results are in channels_last, and record these."""
         traced, is_gradient = self._value(node), node.target is CONVOLUTIONS[1]
         results = [traced] if isinstance(traced, torch.Tensor) else [*traced]
         images = [n for n, one in enumerate(results) if one is not None and one.dim() == 4 and not (is_gradient and n)]
@@ -254,7 +254,7 @@ class _Images(ImageNodes):
         return True
 
     def _replace(self, node: Node, other: Node) -> None:
-        """Have readers read another node, of the same dtype."""
+        """Make readers read another node, in the same dtype."""
         dtype = node.meta["val"].dtype
         if other.meta["val"].dtype != dtype:
             wide, other = other, self._add(node, aten._to_copy.default, other, dtype=dtype)

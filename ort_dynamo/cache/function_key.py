@@ -34,8 +34,8 @@ def spell_function(function: Callable[..., Any]) -> str:
     """Return the content of `function` as text, equal in every process that has the same Python and packages.
 
     Raises:
-        NotKeyableError: it reads something without a spelling: an object of a class of the user's, a tensor, a module
-            that is neither Python's own nor one of a package with a known version.
+        NotKeyableError: the function reads a value that has no text: an object of a user's class, a tensor, or a module
+            that belongs neither to Python nor to a package with a known version.
     """
     return f"{sys.implementation.cache_tag} numpy={np.__version__} {_Speller().spell(function)}"
 

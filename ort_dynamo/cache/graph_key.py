@@ -57,7 +57,7 @@ def graph_key(
         functions: role -> function of the user that decides the result, too; identified by behaviour.
 
     Raises:
-        TypeError: a context value whose repr is an address.
+        TypeError: the repr of a context value contains an address.
     """
     writer = _Writer()
     try:

@@ -77,10 +77,10 @@ def open_island(
     Args:
         island: its graph.
         spec: everything else that decides the result.
-        role: of the graph that it is a part of, for its name.
-        functions: functions of the program's that decide the result, by the role each plays.
-        cache: the stored islands and kernels; None where nothing is stored.
-        reads: whether a stored island may be used. One that is saved or verified is built each time.
+        role: the role of its graph, for its name.
+        functions: role -> function of the program that decides the result.
+        cache: the stored islands and kernels; None if nothing is stored.
+        reads: whether a stored island may be used. An island that is saved or verified is built each time.
         built: called at each stage of a build.
 
     Raises:

@@ -55,10 +55,10 @@ class Island(torch.nn.Module):
 
 
 class RunWatch:
-    """Sees which compiled graphs run in this thread, from `with` to its end; without one, a call pays for one look.
+    """Records the compiled graphs that run in this thread inside of `with`; without one, a call costs one check.
 
     Attributes:
-        seen: the labels of the graphs that ran, as `boxed` got them: each once, in the order of their first run.
+        seen: the labels of the graphs that ran, as passed to `boxed`: each once, in the order of the first run.
     """
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ class Api:
     """A table OrtApi: its functions, by their names.
 
     Args:
-        address: of the table.
+        address: the address of the table.
     """
 
     CreateStatus: Any
@@ -74,10 +74,10 @@ class Api:
             setattr(self, name, prototype(c_void_p.from_address(address + 8 * index).value))
 
     def read(self, function: Any, *arguments: Any) -> int:
-        """Call a function whose last parameter is where it writes an address, and give the address, or 0.
+        """Call a function whose last parameter is an output address, and give that address, or 0.
 
         Raises:
-            StatusError: it failed.
+            StatusError: the function failed.
         """
         found = c_void_p()
         check(function(*arguments, ctypes.byref(found)))
@@ -87,7 +87,7 @@ class Api:
         """Return the dimensions of a tensor.
 
         Raises:
-            StatusError: it is none.
+            StatusError: the value is no tensor.
         """
         information = c_void_p()
         check(self.GetTensorTypeAndShape(value, ctypes.byref(information)))

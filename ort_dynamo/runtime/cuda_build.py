@@ -144,9 +144,9 @@ REQUIREMENTS = {
 
 
 def replacing(packages: Iterable[str], extra: str) -> str:
-    """Return the commands that put the runtime of an extra in the place of these distributions.
+    """Return the commands that replace these distributions by the runtime of an extra.
 
-    They share a folder: pip would leave files that one of them overwrote, so all go first.
+    The distributions share a folder, and pip would leave files that one of them overwrote. So all are removed first.
     """
     uninstall = " ".join(packages)
     return f"{f'pip uninstall -y {uninstall} && ' if uninstall else ''}pip install --upgrade '{REQUIREMENTS[extra]}'"

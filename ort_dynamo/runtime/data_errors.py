@@ -25,7 +25,7 @@ _INDEX = (
     re.compile(r"idx=(?P<index>-?\d+) must be within the inclusive range \[-?\d+,\s*(?P<last>-?\d+)\]"),
     re.compile(r"bounds \[-?\d+\s*,\s*(?P<last>-?\d+)\]\.? Actual value is (?P<index>-?\d+)"),
 )
-"""Those of these messages that name the index: of Gather and GatherElements."""
+"""The messages with an index: those of Gather and GatherElements."""
 
 
 def data_error(words: str, places: Mapping[str, str]) -> ExecutionError:

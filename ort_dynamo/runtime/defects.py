@@ -51,11 +51,11 @@ class Defect:
 
     Attributes:
         name: the argument of `Target.has_defect`.
-        builds: which have it.
+        builds: the builds that have it.
         wrong: the wrong behaviour.
         avoided_by: the modules that work around it, as paths from `ort_dynamo/`.
-        providers: whose kernels; None: those of all, or it is no kernel.
-        everywhere: whether they do so for every target, without asking.
+        providers: the providers whose kernels have it; None for all, or if it is no kernel.
+        everywhere: whether the workaround applies to every target.
     """
 
     name: str

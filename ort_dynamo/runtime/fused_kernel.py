@@ -52,8 +52,8 @@ class CompiledKernel:
     """One fused kernel for one architecture.
 
     Attributes:
-        aligned: where all pointers are multiples of 16.
-        unaligned: where they are not.
+        aligned: the variant for pointers that are all multiples of 16.
+        unaligned: the variant for other pointers.
     """
 
     aligned: KernelVariant
@@ -78,10 +78,10 @@ class FusedKernel:
 
     Attributes:
         op: the operator.
-        code: computes it.
-        provider: of ONNX Runtime; None is the CPU's.
+        code: the code of the operator.
+        provider: the provider of ONNX Runtime; None is the CPU's.
 
-    Raises, where it is made:
+    Raises (in the constructor):
         ValueError: the operator refers to an input, axis or symbol that it does not have.
     """
 

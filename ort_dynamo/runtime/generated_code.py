@@ -1,4 +1,4 @@
-"""Python that is written for one graph, so that each call of it runs through plain lines and asks nothing twice."""
+"""Python code generated for one graph, so that a call runs straight lines without repeated checks."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ class LoadedKernel:
 
     Attributes:
         handle: a CUkernel, which serves all devices.
-        num_warps: of each program.
-        shared: bytes of dynamic shared memory of each program.
+        num_warps: the warps per program.
+        shared: the bytes of dynamic shared memory per program.
     """
 
     handle: int
@@ -80,7 +80,7 @@ class Driver:
         """Load a kernel.
 
         Raises:
-            LaunchError: it cannot be loaded.
+            LaunchError: the kernel cannot be loaded.
         """
         library, kernel = c_void_p(), c_void_p()
         self._call("cuLibraryLoadData", byref(library), variant.cubin, None, None, 0, None, None, 0)
@@ -119,7 +119,7 @@ class Driver:
         """Launch a kernel on the current context.
 
         Raises:
-            LaunchError: it cannot be launched.
+            LaunchError: the kernel cannot be launched.
         """
         if kernel.shared > _SHARED_WITHOUT_ASKING:
             self._allow_shared(kernel)

@@ -202,7 +202,7 @@ class _Writer:
         return self._constant(value, type(value).__name__)
 
     def _constant(self, value: Any, name: str) -> str:
-        """Return the name by which the code knows a value that has no spelling."""
+        """Return the name in the code of a value that cannot be written as source."""
         if id(value) not in self._constants:
             name = self._free(name)
             self._constants[id(value)], self.values[name] = name, value  # held, so that no other has its id

@@ -39,11 +39,11 @@ def is_own_file(path: Path) -> bool:
 
 
 def write_own_file(path: Path, data: bytes) -> None:
-    """Write a file whole, so that another process sees all of it or nothing, and make its folder if there is none.
+    """Write a file atomically, and create its folder if it is missing.
 
     Args:
-        path: of the file.
-        data: its content.
+        path: the path of the file.
+        data: the content.
 
     Raises:
         FolderRefusedError: another user can write to the folder.

@@ -54,18 +54,18 @@ def open_session(
     stream: SessionStream | None = None,
     store: KernelStore | None = None,
 ) -> Any:
-    """Return an onnxruntime InferenceSession of a built graph, on the provider of `target` and on nothing else.
+    """Return an onnxruntime InferenceSession of a built graph, on the provider of `target` alone.
 
     Args:
-        built: the model, under 2 GiB, and how to open it. ONNX Runtime's own order goes depth first from the last
-            result; with `built.in_order` its nodes run in the model's.
+        built: the model, under 2 GiB, and the settings of its session. ONNX Runtime orders nodes depth first from the
+            last result; with `built.in_order` they run in the model's order.
         target: the target that the model was lowered for.
         device: the torch device of its tensors.
         stream: the stream that it computes on, if its device has streams.
-        store: where compiled kernels are stored.
+        store: the store of compiled kernels.
 
     Raises:
-        CannotBeRecordedError: it was to be recorded in a CUDA graph, and a node of it runs on the CPU.
+        CannotBeRecordedError: it should be recorded in a CUDA graph, but a node of it runs on the CPU.
         InvalidOptionError: the provider does not know one of provider_options.
         ProviderNotAvailableError: the provider is there but does not load.
         SessionError: ONNX Runtime refused the model.
@@ -91,7 +91,7 @@ def optimize(built: BuiltGraph, target: Target, device: torch.device) -> bytes:
 
 
 def _with_functions(optimized: bytes, model: bytes) -> bytes:
-    """Return a model with those functions of the one that it was made of that its nodes call."""
+    """Return a model with the functions of its source model that its nodes call."""
     made, before = onnx.ModelProto.FromString(optimized), onnx.ModelProto.FromString(model)
     called = {(node.domain, node.op_type) for node in made.graph.node}
     made.functions.extend(one for one in before.functions if (one.domain, one.name) in called)

@@ -21,18 +21,18 @@ __all__ = ["OwnSession", "Stopped", "session_code"]
 
 
 class Stopped(Exception):  # noqa: N818
-    """ONNX Runtime stopped; its words. Whoever knows where the graph comes from makes an error of it."""
+    """ONNX Runtime stopped, with its message. Code that knows the origin of the graph turns it into an error."""
 
 
 class OwnSession:
     """A session of this process: the first one, and in a forked child one that is opened at its first call.
 
     Attributes:
-        again: gives the function that feeds the session, while that lives.
+        again: gives the function that feeds the session, while the session is alive.
 
     Args:
-        opened: opens it.
-        around: makes of the function that runs it the one that is called.
+        opened: opens the session.
+        around: wraps the function that runs it.
     """
 
     def __init__(self, opened: Callable[[], Any], around: Callable[[Run], Run] | None = None) -> None:
@@ -232,12 +232,12 @@ def _fitted(tensor: torch.Tensor) -> torch.Tensor:
 def _cast_to(specs: Sequence[ValueSpec], values: Sequence[Any]) -> list[Any] | None:
     """Give the values in the dtypes of their specs, or None if they have those.
 
-    A kernel of torch's may give another dtype than its fake tensor, by which the model was made. ONNX Runtime refuses
-    it before it runs anything, so a call whose dtypes agree never asks.
+    A kernel of torch may give another dtype than its fake tensor, which the model has. ONNX Runtime refuses that before
+    it runs anything, so a call with the right dtypes never gets here.
 
     Args:
-        specs: of all inputs.
-        values: the inputs; tensors are permuted as their specs say.
+        specs: the specs of all inputs.
+        values: the inputs, permuted as in their specs.
     """
     pairs = list(zip(specs, values, strict=True))
     if all(spec.is_number or value.dtype is spec.dtype for spec, value in pairs):

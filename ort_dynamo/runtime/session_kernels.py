@@ -42,15 +42,15 @@ def can_fuse() -> bool:
 def session_kernels(
     built: BuiltGraph, target: Target, device: torch.device, store: KernelStore | None = None
 ) -> tuple[FusedKernel, ...]:
-    """Compile the kernels of a graph that this process has not, or read them from the store.
+    """Compile new kernels of a graph, or read them from the store.
 
-    A kernel that cannot be had is left out, with a warning: the session then computes the nodes that it stands for.
+    A kernel that fails to compile is left out, with a warning; the session then runs the original nodes.
 
     Args:
         built: the graph.
         target: the target that it was lowered for.
-        device: of the session's tensors.
-        store: where compiled kernels are stored.
+        device: the device of the session's tensors.
+        store: the store of compiled kernels.
     """
     if not built.kernels:
         return ()

@@ -1,4 +1,4 @@
-"""AOTAutograd's own cache on disk: torch's functions for it, behind torch's switches."""
+"""AOTAutograd's own cache on disk: torch's functions and settings for it."""
 
 from __future__ import annotations
 

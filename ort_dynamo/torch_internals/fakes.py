@@ -18,9 +18,9 @@ _tracing_context = private("torch._guards:TracingContext")
 
 
 def of_fixed_sizes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the fake tensor of one that Dynamo has not seen, in the trace that is at work: all its sizes are numbers.
+    """Return a fake tensor with static sizes, in the running trace, for a tensor that Dynamo has not seen.
 
-    AOTAutograd would take them for symbols. Outside of a trace, and where torch does not tell of it, the tensor itself.
+    AOTAutograd would make its sizes symbolic. Outside of a trace, or if torch has no access to it, give the tensor.
     """
     context = None if _tracing_context is None else _tracing_context.try_get()
     mode = None if context is None else context.fake_mode

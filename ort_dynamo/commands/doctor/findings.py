@@ -17,12 +17,12 @@ _CUDA = "CUDAExecutionProvider"
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that the user should know.
+    """A problem or a note for the user.
 
     Attributes:
         what: a sentence.
         fix: a command, or advice.
-        is_fault: whether it is wrong; else it only says why something that is there is not used.
+        is_fault: whether it is a problem; else it is a note on why something installed is not used.
     """
 
     what: str

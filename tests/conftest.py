@@ -1,4 +1,4 @@
-"""Every test starts with nothing compiled and nothing counted, and may not lower by what no key holds."""
+"""Fixtures of all tests: no compiled graphs, counters at zero, and no lowering by facts that no key has."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def sets_and_computes(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 
 def sets_what_is_still_read(x: torch.Tensor, y: torch.Tensor) -> Any:
-    first = torch.complex(x, x.sin()).abs()  # complex numbers stay in eager: three steps that read x itself
+    first = torch.complex(x, x.sin()).abs()  # complex operators are fallbacks: three of them read x itself
     second = torch.complex(x, first.sin()).abs()
     x.data = y * 3
     return second * 2

@@ -32,10 +32,10 @@ _HELD: list[Any] = []
 
 @contextmanager
 def fused_on_the_cpu(factor: Callable[[str], float] = lambda name: 1) -> Iterator[dict[str, Kernel]]:
-    """Have sessions on the CPU run fused kernels; gives the kernels of what is compiled meanwhile, by name.
+    """Make sessions on the CPU run fused kernels; give the kernels of compiles in this context, by name.
 
     Args:
-        factor: gives the number by which the results of a kernel are multiplied; called once for each opened kernel.
+        factor: gives a factor for the results of a kernel; called once for each opened kernel.
     """
     kernels: dict[str, Kernel] = {}
 

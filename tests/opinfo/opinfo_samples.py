@@ -31,7 +31,7 @@ DTYPES = {
 }
 
 UNDEFINED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
-"""Operators whose result is whatever the memory held."""
+"""Operators whose result is uninitialized memory."""
 
 FAKE_STRIDES = {"nn.functional.max_unpool2d", "nn.functional.max_unpool2d.grad"}
 """Operators whose kernel gives other strides than torch's fake tensors promise; compiled code keeps the promise."""
@@ -84,11 +84,11 @@ def operators() -> dict[str, OpInfo]:
 def samples_of(
     op: OpInfo, dtype: torch.dtype, limit: int | None, seed: int = 0, device: str = "cpu"
 ) -> list[SampleInput]:
-    """The operator's samples for `dtype`, or at most `limit` of them, evenly spread; none if it lacks the dtype.
+    """Give the operator's samples for `dtype`, at most `limit` of them, evenly spread; none if it lacks the dtype.
 
     Args:
-        seed: of the numbers in them.
-        device: of their tensors.
+        seed: the seed of their values.
+        device: the device of their tensors.
     """
     kind = torch.device(device).type
     if dtype not in op.supported_dtypes(kind):

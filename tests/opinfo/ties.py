@@ -37,14 +37,14 @@ def assert_equal_but_for_ties(
     expected: Mapping[str, Any],
     tolerance: Tolerance | None,
 ) -> None:
-    """Compare what `observe` saw of a call that `has_free_ties`, positions by the values they select.
+    """Compare the observations of a call that `has_free_ties`; indices are compared by the values that they select.
 
-    Everything else must be equal as it is: values, dtypes, shapes. Positions must be places of the input, no place
-    twice, that hold the same values as eager's. A gradient must have, at our positions, what eager's has at its own;
-    and among elements of equal value the same numbers as eager's, in any order.
+    Everything else must be equal: values, dtypes, shapes. Indices must be valid and unique, and select the same values
+    as eager's. A gradient must have the same entries at our indices as eager's at its own. Among elements of equal
+    value it must have the same entries as eager's, in any order.
 
     Raises:
-        AssertionError: with what differs.
+        AssertionError: with the difference.
     """
     assert actual.keys() == expected.keys(), f"{sorted(actual)} is not {sorted(expected)}"
     x = sample.input.detach()

@@ -31,7 +31,7 @@ class Logits(nn.Module):
 
 @dataclass(frozen=True)
 class Exported:
-    """A file, what it was made of, and inputs of a batch size."""
+    """A file, its source model, and inputs of a batch size."""
 
     model: onnx.ModelProto
     source: nn.Module

@@ -34,13 +34,13 @@ VERSION = "1.31.1"
 
 @dataclass
 class Placement:
-    """Where the nodes of one model would run.
+    """The placement of the nodes of one model.
 
     Attributes:
-        cuda: how many on CUDA.
-        cpu: operator -> how many on the CPU provider.
-        copies: how many copies between host and device.
-        log: what ONNX Runtime said.
+        cuda: the number of nodes on CUDA.
+        cpu: operator -> number of nodes on the CPU provider.
+        copies: the number of copies between host and device.
+        log: the log of ONNX Runtime.
     """
 
     cuda: int = 0
@@ -50,7 +50,7 @@ class Placement:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the model would run on CUDA."""
+        """True if all of the model would run on CUDA."""
         return self.cuda > 0 and not self.cpu and not self.copies
 
 

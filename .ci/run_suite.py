@@ -17,7 +17,7 @@ LONGEST = 90 * 60  # seconds; the whole suite takes a sixth of it
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of pytest reported."""
+    """The outcome of a run of pytest."""
 
     passed: int
     skipped: int

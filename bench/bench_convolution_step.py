@@ -1,6 +1,6 @@
-"""How long does a conv net take, with one thread and with all, in units of eager's and of inductor's?
+"""Times of conv nets, with one thread and with all, in units of eager's and of inductor's.
 
-A training step, and the inference of a trained net: in eval, under no_grad, its loss included.
+Measured are a training step, and inference in eval mode under no_grad, with the loss.
 """
 
 from __future__ import annotations

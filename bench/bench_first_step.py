@@ -1,7 +1,7 @@
-"""How long is it from torch.compile to the end of the first training step?
+"""The time from torch.compile to the end of the first training step.
 
-Every cache is cold: torch._dynamo.reset() empties those in memory, and inductor's on disk are switched off. What a
-process pays once, whatever it compiles (imports, inductor's precompiled header), is paid before.
+All caches are cold: torch._dynamo.reset() empties those in memory, and inductor's on disk are off. One-time costs of a
+process (imports, inductor's precompiled header) are not counted.
 """
 
 from __future__ import annotations

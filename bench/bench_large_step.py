@@ -1,8 +1,7 @@
-"""How long is a step of one to three seconds, in units of eager's, of inductor's, and of its matrix products alone?
+"""Times of steps of one to three seconds, in units of eager's, of inductor's, and of the step's matmuls alone.
 
-A step is forward with loss, and backward: no optimizer, whose time grows with the weights, not with the batch. The
-matrix products are those of eager's step, run by torch (bench/products.py): a step that took as long would have nothing
-left to save.
+A step is forward with loss, and backward. The optimizer is left out: its time grows with the weights, not with the
+batch. The matmuls are those of eager's step, run by torch (bench/products.py). They are a lower bound of a step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How much memory do training steps take at their peak, compile and AdamW included?
+"""The peak memory of training steps, with the compile and AdamW.
 
-Each sample is a process of its own, of which the size right before the first step is taken off. A model of one small
-layer shows what compiling takes, whatever is compiled: aot_eager, too, traces with AOTAutograd, and generates nothing.
+Each sample is a process of its own; its size right before the first step is subtracted. A model of one small layer
+shows the fixed memory of a compile. aot_eager is shown too: it traces with AOTAutograd and generates no code.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_peak_memory(
 
 
 def _sample(folder: Path, workload: str, size: str, backend: str) -> PeakMemory:
-    """What a process takes that finds no cache."""
+    """Measure a process that finds no cache."""
     environment = {**os.environ, "ORT_DYNAMO_CACHE": "0", "TORCHINDUCTOR_CACHE_DIR": str(folder)}
     command = [sys.executable, "-m", "bench.peak_memory", workload, size, backend]
     done = subprocess.run(command, env=environment, cwd=_ROOT, capture_output=True, text=True, check=False)

@@ -1,8 +1,8 @@
-"""How long does a single operator take under ort_train, in units of eager's?
+"""Times of single operators under ort_train, in units of eager's.
 
-At about a million elements, where kernels decide, and at about a thousand, where the way to them does (`add` shows what
-that costs alone). Forward, under no_grad, and forward with gradient. The tables begin with the slowest. Against eager
-alone: inductor would compile C++ for minutes.
+Tensors have about a million elements, where kernels dominate, or about a thousand, where overhead does (`add` shows the
+overhead alone). Measured are the forward under no_grad, and the forward with gradient. The tables begin with the
+slowest operator. Inductor is left out: it would compile C++ for minutes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What does recomputation cost and save? Bytes kept for the backward, and time of a step in units of eager's.
+"""Cost and gain of recomputation: bytes of saved tensors, and time of a step in units of eager's.
 
-Against torch.utils.checkpoint around each layer, and inductor with its activation memory budget. Bytes are those of
-the tensors that autograd saves, each allocation once, without parameters, buffers and batch.
+The contestants are torch.utils.checkpoint around each layer, and inductor with its activation memory budget. Bytes are
+those of the tensors that autograd saves, each allocation once, without parameters, buffers and batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What does the first step of a second process cost, of what it cost the first one?
+"""The time of the first step of a second process, relative to that of the first process.
 
-Each sample is a process of its own. The first finds empty folders, the second what the first has left there. A third
-pair does the same with Dynamo's precompile, which torch has off unless TORCH_CACHING_PRECOMPILE says otherwise.
+Each sample is a process of its own. The first finds empty cache folders, the second those that the first has filled. A
+further pair uses Dynamo's precompile, which is off by default (TORCH_CACHING_PRECOMPILE).
 """
 
 from __future__ import annotations

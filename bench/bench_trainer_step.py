@@ -1,7 +1,8 @@
-"""How long is a step of ORTTrainer, with its update, in units of torch with a fused optimizer, eager or inductor?
+"""Times of a step of ORTTrainer with its update, in units of torch with a fused optimizer, eager or inductor.
 
-In one session, and as two halves with an update by torch's kernels; ORTTrainer takes one of the two by optimizer and
-size. Gradients are clipped to a norm of 1 where ORTTrainer clips. torch has no LAMB: AdamW stands in its place.
+A step is one session, or a forward and a backward session with an update by torch's kernels. ORTTrainer takes one of
+the two by optimizer and size. Gradients are clipped to a norm of 1 if ORTTrainer clips. torch has no LAMB; AdamW
+replaces it.
 """
 
 from __future__ import annotations

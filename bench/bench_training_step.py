@@ -1,6 +1,6 @@
-"""How long is a training step under ort_train, in units of eager's and of inductor's?
+"""Times of a training step under ort_train, in units of eager's and of inductor's.
 
-A step is zero_grad, forward with loss, backward, and AdamW in eager. Compilation and warm-up are not in it.
+A step is zero_grad, forward with loss, backward, and AdamW in eager. Compilation and warm-up are not counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is compared: eager, inductor and ort_train, compiled alike."""
+"""The contestants, eager, inductor and ort_train, compiled in the same way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def compile_with(
 
 @cache
 def why_absent(backend: str) -> str | None:
-    """Why a backend cannot take part, or None. Inductor needs a C++ compiler on a CPU."""
+    """Give the reason why a backend cannot take part, or None. Inductor needs a C++ compiler on a CPU."""
     if backend != "inductor":
         return None
     try:

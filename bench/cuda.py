@@ -70,7 +70,7 @@ def _clean(place: Place, found: Found) -> None:
 
 
 def table(found: Mapping[str, Found]) -> list[str]:
-    """What was found, a line for each part, and one for each ratio."""
+    """Format the findings: a line for each part, and one for each ratio."""
     lines = []
     for name, one in found.items():
         said = one.get("error", "").splitlines()[:1] or [_short(one)]

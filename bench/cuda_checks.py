@@ -1,4 +1,4 @@
-"""What has to be right on a device before anything is measured there: each check returns its findings and a verdict."""
+"""Checks of a device before anything is measured on it; each returns its findings and a verdict."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bench.workloads import Workload
 __all__ = ["CHECKS", "Found", "copies", "memcpy_nodes"]
 
 Found = dict[str, Any]
-"""What a part found; "ok" is its verdict."""
+"""The findings of a part; "ok" is its verdict."""
 
 
 def _gradients(loss: Callable[..., Tensor], workload: Workload) -> list[Tensor]:

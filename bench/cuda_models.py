@@ -208,14 +208,14 @@ SMALL: dict[str, Callable[[Scale], Workload]] = {
     "bert": partial(_text, _SMALL, False, 0.1),
     **{name: partial(_net, name) for name in CONV_NETS},
 }
-"""What correctness is checked on, and what shows the fixed cost of a call."""
+"""Models for checks of correctness and for the fixed cost of a call."""
 
 LARGE: dict[str, Callable[[Scale], Workload]] = {
     "gpt, 24 layers": partial(_text, _GPT, True, 0.0),
     "bert, 24 layers": partial(_text, _BERT, False, 0.1),
     "resnet50, 224²": partial(_whole, "resnet50", whole_resnet50),
 }
-"""What is measured."""
+"""Models that are measured."""
 
 COUNTED: dict[str, Callable[[Scale], Workload]] = {
     "llama, 24 layers": _llama,

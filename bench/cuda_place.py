@@ -1,4 +1,4 @@
-"""Where `bench.cuda` measures: a device with its clock, streams and memory; on the CPU the same with less of it."""
+"""The device that `bench.cuda` measures, with its clock, streams and memory. The CPU has fewer of them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Place", "resident_bytes"]
 
 @dataclass(frozen=True)
 class Place:
-    """What is measured, and how much.
+    """The device, the scale of the models, and the deadline.
 
     Attributes:
-        device: what is measured.
-        scale: of the models.
-        end: when no other part may begin, by time.monotonic.
+        device: the measured device.
+        scale: the scale of the models.
+        end: the time, by time.monotonic, after which no part may begin.
     """
 
     device: torch.device

@@ -1,4 +1,4 @@
-"""How long a training step takes on a device, beside eager's and inductor's, and what memory."""
+"""Time and memory of a training step on a device, beside those of eager and inductor."""
 
 from __future__ import annotations
 

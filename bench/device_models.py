@@ -25,7 +25,7 @@ LANGUAGE_MODELS = ("gpt", "bert")
 
 @dataclass(frozen=True)
 class Training:
-    """How a model trains.
+    """The way a model trains.
 
     Attributes:
         checkpoints: recompute the layers of a language model or perceptron in the backward.

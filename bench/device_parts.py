@@ -43,7 +43,7 @@ LOGS = "ORT_DYNAMO_DEVICE_LOGS"
 
 DTYPES = ("float32", "bfloat16", "float16", "int64", "bool")
 SAMPLES = 2
-"""How many samples of each operator and dtype run."""
+"""The number of samples of each operator and dtype."""
 
 BAD = ("different", "failed", "crashed")
 """Kinds of an operator's samples that are wrong."""

@@ -22,11 +22,11 @@ Clock = Literal["wall", "cpu"]
 
 @dataclass(frozen=True)
 class Sample:
-    """What one contestant took in one round.
+    """The time of one contestant in one round.
 
     Attributes:
         wall: seconds on the clock.
-        cpu: seconds of processor time of the process, all threads: what spinning threads burn shows here.
+        cpu: seconds of processor time of all threads of the process; spinning threads show here.
     """
 
     wall: float

@@ -79,7 +79,7 @@ def _images(count: int) -> tuple[Tensor]:
 
 
 def _table(count: int) -> tuple[Tensor, Tensor]:
-    """As many rows read as the table has, each of 64."""
+    """Make a table with rows of 64, and as many indices as it has rows."""
     return torch.randn(count // 64, 64), torch.randint(count // 64, (count // 64,))
 
 

@@ -36,7 +36,7 @@ class Layout:
 
     @property
     def transposed(self) -> Layout:
-        """That of a batch of matrices, transposed."""
+        """The layout of a batch of matrices, transposed."""
         batch, rows, columns = self.sizes
         return Layout((batch, columns, rows), (self.strides[0], self.strides[2], self.strides[1]))
 
@@ -55,13 +55,13 @@ class Product:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the result."""
+        """The sizes of the result."""
         left, right = self.operands[-2:]
         return *left.sizes[:-1], right.sizes[-1]
 
     @property
     def multiplications(self) -> int:
-        """How many numbers are multiplied."""
+        """The number of scalar multiplications."""
         result = torch.Size(self.sizes).numel()
         return result * self.operands[-1].sizes[-2]
 

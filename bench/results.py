@@ -1,4 +1,4 @@
-"""What a benchmark found: as JSON beside pytest-benchmark's own numbers, and as one table at the end of a run."""
+"""Results of benchmarks: as JSON beside pytest-benchmark's own numbers, and as a table at the end of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAIRS = (("ort_train", "eager"), ("ort_train", "inductor"), ("inductor", "eager"
 
 
 class Compare(Protocol):
-    """What the fixture `compare` is."""
+    """The type of the fixture `compare`."""
 
     def __call__(
         self,
@@ -34,7 +34,7 @@ class Compare(Protocol):
 
 
 class Rows(Protocol):
-    """What the fixture `rows` is."""
+    """The type of the fixture `rows`."""
 
     def __call__(self, question: str, case: str, cells: Mapping[str, float | None]) -> None:
         """Keep a row of ratios that were not measured in one process, by the names of their columns."""

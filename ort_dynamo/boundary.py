@@ -33,13 +33,14 @@ class ValueSpec:
     """The form in which one value crosses the boundary of a session.
 
     Attributes:
-        dtype: torch dtype; int64 or float64 for a number.
-        order: the tensor's dimensions from slowest to fastest in memory. The session sees the tensor permuted by
-            it, which is contiguous and so needs no copy. Empty for the identity.
-        is_number: a Python number (a symbolic size, or a float made of one), fed as a scalar.
-        strides: the promised strides of an output that no permutation of a contiguous tensor has (expanded to
-            overlap, or with gaps); it is copied into them. Empty otherwise.
-        is_read: False for an input that the model lacks, as no node of it reads that.
+        dtype: the torch dtype; int64 or float64 for a Python scalar.
+        order: the tensor's dimensions from slowest to fastest in memory. The session gets the tensor with this
+            permutation, which is contiguous and needs no copy. Empty for the identity.
+        is_number: whether it is a Python scalar (a symbolic size, or a float computed from one), passed as a 0-d
+            tensor.
+        strides: the strides of an output that is no permutation of a contiguous tensor (overlapping, or with gaps);
+            the result is copied into them. Empty otherwise.
+        is_read: False for an input that no node reads, which the model lacks.
     """
 
     dtype: torch.dtype
@@ -142,7 +143,7 @@ def _is_dense(fake: torch.Tensor) -> bool:
 
 
 def has_strides(fake: torch.Tensor, order: Sequence[int]) -> bool:
-    """Ask whether memory goes through the dimensions in `order`, without gaps. Installs no guard."""
+    """Check whether memory goes through the dimensions in `order`, without gaps. Installs no guard."""
     return in_order([fake.shape[axis] for axis in order], [fake.stride(axis) for axis in order])
 
 

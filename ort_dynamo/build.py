@@ -24,11 +24,11 @@ __all__ = ["BuildRecord", "BuildSpec", "BuildStage", "BuiltGraph", "PassRecord",
 class BuildSpec:
     """Everything that decides how an island is built; its repr is the context of the graph key.
 
-    `build_island` receives this and nothing else of the kind, so everything that it reads is in the key.
+    `build_island` gets no other settings, so everything that it reads is in the key.
 
     Attributes:
         passes: the ONNX passes, in order, each identified by its class and parameters.
-        session: how the session is opened.
+        session: the settings of the session.
         dump: where the model is written, and whether it is checked: an island that is to be saved is built for that.
         target: the target of the lowering.
         device: the device of the session's tensors.
@@ -64,10 +64,10 @@ class PassRecord:
     """One run of one pass.
 
     Attributes:
-        name: the pass, with its parameters: its repr, or the class's name where that is not ours.
-        seconds: how long it took, checks not counted.
+        name: the pass with its parameters: its repr, or the class name for foreign passes.
+        seconds: its time, without checks.
         modified: whether it changed the graph.
-        summary: the pass's account of its changes (CastSummary of PropagateCasts); None for most.
+        summary: a summary of its changes (CastSummary for PropagateCasts); None for most passes.
     """
 
     name: str
@@ -96,7 +96,7 @@ class BuildStage:
     """An island at one stage of its build.
 
     Attributes:
-        name: how errors and files call the island.
+        name: the name of the island in errors and files.
         island: its FX graph.
         stage: "lowered", before any pass; "rewritten", after our passes; "optimized", after ONNX Runtime's optimizers.
         model: the model, while it is no bytes.
@@ -115,18 +115,18 @@ class BuiltGraph:
     """A compiled island as it can be stored: bytes and plain values, no session.
 
     Attributes:
-        name: how errors and files call it, e.g. "forward-1f0a…".
-        model: the serialised ONNX ModelProto that is to be opened.
-        inputs, outputs: how its values cross, in order.
-        session: how to open it. Where ONNX Runtime has optimized `model`, its optimizers are off here.
+        name: its name in errors and files, such as "forward-1f0a…".
+        model: the serialised ONNX ModelProto for the session.
+        inputs, outputs: the form of its values at the boundary, in order.
+        session: the settings of the session. If ONNX Runtime has optimized `model`, its optimizers are off here.
         dtypes: element types of its values; they decide which of ONNX Runtime's optimizers are left out.
         in_order: whether its nodes run in the model's order.
-        keyable: whether it may serve other islands with its key: all that lowering asked about sizes is in that.
+        keyable: whether islands with the same key may share it: all that lowering asked about sizes is in the key.
         origins: name of an ONNX node that data can stop -> index of the FX node, among all of its island, that it was
             lowered from. Islands that share one built graph have their nodes in one order.
         record: the statistics of building it.
-        kernels: of the fused operators that the model has.
-        reference: with the option verify_sessions, the model before ONNX Runtime has optimized it.
+        kernels: the kernels of the fused operators in the model.
+        reference: with the option verify_sessions, the model before ONNX Runtime's optimizers.
     """
 
     name: str

@@ -46,11 +46,11 @@ def graph_target(device: torch.device, options: Options) -> Target:
     target = usable_target(device.type)
     fuses = target.fuses_kernels and options.passes.fuse and kernels_work(options.cache)
     allowed = dataclasses.replace(target, contrib_ops=options.segment.contrib_ops, fuses_kernels=fuses)
-    return target if allowed == target else allowed  # keep the one that remembers answers
+    return target if allowed == target else allowed  # keep the object with the cached answers
 
 
 def placement_threads(options: Options) -> int:
-    """Give the number of threads by which placement weighs torch against a session.
+    """Give the number of threads for the choice between torch and a session.
 
     Ranks of a process group that compile the same graph have to place its nodes alike, and their machines may differ.
     So the first rank that asks decides for all, until the group ends.

@@ -45,10 +45,10 @@ class Compilation:
     Args:
         options: all options.
         device: the device of its sessions.
-        threads: the number of threads by which placement weighs torch against a session.
-        listeners: hear of each stage.
-        label: shown to each RunWatch when one of the graphs runs; it may still grow.
-        role: of a graph without gradients: "inference", or "training" of a whole step.
+        threads: the number of threads for the choice between torch and a session.
+        listeners: the listeners to all stages.
+        label: the label for each RunWatch when one of the graphs runs; it may still grow.
+        role: the role of a graph without gradients: "inference", or "training" for a whole step.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Compilation:
         return forward, backward
 
     def forward(self, gm: GraphModule, seen: slice) -> BoxedRun:
-        """Compile a forward graph, of whose outputs the program sees those in `seen`."""
+        """Compile a forward graph; the program sees its outputs in `seen`."""
         return self.graph(gm, "forward", seen)
 
     def backward(self, gm: GraphModule, seen: slice) -> BoxedRun:

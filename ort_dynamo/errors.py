@@ -193,7 +193,7 @@ class LoweringError(OrtDynamoError):
 
 
 class NotCompiledError(OrtDynamoError):
-    """A model that has to be compiled is not, or not all of it."""
+    """A model that must be compiled is not compiled, or only in part."""
 
     message = (
         "{name} runs in eager, at least in part:{reasons}\n"
@@ -202,7 +202,7 @@ class NotCompiledError(OrtDynamoError):
 
 
 class NotInOnnxRuntimeError(NotCompiledError):
-    """A model that has to run in ONNX Runtime alone is compiled, and torch runs nodes of it, or all."""
+    """A model that must run in ONNX Runtime alone is compiled, but torch runs some or all of its nodes."""
 
     message = "{name} does not run in ONNX Runtime alone, which whole='onnxruntime' requires:{reasons}\n{advice}"
 
@@ -252,7 +252,7 @@ class InputDtypeError(OrtDynamoError):
 class OnnxModelError(OrtDynamoError, ValueError):
     """A model in ONNX that cannot be trained: the file is not valid, or a node is not supported.
 
-    Its facts are the `reason` and, where it is about a node, `node`, `op_type`, `domain` and `opset`.
+    Its facts are the `reason` and, for a node, `node`, `op_type`, `domain` and `opset`.
     """
 
     message = "This ONNX model cannot be trained: {reason}"
@@ -335,8 +335,8 @@ class SessionError(OrtDynamoError):
 class ExecutionError(OrtDynamoError):
     """ONNX Runtime stopped while it ran a graph.
 
-    Its facts are `what` happened, `place` (the operator, the module and the user's line, each on a line of its own;
-    empty where they are not known), and `error`, ONNX Runtime's own words.
+    Its facts are `what` happened, `place` (the operator, the module and the user's line, one per line; empty if not
+    known), and `error`, ONNX Runtime's message.
     """
 
     message = "{what}{place}\n  ONNX Runtime: {error}"

@@ -1,4 +1,4 @@
-"""The events of a compile, for all that is no part of it: records, saved files, ranks, recordings, torch's cache.
+"""The events of a compile, for everything beside it: records, saved files, ranks, CUDA graphs, torch's cache.
 
 To add one, subclass `Listener`, and name it in `backend.py`.
 """
@@ -32,16 +32,16 @@ class GraphCompilation:
     Attributes:
         gm: the functional ATen graph.
         role: "forward", "backward", "inference" or "training" (a whole step).
-        seen: which outputs the program sees.
+        seen: the outputs that the program sees.
         device: the device of its sessions.
-        target: the target that they are compiled for.
+        target: the target of its sessions.
         segmented: its islands, and the outer graph around them.
         spec: everything that decides how islands are built. A listener may change it until they are opened.
-        functions: functions of the program's that decide it, too.
-        islands: by their names in the outer graph.
-        whole: the graph as plain values, from before it was cut into islands; set when it is finished.
-        passes: those that ran on this graph alone.
-        not_recorded: why it is not recorded in a CUDA graph, though that was asked for; "" otherwise.
+        functions: functions of the program that decide it, too.
+        islands: the islands, by their names in the outer graph.
+        whole: the graph as plain values, before it was cut into islands; set at the end.
+        passes: the passes that ran on this graph alone.
+        not_recorded: why it is not recorded in a CUDA graph although the option asks for it; else "".
     """
 
     gm: GraphModule
@@ -86,12 +86,12 @@ class Listener:
         """Hear that all islands of a graph are open, and that its outer graph is whole."""
 
     def finished(self, graph: GraphCompilation, run: BoxedRun) -> BoxedRun:
-        """Hear that a graph can run; return the callable to run in its place, such as `run`."""
+        """Handle a graph that can run; return the callable to run instead, or `run`."""
         return run
 
 
 class Listeners(Listener):
-    """Several listeners, each of which hears of each event, in order."""
+    """Several listeners that all get each event, in order."""
 
     def __init__(self, *listeners: Listener) -> None:
         self._all: Sequence[Listener] = listeners
@@ -113,7 +113,7 @@ class Listeners(Listener):
             one.built(stage)
 
     def failed(self, graph: GraphCompilation, error: Exception) -> bool:  # noqa: D102
-        again = [one.failed(graph, error) for one in self._all]  # each of them hears of it
+        again = [one.failed(graph, error) for one in self._all]  # all of them get the event
         return any(again)
 
     def opened(self, graph: GraphCompilation) -> None:  # noqa: D102

@@ -22,9 +22,9 @@ DOMAIN = "ort_dynamo.fused"
 OWN_KERNELS: Mapping[str, frozenset[ir.DataType]] = dict.fromkeys(
     ("BitwiseAnd", "BitwiseOr", "BitwiseXor"), frozenset({ir.DataType.INT32, ir.DataType.INT64})
 )
-"""Operator of ONNX that CUDA's provider has no kernel for -> types for which one node of it is a fused kernel.
+"""ONNX operator without a kernel in CUDA's provider -> types for which one node of it becomes a fused kernel.
 
-Where the fused kernel cannot be compiled, ONNX Runtime runs the node on the CPU, between copies.
+If the fused kernel cannot be compiled, ONNX Runtime runs the node on the CPU, between copies.
 """
 
 
@@ -66,17 +66,17 @@ class FusedOp:
     """One kernel, and the custom operator that launches it.
 
     The kernel's parameters are a pointer for each input, a pointer for each output, and each symbol as an int64.
-    It runs as ceil(count / per_program) programs in one dimension, and not at all where that is 0.
+    It runs as ceil(count / per_program) programs in one dimension; if that is 0, it does not run.
 
     Attributes:
         name: the operator's type in the domain `ort_dynamo.fused`, and the name of the function in the source.
-        inputs: element types by ONNX's numbers. Tensors are contiguous.
-        outputs: likewise, with shapes.
-        symbols: (index of an input, axis) whose size is the symbol's value.
+        inputs: the element types, as in ONNX's TensorProto. Tensors are contiguous.
+        outputs: the element types and shapes.
+        symbols: for each symbol, (index of an input, axis) with its size.
         count: the number of elements, or rows, divided among programs.
         per_program: how many of these each program computes.
-        source: of the kernel, in Triton's language: a module with one `triton.jit` function.
-        num_warps: of each program.
+        source: the kernel in Triton's language: a module with one `triton.jit` function.
+        num_warps: the warps of each program.
     """
 
     name: str

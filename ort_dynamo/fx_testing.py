@@ -72,16 +72,16 @@ def assert_fx_rewrites(
         pass_: the pass.
         before: the graph before.
         after: the graph after.
-        gm: the graph that `before` says, where a text cannot make it: a traced graph, or one with submodules.
-        tolerance: of the results, for passes that reorder arithmetic.
+        gm: the graph of `before`, if a text cannot make it: a traced graph, or one with submodules.
+        tolerance: the tolerance of the results, for passes that reorder arithmetic.
         inputs: example inputs; None for random ones, which a graph of symbolic sizes cannot have.
         run: compute both graphs and compare the results and the inputs after the call.
 
     Returns:
         The graph after the pass.
 
-    Where the texts differ, the pass must say `modified`, where not, not; a second run must change nothing; and the
-    graph must be valid, with the fake values, outputs and memory that `run_passes` checks.
+    The pass must report `modified` exactly if the texts differ. A second run must change nothing. The graph must be
+    valid, with the fake values, outputs and aliases that `run_passes` checks.
 
     Raises:
         AssertionError: with both texts.
@@ -104,7 +104,7 @@ def assert_fx_rewrites(
 
 
 def assert_fx_untouched(pass_: PassBase, gm: GraphModule | str) -> GraphModule:
-    """Check that a pass leaves a graph, or the graph of a text, as it is and says so."""
+    """Check that a pass does not change a graph, or the graph of a text, and reports that."""
     gm = graph_of(gm) if isinstance(gm, str) else gm
     text = graph_text(gm)
     return assert_fx_rewrites(pass_, text, text, gm, run=False)
@@ -116,7 +116,7 @@ def _assert_text(gm: GraphModule, wanted: str, what: str) -> None:
 
 
 def unwrapped(text: str) -> str:
-    """Remove the indentation that all lines have, and put lines that have more behind those before them."""
+    """Remove the common indentation, and join lines with more indentation to the line before."""
     text = re.sub(r"\n +(?=# )", "  ", textwrap.dedent(text).strip())
     return re.sub(r"\n +", " ", re.sub(r"\(\n +", "(", text))
 

@@ -45,7 +45,7 @@ DECIDED_BY = "ort_dynamo.decided_by"
 """The name of the pass of ours that set RECOMPUTE; absent where torch.utils.checkpoint did."""
 
 DRAWN = "ort_dynamo.drawn"
-"""True on nodes that torch runs outside every session because they draw from torch's generator."""
+"""True on nodes that torch runs outside of sessions because they use torch's random generator."""
 
 CHOSEN = "ort_dynamo.chosen"
 """On nodes that torch runs by choice, though a session could: the reason, as text."""
@@ -81,7 +81,7 @@ READABLE = "ort_dynamo.readable"
 """The name of the node's value in saved files; set only if files are saved."""
 
 SCOPE = "ort_dynamo.scope"
-"""Where the node is, as saved files say it: the innermost module's path, or the traced function's name."""
+"""The node's scope in saved files: the path of the innermost module, or the name of the traced function."""
 
 # -- keys of a graph's meta and of a model's metadata_props ------------------------------------------------------
 

@@ -1,12 +1,12 @@
-"""Prices by which placement decides which nodes torch runs: all its numbers, in one table for each kind of target.
+"""Prices for the choice between torch and ONNX Runtime: one table for each kind of target.
 
-A pass counts by the example's sizes and multiplies by a price. `Target.prices` gives the table. A price is a time or a
-ratio of times on one machine, so each says where it was measured; another machine takes another table, and no pass
-changes.
+A pass counts elements or operations by the example's sizes and multiplies by a price. `Target.prices` gives the table.
+A price is a time or a ratio of times on one machine, with a note of the measurement. Another machine needs another
+table, and no change of a pass.
 
-The CPU's prices were measured on AVX-512, two cores, with torch 2.13 and ONNX Runtime 1.31.1; those of the training
-build with onnxruntime-training 1.19.2 on the same machine. CUDA's are estimates: no device was measured. Prices decide
-where a node runs, and never how an island is built, so they are part of no cache key.
+The CPU's prices were measured on AVX-512, two cores, with torch 2.13 and ONNX Runtime 1.31.1. Those of the training
+build were measured with onnxruntime-training 1.19.2 on the same machine. CUDA's are estimates: no device was measured.
+Prices decide where a node runs, never how an island is built, so no cache key contains them.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class OperatorPrices:
 
 @dataclass(frozen=True)
 class SavedWork:
-    """The work on a GPU that one kernel of torch's saves against the nodes of a session.
+    """The work on a GPU that one kernel of torch saves over the nodes of a session.
 
     Attributes:
-        launches: how many fewer kernels run.
-        passes: how many times fewer all elements are read or written.
+        launches: the number of saved kernel launches.
+        passes: the number of saved passes over all elements.
     """
 
     launches: int
@@ -130,12 +130,12 @@ class KernelPrices:
 
 @dataclass(frozen=True)
 class Prices:
-    """All prices of one kind of target; None where nothing is placed by them.
+    """All prices of one kind of target; None if nothing is placed by them.
 
     Attributes:
-        convolutions: of convolutions, and the graph around them.
-        operators: of single operators.
-        kernels: of kernels that a session has many nodes for.
+        convolutions: prices of convolutions, and of the graph around them.
+        operators: prices of single operators.
+        kernels: prices of kernels that are many nodes in a session.
     """
 
     convolutions: ConvolutionPrices | None = None

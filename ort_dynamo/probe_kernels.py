@@ -50,10 +50,10 @@ Integers have none.
 
 
 def kernels_work(options: CacheOptions) -> bool:
-    """Ask whether fused kernels run on the current device and give the right numbers; tried once for each device.
+    """Check whether fused kernels run on the current device and give correct results; once per device.
 
     Args:
-        options: where compiled kernels are stored.
+        options: the options with the folder of compiled kernels.
     """
     with real_kernels():
         return _work(torch.cuda.current_device(), options)

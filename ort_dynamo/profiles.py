@@ -1,4 +1,4 @@
-"""Facts about execution providers, by which lowerings and passes choose a form: a frozen profile for each of them."""
+"""Facts about execution providers, for choices of lowerings and passes: a frozen profile per provider."""
 
 from __future__ import annotations
 
@@ -13,38 +13,36 @@ class Profile:
     """Facts about the kernels of a provider, and about torch's on the same device.
 
     Attributes:
-        sums_in_order: its sums add one number after another, and so lose digits where they are long. CUDA's add in a
-            tree.
-        prefers_dense_products: a matmul is cheaper than nodes that move, gather or sum as many elements. On the CPU it
-            has the one kernel that uses all of the processor.
-        walks_entries: kernels that are no plain arithmetic take nanoseconds for each entry, or walk along memory badly.
-            On the CPU: Gather of single entries, CumSum, Softmax over an axis that is not the last, Where, Softplus,
-            Tan and its kin, scatters of single entries, a matmul of a row and a column.
+        sums_in_order: sums add elements sequentially, so long ones are inaccurate. CUDA's add in a tree.
+        prefers_dense_products: a matmul is faster than nodes that move, gather or sum as many elements. On the CPU only
+            the matmul kernel uses the whole processor.
+        walks_entries: kernels other than plain arithmetic take nanoseconds per entry, or access memory badly. On the
+            CPU: Gather of single entries, CumSum, Softmax over an axis that is not the last, Where, Softplus, Tan and
+            similar functions, scatters of single entries, a matmul of a row and a column.
         normalizes_batches: BatchNormalization in training mode is used; only the CPU's was measured.
-        convolves_slower_than_torch: torch's convolutions take less time, but for those that are matmuls.
-            On the CPU torch's are oneDNN's.
-        has_slower_operators: the operators of `prices.operators` take longer than torch's kernels.
-        lays_out_channels_last: torch's kernels are faster in channels_last where they run all of a graph.
-        leaves_convolution_gradients: torch computes the gradients of convolutions: by cuDNN, where a session has none.
-        leaves_normalizations: torch computes a normalization, or its gradient, that takes a session many nodes.
-        lays_out_images: torch convolves in channels_last between sessions, whose fused kernels compute in that order.
-        leaves_attention: torch computes attention and its gradient, which never make the scores as a whole.
-        weighs_by_convolution: the gradient of a convolution's weight is one Conv, not a matmul for each of its
-            positions.
-        computes_in_half: a single operator of float16 or bfloat16 stays in that, where a kernel takes it.
-        shares_the_processor: its threads and torch's want the same cores.
-        shares_an_arena: all sessions of the process take their memory from one arena.
-        section_bytes: bytes that a section of a backward frees at least, so that its session's call does not count. On
-            the CPU a further section takes 0.1 ms (measured), and a section that frees so much of a transformer some 20
-            ms. On CUDA it is an estimate.
-        repeated_bytes: bytes of a result from which arithmetic is recomputed in the backward, which takes no longer;
-            None for never. On the CPU such a result has left the caches when the backward reads it (measured). Fused
-            kernels compute while they read. On CUDA without them nobody has measured.
-        computes_on_streams: its kernels run on a stream of torch's, in memory of torch's allocator, after the call.
-        raises_at_data: torch raises at data that its kernel refuses, such as an integer divisor of zero. On CUDA its
-            kernels give some number, or stop the device.
-        scans_in_double: torch accumulates running sums and products in float64, for any dtype.
-        samples_in_own_dtype: torch finds the positions of a grid in the rounding of its dtype. On CUDA, in float32.
+        convolves_slower_than_torch: torch's convolutions are faster, except for those that are matmuls. On the CPU
+            torch's are oneDNN's.
+        has_slower_operators: the operators of `prices.operators` are slower than torch's kernels.
+        lays_out_channels_last: torch's kernels are faster in channels_last if they run a whole graph.
+        leaves_convolution_gradients: torch computes the gradients of convolutions, by cuDNN; sessions have no kernel.
+        leaves_normalizations: torch computes a normalization, or its gradient, that is many nodes in a session.
+        lays_out_images: torch runs convolutions in channels_last between sessions, whose fused kernels use that layout.
+        leaves_attention: torch computes attention and its gradient, without the full matrix of scores.
+        weighs_by_convolution: the gradient of a convolution's weight is one Conv, not a matmul per position.
+        computes_in_half: a single operator of float16 or bfloat16 stays in that dtype if it has a kernel.
+        shares_the_processor: its threads and torch's compete for the same cores.
+        shares_an_arena: all sessions of the process use one arena.
+        section_bytes: the minimum bytes that a backward section frees, so that the session call does not matter. On the
+            CPU a further section takes 0.1 ms, and a section of a transformer that frees this much 20 ms (measured). On
+            CUDA it is an estimate.
+        repeated_bytes: the minimum bytes of a result whose arithmetic is recomputed in the backward, without a loss of
+            time; None for never. On the CPU such a result has left the caches when the backward reads it (measured).
+            Fused kernels recompute while they read. CUDA without them was not measured.
+        computes_on_streams: its kernels run on torch's stream, in torch's memory, after the call returns.
+        raises_at_data: torch raises at invalid data, such as an integer divisor of zero. torch's CUDA kernels give an
+            undefined result, or stop the device.
+        scans_in_double: torch accumulates cumulative sums and products in float64, for any dtype.
+        samples_in_own_dtype: torch rounds the positions of a grid to its dtype. On CUDA it uses float32.
     """
 
     sums_in_order: bool

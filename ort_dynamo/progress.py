@@ -1,7 +1,7 @@
-"""Shows how far a compile is, once it takes long: on a terminal, in a notebook, or where the program asks for it.
+"""Show the progress of a long compile: on a terminal, in a notebook, or if the program asks for it.
 
-A daemon thread draws. The compile itself only notes its stage and counts nodes, so a stage without a
-count, such as tracing, is shown as well.
+A daemon thread prints it. The compile itself only records its stage and counts nodes, so a stage without a count, such
+as tracing, is shown as well.
 """
 
 from __future__ import annotations

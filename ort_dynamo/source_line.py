@@ -1,4 +1,4 @@
-"""Where in the user's code a node of an FX graph comes from."""
+"""The line and module of the user's code that a node of an FX graph comes from."""
 
 from __future__ import annotations
 

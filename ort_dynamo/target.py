@@ -32,19 +32,19 @@ class Target:
     """One execution provider of one runtime.
 
     Attributes:
-        package: distribution name, e.g. "onnxruntime-training".
-        version: its version.
+        package: the distribution name, such as "onnxruntime-training".
+        version: the version of the distribution.
         provider: "CPUExecutionProvider" or "CUDAExecutionProvider".
-        device_type: the torch device type of its tensors, "cpu" or "cuda". All that follows from it is a fact of the
-            profile: nobody else compares it.
+        device_type: the torch device type of its tensors, "cpu" or "cuda". Other code uses the
+            facts of the profile, and does not compare it.
         contrib_ops: whether operators outside ONNX (com.microsoft) may be used where they have kernels.
-        stands_alone: whether a model is a file, with no torch around: it draws its random numbers itself, and leaves
-            out the nodes that only raise torch's errors.
-        fuses_kernels: whether groups of nodes become kernels of ours, which the session launches.
+        stands_alone: whether a model is a file that runs without torch: it has its own random operators, and no nodes
+            that only raise torch's errors.
+        fuses_kernels: whether groups of nodes become fused kernels, which the session launches.
         gradient_kernels: whether the training build's gradient operators (com.microsoft) have kernels.
-        kernels: which dtypes each operator's kernels take. Derived from the first three, so outside the repr
-            that enters graph keys.
-        defects: the names of its known defects, derived likewise (`runtime/defects.py`).
+        kernels: the dtypes of each operator's kernels. They follow from the first three attributes, so they are not in
+            the repr, which is part of graph keys.
+        defects: the names of its known defects (`runtime/defects.py`), which follow from them, too.
     """
 
     package: str

@@ -109,9 +109,9 @@ def assert_like_eager(
         gradients: also run the backward.
         dynamic: torch.compile's `dynamic`.
         options: torch.compile's `options`.
-        allow_eager: tolerate nodes that stay in eager; otherwise they fail the check.
-        tolerance: in place of the table's.
-        seed: of torch's generator, set before each run.
+        allow_eager: allow fallbacks; otherwise they fail the check.
+        tolerance: replaces the tolerance of the table.
+        seed: the seed of torch's generator, set before each run.
 
     Raises:
         AssertionError: with the difference.
@@ -205,7 +205,7 @@ def saved_for_backward(*own: torch.Tensor) -> Iterator[dict[int, int]]:
 
 
 def patch_facts(patch: Any, **facts: Any) -> None:
-    """Have all targets state other facts than their profiles do, until pytest's MonkeyPatch `patch` is undone."""
+    """Replace facts in the profiles of all targets, until pytest's MonkeyPatch `patch` is undone."""
     before = vars(Target)["facts"]
     read = before.func if isinstance(before, cached_property) else before.fget
     patch.setattr(Target, "facts", property(lambda target: dataclasses.replace(read(target), **facts)))
@@ -223,13 +223,13 @@ def observe(
     gradients: bool = True,
     compile_: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda f: f,
 ) -> dict[str, Any]:
-    """Run `compile_(function)(*args)` on copies, and name everything observable of the run.
+    """Run `compile_(function)(*args)` on copies; give everything observable, by name.
 
     Args:
         function: a function or module; a module is deep-copied.
         args: its arguments; tensors anywhere in them are copied with their strides and requires_grad.
         seed: of torch's generator.
-        gradients: also run the backward, for random cotangents, where an output and a leaf require gradients.
+        gradients: also run the backward, for random cotangents, if an output and a leaf require gradients.
         compile_: makes the callable from the copied function.
 
     Returns:

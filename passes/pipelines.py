@@ -140,7 +140,7 @@ def fx_passes(options: PassOptions, *, draws: bool = False, deterministic: bool 
 
     Args:
         options: whose extra passes run, too.
-        draws: whether random numbers stay where they are drawn, for a model that draws them itself.
+        draws: whether random ops stay in the graph, for a model that runs them itself.
         deterministic: whether the graph runs under torch.use_deterministic_algorithms(True).
     """
     drawn = () if draws else (HoistRandom(deterministic),)
@@ -231,7 +231,7 @@ def forward_passes() -> tuple[PassBase, ...]:
 
 @_checked(CUT)
 def backward_passes() -> tuple[PassBase, ...]:
-    """Give the passes on the backward that the partitioner has made, and on the joint graph that it leaves behind."""
+    """Give the passes on the backward from the partitioner, and on the joint graph after it."""
     return (RestoreSeedless(),)
 
 

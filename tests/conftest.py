@@ -1,4 +1,4 @@
-"""Every test starts with nothing compiled and nothing counted, and may not lower by what no key holds."""
+"""Fixtures of all tests: no compiled graphs, counters at zero, and no lowering by facts that no key has."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 def why_no_cuda() -> str | None:
-    """Why tests marked `cuda` cannot run here; a provider that is there and does not load is for them to find."""
+    """Give the reason why tests marked `cuda` cannot run; those tests find a provider that fails to load."""
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     runtime = installed_runtime()

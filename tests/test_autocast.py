@@ -105,7 +105,7 @@ class Training:
         return torch.stack(losses), scales
 
     def spread(self, expected: Tensor) -> Tensor:
-        """How far eager's own curves lie apart when the weights are disturbed by one and two roundings."""
+        """Measure the spread of eager's own curves, with weights perturbed by one and two roundings."""
         epsilon = torch.finfo(self.dtype).eps
         curves = [self.run(compile_=False, jitter=k * epsilon)[0] for k in (-2, -1, 1, 2)]
         return torch.stack([(curve - expected).abs().max() for curve in curves]).max()

@@ -1,4 +1,4 @@
-"""The backend as a user meets it: what is compiled, what comes back, what is refused and how."""
+"""Tests of the backend's interface: compiles, results, and errors."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_an_autograd_function_is_traced_through() -> None:
     assert_like_eager(lambda x: Exponential.apply(x) * 2, torch.randn(4, requires_grad=True))
 
 
-# -- what stays in eager -----------------------------------------------------------------------------------------
+# -- fallbacks ---------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_operator_runs_in_eager_alone_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

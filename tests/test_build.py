@@ -1,4 +1,4 @@
-"""BuildSpec: all that decides what is built of an island is in its graph key."""
+"""Tests of BuildSpec: everything that decides how an island is built is in its graph key."""
 
 from __future__ import annotations
 

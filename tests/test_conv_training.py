@@ -69,7 +69,7 @@ class Classifier(nn.Module):
 
 
 class AutoEncoder(nn.Module):
-    """A variational autoencoder: strided convolutions, a drawn code, transposed convolutions."""
+    """A variational autoencoder: strided convolutions, a random code, transposed convolutions."""
 
     def __init__(self, width: int = 8, code: int = 6) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def mobile_net() -> nn.Module:
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
 
 
-NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # what makes it, and the side of its images
+NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # its constructor, and the side of its images
     **{name: (lambda make=make: Classifier(make(True)), 32) for name, (make, _, _) in CONV_NETS.items()},
     "mobilenet v3": (lambda: Classifier(mobile_net()), 16),
     "autoencoder": (AutoEncoder, 16),
@@ -132,7 +132,7 @@ def train(model: nn.Module, call: Callable[..., Tensor], optimizer: torch.optim.
 
 
 def assert_same(ours: Any, theirs: Any, what: str, tolerance: Tolerance) -> None:
-    """Compare two state dictionaries: parameters, buffers, and what an optimizer keeps of each parameter."""
+    """Compare two state dictionaries: parameters, buffers, and the optimizer's state of each parameter."""
     if isinstance(theirs, dict):
         assert ours.keys() == theirs.keys()
         for key in theirs:

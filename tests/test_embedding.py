@@ -1,4 +1,4 @@
-"""The surface for front ends: what it offers is documented."""
+"""Tests of the interface for front ends: all of it is documented."""
 
 from __future__ import annotations
 

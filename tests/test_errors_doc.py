@@ -1,4 +1,4 @@
-"""docs/reference/errors.md lists what errors.py raises."""
+"""Tests of docs/reference/errors.md: it lists the errors of errors.py."""
 
 from __future__ import annotations
 

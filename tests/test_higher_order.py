@@ -99,7 +99,7 @@ def test_a_branch_that_only_widens_its_input_is_native() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda y: y.float(), lambda y: y.float() * 2, (x * 2,))
 
-    for sign in (1, -1):  # numbers that bfloat16 holds, rounded or not
+    for sign in (1, -1):  # values that bfloat16 holds exactly
         assert_like_eager(function, sign * torch.arange(4, dtype=torch.bfloat16), gradients=False)
 
 
@@ -128,7 +128,7 @@ def test_a_draw_in_a_branch_is_torchs() -> None:
         b = torch.cond(x.sum() > 0, lambda x: F.dropout(x, 0.5), lambda x: x + torch.rand_like(x), (x,))
         return a, b, torch.rand(3)
 
-    # Without gradients: AOTAutograd's backward of a condition runs the branch again, and draws again.
+    # Without gradients: AOTAutograd's backward of a condition runs the branch again, with new random numbers.
     like_eager_both_ways(function, 3, 4, gradients=False, allow_eager=True)
 
 
@@ -162,7 +162,7 @@ def test_a_defect_inside_a_branch_names_the_condition(monkeypatch: pytest.Monkey
         torch.compile(conditions()["of_several_values"], backend="ort_train")(torch.ones(2))
 
 
-# -- what stays in eager -----------------------------------------------------------------------------------------
+# -- fallbacks ---------------------------------------------------------------------------------------------------
 
 
 def loops() -> dict[str, Callable[[torch.Tensor], Any]]:

@@ -1,4 +1,4 @@
-"""Six models, every use of them, against eager."""
+"""Tests of six models, in every use, against eager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/operators.md is what the registry says."""
+"""Tests of docs/reference/operators.md: it matches the registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/options.md says what ort_dynamo/options/ says."""
+"""Tests of docs/reference/options.md: it matches ort_dynamo/options/."""
 
 from __future__ import annotations
 

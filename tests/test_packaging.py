@@ -1,4 +1,4 @@
-"""What an installed copy looks like, and architecture claims as tests."""
+"""Tests of the installed package and of the architecture."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _BLOCKS = (ast.stmt, ast.excepthandler, ast.match_case)
 
 
 def _statements(block: Iterable[ast.AST], depth: int = 0) -> list[int]:
-    """How deep each statement of a block stands in loops, conditions and functions; docstrings are not counted."""
+    """Give the depth of each statement of a block in loops, conditions and functions; skip docstrings."""
     depths: list[int] = []
     for statement in block:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
@@ -94,7 +94,7 @@ def _statements(block: Iterable[ast.AST], depth: int = 0) -> list[int]:
 
 
 def test_the_compile_reads_as_a_list_of_stages() -> None:
-    """The stages are short calls one below another; what takes a loop in a condition belongs to the stage."""
+    """The stages are short calls one after another; a loop inside a condition belongs into the stage."""
     tree = ast.parse((ROOT / "ort_dynamo" / "compiler.py").read_text())
     (page,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
     functions = {node.name: node for node in page.body if isinstance(node, ast.FunctionDef)}
@@ -110,7 +110,7 @@ def _module(file: Path) -> str:
 
 
 def _imports(file: Path) -> set[str]:
-    """All modules that a file imports, and what it imports from them, which may be modules."""
+    """List the modules that a file imports, and the names from them, which may be modules."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -122,7 +122,7 @@ def _imports(file: Path) -> set[str]:
 
 
 def _makes_a_pass(file: Path) -> bool:
-    """Whether the file stands where passes stand, or defines one elsewhere."""
+    """Check whether the file is in a folder of passes, or defines a pass elsewhere."""
     bases = {
         base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
         for node in ast.walk(ast.parse(file.read_text()))

@@ -1,4 +1,4 @@
-"""What torch runs by choice: conv nets equal eager's on one and several threads, and the choice is reported apart."""
+"""Tests of nodes that torch runs by choice: conv nets equal eager on any thread count, and reports name them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def images(rows: int = 4) -> Tensor:
 
 
 def trained(model: nn.Module, run: Any, *batches: Tensor) -> dict[str, Tensor]:
-    """Everything that steps of SGD leave behind."""
+    """The results of steps of SGD."""
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     found = {}
     for index, batch in enumerate(batches):
@@ -228,7 +228,7 @@ SINGLE: dict[str, Callable[..., Tensor]] = {
 
 @pytest.fixture
 def free_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cut costs nothing: what tests compute is too small to pay for one."""
+    """Boundaries are free here, since the graphs of tests are too small to pay for one."""
     price_cuts(monkeypatch, 0)
 
 

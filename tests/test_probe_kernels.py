@@ -25,7 +25,7 @@ CUDA = torch.device("cuda")
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    """Takes the beginning of a kernel's name, which gives wrong numbers; gives the names of what is opened."""
+    """Make kernels with this prefix give wrong results; give the names of the opened kernels."""
     wrong, opened = ["nothing"], list[str]()
 
     def factor(name: str) -> float:

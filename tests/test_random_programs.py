@@ -16,7 +16,7 @@ import torch
 from ort_dynamo.testing import Tolerance, assert_close
 
 TOLERANCE = Tolerance(1e-6, 1e-9)
-"""Of float64; float32 that was cast back to float64 is among it."""
+"""The tolerance of float64 values; some of them were float32 on the way."""
 
 ROLES = (
     "{new} = {a}{view}",
@@ -89,7 +89,7 @@ def run(text: str, arguments: dict[str, Any], **options: Any) -> tuple[torch.Ten
 
 
 def observed(text: str, **options: Any) -> tuple[list[Any], tuple[torch.Tensor | None, ...]]:
-    """What the program shows, and its gradients."""
+    """Run the program; give all that it shows, and its gradients."""
     leaves, arguments = inputs()
     results = run(text, arguments, **options)
     tensors = [*arguments.values(), *results]

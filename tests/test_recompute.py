@@ -113,7 +113,7 @@ def test_gradients_do_not_change_and_fewer_bytes_are_kept(
     expected, before = plain
     actual, kept = step(Transformer, TOKENS, **options)
     assert_equal(actual, expected)
-    masks = 3 * (2 * 12 * 12 + 2 * 2 * 12 * 16) + 2 * 12 * 16  # draws are always kept, a byte an entry
+    masks = 3 * (2 * 12 * 12 + 2 * 2 * 12 * 16) + 2 * 12 * 16  # random masks are always saved, one byte per entry
     assert kept <= max(most * before, masks)
 
 
@@ -197,7 +197,7 @@ def test_checkpointed_layers_draw_once_and_keep_what_enters_them(
 
 
 class Attention(nn.Module):
-    """torch's fused attention: ATen tags it as random, though without dropout it draws nothing."""
+    """torch's fused attention: ATen tags it as random, but without dropout it is not."""
 
     def __init__(self, checkpointed: bool = False) -> None:
         super().__init__()
@@ -275,8 +275,8 @@ def test_policies_of_selective_checkpointing_win_over_ours(
     assert_equal(actual, expected)
     (graph,) = memory_plan(make(), TOKENS, options=options).graphs
     assert graph.record.nbytes == kept < before
-    # Four products of weights and two of attention a layer: those that the backward reads are kept whatever we are
-    # asked for, and nothing else of a layer is but what enters it and masks.
+    # Each layer has four matmuls of weights and two of attention. Those that the backward reads are always saved.
+    # Of the rest of a layer, only its inputs and masks are.
     saved = Counter(one.operator for one in graph.record.saved)
     assert saved["aten.addmm.default"] == saved_by_policy()["aten.addmm.default"] > 0
     assert saved["aten.bmm.default"] == saved_by_policy()["aten.bmm.default"] > 0
@@ -333,7 +333,7 @@ def test_all_plans_together_change_no_gradient_and_no_statistics(make: Callable[
 
 def test_a_compromise_changes_no_gradient(tmp_path: Path) -> None:
     class Autocast(nn.Module):
-        """A float32 softmax between bfloat16 products, as autocast makes it."""
+        """A float32 softmax between bfloat16 matmuls, as under autocast."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -349,7 +349,7 @@ def test_a_compromise_changes_no_gradient(tmp_path: Path) -> None:
     assert compromises
     path = tmp_path / "plans.json"
     path.write_text(json.dumps(compromises))
-    # What is computed again is not rounded on its way to where it is read, what was kept is; unless all is.
+    # A recomputed value is not rounded on the way to its reader, a saved one is; unless all are.
     expected, before = step(Autocast, x, excess_precision=False)
     actual, kept = step(Autocast, x, recompute_plan=path, excess_precision=False)
     assert_equal(actual, expected)

@@ -1,4 +1,4 @@
-"""Networks that nobody thought of: whatever is computed again, gradients are the same, bit by bit."""
+"""Tests of recomputation in random networks: gradients are equal, bit by bit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEPS: dict[str, Step] = {
     "transpose": lambda x, first, own: x.t().reshape(-1, WIDTH) if x.shape[0] == WIDTH else x.flip(0),
     "residual": lambda x, first, own: x + first,
     "gate": lambda x, first, own: x * first.cos(),
-    # Random in every way there is: masks, noise of a shape, draws with a given probability, fused and by hand.
+    # All kinds of random ops: masks, noise of a shape, a given probability, fused and in elementary operators.
     "dropout": lambda x, first, own: F.dropout(x, 0.4),
     "uniform noise": lambda x, first, own: x + 0.1 * torch.rand_like(x),
     "normal noise": lambda x, first, own: x * (1 + 0.1 * torch.randn(x.shape)),
@@ -44,7 +44,7 @@ STEPS: dict[str, Step] = {
 
 
 class Own(nn.Module):
-    """What a step may have of its own."""
+    """The parameters and buffers that a step may own."""
 
     def __init__(self) -> None:
         super().__init__()

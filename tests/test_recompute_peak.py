@@ -1,4 +1,4 @@
-"""The memory of sessions and of a whole process, beside what the plan says."""
+"""Tests of the memory of sessions and of a whole process, against the plan."""
 
 from __future__ import annotations
 
@@ -125,17 +125,17 @@ def test_what_is_alive_in_sessions_is_what_the_plan_says(tmp_path: Path, name: s
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("vit", marks=pytest.mark.slow)])
 def test_what_is_alive_in_sections_is_what_the_plan_says(tmp_path: Path, name: str) -> None:
-    """Medium models' backwards are cut into sections, whose ends free what was saved."""
+    """The backward of a medium model is cut into sections, whose ends free saved tensors."""
     cut = check_alive(tmp_path, name, "medium", {})
     whole = check_alive(tmp_path, name, "medium", {"backward_sections": 1})
     assert cut < 0.95 * whole
 
 
 def check_alive(folder: Path, name: str, size: str, options: dict[str, Any]) -> int:
-    """Compare what is alive with the plan, and give it: by ONNX Runtime's own count of what its arena has given away.
+    """Compare the live bytes with the plan, and give them, by ONNX Runtime's count of the bytes in use in its arena.
 
-    Holes are left out. Not in the plan is what an operator's ONNX form holds: a convolution's gradient its image three
-    times.
+    Holes are not counted. The plan has no temporary tensors of an operator's ONNX form: a convolution's gradient has
+    its image three times.
     """
     folder = Path(mkdtemp(dir=folder))
     command = [sys.executable, "-c", _ALIVE, json.dumps([name, size, options])]

@@ -1,4 +1,4 @@
-"""What happens when things go wrong around the process."""
+"""Tests of failures around the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch promises around the operators: mutation, aliasing, outputs, gradients, layouts. Compiled against eager.
+"""Tests of mutation, aliasing, outputs, gradients and layouts: compiled programs against eager.
 
 Each program runs twice, with its functions left alone and with them compiled, and returns everything it can observe.
 """
@@ -34,7 +34,7 @@ def same_as_eager(program: Program, **kwargs: Any) -> None:
 
 
 def facts(*tensors: Any) -> list[Any]:
-    """The tensors, and for each what it requires and which of those before it share its memory."""
+    """Give the tensors, and for each its requires_grad and the earlier ones that share its memory."""
     seen: list[Any] = []
     for index, tensor in enumerate(tensors):
         seen.append(tensor.detach().clone() if isinstance(tensor, torch.Tensor) else tensor)

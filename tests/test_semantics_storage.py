@@ -1,4 +1,4 @@
-"""What programs do to memory itself: writing behind autograd's back, replacing an input's, resizing a result's."""
+"""Tests of programs that change storages: hidden from autograd, set_ of an input, resize of a result."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def sets_and_computes(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 
 def sets_what_is_still_read(x: torch.Tensor, y: torch.Tensor) -> Any:
-    first = torch.complex(x, x.sin()).abs()  # complex numbers stay in eager: three steps that read x itself
+    first = torch.complex(x, x.sin()).abs()  # complex operators are fallbacks: three of them read x itself
     second = torch.complex(x, first.sin()).abs()
     x.data = y * 3
     return second * 2
@@ -189,7 +189,7 @@ def fill(weight: torch.Tensor, shard: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("frees_inside", [True, False])
 def test_a_weight_has_memory_only_while_it_is_used(frees_inside):
-    """As FSDP's parameters do: filled before the forward and again before the backward, freed after each."""
+    """Treat a weight as FSDP does: fill it before the forward and the backward, free it after each."""
 
     def forward(x: torch.Tensor, weight: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
         fill(weight, shard)

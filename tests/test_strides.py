@@ -1,4 +1,4 @@
-"""Strides of results: operators on operands of many layouts, against eager; what aot_eager does, too, is torch's own.
+"""Tests of strides of results: operators on many layouts, against eager; differences of aot_eager are torch's.
 
 All operators of a layout are one graph, so that there is one compile for each layout or pair of layouts.
 """
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def _ordered(tensor: Tensor, order: Sequence[int]) -> Tensor:
-    """The same numbers in memory that goes through the dimensions in `order`."""
+    """Copy a tensor to a memory layout with the dimensions in `order`."""
     inverse = sorted(range(tensor.dim()), key=order.__getitem__)
     return tensor.permute(*order).clone(memory_format=torch.contiguous_format).permute(*inverse)
 
@@ -46,10 +46,10 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 SHAPES = ((2, 3, 4, 5), (5, 6), (2, 3, 2, 3, 4))
-"""Of images, of matrices, of volumes."""
+"""The shapes of images, matrices and volumes."""
 
 OF_ONE = ((5, 1), (1, 5), (2, 1, 3), (4, 8, 1, 1), (8, 1, 3, 3), (1, 3, 4, 4))
-"""With dimensions of one element."""
+"""Shapes with dimensions of one element."""
 
 UNARY: dict[str, Callable[[Tensor], Any]] = {
     **_named(
@@ -257,7 +257,7 @@ def test_results_of_two_layouts_have_eagers_strides(shape: tuple[int, ...], firs
 COMPOSITE = frozenset(
     ("sinc", "nan_to_num", "xlogy", "xlog1py", "addr", "taken", "joined", "flipped", "compared", "masked", "gradients")
 )
-"""Operators that are traced as several, in other layouts than eager's; where dimensions have one element it shows."""
+"""Operators that are decomposed, with layouts other than eager's, which shows in dimensions of one element."""
 
 ONES = [*itertools.product([*OF_ONE, (2, 0, 3)], ["contiguous", "transposed", "rotated", "channels_last"])]
 

@@ -1,4 +1,4 @@
-"""What follows from a device, a package or a version has a name; only the places that give the names compare them."""
+"""Tests that only the target compares devices, packages and versions; other code reads named facts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALLOWED = {"target.py", "runtime/providers.py", "runtime/capabilities.py", "runt
 
 
 def compared(source: str) -> set[str]:
-    """Attributes of a Target, or of what looks like one, that the source compares or matches."""
+    """List attributes of a Target, or of a similar object, that the source compares or matches."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         sides: list[ast.expr] = []

@@ -1,4 +1,4 @@
-"""Nets that torch runs whole compute what eager computes: views kept for later, mixed layouts, results written to."""
+"""Tests of nets that torch runs whole, against eager: saved views, mixed layouts, in-place writes to results."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class DiskCache:
                 if not self._folder.holds(key):
                     stack.enter_context(self._folder.build_lock(key))
             except (FolderRefusedError, OSError) as error:
-                # Whoever reads or writes the folder says so; here it is only made twice.
+                # Later reads and writes of the folder report errors; here the graph is only built twice.
                 _log.info(
                     "ort_train: %s: no lock, several processes may compile %s: %s", self._folder.path, key[:16], error
                 )
@@ -182,7 +182,7 @@ class DiskCache:
 
 
 def _load_artifact(key: str, data: bytes) -> None:
-    """Put the artifacts of `torch.compiler.load_cache_artifacts` into the folder that the environment says."""
+    """Put the artifacts of `torch.compiler.load_cache_artifacts` into the folder from the environment variable."""
     stored = disk_cache(CacheOptions())
     if stored is not None:
         stored.add(key, data)

@@ -35,7 +35,7 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TORCH_TO_ONNX}
 
 
 class EntryError(Exception):
-    """Bytes are no entry, or a damaged one; the message says which fault they have."""
+    """Bytes are no entry, or a damaged one; the message has the reason."""
 
 
 def pack(built: BuiltGraph, key: str) -> bytes:

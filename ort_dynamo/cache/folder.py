@@ -1,9 +1,9 @@
-"""A folder of cache entries that several processes share: whole files, bounded, and of one user.
+"""A folder of cache entries that the processes of one user share, with complete files and a size limit.
 
-An entry is one file, which is written beside its place and then moved there, so a reader sees all of it or nothing. Two
-processes that write the same entry do no harm: the second replaces an equal file. Nothing in the folder is followed or
-executed: only regular files of the user's own are read. A process may wait for another one that makes the entry it
-needs, but not for one that is gone, nor for long (`build_lock.py`).
+An entry is one file. It is written beside its path and then moved there, so readers never see a part of it. If two
+processes write the same entry, the second replaces an equal file. Only regular files of the user are read; no link is
+followed, and nothing is executed. A process may wait for another one that builds the entry it needs, but not for one
+that has ended, nor for long (`build_lock.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["SUFFIX", "CacheFolder", "FolderRefusedError", "StoredEntry"]
 
 SUFFIX = ".island"
 _ABANDONED = 3600.0
-"""Seconds after which a file that nobody has finished is of a process that is gone."""
+"""Seconds after which an unfinished file belongs to a process that has ended."""
 
 _LARGEST = 2**31
 """Bytes: protobuf's own limit of a model."""
@@ -47,10 +47,10 @@ class StoredEntry:
     """One file of the folder.
 
     Attributes:
-        key: the key by which it is found.
+        key: its key.
         path: the file.
         nbytes: its size.
-        used: when it was written or read last, in seconds since the epoch.
+        used: the time of the last read or write, in seconds since the epoch.
     """
 
     key: str
@@ -60,11 +60,11 @@ class StoredEntry:
 
 
 class CacheFolder:
-    """Files by key, at most so many bytes of them; those that were not used for longest go first.
+    """Files by key with a size limit; the least recently used are removed first.
 
     Args:
-        path: the folder, which is made when the first file is written.
-        max_bytes: how much its files may hold together.
+        path: the folder, which is created with the first file.
+        max_bytes: the maximum bytes of all files.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -76,11 +76,11 @@ class CacheFolder:
         return CacheFolder(self.path / "kernels", self.max_bytes // _PART_OF_KERNELS)
 
     def read(self, key: str) -> bytes | None:
-        """Read a file, and note that it was used; None where there is none.
+        """Read a file, and record its use; None if it does not exist.
 
         Raises:
-            FolderRefusedError: the folder or the file is not to be trusted.
-            OSError: it cannot be read.
+            FolderRefusedError: the folder or the file cannot be trusted.
+            OSError: the file cannot be read.
         """
         if not is_own_folder(self.path):
             return None
@@ -109,11 +109,11 @@ class CacheFolder:
         return self._place(key).is_file()
 
     def write(self, key: str, data: bytes) -> None:
-        """Write a file whole, and make room for it.
+        """Write a file atomically, and make room for it.
 
         Raises:
-            FolderRefusedError: the folder is not to be trusted.
-            OSError: it cannot be written.
+            FolderRefusedError: the folder cannot be trusted.
+            OSError: the file cannot be written.
         """
         if len(data) > min(_LARGEST, self.max_bytes):
             return
@@ -121,11 +121,11 @@ class CacheFolder:
         self.make_room()
 
     def build_lock(self, key: str) -> AbstractContextManager[None]:
-        """Be the one process that makes a file, or wait until it is there.
+        """Become the only process that builds a file, or wait until it exists.
 
-        Raises, when it is entered:
-            FolderRefusedError: the folder is not to be trusted.
-            OSError: it cannot be written.
+        Raises (when it is entered):
+            FolderRefusedError: the folder cannot be trusted.
+            OSError: the lock cannot be written.
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_own_folder(self.path)
@@ -168,10 +168,10 @@ class CacheFolder:
         return found
 
     def clear(self, unused: float = 0.0) -> int:
-        """Remove entries and unfinished files, and give their number.
+        """Remove entries and unfinished files, and return their number.
 
         Args:
-            unused: seconds for which an entry must not have been used; 0 removes all.
+            unused: remove entries that have not been used for this many seconds; 0 removes all.
         """
         if not is_own_folder(self.path):
             return 0

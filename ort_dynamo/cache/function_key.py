@@ -1,8 +1,8 @@
-"""The behaviour of a Python function, spelled as text: for keys that must change when the function does.
+"""The behaviour of a Python function as text, for keys that must change when the function does.
 
-The spelling holds bytecode, constants, defaults, the values that the closure captured and every global that the code
-reads, functions among them in turn. Names and line numbers of its source do not enter. Functions and modules of
-packages whose version a key holds anyway are spelled by name.
+The text has bytecode, constants, defaults, captured values and every global that the code reads; functions among these
+are included in the same way. Names and line numbers of the source are left out. Functions and modules of packages whose
+version is in the key are included by name.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def spell_function(function: Callable[..., Any]) -> str:
     """Return the content of `function` as text, equal in every process that has the same Python and packages.
 
     Raises:
-        NotKeyableError: it reads something without a spelling: an object of a class of the user's, a tensor, a module
-            that is neither Python's own nor one of a package with a known version.
+        NotKeyableError: the function reads a value that has no text: an object of a user's class, a tensor, or a module
+            that belongs neither to Python nor to a package with a known version.
     """
     return f"{sys.implementation.cache_tag} numpy={np.__version__} {_Speller().spell(function)}"
 

@@ -1,10 +1,10 @@
-"""The key of a compiled graph, made from content alone and completely.
+"""The key of a compiled graph: its whole content, and nothing else.
 
-Two graphs that differ in an edge, a constant, a dtype, a shape, a symbol's place or kind, a stride, a device, an
-option, the target or a version have different keys. Names of nodes and of size symbols do not enter. Facts about the
-sizes (guards, ranges, the example's values) enter as far as a lowering asked for them: the answers that it was given
-do, and the order of dimensions in memory at the boundary. So a batch of 8 and one of 16 share a key, and a divisor that
-a guard makes positive and one that may be zero do not.
+Two graphs that differ in an edge, a constant, a dtype, a shape, a symbol's position or kind, a stride, a device, an
+option, the target or a version have different keys. Names of nodes and of size symbols are not in the key. Facts about
+sizes (guards, ranges, the example's values) are in the key only if a lowering asked for them, as the answers that it
+got. The order of dimensions in memory at the boundary is in the key, too. So batch sizes 8 and 16 share a key, but a
+divisor that a guard makes positive and one that may be zero do not.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def graph_key(
     """Return the key of `gm` compiled in `context`, or None if the graph holds something that cannot be keyed.
 
     Args:
-        gm: placeholders, call_function nodes and one output, with fake values in meta["val"], and the answers that
-            the nodes' lowerings were given in meta[ANSWERS].
+        gm: placeholders, call_function nodes and one output, with fake values in meta["val"], and, in
+            meta[ANSWERS], the answers about sizes that the nodes' lowerings got.
         context: everything else that decides the result (options, target, passes), each identified by its repr.
-        functions: functions of the user's that decide it, too, by the role each plays; identified by their behaviour.
+        functions: role -> function of the user that decides the result, too; identified by behaviour.
 
     Raises:
-        TypeError: a context value whose repr is an address.
+        TypeError: the repr of a context value contains an address.
     """
     writer = _Writer()
     try:
@@ -175,7 +175,7 @@ class _Writer:
 
     def _spell_expr(self, expr: sympy.Basic) -> str:
         if expr not in self._expressions:
-            # Symbols are renamed in order of first sight, so s0 and s77 in the same places make the same graph.
+            # Symbols are renamed in order of appearance, so s0 and s77 at the same positions give the same graph.
             for symbol in sorted(expr.free_symbols - self._symbols.keys(), key=by_number):
                 self._symbols[symbol] = sympy.Symbol(f"d{len(self._symbols)}", **assumptions(symbol))
             self._expressions[expr] = _spell_tree(expr.xreplace(self._symbols))

@@ -1,10 +1,10 @@
 """Compiled graphs of this process, by graph key.
 
-The cache forgets the least recently used entries when it holds too many entries or too many bytes. A forgotten graph
-stays alive while a compiled callable uses it; only a later compile of the same graph has to build it again. Each
-session has threads and buffers of its own beside its model, so entries are counted, too: 256 is as many as Dynamo lets
-one function be compiled anew (`accumulated_recompile_limit`), and more than the largest model tried has graphs. Models
-hold no parameters; 1 GiB holds some ten thousand of them, and few of those that embed a large constant.
+The cache evicts the least recently used entries if it has too many entries or too many bytes. An evicted graph stays
+alive while a compiled callable uses it; only a later compile of the same graph builds it again. Sessions have threads
+and buffers beside the model, so the number of entries is limited, too. The limit of 256 is Dynamo's limit of recompiles
+of one function (`accumulated_recompile_limit`), and more than the graphs of the largest model tried. Models hold no
+parameters: 1 GiB is enough for some ten thousand, but few of those with a large constant.
 """
 
 from __future__ import annotations

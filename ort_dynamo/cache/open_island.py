@@ -39,14 +39,15 @@ class OpenedIsland:
     """An island with its session, and where that comes from.
 
     Attributes:
-        name: how errors and saved files call it.
-        compiled: runs it.
-        places: name of an ONNX node that data can stop -> where it comes from, here: equal islands share a session.
-        covers: the modules and the graph that it is of, such as "layers.0 to layers.3 (forward)".
-        key: its graph key; None where it has none.
-        stored_at: its key on disk; None where no folder has it.
-        source: "memory": one with the same graph key was opened before in this process; "disk": it was stored; "built".
-        miss: why it was built and not read; "" where it was not built.
+        name: its name in errors and saved files.
+        compiled: the compiled island.
+        places: name of an ONNX node that data can stop -> where it comes from in this island, since equal islands
+            share a session.
+        covers: the modules and the graph that it belongs to, such as "layers.0 to layers.3 (forward)".
+        key: its graph key; None if it has none.
+        stored_at: its key on disk; None if it is not on disk.
+        source: "memory" if this process has opened one with the same graph key, "disk" if it was stored, or "built".
+        miss: the reason of the cache miss; "" if it was not built.
         seconds: the time to build and open it, or to find it.
     """
 
@@ -76,10 +77,10 @@ def open_island(
     Args:
         island: its graph.
         spec: everything else that decides the result.
-        role: of the graph that it is a part of, for its name.
-        functions: functions of the program's that decide the result, by the role each plays.
-        cache: the stored islands and kernels; None where nothing is stored.
-        reads: whether a stored island may be used. One that is saved or verified is built each time.
+        role: the role of its graph, for its name.
+        functions: role -> function of the program that decides the result.
+        cache: the stored islands and kernels; None if nothing is stored.
+        reads: whether a stored island may be used. An island that is saved or verified is built each time.
         built: called at each stage of a build.
 
     Raises:

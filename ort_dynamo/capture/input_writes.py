@@ -38,7 +38,7 @@ def keeps_input_writes(gm: GraphModule) -> bool:
 
 
 def _replaces_storage(gm: GraphModule) -> bool:
-    """Ask whether an input gets other memory, by `x.data = y` or torch.nn.Parameter(y), for which Dynamo has inputs."""
+    """Check whether an input gets new storage, by `x.data = y` or torch.nn.Parameter(y)."""
     names = {getattr(node.target, "__name__", str(node.target)).partition(".")[0] for node in gm.graph.nodes}
     return not names.isdisjoint(_REPLACING)
 
@@ -54,7 +54,7 @@ def _own_backwards(gm: GraphModule) -> Iterator[GraphModule]:
 
 
 def _writes(node: Node) -> bool:
-    """Ask whether a node of Dynamo's writes to one of its arguments."""
+    """Check whether a node of Dynamo's writes to one of its arguments."""
     if node.op not in ("call_function", "call_method"):
         return False
     if isinstance(node.target, OpOverload):

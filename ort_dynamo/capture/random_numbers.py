@@ -1,4 +1,4 @@
-"""Dynamo feeds the numbers that a program draws with Python's `random` to a graph as 0-d tensors, in float64."""
+"""Python's random numbers in a graph: Dynamo passes them as 0-d float64 tensors."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ __all__ = ["in_full_precision"]
 
 
 def in_full_precision(gm: GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
-    """Make each drawn float the float64 input that arrives when the graph runs.
+    """Make the graph's input of each random float float64, as at run time.
 
-    torch 2.13 traces it as a tensor of the default dtype and feeds it as float64. Operators that compute in float64 now
-    take it as it is, as in eager; all others take it in the dtype that Dynamo saw, so every result keeps its dtype.
-    torch 2.15 traces it as float64, and a 0-d tensor of that makes a result float64 where a Python float does not: with
-    integers, and with other 0-d tensors. There it is taken in the dtype that a Python float leaves.
+    torch 2.13 traces the input in the default dtype and passes it as float64. After this function, operators that
+    compute in float64 read it without a cast, as in eager. Other operators read it in the dtype that Dynamo saw, so
+    every result keeps its dtype.
+
+    torch 2.15 traces the input as float64. A 0-d float64 tensor promotes a result to float64 where a Python float does
+    not: with integers, and with other 0-d tensors. There the input is cast to the dtype that a Python float gives.
 
     Args:
         gm: Dynamo's graph, changed in place.
         example_inputs: one value per placeholder.
 
     Returns:
-        The example inputs, with the drawn floats in float64.
+        The example inputs, with the random floats in float64.
     """
     inputs = list(example_inputs)
     placeholders = gm.graph.find_nodes(op="placeholder")
@@ -70,7 +72,7 @@ def _cast_where_too_wide(drawn: Node, last_placeholder: Node) -> bool:
 
 
 def _dtype_left(user: Node, drawn: Node) -> torch.dtype | None:
-    """Return the dtype `user` would have if the number were a Python float; None if it has that dtype."""
+    """Return the dtype `user` would have if the input were a Python float; None if it has that dtype."""
     values = [node.meta.get("example_value") for node in user.all_input_nodes if node is not drawn]
     others = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     result = user.meta.get("example_value")
@@ -82,6 +84,6 @@ def _dtype_left(user: Node, drawn: Node) -> torch.dtype | None:
 
 
 def _takes_float64(user: Node) -> bool:
-    """Ask whether `user` takes a drawn number as it is: for a result in float64, or as the graph's own result."""
+    """Check whether `user` reads a random float without a cast: its result is float64, or it is the output."""
     result = user.meta.get("example_value")
     return user.op == "output" or (isinstance(result, torch.Tensor) and result.dtype is torch.float64)

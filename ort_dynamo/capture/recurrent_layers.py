@@ -56,7 +56,7 @@ def recurrent_layers() -> Iterator[None]:
 
 
 def _install() -> None:
-    """Put our kernels in the place of torch's decompositions, for good."""
+    """Replace torch's decompositions by our kernels, permanently."""
     for packet in (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu):
         replace_traced_kernels(packet.input, partial(_padded, lstm_in_steps() if packet is aten.lstm else None))
         replace_traced_kernels(packet.data, _packed)
@@ -110,7 +110,7 @@ def _with_dropout(
     finals = []
     for layer in range(num_layers):
         if layer:
-            data = torch.dropout(data, dropout, True) if dropout < 1 else data * data.new_zeros(())  # draws nothing
+            data = torch.dropout(data, dropout, True) if dropout < 1 else data * data.new_zeros(())  # runs no random op
         weights = _part(params, layer, num_layers)
         states = _part(hx, layer, num_layers) if isinstance(hx, Tensor) else [_part(h, layer, num_layers) for h in hx]
         data, *final = stack(data, states, weights, 1)

@@ -44,19 +44,19 @@ def trace(
     more_inputs: Sequence[torch.Tensor] = (),
     kept_as: str | None = None,
 ) -> Callable[..., Any]:
-    """Trace a Dynamo graph with its gradient, have it partitioned, and have each graph compiled, the backward at once.
+    """Trace a Dynamo graph with its gradient, partition it, and compile each graph, the backward right away.
 
     Args:
         gm: Dynamo's graph.
         example_inputs: its inputs, real or fake.
         forward: compiles the forward graph of a graph with gradients.
         backward: compiles the backward graph; the program sees none of its outputs.
-        inference: compiles the one graph where there are no gradients.
-        partition: cuts the joint graph of forward and backward.
-        around: makes of the graph the module that is traced in its place; it calls the graph.
-        more_inputs: inputs that this has after those of the graph.
-        kept_as: have AOTAutograd store the result, and look for it, under a key that holds this text beside the graph;
-            all compilers give OutputCode then. None stores nothing.
+        inference: compiles the single graph if there are no gradients.
+        partition: cuts the joint graph into forward and backward.
+        around: wraps the graph into the module that is traced; it calls the graph.
+        more_inputs: inputs of this module after those of the graph.
+        kept_as: let AOTAutograd store the result and look it up; this text is part of the key. All compilers return
+            OutputCode then. None stores nothing.
 
     Returns:
         A callable with the signature of `gm`, or of the module around it.
@@ -75,7 +75,7 @@ def trace(
         return inference(whole, _seen())
 
     stage("tracing the model")
-    traced: Any = around(gm)  # AOTAutograd calls it, and asks nothing else of it
+    traced: Any = around(gm)  # AOTAutograd only calls it
     # The backward is compiled together with the forward, so nothing can fail first at .backward().
     keep = serializable if kept_as is not None else _as_it_is
     tag = nullcontext() if kept_as is None else tagged(kept_as)
@@ -112,7 +112,7 @@ def _seen() -> slice:
 
 
 def _hide_mutations() -> None:
-    """Have AOTAutograd hide from autograd the writes that the program hides: to an input under no_grad, or detached.
+    """Make AOTAutograd hide writes from autograd that the program hides: to an input under no_grad, or detached.
 
     It writes inputs back where the graph ends, and does so by `detach().copy_()` only for leaves. By `copy_()`, the
     input's gradient would be lost.
@@ -125,7 +125,7 @@ def _hide_mutations() -> None:
 
 
 def _donate_nothing() -> None:
-    """Have no saved tensor donated to the backward: we never write to one, and so retain_graph=True works.
+    """Donate no saved tensor to the backward: we never write to one, so retain_graph=True works.
 
     The config donated_buffer=False would leave None in the metadata, which torch 2.13 takes for "some".
     """

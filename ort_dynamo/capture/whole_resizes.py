@@ -1,13 +1,13 @@
-"""Resizes and shrinks stay whole while AOTAutograd traces, though torch decomposes them before any table is asked.
+"""Keep resizes and shrinks whole while AOTAutograd traces; torch decomposes them before any decomposition table.
 
-torch registers Python decompositions of its resizing operators at the Autograd key: a backend gets four or sixteen
-gathers and, backward, as many scatters that add. Kept whole, a resize and its gradient are a matmul with a
-small matrix for each axis. A shrink, whole, is two to four operators without a Where, which the CPU's sessions are slow
-at. With symbolic sizes, of which torch has no shapes for them, and for integers, torch's decomposition stays.
+torch registers Python decompositions of its resizing operators at the Autograd key. A backend would get four or sixteen
+gathers and, in the backward, as many scatters that add. A whole resize and its gradient are a matmul with a small
+matrix per axis. A whole shrink is two to four operators without a Where, which is slow in CPU sessions. Integers keep
+torch's decomposition. So do symbolic sizes, for which torch has no shape functions of these operators.
 
-Those decompositions stand in tables of the process, and other threads may trace at the same time. So when this module
-is imported, a kernel takes the place of each that does the same as the decomposition, unless its own thread is
-inside `whole_resizes()`.
+The decompositions are in tables of the process, and other threads may trace at the same time. So the import of this
+module replaces each one by a kernel. It does the same as the decomposition, unless its thread is inside
+`whole_resizes()`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def whole_resizes() -> Iterator[None]:
 
 
 def _install() -> None:
-    """Put our kernels in the place of torch's decompositions, for good."""
+    """Replace torch's decompositions by our kernels, permanently."""
     for packet in _RESIZES:
         if not is_absent(packet.default):
             replace_traced_kernels(packet.vec, partial(_vec, packet.default))
@@ -97,7 +97,7 @@ def _vec(default: OpOverload, original: _Kernel) -> _Kernel:
 
 
 def _default(overload: OpOverload, keeps: Callable[..., bool], original: _Kernel) -> _Kernel:
-    """Make a kernel that calls torch's own C++ kernel of `overload`, if `keeps`, in the place of its decomposition."""
+    """Make a kernel that calls torch's C++ kernel of `overload` if `keeps`, else its decomposition."""
 
     def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
         if _thread.inside is overload:

@@ -1,4 +1,4 @@
-"""python -m ort_dynamo cache: the compiled graphs that are stored from one process to the next."""
+"""python -m ort_dynamo cache: the on-disk cache of compiled graphs."""
 
 from __future__ import annotations
 
@@ -16,24 +16,32 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "Look at, check, clear or fill the cache of compiled graphs."
+SUMMARY = "Show, verify, clear or fill the on-disk cache of compiled graphs."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     folder = argparse.ArgumentParser(add_help=False)
-    folder.add_argument("--dir", metavar="DIR", help="another folder than the one that compiles use")
+    folder.add_argument("--dir", metavar="DIR", help="the cache folder (default: the one that compiles use)")
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-    actions.add_parser("info", parents=[folder], help="say where it is, and how much it holds")
-    actions.add_parser("list", parents=[folder], help="name each entry, the one used last first")
-    verify = actions.add_parser("verify", parents=[folder], help="read each entry; status 1 if one is damaged")
-    verify.add_argument("--remove", action="store_true", help="remove what is damaged")
-    clear = actions.add_parser("clear", parents=[folder], help="remove all entries, or those not used for some days")
-    clear.add_argument(
-        "--older-than", type=_days, default=0.0, metavar="DAYS", help="only entries not used for so many days"
+    actions.add_parser("info", parents=[folder], help="print the folder, its size and the number of entries")
+    actions.add_parser("list", parents=[folder], help="list the entries, the most recently used first")
+    verify = actions.add_parser(
+        "verify", parents=[folder], help="read every entry; the exit status is 1 if one is damaged"
     )
-    warm = actions.add_parser("warm", parents=[folder], help="run a program that compiles, and say what it found")
-    warm.add_argument("script", type=Path, metavar="script.py")
+    verify.add_argument("--remove", action="store_true", help="remove damaged entries")
+    clear = actions.add_parser("clear", parents=[folder], help="remove all entries, or only old ones")
+    clear.add_argument(
+        "--older-than",
+        type=_days,
+        default=0.0,
+        metavar="DAYS",
+        help="remove only entries that nothing has used for this many days",
+    )
+    warm = actions.add_parser(
+        "warm", parents=[folder], help="fill the cache: run a program, and print its cache hits and misses"
+    )
+    warm.add_argument("script", type=Path, metavar="script.py", help="the program to run")
     warm.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")
 
 
@@ -41,12 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Do one of the actions.
 
     Returns:
-        0; of `verify`, 1 where an entry is damaged; of `warm`, the program's own status.
+        0. `verify` returns 1 if an entry is damaged; `warm` returns the program's own status.
 
     Raises:
-        CacheRefusedError: others could have put something into the folder.
-        CacheOffError: `warm` where ORT_DYNAMO_CACHE is 0.
-        InvalidVariableError: an environment variable of the cache has a value that it cannot take.
+        CacheRefusedError: other users can write to the folder.
+        CacheOffError: `warm` while ORT_DYNAMO_CACHE is 0.
+        InvalidVariableError: an environment variable of the cache has an invalid value.
     """
     from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
     from ort_dynamo.errors import CacheRefusedError
@@ -132,7 +140,7 @@ def _read(folder: CacheFolder, stored: StoredEntry) -> Entry | str:
         return str(error)
     finally:
         if stored.path.exists():
-            os.utime(stored.path, (used, used))  # to look is not to use
+            os.utime(stored.path, (used, used))  # reading an entry here is not a use
 
 
 def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
@@ -157,7 +165,7 @@ def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
         sys.argv = before
         sys.path.remove(str(script.resolve().parent))
     if precompiles():
-        torch.compiler.save_cache_artifacts()  # writes down Dynamo's findings, since Dynamo does not
+        torch.compiler.save_cache_artifacts()  # Dynamo does not save its results by itself
     misses = sum(COUNTS.values()) - COUNTS["hit"]
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(COUNTS.items()) if reason != "hit")
     print(f"{COUNTS['hit']} graphs read from {folder.path}, {misses} built{f' ({reasons})' if misses else ''}")

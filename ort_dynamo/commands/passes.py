@@ -36,14 +36,28 @@ class ModelPass(NamedTuple):
 
 def _cast_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--strategy", type=str.lower, choices=("none", "insert_and_reduce", "flood_fill"), default="flood_fill"
+        "--strategy",
+        type=str.lower,
+        choices=("none", "insert_and_reduce", "flood_fill"),
+        default="flood_fill",
+        help="the strategy of ONNX Runtime's PropagateCastOps (default: %(default)s)",
     )
-    parser.add_argument("--level", type=int, choices=(-1, 0, 1, 2), default=1)
-    parser.add_argument("--allow", metavar="OP,OP", default="", help="more operator types that casts may move over")
-    parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="the narrow type (default: both in turn)")
-    parser.add_argument("--allow-layer-norm-mod-precision", action="store_true", help="also over layer normalizations")
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="only what the installed ONNX Runtime has kernels for there"
+        "--level",
+        type=int,
+        choices=(-1, 0, 1, 2),
+        default=1,
+        help="the operators that casts may cross: more at each level; -1 is off (default: %(default)s)",
+    )
+    parser.add_argument("--allow", metavar="OP,OP", default="", help="more operator types that casts may cross")
+    parser.add_argument(
+        "--dtype", choices=("float16", "bfloat16"), help="the narrow dtype (default: both, one after the other)"
+    )
+    parser.add_argument(
+        "--allow-layer-norm-mod-precision", action="store_true", help="let casts cross layer normalizations"
+    )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="narrow only operators that have a kernel for this device"
     )
 
 
@@ -68,20 +82,20 @@ def _cast_parameters(arguments: argparse.Namespace) -> dict[str, Any]:
 PASSES: dict[str, ModelPass] = {
     "propagate-casts": ModelPass(
         "PropagateCasts",
-        "Casts between float32 and float16 or bfloat16 move to where they cost least, and cancel where they meet.",
+        "Move casts between float32 and float16 or bfloat16 to where they cost least; cancel those that meet.",
         _cast_arguments,
         _cast_parameters,
     ),
-    "fold-casts": ModelPass("FoldCasts", "Two casts in a row become one."),
+    "fold-casts": ModelPass("FoldCasts", "Merge two casts in a row into one."),
     "fuse-cross-entropy-gradient": ModelPass(
         "FuseCrossEntropyGradient",
-        "The gradient of a cross-entropy adds one number a row, without a matrix of zeros.",
+        "Compute the gradient of a cross-entropy without a one-hot matrix.",
     ),
-    "fuse-row-sum": ModelPass("FuseRowSum", "A sum over leading axes becomes a matrix product with ones."),
-    "transpose-once": ModelPass("TransposeOnce", "A product that transposes its left operand reads a transposed copy."),
-    "take-shapes-early": ModelPass("TakeShapesEarly", "A shape is taken of what a cast reads, not of what it makes."),
-    "remove-unread-nodes": ModelPass("RemoveUnreadNodes", "Nodes whose results nothing reads are removed."),
-    "separate-outputs": ModelPass("SeparateOutputs", "Every graph output gets a value of its own."),
+    "fuse-row-sum": ModelPass("FuseRowSum", "Replace a sum over leading axes by a matmul with ones."),
+    "transpose-once": ModelPass("TransposeOnce", "Let a matmul with a transposed left operand read a transposed copy."),
+    "take-shapes-early": ModelPass("TakeShapesEarly", "Read the shape of a cast's input, not of its result."),
+    "remove-unread-nodes": ModelPass("RemoveUnreadNodes", "Remove dead nodes."),
+    "separate-outputs": ModelPass("SeparateOutputs", "Give every graph output a value of its own."),
 }
 """Name on the command line -> the pass; passes that need the lowering's metadata or another model are left out."""
 
@@ -89,14 +103,14 @@ PASSES: dict[str, ModelPass] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-    actions.add_parser("list", help="name each pass with what it does")
+    actions.add_parser("list", help="list the passes, with a description of each")
     apply = actions.add_parser("apply", help="apply a pass to a model file")
     passes = apply.add_subparsers(title="passes", dest="name", metavar="PASS", required=True)
     for name, entry in PASSES.items():
         subparser = passes.add_parser(name, help=entry.summary, description=entry.summary)
-        subparser.add_argument("input", metavar="IN.onnx", type=Path, help="the model, with external data or without")
-        subparser.add_argument("output", metavar="OUT.onnx", type=Path, help="where the result goes; may be IN.onnx")
-        subparser.add_argument("--inline", action="store_true", help="write the model's functions out first")
+        subparser.add_argument("input", metavar="IN.onnx", type=Path, help="the model file; external data is read too")
+        subparser.add_argument("output", metavar="OUT.onnx", type=Path, help="the file to write; may be IN.onnx")
+        subparser.add_argument("--inline", action="store_true", help="inline the model's functions first")
         entry.add_arguments(subparser)
 
 
@@ -124,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.inline:
         InlinePass()(model)
     elif model.functions:
-        print(f"{arguments.name}: the bodies of the model's functions are left alone; --inline writes them out first")
+        print(f"{arguments.name}: the bodies of the model's functions do not change; --inline inlines them first")
     if isinstance(pass_, passes.PropagateCasts):
         said = str(pass_.propagate(model))
     else:

@@ -36,10 +36,10 @@ class CompareRanks(Listener):
     """Compares this rank's decisions about a graph with those of the first rank that compiled the same one.
 
     Args:
-        options: whether it does.
+        options: the options that enable the comparison.
 
     Raises:
-        RanksDisagreeError: they differ.
+        RanksDisagreeError: the decisions differ.
     """
 
     def __init__(self, options: SegmentOptions) -> None:

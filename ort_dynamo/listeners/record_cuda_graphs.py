@@ -25,13 +25,13 @@ __all__ = ["RecordCudaGraphs", "why_not_recorded"]
 
 
 class RecordCudaGraphs(Listener):
-    """Has the graphs of a compile recorded, where they can be.
+    """Records the graphs of a compile in CUDA graphs, if possible.
 
-    Where nothing is launched, as on the CPU, there is nothing to record, and it is no refusal: a model that trains on
-    CUDA may have such a graph, and a program that is tried on the CPU is to run as it is.
+    A graph without launches, such as one on the CPU, has nothing to record, and that is no error: a model that trains
+    on CUDA may have such a graph, and a program has to run unchanged on the CPU.
 
     Args:
-        options: whether graphs are to be recorded.
+        options: the options that enable the recording.
     """
 
     def __init__(self, options: SessionOptions) -> None:
@@ -50,7 +50,7 @@ class RecordCudaGraphs(Listener):
             self._give_up(graph, reason)
 
     def failed(self, graph: GraphCompilation, error: Exception) -> bool:
-        """Have all sessions of a graph opened without a recording where one of them cannot be recorded."""
+        """Open all sessions of a graph without a recording if one of them cannot be recorded."""
         if isinstance(error, CannotBeRecordedError):
             self._give_up(graph, str(error))
         return isinstance(error, CannotBeRecordedError)

@@ -27,10 +27,10 @@ __all__ = ["SaveFiles"]
 
 
 class SaveFiles(Listener):
-    """Saves a compile; made while Dynamo traces, which knows the program's names for things.
+    """Saves a compile. It is created while Dynamo traces, when the program's names are known.
 
     Args:
-        options: where to; not None.
+        options: the options with the folder, which is not None.
         gm: Dynamo's graph.
         inputs: its inputs.
     """

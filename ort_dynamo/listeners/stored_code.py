@@ -61,16 +61,16 @@ LOADING: ContextVar[Loading | None] = ContextVar("LOADING", default=None)
 
 @dataclass(frozen=True)
 class IslandPlace:
-    """Where an island is stored, and how it is opened.
+    """The place of a stored island, and the facts for opening it.
 
     Attributes:
         key: its graph key.
         place: its key on disk.
-        session: how to open it where its entry does not say otherwise.
+        session: the settings of its session, unless its entry has others.
         in_order: whether its nodes run in the model's order.
-        device: of its tensors.
+        device: the device of its tensors.
         places: name of an ONNX node that data can stop -> where it comes from in the user's code.
-        covers: the modules and the graph that it is of.
+        covers: the modules and the graph that it belongs to.
     """
 
     key: GraphKey
@@ -83,16 +83,16 @@ class IslandPlace:
 
 
 class StoredCode(OutputCode):
-    """Runs a compiled graph; AOTAutograd calls it with a list of inputs, which it empties.
+    """Runs a compiled graph; AOTAutograd calls it with a list of inputs, which it clears.
 
     Args:
         outer: the outer graph, with its islands.
         whole: the graph before it was cut into islands.
-        islands: where they are stored; one that is None cannot be, and so the whole is not stored.
+        islands: the places where they are stored. If one is None, the graph is not stored.
         record: the record of the compile.
-        partition: of a forward, the record of the cut of its joint graph.
-        cache: where the islands are looked for if no compile of this project says so.
-        run: runs the graph; a file does not hold it.
+        partition: the record of the partition, if the graph is a forward.
+        cache: the cache to find the islands in, outside of this project's compiles.
+        run: the function that runs the graph; it is not stored.
     """
 
     def __init__(

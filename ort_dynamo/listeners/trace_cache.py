@@ -1,4 +1,4 @@
-"""When AOTAutograd stores its results, under which key, and how they find the islands."""
+"""The cache of AOTAutograd: when it stores results, under which key, and how they find the islands."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["WORTH_IT", "TraceCache", "kept_key", "loading"]
 
 
 def kept_key(gm: GraphModule, options: Options, threads: int) -> str | None:
-    """Give the part of the key of AOTAutograd's cache that is ours; None where that stores nothing of `gm`.
+    """Give our part of the key of AOTAutograd's cache; None if nothing of `gm` is stored.
 
-    Nothing is stored of graphs with symbolic floats: an assumption about one (that it is 0.25, where an operator takes
-    it as a constant) is a guard that AOTAutograd does not store, and so it would take the result for any other number.
-    Nor where a program has added passes on FX graphs or lowerings: they decide the trace, and could do anything. Graphs
-    that are recorded in CUDA graphs are not stored either.
+    Graphs with symbolic floats are not stored. An operator that needs a constant specializes on a float, such as 0.25.
+    AOTAutograd does not store this guard, so the result would be used for other values, too. Programs with added
+    passes on FX graphs or lowerings are not stored, since these decide the trace and may do anything. Nor are graphs
+    that are recorded in CUDA graphs.
     """
     extra = options.passes.extra_passes
     if options.session.cuda_graphs:
@@ -101,7 +101,7 @@ class TraceCache(Listener):
 
 @contextmanager
 def loading(stored: DiskCache | None, records: Records) -> Iterator[None]:
-    """Have results that AOTAutograd has stored find their islands while this is open, and record them."""
+    """Let stored results of AOTAutograd find their islands while this is open, and record them."""
     token = LOADING.set(None if stored is None else Loading(stored, records.read, records.graphs))
     try:
         yield

@@ -19,9 +19,9 @@ __all__ = ["WriteTrace"]
 
 
 class WriteTrace(Listener):
-    """Writes artifacts, which tlparse shows as files; their texts are made only where torch keeps a log.
+    """Writes artifacts for tlparse, which shows them as files. Texts are built only if torch writes its trace log.
 
-    - `ort_dynamo_joint_passes`: the passes on the joint graph, and on the two graphs of its cut.
+    - `ort_dynamo_joint_passes`: the passes on the joint graph, and on its forward and backward.
     - `ort_dynamo_forward_passes`: the passes on one graph, and on the models of its islands.
     - `ort_dynamo_forward_island_0`: the model that ONNX Runtime was given, as text.
     """

@@ -27,17 +27,17 @@ __all__ = ["build_island"]
 def build_island(
     gm: GraphModule, spec: BuildSpec, name: str, built: Callable[[BuildStage], None] = lambda stage: None
 ) -> BuiltGraph:
-    """Lower one island, every node of which the target takes, and rewrite the model; the result can be stored.
+    """Lower one island, whose nodes all run on the target, and rewrite the model; the result can be stored.
 
     Args:
         gm: the island's graph.
         spec: everything else that decides the result.
-        name: how errors and files call the island.
+        name: the name of the island in errors and files.
         built: called at each stage.
 
     Raises:
         LoweringError: a lowering failed.
-        PassFailedError, PassBrokeGraphError: a pass did.
+        PassFailedError, PassBrokeGraphError: a pass failed.
         SessionError: ONNX Runtime refused the model.
     """
     watch, options = _Watch(), spec.dump

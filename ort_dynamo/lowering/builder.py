@@ -80,8 +80,8 @@ class LoweringBuilder(GraphBuilder):
         """Return a constant, one per value and dtype in the whole graph: 0-d for a scalar, 1-D for a sequence.
 
         Raises:
-            UnsupportedNodeError: a scalar that `dtype` does not hold. Some of torch's kernels wrap it around, others
-                raise, and others compare it as it is.
+            UnsupportedNodeError: `dtype` does not hold a scalar. torch's kernels differ: some wrap it around, some
+                raise, and some compare it exactly.
         """
         if type(value) is list and set(map(type, value)) <= {int}:
             return self._integers(tuple(value), dtype)
@@ -230,12 +230,12 @@ class LoweringBuilder(GraphBuilder):
 
 
 def _attribute(name: str, value: Any) -> Any:
-    """`value` as an attribute where it is a list of integers, whose kind onnx_ir finds out by asking for protocols."""
+    """Convert a list of integers to an attribute, since onnx_ir would find its type by slow checks; else no change."""
     return ir.AttrInt64s(name, value) if type(value) in (list, tuple) and set(map(type, value)) == {int} else value
 
 
 def _fits(array: npt.NDArray[Any], dtype: ir.DataType) -> bool:
-    """Check whether `dtype` holds finite numbers of this size. As in torch, unsigned integers hold negative ones."""
+    """Check whether `dtype` holds this scalar. As in torch, unsigned integers hold negative scalars, too."""
     if not array.size or dtype == ir.DataType.BOOL:
         return True
     # Python compares integers with floats exactly, numpy does not.

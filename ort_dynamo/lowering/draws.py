@@ -1,7 +1,7 @@
-"""Random ops as ONNX operators, for models that are files: a graph that runs here leaves them to torch.
+"""Random ops as ONNX operators, for saved models only; in a graph that runs here, torch runs random ops.
 
-Each node has a seed of its own, made of its name: equal random ops are not merged, and a model draws the same in every
-new session. The numbers are not torch's.
+Each node has its own seed, made from its name. So equal random ops are not merged, and a model generates the same
+numbers in every new session. They are not torch's.
 """
 
 from __future__ import annotations
@@ -83,4 +83,4 @@ DRAWS: Mapping[OpOverload, Lowering] = {
     aten.uniform.default: _uniform_between,
     aten.bernoulli.p: _bernoulli,
 }
-"""Overload -> its lowering where the target draws."""
+"""Overload -> its lowering for targets that run random ops themselves."""

@@ -131,9 +131,9 @@ class _Dtypes:
     """The dtypes of one call.
 
     Args:
-        name: the operator's.
-        full: with its overload.
-        arguments: by name.
+        name: the name of the operator.
+        full: its name with the overload.
+        arguments: the arguments, by name.
     """
 
     def __init__(self, name: str, full: str, arguments: Mapping[str, Any]) -> None:
@@ -177,7 +177,7 @@ class _Dtypes:
         return set() if narrow in ({"h"}, {"b"}) and others == {"f"} else None
 
     def _promoted(self, operands: Mapping[str, list[torch.Tensor]]) -> set[str]:
-        """Return the dtype to which the operands promote, among them the scalars in the place of one."""
+        """Return the promoted dtype of the operands, including scalars that are passed as operands."""
         numbers = [
             value for name, value in self._arguments.items() if name in _OPERANDS and isinstance(value, _NUMBERS)
         ]

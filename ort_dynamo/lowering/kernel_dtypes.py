@@ -1,8 +1,8 @@
-"""These tables say which dtypes torch's CPU kernels take, and which they mix.
+"""Tables of the dtypes that torch's CPU kernels accept and mix.
 
-Each rule is held against the kernels by tests/refused/test_kernel_dtypes.py, which calls them with every dtype and
-pairs of dtypes. Where the tested versions of torch differ, a rule has the dtypes that all of them take. A letter stands
-for a dtype, an ATen name for an operator, with its overload ("div.Tensor_mode") where overloads differ.
+tests/refused/test_kernel_dtypes.py checks each rule by calling the kernels with every dtype and pairs of dtypes. If the
+tested versions of torch differ, a rule has the dtypes that all of them accept. A letter is a dtype. An operator is
+given by its ATen name, with its overload ("div.Tensor_mode") if overloads differ.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ FLOAT32_BESIDE_HALVES: Mapping[str, tuple[str, ...]] = _by_name(
         ),
     ),
 )
-"""Operator -> arguments that may be float32, all of them, where all others are float16 or bfloat16."""
+"""Operator -> arguments that may all be float32 while the other arguments are float16 or bfloat16."""
 
 OTHER_ARGUMENTS: Mapping[str, Mapping[str, str]] = _by_name(
     (
@@ -248,7 +248,7 @@ OTHER_ARGUMENTS: Mapping[str, Mapping[str, str]] = _by_name(
         {"condition": "u?"},
     ),
 )
-"""Operator -> argument -> its dtypes: of arguments that need not have the dtype of the others, such as indices."""
+"""Operator -> argument -> its dtypes, for arguments with a dtype of their own, such as indices."""
 
 UNKNOWN = (
     "_assert",
@@ -262,7 +262,7 @@ UNKNOWN = (
     "_scaled_dot_product_fused",
     "mkldnn_",
 )
-"""Beginnings of names of operators without rules: of lists, whose operators are checked one by one, and of CUDA."""
+"""Prefixes of operators without rules: foreach operators, whose parts are checked one by one, and CUDA's."""
 
 TAKEN: Mapping[str, str] = _by_name(
     (

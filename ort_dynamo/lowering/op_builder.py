@@ -19,10 +19,10 @@ __all__ = ["GraphBuilder", "OpBuilder"]
 class OpBuilder:
     """The operators of one domain, each a method: `op.Add(x, 1)` adds a node and returns its output.
 
-    Inputs are positional, None for one that is left out; attributes are keywords. Four keywords are not attributes:
-    `_outputs` is how many outputs there are (1), or their names, or values, of which one without a name stands for an
-    output that is left out; several come as a sequence. `_name` is the node's name; `_domain` and `_version` are in the
-    place of this builder's.
+    Inputs are positional, with None for an omitted one; attributes are keywords. Four keywords are not attributes.
+    `_outputs` is the number of outputs (default 1), or their names, or values; a value without a name is an omitted
+    output. Several outputs are returned as a sequence. `_name` is the node's name. `_domain` and `_version` replace
+    those of this builder.
     """
 
     def __init__(self, builder: GraphBuilder, domain: str, version: int) -> None:
@@ -57,11 +57,11 @@ class OpBuilder:
 
 
 class GraphBuilder(ABC):
-    """Appends nodes to a graph; names are made of the operator and its place.
+    """Appends nodes to a graph; a name is the operator with an index.
 
     Attributes:
-        graph: where nodes and initializers go.
-        op: its operators of the default domain, in the version that the graph imports.
+        graph: the graph of the nodes and initializers.
+        op: the operators of the default domain, in the version that the graph imports.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
@@ -74,7 +74,7 @@ class GraphBuilder(ABC):
         return OpBuilder(self, domain, version)
 
     def push_module(self, name: str) -> None:
-        """Have all names begin with `name` from here on, after the names of modules pushed before."""
+        """Add `name` to the prefix of all later names, after the names of modules pushed before."""
         self._modules.append(name)
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str | None]) -> ir.Value:
@@ -160,7 +160,7 @@ class GraphBuilder(ABC):
 
     @abstractmethod
     def append(self, node: ir.Node) -> None:
-        """Append a node as it is."""
+        """Append a node unchanged."""
 
     @abstractmethod
     def promote(self, value: Any, dtype: ir.DataType | None) -> ir.Value:

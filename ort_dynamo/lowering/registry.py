@@ -33,7 +33,7 @@ Lowering = Callable[..., Any]
 """lowering(ctx, *args, **kwargs) -> ir.Value, or a tuple of ir.Value | None for several outputs.
 
 The arguments are the node's own, with every tensor argument replaced by its ir.Value and every symbolic scalar by
-its torch.SymInt / SymFloat. An output nobody reads may be None.
+its torch.SymInt / SymFloat. An output that no node reads may be None.
 """
 
 _F = TypeVar("_F", bound=Lowering)
@@ -94,7 +94,7 @@ def keep_in_eager(reason: str, *overloads: OpOverload) -> None:
 
 
 def kept_in_eager() -> Mapping[OpOverload, str]:
-    """Return the overloads that stay in eager on purpose, each with the reason."""
+    """Return the overloads that are fallbacks on purpose, each with the reason."""
     _load_families()
     return _REASONS
 
@@ -103,11 +103,11 @@ def register_lowering(*overloads: OpOverload, replace: bool = False) -> Callable
     """Add a lowering for ATen or custom (torch.library) overloads, by a decorator.
 
     It counts for graphs compiled from then on; graphs compiled before keep their lowerings until torch._dynamo.reset().
-    An overload with a lowering is not decomposed, and its nodes no longer stay in eager.
+    An overload with a lowering is not decomposed, and its nodes are no fallbacks any more.
 
     Args:
         overloads: e.g. torch.ops.mylib.scale.default, and the overload of its gradient.
-        replace: take the place of a lowering that an overload has already, ours or one registered before.
+        replace: replace the lowering that an overload has already, ours or one registered before.
 
     Returns:
         A decorator that returns the function unchanged. The function gets a LoweringContext and the node's arguments,
@@ -154,7 +154,7 @@ def outside_lowerings(gm: GraphModule) -> dict[str, Lowering]:
 
 
 def is_from_outside(target: object) -> bool:
-    """Tell if a user registered the lowering of a node's target."""
+    """Check whether a user registered the lowering of a node's target."""
     return target in _FROM_OUTSIDE
 
 

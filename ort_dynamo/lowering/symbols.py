@@ -47,7 +47,7 @@ def _broadcast_size(sizes: list[int | torch.SymInt]) -> int | torch.SymInt:
 
 
 def factors(size: int | torch.SymInt) -> list[int | torch.SymInt]:
-    """`size` as the product that its expression is, an integer last; itself where it is none. Installs no guard."""
+    """Split `size` into the factors of its expression, an integer last; no product gives itself. Installs no guard."""
     if not isinstance(size, torch.SymInt):
         return [size]
     number, rest = expression(size).as_coeff_Mul()

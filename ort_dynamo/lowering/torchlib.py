@@ -78,7 +78,7 @@ def call(ctx: LoweringContext, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         with exporter.recording(tracer):
             outputs = function(*tree_map(alias, args), **tree_map(alias, kwargs))
     except exporter.errors as error:
-        # torch_lib says "not supported" in many ways; each is a reason to run this one node in eager.
+        # torch_lib has many errors for "not supported"; each makes this one node a fallback.
         raise UnsupportedNodeError(f"torch_lib cannot lower {target}: {error.__cause__ or error}") from error
     if tracer.functions:
         raise UnsupportedNodeError(f"torch_lib lowers {target} to a function call, not to operators")

@@ -1,4 +1,4 @@
-"""Walks an FX graph, calls each node's lowering, and says where when something goes wrong."""
+"""Walk an FX graph and call each node's lowering; errors name the user's line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COND = higher_order.cond
 """The one higher-order operator that is lowered; segment/classify.py keeps the others in eager."""
 
 Unmade = Callable[[ir.Model], str | None]
-"""Says why a node of a model that needs a fused kernel does not become one, if there is such a node."""
+"""Gives the reason why a node of a model that needs a fused kernel would not get one; None if all get one."""
 
 _IR_VERSION = 10  # the newest that onnxruntime-training 1.19.2 reads
 
@@ -103,13 +103,13 @@ def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> 
 
 
 def refusal(node: Node, target: Target, unmade: Callable[[ir.Model], str | None] = lambda model: None) -> str | None:
-    """Why `node` cannot go to `target`, or None: found by lowering the node alone into a scratch graph.
+    """Give the reason why `node` cannot run on `target`, or None, by lowering it alone into a scratch graph.
 
-    The lowering's questions about sizes are recorded in the node's meta, for the key of the graph that will hold it. If
-    the target fuses kernels, `unmade` is asked about the scratch graph.
+    The lowering's questions about sizes are recorded in the node's meta, for the key of the graph that will hold it.
+    If the target fuses kernels, `unmade` checks the scratch graph, too.
 
     Raises:
-        LoweringError: the node's lowering is defective.
+        LoweringError: the node's lowering has a bug.
     """
     with recording() as facts:
         reason = _refusal(node, target, unmade)
@@ -220,7 +220,7 @@ class _Walk:
         self._values[node] = node.meta["val"]
 
     def add_number(self, node: Node) -> None:
-        """Add arithmetic on sizes: its value is found again where it is read."""
+        """Add arithmetic on sizes; its readers look up the value."""
         number = node.meta["val"]
         self._symbols.value(expression(number))  # refuses sizes that depend on data
         self._values[node] = number
@@ -372,7 +372,7 @@ def _located(node: Node, error: Exception) -> LoweringError:
 
 
 def _check_outputs(node: Node) -> None:
-    """Refuse outputs that no session can give, unless nobody reads them."""
+    """Refuse outputs that no session can give, unless no node reads them."""
     fake = node.meta.get("val")
     if fake is None:
         raise UnsupportedNodeError("it has no output, and runs for its side effect")

@@ -59,10 +59,10 @@ def bind_attributes(
     """Return the keyword arguments of an operator.
 
     Args:
-        attributes: by name.
-        types: the attributes that the operator takes, and the type of each.
-        needed: the attributes that have to be there.
-        refuse: makes an error of a reason.
+        attributes: the attributes, by name.
+        types: the attributes of the operator, with their types.
+        needed: the required attributes.
+        refuse: makes an error from a reason.
     """
     unknown = sorted(attributes.keys() - types.keys())
     if unknown:

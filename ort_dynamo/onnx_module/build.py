@@ -152,7 +152,7 @@ class Builder:
         attributes: Mapping[str, AttributeProto],
         outputs: Sequence[str],
     ) -> list[Known]:
-        """Write the nodes of a function where it is called; a value that nobody reads may be missing in it."""
+        """Inline the nodes of a function at a call; values that nothing reads may be missing in it."""
         given = {attribute.name: attribute for attribute in function.attribute_proto}
         given.update(attributes)
         scope = Scope(None, read_opsets(function.opset_import, f"the function {function.name!r}"), given)

@@ -1,4 +1,4 @@
-"""If, Loop and Scan: their graphs become programs of their own, which get values read from outside as inputs."""
+"""Builders of If, Loop and Scan: each subgraph becomes a program, with outer values as inputs."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _loop(
 
 
 def _goes_on(body: GraphProto) -> bool:
-    """Tell if a body gives back the condition that it got."""
+    """Check whether a body returns its input condition unchanged."""
     names = {body.input[1].name}
     for node in body.node:
         if node.op_type == "Identity" and node.input and node.input[0] in names:

@@ -1,4 +1,4 @@
-"""Checks a file before anything is made of it: it has to be small enough to look at, and valid."""
+"""Check a file before it is used: it has to be small enough, and valid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OLDEST_OPSET, NEWEST_OPSET = 7, 23
 DEEPEST = 20
 """Graphs within graphs, and functions that call functions; protobuf itself ends at about 32."""
 MOST_NODES = 200_000
-"""With each call of a function counted as the nodes it stands for."""
+"""The maximum number of nodes, with the nodes of a function counted at each call."""
 _SMALL = 1024
 """Elements. The check reads the data of shapes only, never of weights."""
 
@@ -99,7 +99,7 @@ def check_model(model: ModelProto) -> dict[str, TypeProto]:
 
 
 class _Counter:
-    """Counts the nodes of a model as if each function was written out where it is called."""
+    """Counts the nodes of a model with all functions inlined."""
 
     def __init__(self, model: ModelProto) -> None:
         self._graph = model.graph

@@ -1,7 +1,7 @@
-"""If, Loop and Scan as modules: Python decides, after reading the condition, and torch's gradients follow it.
+"""Modules for If, Loop and Scan: Python reads the condition and decides; autograd follows.
 
-A condition, or a number of iterations, that is known while Dynamo traces ends no graph; one that is computed from data
-does.
+A condition or an iteration count that is known while Dynamo traces causes no graph break. One that is computed from
+data does.
 """
 
 from __future__ import annotations
@@ -42,14 +42,13 @@ class IfNode(nn.Module):
 
 
 class LoopNode(nn.Module):
-    """Run a graph again and again.
+    """Run a graph in a loop.
 
     Args:
-        body: called with the model, the number of the iteration, the condition, the carried values and the values that
-            it reads from outside; returns the condition, the carried values, and values to be stacked.
-        carried: how many values are carried.
-        empty: dtype and shape of each stacked value, for no iterations at all; None where they are not known, and 0
-            for unknown sizes.
+        body: called with the model, the iteration, the condition, the carried values and the values that it reads from
+            outside; returns the condition, the carried values, and values to be stacked.
+        carried: the number of carried values.
+        empty: the dtype and shape of each stacked value, for zero iterations; None if unknown, and 0 for unknown sizes.
     """
 
     def __init__(self, body: nn.Module, carried: int, empty: Sequence[_Like]) -> None:
@@ -99,9 +98,9 @@ class ScanNode(nn.Module):
     Args:
         body: called with the model, the carried values, an entry of each sequence and the values that it reads from
             outside; returns the carried values and values to be stacked.
-        carried: how many values are carried.
+        carried: the number of carried values.
         input_axes: the axis of each sequence.
-        input_backwards: whether each is read from its end.
+        input_backwards: whether each sequence is read from its end.
         output_axes: the axis of each stacked value.
         output_backwards: whether each is stacked from its end.
     """

@@ -41,12 +41,12 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class Host(NamedTuple):
-    """A scalar or a vector whose elements are Python's numbers, or symbolic sizes while Dynamo traces.
+    """A scalar or a vector of Python scalars, or of symbolic sizes while Dynamo traces.
 
     Attributes:
-        values: the elements; one of a scalar.
-        scalar: whether it has rank 0, not 1.
-        dtype: the dtype of a tensor of it.
+        values: the elements; a scalar has one.
+        scalar: whether the rank is 0, not 1.
+        dtype: the dtype as a tensor.
         fixed: whether the elements are known when the graph is made, so that they may decide a length.
     """
 
@@ -60,7 +60,7 @@ Value: TypeAlias = Host | Tensor
 """Argument type of an operator that can compute with a Host."""
 
 Setting: TypeAlias = Annotated[Value, "setting"]
-"""An input that says how to compute (axes, sizes, ratios), and so is a Host where it can be, and never a weight."""
+"""An input with settings (axes, sizes, ratios): a Host if possible, and never a weight."""
 
 Statistic: TypeAlias = Annotated[Tensor, "statistic"]
 """An input that keeps a statistic of training: a buffer, never a weight."""
@@ -71,7 +71,7 @@ def as_tensor(value: Value, device: torch.device | None = None) -> Tensor:
     if not isinstance(value, Host):
         return value
     elements = value.values[0] if value.scalar else value.values
-    if all(isinstance(element, int) for element in value.values):  # as it is: see cast_number
+    if all(isinstance(element, int) for element in value.values):  # unchanged: see cast_number
         return torch.tensor(elements, dtype=torch.int64, device=device).to(value.dtype)
     return torch.tensor(elements, dtype=value.dtype, device=device)
 
@@ -141,12 +141,12 @@ def cast_number(value: Any, dtype: torch.dtype) -> Any:
 
 
 def map_host(function: Callable[..., Any], *values: Host, dtype: torch.dtype | None = None) -> Host:
-    """Apply a function of numbers to each element; one that stands alone meets all elements of the others.
+    """Apply a function of scalars to each element; values of length 1 are broadcast.
 
     Args:
-        function: takes as many numbers as there are values.
-        values: of one length, or of length 1.
-        dtype: of the result; that of the first value by default.
+        function: a function with one scalar per value.
+        values: the values, of equal length or of length 1.
+        dtype: the dtype of the result, by default that of the first value.
     """
     lengths = [len(value.values) for value in values if len(value.values) != 1]
     length = lengths[0] if lengths else 1

@@ -29,31 +29,30 @@ _OWN_NAMES = frozenset({CONSTANTS, "_model", "_program", "_types", "input_names"
 class OnnxModule(nn.Module):
     """A module that computes an ONNX graph, with the graph's weights as its parameters.
 
-    A weight is a floating-point initializer of the outermost graph that torch's exporter marked as a parameter; where
-    it marked nothing, one with at least one axis. Constants that an exporter makes of Python's numbers, such as the
-    epsilon of a norm or the factor of a scale, have none; `scalars` names the weights that have none either. No weights
-    are: the running statistics of BatchNormalization, and settings of a computation (sizes, scales, ratios).
+    A weight is a float initializer of the outermost graph that torch's exporter marked as a parameter. If it marked
+    nothing, every float initializer with at least one axis is a weight. Python scalars, such as the epsilon of a norm
+    or a scale, have no axis; name weights without an axis in `scalars`. The running statistics of BatchNormalization
+    and settings (sizes, scales, ratios) are no weights.
 
-    An exporter that folds constants, or shares initializers of equal values, makes other weights than the model had:
-    `torch.onnx.export` should be told `optimize=False`, or `do_constant_folding=False` and
-    `training=torch.onnx.TrainingMode.TRAINING`.
+    An exporter that folds constants, or shares equal initializers, changes the weights. Export with `optimize=False`,
+    or with `do_constant_folding=False` and `training=torch.onnx.TrainingMode.TRAINING`.
 
     In train mode, Dropout and BatchNormalization behave as in training if the file says so (`training_mode`); in eval
     mode they never do.
 
     Args:
         model: the file; a copy is kept for `to_model_proto`, without the weights' data.
-        frozen: ONNX names of weights that are not trained: parameters that require no gradient.
-        scalars: ONNX names of weights without axes, in files that do not say that they are.
-        base_dir: the folder in which the data of initializers may be; by default none is read from files.
+        frozen: the ONNX names of weights that are not trained: they do not require a gradient.
+        scalars: the ONNX names of weights without an axis, in files that do not mark parameters.
+        base_dir: the folder of external data; by default no external data is read.
 
     Attributes:
-        onnx_names: the ONNX name of each key of the state dict; they differ where torch cannot have the name.
-        input_names: the graph's inputs that are no initializers, in order.
-        output_names: its outputs, in order.
+        onnx_names: the ONNX name of each key of the state dict; they differ if the name is invalid in torch.
+        input_names: the inputs of the graph that are no initializers, in order.
+        output_names: the outputs of the graph, in order.
 
     Raises:
-        OnnxModelError: the file is not valid, or a node is not supported; a node is named. Also a ValueError.
+        OnnxModelError: the file is not valid, or a node is not supported, which is named. It is also a ValueError.
         TypeError: `model` is no ModelProto.
     """
 
@@ -87,7 +86,7 @@ class OnnxModule(nn.Module):
         self._model = _without_data(model, set(self.onnx_names.values()))
 
     def _build(self, model: ModelProto, stored: Mapping[str, Stored]) -> Builder:
-        """Write the program; `stored` then says how initializers are used."""
+        """Write the program; `stored` then has the uses of initializers."""
         self.input_names = tuple(one.name for one in model.graph.input if one.name not in stored)
         self.output_names = tuple(one.name for one in model.graph.output)
         for one in model.graph.input:

@@ -22,11 +22,11 @@ class Stored:
 
     Attributes:
         key: its key below the module.
-        data: its first value; None for an initializer whose data has been taken out, which is large.
-        dtype: of its elements.
-        shape: of it.
+        data: its initial value; None for a large initializer whose data was removed.
+        dtype: the dtype of its elements.
+        shape: its shape.
         weight: whether it can be trained.
-        uses: the roles in which nodes take it: "data", "statistic" or "setting".
+        uses: its roles as an input of nodes: "data", "statistic" or "setting".
     """
 
     key: str
@@ -37,7 +37,7 @@ class Stored:
     uses: set[str] = field(default_factory=set)
 
     def as_host(self, setting: bool) -> Host | None:
-        """Return the numbers of it, where it is a scalar or a short vector that nothing trains."""
+        """Return its elements, if it is a scalar or a short vector and no weight."""
         short = len(self.shape) < 2 and all(size <= HOST_LIMIT for size in self.shape)
         floats = self.dtype.is_floating_point and len(self.shape) > 0
         if self.data is None or not short or (not setting and (self.weight or floats)):
@@ -50,7 +50,7 @@ class Stored:
 
 
 Known: TypeAlias = fx.Node | Stored | Host | None
-"""A value that a name stands for; None for an input that is left out."""
+"""The value of a name; None for an omitted input."""
 
 
 class Scope:
@@ -84,7 +84,7 @@ class Scope:
         """Give a name its value.
 
         Raises:
-            OnnxModelError: it has one.
+            OnnxModelError: the name has a value already.
         """
         if name in self._known:
             raise OnnxModelError(reason=f"two values have the name {name!r}")

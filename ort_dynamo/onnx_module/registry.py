@@ -46,15 +46,15 @@ class Operator:
     """A function with the facts of its signature.
 
     Attributes:
-        function: takes inputs by position, attributes and some of `GIVEN` by keyword.
+        function: a function with inputs by position, and attributes and some of `GIVEN` by keyword.
         inputs: the kinds of the inputs.
-        required: how many of them have to be there.
+        required: the number of required inputs.
         variadic: the kind of further inputs, if there may be any.
         attributes: the types of the attributes.
-        needed: those of them that have to be there.
-        given: which of `GIVEN` it takes.
+        needed: the required attributes.
+        given: the keywords of `GIVEN` that it takes.
         host: whether it can return a Host for Hosts.
-        several: whether it returns a tuple, one value for each output.
+        several: whether it returns a tuple, one value per output.
     """
 
     function: Callable[..., Any]

@@ -21,14 +21,14 @@ _TAKEN = frozenset(dir(nn.Module())) | {"training"}
 
 
 def state_keys(names: Iterable[str], taken: Collection[str]) -> dict[str, str]:
-    """Return the key of each name: the name itself, where its parts can be attributes of modules.
+    """Return the key of each name: the name itself, if its parts are valid attributes of modules.
 
-    Else dots become underscores, and underscores follow until the key is free: of names with an empty part or one that
-    modules have ("forward"), and of a name that others continue after a dot.
+    A name is not valid if a part is empty or an attribute of nn.Module ("forward"), or if another name extends it after
+    a dot. Then dots become underscores, and underscores are appended until the key is unique.
 
     Args:
-        names: each once.
-        taken: further names that the outermost module has.
+        names: the names, without duplicates.
+        taken: further names of the outermost module.
     """
     every = list(names)
     parents = {".".join(parts[:end]) for parts in (name.split(".") for name in every) for end in range(1, len(parts))}
@@ -52,7 +52,7 @@ def _fits(name: str, taken: Collection[str]) -> bool:
 
 
 def place_of(module: nn.Module, key: str) -> tuple[nn.Module, str]:
-    """Return the module that holds a key, made where it is missing, and the name there."""
+    """Return the module that holds a key, created if missing, and the name in it."""
     *path, leaf = key.split(".")
     for part in path:
         child = module._modules.get(part)

@@ -24,7 +24,7 @@ _FIELDS: dict[torch.dtype, tuple[str, Any, torch.dtype]] = {
     torch.float64: ("double_data", np.float64, torch.float64),
     torch.int64: ("int64_data", np.int64, torch.int64),
 }
-"""The field of each dtype's elements, where they are not in raw_data, and numpy's and torch's dtypes for it."""
+"""Element type -> the field of its elements outside of raw_data, and the numpy and torch dtypes."""
 
 _BITS = {torch.float16, torch.bfloat16}
 """Kept in int32_data as the bits of 16."""
@@ -39,11 +39,11 @@ def element_type(number: int, what: str) -> torch.dtype:
 
 
 def read_tensor(proto: TensorProto, base_dir: Path | None = None) -> Tensor:
-    """Return a tensor of its own memory, on the CPU.
+    """Return a tensor with its own memory, on the CPU.
 
     Args:
-        proto: with data, or a place in a file.
-        base_dir: where such files may be; none are read without.
+        proto: a tensor with data, or with a place in a file.
+        base_dir: the folder of such files; None reads no files.
 
     Raises:
         OnnxModelError: the element type is not supported, the data does not fit the dimensions, or the file is not
@@ -129,11 +129,11 @@ def _whole(text: str | None, what: str, key: str) -> int | None:
 
 
 def write_tensor(proto: TensorProto, values: Tensor) -> None:
-    """Put elements into the field that holds them now; into raw_data, if they are in a file.
+    """Write elements to the field that holds them now, or to raw_data if they are in a file.
 
     Args:
-        proto: of the same dimensions; changed.
-        values: cast to the proto's element type.
+        proto: a tensor of the same dimensions, which is changed.
+        values: the elements, which are cast to the tensor's element type.
     """
     dtype = _TORCH[proto.data_type]
     found = values.detach().to(device="cpu", dtype=dtype).contiguous()

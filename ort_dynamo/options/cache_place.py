@@ -38,8 +38,8 @@ class CachePlace:
     """A folder for entries.
 
     Attributes:
-        path: the folder, which need not be there.
-        max_bytes: how much it may hold.
+        path: the folder, which may not exist yet.
+        max_bytes: its maximum size.
     """
 
     path: Path
@@ -47,14 +47,14 @@ class CachePlace:
 
 
 def cache_place(disk_cache: bool | None = None, cache_dir: str | None = None) -> CachePlace | None:
-    """Decide where compiled graphs are stored; None where they are not.
+    """Decide where compiled graphs are stored; None if they are not stored.
 
     Args:
-        disk_cache: the option; None goes by ORT_DYNAMO_CACHE, which is on unless it is 0.
-        cache_dir: the option; None goes by ORT_DYNAMO_CACHE_DIR, else by the platform's folder for caches of a user.
+        disk_cache: the option; None uses ORT_DYNAMO_CACHE, which is on unless it is 0.
+        cache_dir: the option; None uses ORT_DYNAMO_CACHE_DIR, or else the user's cache folder of the platform.
 
     Raises:
-        InvalidVariableError: ORT_DYNAMO_CACHE or ORT_DYNAMO_CACHE_SIZE has a value that it cannot take.
+        InvalidVariableError: ORT_DYNAMO_CACHE or ORT_DYNAMO_CACHE_SIZE has an invalid value.
     """
     if _says(SWITCH, disk_cache) is False:
         return None
@@ -64,13 +64,13 @@ def cache_place(disk_cache: bool | None = None, cache_dir: str | None = None) ->
 
 
 def traces_are_kept(trace_cache: bool | None = None) -> bool | None:
-    """Check whether torch is to store AOTAutograd's results; None where neither option nor variable says so.
+    """Check whether torch should store AOTAutograd's results; None if neither option nor variable is set.
 
     Args:
-        trace_cache: the option; None goes by ORT_DYNAMO_TRACE_CACHE.
+        trace_cache: the option; None uses ORT_DYNAMO_TRACE_CACHE.
 
     Raises:
-        InvalidVariableError: ORT_DYNAMO_TRACE_CACHE has a value that it cannot take.
+        InvalidVariableError: ORT_DYNAMO_TRACE_CACHE has an invalid value.
     """
     return _says(TRACE_SWITCH, trace_cache)
 

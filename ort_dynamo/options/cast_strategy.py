@@ -30,10 +30,10 @@ class PropagateCastOpsStrategy(enum.IntEnum):
 
 
 def checked_strategy(value: object) -> PropagateCastOpsStrategy:
-    """Return a member, from itself, its name in any case, its number, or ONNX Runtime's own enumeration.
+    """Return a member, given itself, its name in any case, its integer, or a member of ONNX Runtime's enumeration.
 
     Raises:
-        InvalidOptionError: it is none of them.
+        InvalidOptionError: the value is none of these.
     """
     members = PropagateCastOpsStrategy.__members__
     name = getattr(value, "name", value)
@@ -49,7 +49,7 @@ def checked_level(value: object) -> int:
     """Return a level: -1, 0, 1 or 2.
 
     Raises:
-        InvalidOptionError: it is not.
+        InvalidOptionError: the value is no level.
     """
     if isinstance(value, bool) or value not in (-1, 0, 1, 2) or not isinstance(value, int):
         raise InvalidOptionError(name="propagate_cast_ops_level", value=value, expected="-1, 0, 1 or 2")
@@ -57,10 +57,10 @@ def checked_level(value: object) -> int:
 
 
 def checked_allow(value: object) -> tuple[str, ...]:
-    """Operator types, sorted and each once.
+    """Return operator types, sorted and without duplicates.
 
     Raises:
-        InvalidOptionError: it is not a list, tuple or set of operator types.
+        InvalidOptionError: the value is not a list, tuple or set of operator types.
     """
     if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(v, str) and v for v in value):
         expected = "a list of ONNX operator types, e.g. ['Add', 'Mul']"

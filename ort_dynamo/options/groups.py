@@ -65,19 +65,18 @@ class PassOptions:
     """Read by passes/pipelines.py.
 
     Attributes:
-        placement: "fastest" has torch run all that it runs faster than a session, such as convolutions on the CPU;
-            "onnxruntime" leaves in torch only the nodes that have to be there.
-        fuse: whether our own fusions run after lowering, and fused kernels on CUDA. Clean-up always does.
-        excess_precision: whether bfloat16 values that are computed in float32 for lack of a kernel stay so between
-            operators; otherwise they are rounded after each, like in eager.
-        propagate_cast_ops_strategy: how casts between float32 and narrower types move; a member or its name.
-        propagate_cast_ops_level: -1 leaves casts alone; 0, 1 and 2 let them move over more and more operators.
-        propagate_cast_ops_allow: more ONNX operator types they may move over, at every level from 0.
-        allow_layer_norm_mod_precision: they may also move over layer normalizations.
-        backward_sections: into how many parts a backward is cut at most, each run by sessions of its own, so that
-            tensors saved by the forward are freed on the way; 1 leaves it whole. None is 8, and 1 where models are
-            saved.
-        extra_passes: passes of the program's own, which run where those of register_pass do, in this compile alone.
+        placement: "fastest" runs all nodes in torch that are faster there, such as convolutions on the CPU;
+            "onnxruntime" runs only nodes in torch that cannot run in ONNX Runtime.
+        fuse: run our fusions after lowering, and fused kernels on CUDA. Clean-up passes always run.
+        excess_precision: keep bfloat16 values in float32 between operators that lack a bfloat16 kernel; otherwise they
+            are rounded after each operator, as in eager.
+        propagate_cast_ops_strategy: how casts between float32 and narrower dtypes move; a member or its name.
+        propagate_cast_ops_level: -1 does not move casts; 0, 1 and 2 let them cross more and more operators.
+        propagate_cast_ops_allow: more ONNX operator types that casts may cross, at every level from 0.
+        allow_layer_norm_mod_precision: casts may also cross layer normalizations.
+        backward_sections: the maximum number of sections of a backward, each with its own sessions, so that saved
+            tensors are freed earlier; 1 does not cut it. None is 8, or 1 if models are saved.
+        extra_passes: the program's passes, which run like those of register_pass, in this compile alone.
     """
 
     placement: Literal["fastest", "onnxruntime"] = "fastest"
@@ -114,7 +113,7 @@ class RecomputeOptions:
         attn_dropout_recompute: the dropout between an attention's softmax and its values.
         gelu_recompute: GELU outputs that a matmul reads.
         transformer_layer_recompute: the inside of layers; the inputs of a layer are saved.
-        number_recompute_layers: how many layers, from the first; 0 is all but the last.
+        number_recompute_layers: the number of layers, from the first; 0 means all but the last.
         recompute_from_inputs: results of one pointwise operator on tensors that are saved anyway.
         memory_budget: save at most this much for the backward: a fraction in [0, 1] of the bytes that are saved without
             recomputation, or bytes as text ("2GiB", "500MB"). None sets no limit.
@@ -149,7 +148,7 @@ class RecomputeOptions:
             self.budget()
 
     def budget(self) -> float | int:
-        """memory_budget, which is not None, as a fraction (float) or a number of bytes (int)."""
+        """memory_budget, which is not None, as a fraction (float) or in bytes (int)."""
         given = self.memory_budget
         if isinstance(given, str) and (match := _BYTES.fullmatch(given.strip())):
             return int(float(match["number"]) * _UNITS[match["unit"].lower()])
@@ -172,12 +171,12 @@ class SessionOptions:
     """Read by runtime/session.py.
 
     Attributes:
-        graph_optimization: ONNX Runtime's own optimisation level.
-        intra_op_num_threads: threads of a CPU session; None takes torch.get_num_threads() at the compile.
-        provider_options: (name, value) pairs handed to the execution provider.
-        session_options: (attribute, value) pairs of onnxruntime.SessionOptions, set after all that is ours; a
-            SessionOptions stands for those of its attributes that differ from a new one's.
-        cuda_graphs: on CUDA, whether a graph of static shapes is recorded once, and replayed in one launch.
+        graph_optimization: ONNX Runtime's own optimization level.
+        intra_op_num_threads: the threads of a CPU session; None uses torch.get_num_threads() at the compile.
+        provider_options: (name, value) pairs for the execution provider.
+        session_options: (attribute, value) pairs of onnxruntime.SessionOptions, set after ours; a SessionOptions gives
+            its attributes that differ from a new one's.
+        cuda_graphs: on CUDA, record a graph of static shapes once, and replay it in one launch.
     """
 
     graph_optimization: GraphOptimization = "all"
@@ -251,14 +250,14 @@ class SessionSettings:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """Read by cache/disk.py; they decide nothing about the compiled graph, and so enter no key.
+    """Read by cache/disk.py; they do not change the compiled graph, so no key contains them.
 
     Attributes:
-        disk_cache: whether compiled graphs are stored from one process to the next; None goes by the environment
-            variable ORT_DYNAMO_CACHE, which is on unless it is 0.
-        cache_dir: the folder; None goes by ORT_DYNAMO_CACHE_DIR, else by the platform's folder for caches of a user.
-        trace_cache: whether torch stores AOTAutograd's results, too, in its own folder, and unpickles them; None goes
-            by ORT_DYNAMO_TRACE_CACHE, else by its gain (listeners/trace_cache.py).
+        disk_cache: store compiled graphs for later processes; None uses the environment variable ORT_DYNAMO_CACHE,
+            which is on unless it is 0.
+        cache_dir: the folder; None uses ORT_DYNAMO_CACHE_DIR, or else the user's cache folder of the platform.
+        trace_cache: let torch also store AOTAutograd's results, in its own folder, and unpickle them; None uses
+            ORT_DYNAMO_TRACE_CACHE, or else decides by the gain (listeners/trace_cache.py).
     """
 
     disk_cache: bool | None = None
@@ -312,7 +311,7 @@ MODES: dict[str, dict[str, Any]] = {
     "debug": {"debug": {"verify": True, "verify_values": True}, "graph_optimization": "disable"},
     "reduce-overhead": {"cuda_graphs": True},
 }
-"""mode name -> the options it stands for."""
+"""Name of a mode -> the options that it sets."""
 
 
 def parse_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:
@@ -360,11 +359,11 @@ def make_options(fields: Mapping[str, Any]) -> Options:
 
 
 _LEVELS: Mapping[int, GraphOptimization] = {0: "disable", 1: "basic", 2: "extended", 3: "all", 99: "all"}
-"""onnxruntime.GraphOptimizationLevel, as numbers."""
+"""onnxruntime.GraphOptimizationLevel, as integers."""
 
 
 def _plain_attributes(given: Any) -> dict[str, str | int | bool]:
-    """Attributes of a SessionOptions that have a plain value other than a new one's; a dict of them as it is."""
+    """Give the attributes of a SessionOptions that differ from a new one's; a dict of attributes is unchanged."""
     if given is None:
         return {}
     if isinstance(given, (Mapping, tuple)):
@@ -377,5 +376,5 @@ def _plain_attributes(given: Any) -> dict[str, str | int | bool]:
         fresh = type(given)()
         names = [name for name in dir(given) if not name.startswith("_") and not callable(getattr(given, name))]
         pairs = {name: getattr(given, name) for name in names if getattr(given, name) != getattr(fresh, name)}
-    # An enumeration is a number, by which it is set again.
+    # An enumeration becomes its integer, which can be set again.
     return {str(name): value if isinstance(value, (str, int)) else int(value) for name, value in pairs.items()}

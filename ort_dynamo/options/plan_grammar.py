@@ -23,14 +23,14 @@ __all__ = ["Plan", "PlanType", "read_plans"]
 
 
 class PlanType(IntEnum):
-    """The action of a plan on the tensors of its cluster; ONNX Runtime's numbers."""
+    """The action of a plan on the tensors of its cluster, with ONNX Runtime's values."""
 
     NONE = 0
     """Nothing: a line that is switched off."""
     RECOMPUTE = 1
     """Recompute them from tensors that are saved anyway."""
     RECOMPUTE_WITH_COMPROMISE = 2
-    """Save the narrow side of a cast in their place (bfloat16, say, of float32) and recompute from there."""
+    """Save the narrow tensor of a cast instead (such as bfloat16 for float32), and recompute from it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Plan:
     Attributes:
         cluster: operator names, each followed by "+" (`python -m ort_dynamo help save_memory` has the names).
         type: the action of the plan.
-        count: how many occurrences in each graph, the earliest first; -1 is all.
+        count: the number of occurrences in each graph, the earliest first; -1 means all.
     """
 
     cluster: str

@@ -35,7 +35,7 @@ POLICIES: Mapping[str, Fields] = {
     "layers": {"transformer_layer_recompute": True},
     "from_inputs": {"recompute_from_inputs": True},
 }
-"""Name that recompute_plan takes beside plans -> fields. `layers:4` stands for the first four."""
+"""Name that recompute_plan accepts besides plans -> fields. `layers:4` means the first four layers."""
 
 _COUNTED = re.compile(r"layers:(\d+)")
 
@@ -106,7 +106,7 @@ OPTIONS: Mapping[str, Callable[[Any], Fields]] = {
     "cache": _cache,
     "debug": _debug,
 }
-"""Name -> the fields that a value of it sets."""
+"""Name of an option -> function from a value to the fields that it sets."""
 
 DEPRECATED: Mapping[str, str] = {
     **{name: f'debug={{"{name}": …}}' for name in DEBUG},
@@ -122,7 +122,7 @@ DEPRECATED: Mapping[str, str] = {
     "disk_cache": "cache=True or cache=False",
     "cache_dir": "cache=FOLDER",
 }
-"""Name of an earlier release, which still works -> the option in its place."""
+"""Deprecated name, which still works -> the option that replaces it."""
 
 _ELSEWHERE = dict.fromkeys(
     ("provider", "providers", "execution_provider", "execution_providers"),

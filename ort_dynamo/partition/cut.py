@@ -46,7 +46,7 @@ class Halves:
     Attributes:
         forward: the graph that saves tensors for the backward.
         backward: the graph that reads them, and recomputes the tensors that are not saved.
-        passes: the passes that ran on the way.
+        passes: the passes that ran before, between and after.
     """
 
     forward: GraphModule
@@ -74,7 +74,7 @@ def mark(gm: GraphModule, options: Options, target: Target, threads: int) -> tup
         gm: a graph that AOTAutograd has traced.
         options: all options.
         target: the target of its sessions.
-        threads: the number of threads by which placement weighs torch against a session.
+        threads: the number of threads for the choice between torch and a session.
     """
     check = options.dump.verify
     passes = fx_passes(options.passes, deterministic=options.session.resolved().deterministic)
@@ -89,7 +89,7 @@ def tag_recomputed(
 
     Args:
         joint: a marked joint graph.
-        options: which nodes to recompute, and whether the graph is checked after each pass.
+        options: the options of recomputation, and whether the graph is checked after each pass.
         target: the target of its sessions.
         static: indices of its inputs that are parameters or buffers.
     """
@@ -102,8 +102,8 @@ def tag_recomputed(
 def _sizes_decide(gm: GraphModule, options: Options) -> bool:
     """Check whether the partitioner may decide by bytes.
 
-    Ranks that compile the same graph have to make the same islands of it, though their examples of its symbolic sizes
-    differ. So where ranks are compared, bytes decide nothing if they depend on these.
+    Ranks that compile the same graph need the same islands, although their examples of symbolic sizes differ. So if
+    ranks are compared, bytes that depend on these examples decide nothing.
     """
     if not options.segment.compare_ranks or group_store() is None:
         return True
@@ -114,12 +114,12 @@ def cut(joint: GraphModule, inputs: Sequence[torch.Tensor], options: Options, ta
     """Decide which nodes the backward recomputes, and cut a marked joint graph into forward and backward.
 
     The default partition saves the tensors that the backward reads. The min-cut partition would recompute pointwise
-    chains on the premise that a code generator fuses them for free; ONNX Runtime runs each of them as a kernel.
+    chains on the premise that a code generator fuses them for free; ONNX Runtime runs each operator as a kernel.
 
     Args:
         joint: the joint graph; it gets tags.
         inputs: its inputs.
-        options: which nodes to recompute, and whether the backward is cut further.
+        options: the options of recomputation, and whether the backward is cut into sections.
         target: the target of the sessions.
         kwargs: the keyword arguments that AOTAutograd passes to its partition function.
     """
@@ -162,7 +162,7 @@ def partition(
         inputs: its inputs.
         options: all options.
         target: the target of the sessions.
-        threads: the number of threads by which placement weighs torch against a session.
+        threads: the number of threads for the choice between torch and a session.
         kwargs: the keyword arguments that AOTAutograd passes to its partition function.
 
     Returns:

@@ -25,13 +25,13 @@ class ModuleNodes:
     """The nodes that one module's own code calls in forward and backward, by where they run; submodules have their own.
 
     Attributes:
-        model: class of the module whose forward was compiled; "" of a function.
-        path: the module's path in it, as in named_modules(); "" for itself.
-        kind: its class; "" for nodes that no module inside of the model calls.
-        native: how many ONNX Runtime runs.
-        chosen: how many torch runs by choice.
-        by_design: how many torch runs by design.
-        eager: how many are fallbacks.
+        model: the class of the module whose forward was compiled; "" for a function.
+        path: the module's path in the model, as in named_modules(); "" for the model itself.
+        kind: the module's class; "" for nodes that no submodule of the model calls.
+        native: the number of nodes in ONNX Runtime.
+        chosen: the number of nodes in torch by choice.
+        by_design: the number of nodes in torch by design.
+        eager: the number of fallbacks.
     """
 
     model: str
@@ -47,8 +47,8 @@ def by_module(graphs: Iterable[tuple[str, GraphRecord]]) -> tuple[ModuleNodes, .
     """Add up graphs by module.
 
     Args:
-        graphs: each with the class of the module whose forward was compiled, for Dynamo names only those inside of it;
-            "" of a function.
+        graphs: each with the class of the module whose forward was compiled, since Dynamo names only its submodules;
+            "" for a function.
     """
     found: dict[Owner, Counter[str]] = {}
     for model, graph in graphs:
@@ -82,7 +82,7 @@ class _Tree:
                 self.children[name] = child
 
     def merged(self) -> _Tree:
-        """Have modules of one class that are numbered one after another as one."""
+        """Merge modules of one class with consecutive numbers into one entry."""
         merged: dict[str, _Tree] = {}
         last: _Tree | None = None
         for child in (one.merged() for one in self.children.values()):
@@ -107,8 +107,8 @@ def _follows(name: str, following: str) -> bool:
 def module_lines(modules: Sequence[ModuleNodes], most: int = 8) -> Iterator[str]:
     """Yield a heading for each model, and lines of its modules.
 
-    A module is shown with all that is inside it. It gives way to its submodules where they run in different places, as
-    long as a model has few lines.
+    A module is listed with all that is inside it. If its submodules run in different places, they are listed instead,
+    as long as the model has few lines.
     """
     models: dict[str, list[ModuleNodes]] = {}
     for one in modules:

@@ -32,7 +32,7 @@ def report(
 ) -> None:
     """Count a graph and its nodes by where they run, and log each message that is new since Dynamo was reset.
 
-    Fallbacks are warnings, one for each operator and reason. So is, once, a graph that torch runs mostly by choice.
+    Fallbacks are warnings, one per operator and reason. The first graph that torch runs mostly by choice is one, too.
 
     Counters (torch._dynamo.utils.counters): "ort_train" -> graphs, islands, native_nodes, chosen_nodes,
     eager_nodes;
@@ -40,9 +40,9 @@ def report(
     "ort_train_chosen" and "ort_train_eager" -> "<target>: <reason>" -> nodes that torch runs by choice, or must run.
 
     Args:
-        role: the graph's.
+        role: the role of the graph.
         native, by_design, chosen, eager: its nodes, as in GraphRecord.
-        islands: how many it has.
+        islands: the number of its islands.
     """
     counts = counters["ort_train"]
     counts["graphs"] += 1
@@ -134,10 +134,10 @@ def _designed(by_design: Counter[str]) -> str:
 
 
 def report_left_out(frame: Frame) -> None:
-    """Log once a function that this backend was to compile, and that Dynamo left to eager.
+    """Log once that Dynamo runs a function in eager that this backend should compile.
 
-    It is said where the recompile limit is reached, and of recurrent layers. Of other functions it is said only while
-    nothing has been compiled: many programs have some that do nothing with tensors.
+    It logs functions that reach the recompile limit, and recurrent layers. It logs others only while nothing has been
+    compiled, since many programs have functions without tensors.
     """
     if frame.caller is None or frame.caller.backend != BACKEND:
         return

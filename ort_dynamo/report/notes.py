@@ -42,7 +42,7 @@ class FunctionNote:
 
 
 def note(frame: Frame, reason: str) -> FunctionNote:
-    """Return a note on the function of an attempt, by the name of its module where it is one's forward."""
+    """Return a note on the function of an attempt; a module's forward has the module's name."""
     caller = frame.caller
     if frame.is_wrapper and caller and caller.module:
         return FunctionNote("forward", caller.where or frame.where, reason, caller.module)
@@ -61,9 +61,9 @@ def at_limit(seen: Sequence[Frame]) -> Iterator[FunctionNote]:
 def given_up(seen: Sequence[Frame]) -> Iterator[FunctionNote]:
     """Yield the functions that Dynamo gave up on, each with its reason.
 
-    torch up to 2.14 raises where it meets code that it cannot trace before any operator, and 2.15 breaks the graph
-    there. So one that broke is told from one that only hands over to another (a decorator's wrapper that logs, say) by
-    nothing of it having been compiled, and by no other function having been entered where it broke.
+    If Dynamo cannot trace code before the first operator, torch up to 2.14 raises, and 2.15 breaks the graph. So a
+    function counts as skipped if nothing of it was compiled, and it entered no other function where it broke. Otherwise
+    it only calls another one, like a decorator's wrapper that logs.
     """
     for function in by_function(seen):
         for frame in function:
@@ -75,14 +75,14 @@ def given_up(seen: Sequence[Frame]) -> Iterator[FunctionNote]:
 
 
 def _broken_before_operators(function: Sequence[Frame]) -> Frame | None:
-    """Return the first frame that broke, of a function of which nothing was compiled."""
+    """Return the first broken frame of a function without a compiled graph."""
     if any(frame.operators or frame.failure for frame in function):
         return None
     return next((frame for frame in function if frame.breaks), None)
 
 
 def handed_over(function: Sequence[Frame], seen: Sequence[Frame]) -> Frame | None:
-    """Return the function that one of which nothing was compiled hands over to; None if it does not."""
+    """Return the function that a function without a compiled graph calls; None if there is none."""
     broken = _broken_before_operators(function)
     return _entered_at(broken, seen) if broken is not None else None
 

@@ -20,13 +20,13 @@ PLACE = 'Set options={"placement": "onnxruntime"} to run in ONNX Runtime what to
 
 @dataclass(frozen=True)
 class EagerNodes:
-    """Nodes that stay in eager for one reason.
+    """Fallback nodes with the same reason.
 
     Attributes:
         target: their overload or function, as text.
-        reason: why ONNX Runtime does not take them.
-        lines: the user's lines that they come from, each once, in order.
-        count: how many there are.
+        reason: why ONNX Runtime cannot run them.
+        lines: the user's lines of the nodes, each once, in order.
+        count: the number of nodes.
     """
 
     target: str
@@ -51,7 +51,7 @@ def by_reason(nodes: Iterable[EagerNode]) -> tuple[EagerNodes, ...]:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the nodes of some graphs run; its str is how many run where, and leaves out a choice that was not made.
+    """Counts of the nodes of some graphs by where they run; str() leaves out the chosen nodes if there are none.
 
     Attributes:
         native: overload, as text -> nodes that ONNX Runtime runs.
@@ -88,10 +88,10 @@ class Places:
         )
 
     def outside_sessions(self, advice: str = "") -> Iterator[str]:
-        """List the nodes that torch runs in the place of ONNX Runtime: those of its choice, then the fallbacks.
+        """List the nodes that torch runs instead of ONNX Runtime: first those by choice, then the fallbacks.
 
         Args:
-            advice: a line below those of its choice.
+            advice: a line after the nodes by choice.
         """
         yield from section(BY_CHOICE, _by_reason(self.chosen))
         if advice and self.chosen:
@@ -100,7 +100,7 @@ class Places:
 
 
 def _by_reason(chosen: Counter[str]) -> Iterator[str]:
-    """Yield a line for each reason, the most frequent first: how many nodes, and of which operators."""
+    """Yield a line for each reason, the most frequent first: the number of nodes, and the operators."""
     reasons: dict[str, Counter[str]] = {}
     for entry, count in chosen.items():
         target, _, reason = entry.partition(": ")
@@ -115,7 +115,7 @@ _NAMES = 3
 
 
 def spoken(target: str) -> str:
-    """Return an operator by the name that the program has for it, where it is one of ours."""
+    """Return the program's name of an operator that is one of ours; other names do not change."""
     return _SPOKEN.get(target, target)
 
 

@@ -18,10 +18,10 @@ _HARMLESS = "ends the graph: results stay the same, and Python runs between two 
 
 
 def in_a_line(text: str) -> str:
-    """Return the reason in Dynamo's message and what changes it.
+    """Return the reason in Dynamo's message, and its fix.
 
-    Some messages are written for Dynamo's developers, and have a line of ours. Of others it is the first line, that of
-    the explanation, and a setting, if a hint has one.
+    Messages for Dynamo's developers are replaced by a line of ours. Of others, the result is the first line, the line
+    of the explanation, and a setting if a hint has one.
     """
     if is_recurrent(text):
         found = _LAYER.match(_context(text))
@@ -64,7 +64,7 @@ def _general(text: str) -> str:
 
 
 def limit_reason(frame: Frame) -> str:
-    """Return the recompile limit that a function reached, and what to do."""
+    """Return the recompile limit that a function reached, and the fix."""
     setting, number = f"{_SETTING}{frame.limit}", re.search(r"currently set to (\d+)", frame.failure or "")
     shared = "; torch counts all modules of torch.nn that are compiled directly as one function"
     last = mismatch(frame.recompiled or "")
@@ -81,7 +81,7 @@ def mismatch(recompiled: str) -> str:
 
 
 def rule(reason: str) -> str:
-    """Return why Dynamo skips the forward of a module compiled in place, and what to do."""
+    """Return why Dynamo skips the forward of a module compiled in place, and the fix."""
     if "MOD_SKIPLIST" in reason:
         reason = "before torch 2.15, Dynamo skips the forward of torch's own modules after module.compile()"
     return f"{reason}; torch.compile(module) compiles it"

@@ -18,7 +18,7 @@ from ort_dynamo.source_line import Owner
 __all__ = ["BACKEND", "RECORDS", "CompileRecord", "CompileRecords", "GraphRecord", "IslandRecord"]
 
 BACKEND = "ort_dynamo.backend"
-"""The module of the backend's function, by which Dynamo's records tell whose a compile is."""
+"""The module of the backend's function, which identifies our compiles in Dynamo's records."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class IslandRecord:
     """One island of one graph.
 
     Attributes:
-        name: how errors and saved files call it.
-        source: "memory": one with the same graph key was compiled before in this process, and its session serves again;
-            "disk": a built graph was stored, by this process or another; "built": it was built.
-        build: the statistics of building it, also where it was built before.
-        seconds: time to build and open it, or to find it.
-        miss: why it was built and not read: "absent", "damaged", "refused", "unreadable" (cache/disk.py), "unkeyed" or
-            "off"; empty where it was not built.
+        name: its name in errors and saved files.
+        source: "memory" if this process has compiled one with the same graph key, whose session is reused; "disk" if a
+            process has stored it; "built" if it was built.
+        build: the statistics of its build, also if it was built earlier.
+        seconds: the time to build and open it, or to find it.
+        miss: the reason of the cache miss: "absent", "damaged", "refused", "unreadable" (cache/disk.py), "unkeyed" or
+            "off"; empty if it was not built.
     """
 
     name: str
@@ -56,11 +56,11 @@ class GraphRecord:
         native: overload, as text -> its nodes inside islands.
         by_design: overload, as text -> its nodes that torch runs by design: random ops and collectives.
         chosen: "overload: reason", as text -> its nodes that torch runs by choice, since it is faster.
-        eager: the nodes that stay in eager because they must, with reasons and lines.
+        eager: the fallback nodes, with reasons and lines.
         islands: the islands, in the order in which they run.
         passes: FX passes on this graph alone, in order.
         seconds: the time of its compile, islands included.
-        not_recorded: why it is not recorded in a CUDA graph, though that was asked for; "" otherwise.
+        not_recorded: why it is not recorded in a CUDA graph although the option asks for it; else "".
         modules: the modules that called the operators -> "native", "by_design", "chosen" or "eager" -> nodes.
     """
 
@@ -85,7 +85,7 @@ class CompileRecord:
         graphs: forward and backward in the order in which they were compiled, or one inference graph.
         seconds: the time of the whole, AOTAutograd's trace included.
         compile_id: torch's name for this compile, such as "0/1"; None where torch gives none.
-        saved: the file that says how its saved models join; None where they are not saved.
+        saved: the JSON file that describes how its saved models connect; None if they are not saved.
     """
 
     partition: PartitionRecord | None
@@ -99,7 +99,7 @@ class CompileRecords:
     """The last records of a process, the oldest first; safe to use from several threads.
 
     Args:
-        most: how many are kept; then the oldest goes.
+        most: the maximum number of records; then the oldest is dropped.
     """
 
     def __init__(self, most: int) -> None:

@@ -21,8 +21,8 @@ class Records(Listener):
     """The records of one compile, from its begin.
 
     Attributes:
-        graphs: of the graphs compiled so far.
-        partition: of the cut; None where there are no gradients.
+        graphs: the records of the graphs compiled so far.
+        partition: the record of the partition; None if there are no gradients.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Records(Listener):
         """Give the record of the compile, and keep it with those of the process.
 
         Args:
-            saved: the file that says how its saved models join.
+            saved: the JSON file that describes how its saved models connect.
         """
         if not self.graphs:  # a forward that was read without its backward does not count
             for graph, cut in self._read:

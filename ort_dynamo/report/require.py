@@ -1,4 +1,4 @@
-"""Makes a model that runs in eager an error, where torch.compile says nothing."""
+"""Raise an error if a compiled model runs in eager; torch.compile would run it silently."""
 
 from __future__ import annotations
 
@@ -32,22 +32,21 @@ _Model = TypeVar("_Model", bound=Callable[..., Any])
 def require_compiled(model: _Model, *, whole: bool | Literal["onnxruntime"] = False) -> _Model:
     """Make the first call of a compiled model an error if it runs in eager.
 
-    The first call, with its compile, runs; then it is looked at. It passes if a graph of ort_train ran in it. If such
-    graphs have fallbacks, they must also have nodes that ONNX Runtime runs, or torch by choice. That choice is no
-    fallback: the option `placement` makes it, since torch is faster. Graph breaks are not refused: fullgraph=True does
-    that. A fallback beside other nodes is not refused, either: fallback="error" does that. After a call that is refused
-    the next one is looked at again.
+    The check follows the first call and its compile. The call passes if a graph of ort_train ran in it. If such graphs
+    have fallbacks, they must also have nodes that run in ONNX Runtime, or in torch by choice. Such a choice is no
+    fallback: the option `placement` makes it, since torch is faster. Graph breaks pass: use fullgraph=True to refuse
+    them. A fallback beside other nodes passes, too: use fallback="error" to refuse it. If a call fails, the next one is
+    checked again.
 
     Args:
         model: the result of torch.compile, or a module after module.compile(backend="ort_train").
-        whole: True refuses also if Dynamo gave up on a function that it met in this call, whose own code runs in eager.
-            Such may be an LSTM's, or one of a library that does nothing with tensors. "onnxruntime" refuses all that.
-            It also refuses if torch runs a node by choice or as a fallback, in a graph that ran in this call or in its
-            backward, or if none of these graphs has a session. Nodes that torch runs by design, such as random ops and
-            collectives, do not count.
+        whole: True also fails if Dynamo skipped a function in this call, which then runs in eager. It may be an LSTM's,
+            or a library function without tensors. "onnxruntime" fails in the same cases. It also fails if torch runs a
+            node by choice or as a fallback, in a graph that ran in this call or in its backward, or if none of these
+            graphs has a session. Nodes that torch runs by design, such as random ops and collectives, do not count.
 
     Returns:
-        `model` itself if it is a module, and a function in its place otherwise.
+        `model` itself if it is a module, else a function that wraps it.
 
     Raises:
         NotCompiledError: here, if `model` is not compiled at all; at the first call, as above, with the reasons.
@@ -98,14 +97,14 @@ def _checked(
     done: Callable[[], None],
     why: Callable[[], str | None],
 ) -> Callable[..., Any]:
-    """`call`, looked at until a call of it passed.
+    """Wrap `call` with the check until a call has passed.
 
     Args:
         call: the compiled call.
-        name: how the error calls it.
+        name: its name in the error.
         whole: as in `require_compiled`.
-        done: called then.
-        why: gives the reason if Dynamo did not look at the model in this call, and one is known.
+        done: called when a call has passed.
+        why: gives the known reason if Dynamo skipped the model in this call.
     """
     passed = False
 

@@ -1,4 +1,4 @@
-"""Says in one place which graphs were compiled, where their nodes run, and which code was not compiled and why."""
+"""The summary: the compiled graphs, where their nodes run, and the code that was not compiled, with reasons."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Summary:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the page as a notebook shows it."""
+        """Return the HTML page for notebooks."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def _lines(self) -> Iterator[str]:
@@ -157,7 +157,7 @@ def _model(frame: Frame) -> str:
 
 
 def _is_ours(function: Sequence[Frame], seen: Sequence[Frame], ours: Collection[str | None]) -> bool:
-    """Check whether this backend compiled some part of a function, or of the one that it hands over to."""
+    """Check whether this backend compiled a part of a function, or of the one that it calls."""
     entered = handed_over(function, seen)
     return any(frame.compile_id in ours for frame in (*function, *([entered] if entered else [])))
 

@@ -7,17 +7,17 @@ from ort_dynamo.runtime.importing import onnxruntime
 __all__ = ["ARENA", "SharedArena"]
 
 _SMALLEST = 32 << 20
-_LARGEST = 2**31 - 256  # ONNX Runtime takes it as a 32-bit number, and in units of 256 bytes
+_LARGEST = 2**31 - 256  # ONNX Runtime reads a 32-bit integer, in units of 256 bytes
 _ROOM = 1.5
 """The first region's size over the expected bytes, for holes (docs/internals/decisions/0005-order-of-a-backward.md)."""
 
 
 class SharedArena:
-    """One arena for all sessions: memory that the forward frees serves the backward, and other graphs after it.
+    """One arena for all sessions: the backward and other graphs reuse memory that the forward frees.
 
-    The arena grows by regions, and free neighbours merge within a region only. So there should be few: the first one
-    has room for the first training graph, each further one is twice as large as the one before it, up to a GiB. An
-    untouched part of a region takes no memory, but for ONNX Runtime's table of it, 1/32 of its size.
+    The arena grows by regions, and adjacent free blocks merge only within a region. So there should be few regions. The
+    first one has room for the first training graph, and each further one is twice as large, up to a GiB. An untouched
+    part of a region takes no memory except for ONNX Runtime's table of it, 1/32 of its size.
     """
 
     def __init__(self) -> None:

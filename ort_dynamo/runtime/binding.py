@@ -1,7 +1,7 @@
-"""The module that uses private names of ONNX Runtime: how tensors cross, how a session runs on them.
+"""Tensors into and out of sessions: the only module that uses private names of ONNX Runtime.
 
-Private calls are faster than public ones and change between releases without notice. Which of the two are taken is
-decided once in a process, by asking the installed build for its signatures, never by its version number:
+Private calls are faster than public ones, but change between releases without notice. Each process chooses once, by
+the signatures of the installed build, never by its version number:
 
 | call | the builds that have it | without it |
 |---|---|---|
@@ -45,12 +45,12 @@ Fetches are empty, and get the results; or they hold memory of the results' shap
 
 @dataclass(frozen=True)
 class Crossing:
-    """The functions of the installed build by which tensors reach the sessions and come back.
+    """The functions of the installed build that pass tensors to sessions and back.
 
     Attributes:
         vector: makes an empty vector of values, with `reserve(count)`, `push_back(capsule)` and `dlpack_at(index)`.
-        run_of: the function of a session that runs it on two such vectors.
-        place: where on a torch device results are put, as `run_of` takes it.
+        run_of: gives the function of a session that runs it on two such vectors.
+        place: gives the place of results on a torch device, for `run_of`.
         bool_is_bytes: whether a bool is pushed as uint8, followed by True, and all else followed by False.
     """
 
@@ -90,8 +90,7 @@ def _run_with_vectors(session: Any) -> Run:
 
 
 _NVIDIA = 0x10DE
-"""The PCI vendor, by which ONNX Runtime's CUDA provider names its devices. One without it is another device to it, and
-results are copied there."""
+"""The PCI vendor in the devices of ONNX Runtime's CUDA provider; without it, results would be copied."""
 
 
 def _device_place(device: torch.device) -> Any:
@@ -176,7 +175,7 @@ def kernel_definitions() -> Sequence[Any] | None:
 
 
 def keep_order(settings: Any) -> None:
-    """Have the session of these SessionOptions run its nodes in the model's order, if the build can."""
+    """Make the session of these SessionOptions run its nodes in the model's order, if the build can."""
     orders = getattr(onnxruntime(), "ExecutionOrder", None)
     if orders is not None:
         settings.execution_order = orders.PRIORITY_BASED  # without priorities: by index

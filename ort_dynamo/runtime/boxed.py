@@ -24,12 +24,12 @@ __all__ = ["Island", "RunWatch", "boxed"]
 
 
 class Island(torch.nn.Module):
-    """Stands in the outer graph for a compiled island, which `boxed` has it call without this module.
+    """The node of a compiled island in the outer graph; `boxed` replaces it by a direct call.
 
     Args:
-        compiled: the compiled island that runs.
+        compiled: the compiled island.
         places: name of an ONNX node that data can stop -> where it comes from in the user's code.
-        covers: the modules and the graph that it is of, which a profile shows.
+        covers: the modules and the graph that it belongs to, for profiles.
     """
 
     def __init__(self, compiled: CompiledGraph, places: Mapping[str, str], covers: str = "") -> None:
@@ -55,10 +55,10 @@ class Island(torch.nn.Module):
 
 
 class RunWatch:
-    """Sees which compiled graphs run in this thread, from `with` to its end; without one, a call pays for one look.
+    """Records the compiled graphs that run in this thread inside of `with`; without one, a call costs one check.
 
     Attributes:
-        seen: the labels of the graphs that ran, as `boxed` got them: each once, in the order of their first run.
+        seen: the labels of the graphs that ran, as passed to `boxed`: each once, in the order of the first run.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""ONNX Runtime's C API as ctypes calls it, for those of its functions that fused kernels need.
+"""ONNX Runtime's C API by ctypes, as far as fused kernels need it.
 
-Releases from 1.18 on have these functions and fields at these places.
+Releases since 1.18 have these functions and fields at these offsets.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Api:
     """A table OrtApi: its functions, by their names.
 
     Args:
-        address: of the table.
+        address: the address of the table.
     """
 
     CreateStatus: Any
@@ -74,10 +74,10 @@ class Api:
             setattr(self, name, prototype(c_void_p.from_address(address + 8 * index).value))
 
     def read(self, function: Any, *arguments: Any) -> int:
-        """Call a function whose last parameter is where it writes an address, and give the address, or 0.
+        """Call a function whose last parameter is an output address, and give that address, or 0.
 
         Raises:
-            StatusError: it failed.
+            StatusError: the function failed.
         """
         found = c_void_p()
         check(function(*arguments, ctypes.byref(found)))
@@ -87,7 +87,7 @@ class Api:
         """Return the dimensions of a tensor.
 
         Raises:
-            StatusError: it is none.
+            StatusError: the value is no tensor.
         """
         information = c_void_p()
         check(self.GetTensorTypeAndShape(value, ctypes.byref(information)))
@@ -166,10 +166,10 @@ _CONSTRUCTED = 0b1111
 
 
 def options_address(settings: Any) -> int | None:
-    """Return the address of a SessionOptions' C++ object; None where the layout is not the known one.
+    """Return the address of a SessionOptions' C++ object; None if the object has an unknown layout.
 
-    pybind11 keeps it behind the object's reference count and type, and a second time in the pointer that owns it. The
-    memory at that address must begin with the execution mode.
+    pybind11 stores it after the object's reference count and type, and again in the pointer that owns it. The memory at
+    that address must begin with the execution mode.
     """
     if not isinstance(settings, onnxruntime().SessionOptions) or type(settings).__basicsize__ != _OBJECT_SIZE:
         return None

@@ -144,12 +144,12 @@ def runtime_facts() -> tuple[str, ...]:
 
 @lru_cache(maxsize=4)
 def kernel_table(runtime: InstalledRuntime, provider: str) -> KernelTable:
-    """Which dtypes the kernels of `provider` take, at this project's opset and in com.microsoft.
+    """Give the dtypes that the kernels of `provider` take, at this project's opset and in com.microsoft.
 
-    The stock builds answer themselves. The training build has no such call, so its kernels come from a record made of
+    Stock builds list their kernels by a call. The training build has no such call: its kernels come from a record of
     the stock build of the same version (.ci/record_kernels.py), plus the gradient operators. A stock build without the
-    call has those of the nearest recorded release, and so has one with TensorRT's provider: the call makes each
-    provider, and that one, without TensorRT's libraries, ends the process.
+    call gets the kernels of the nearest recorded release. So does a build with TensorRT's provider: the call makes
+    each provider, and that one ends the process if TensorRT's libraries are missing.
     """
     has_tensorrt = "TensorrtExecutionProvider" in onnxruntime().get_available_providers()
     definitions = None if has_tensorrt else kernel_definitions()
@@ -181,7 +181,7 @@ NEWEST_TESTED = "1.32"
 
 @lru_cache(maxsize=1)
 def say_if_untested() -> None:
-    """Log, once a process, that the installed runtime is newer than any tested; it is never refused for its number."""
+    """Log once per process that the installed runtime is newer than any tested one; it is never refused for that."""
     runtime = installed_runtime()
     say_if_newer(_log, runtime.package, runtime.version, NEWEST_TESTED)
 
@@ -208,8 +208,8 @@ _FUSIONS_OF_NORMS = (
     "EmbedLayerNormFusion",
     "AttentionFusion",
 )
-"""Our layer norms are one node already. The others put contrib operators in the place of an inference graph's layers,
-whose optional outputs and masks are other than those of the nodes they replace."""
+"""Our layer norms are one node already. The other fusions replace layers of inference graphs by contrib operators,
+whose optional outputs and masks differ from those of the replaced nodes."""
 
 
 def omitted_optimizers(dtypes: Collection[ir.DataType], target: Target) -> list[str]:

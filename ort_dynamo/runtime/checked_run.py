@@ -26,7 +26,7 @@ def checked_once(
     run: Callable[[list[Any]], Any],
     note_run: Callable[[], None],
 ) -> Callable[[list[Any]], Any]:
-    """Have the first call of a graph run node by node, and later ones by `run`.
+    """Run the first call of a graph node by node, and later calls by `run`.
 
     Args:
         gm: an outer graph with fake values.
@@ -103,7 +103,7 @@ def _compare(node: Node, result: Any) -> None:
 
 
 def _agree(promised: Any, real: Any) -> bool:
-    """Check whether numbers are equal; a symbol equals any number."""
+    """Check whether sizes are equal; a symbol equals any size."""
     return all(isinstance(one, torch.SymInt) or one == other for one, other in zip(promised, real, strict=True))
 
 

@@ -16,7 +16,7 @@ from ort_dynamo.target import Target
 __all__ = ["compared"]
 
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""dtype -> how far apart two results may be, in units of the larger one's largest finite number."""
+"""dtype -> the tolerance of two results, in units of the larger one's largest finite element."""
 
 _OTHERS = 0.01
 """The part of integers and truth values that may differ, as where rounding decides a comparison."""
@@ -28,7 +28,7 @@ _NODES = 8
 def compared(
     run: Callable[..., Any], built: BuiltGraph, target: Target, reference: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Have each run of a session compared.
+    """Compare each run of a session.
 
     Args:
         run: runs the session on one value per input.
@@ -58,7 +58,7 @@ def compared(
 
 
 def _difference(ours: torch.Tensor, other: torch.Tensor) -> str:
-    """Say how two results differ; nothing where they agree."""
+    """Describe how two results differ; empty if they agree."""
     if ours.shape != other.shape:
         return f"shapes {tuple(ours.shape)} and {tuple(other.shape)}"
     if not ours.numel():

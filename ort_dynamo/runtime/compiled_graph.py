@@ -26,15 +26,14 @@ __all__ = ["CompiledGraph", "open_graph"]
 class CompiledGraph:
     """A session with its calling convention: torch values in, a tuple of tensors out.
 
-    Inputs go in by DLPack. One whose memory layout differs from its spec (a gradient with other strides, a slice) is
-    copied first. On the CPU outputs are owned by ONNX Runtime's arena and held by torch until the last reference is
-    gone; on CUDA they are torch's own, which ONNX Runtime fills. They come back with the dtype, shape and dimension
-    order of their spec. Safe to call from several threads. A forked child runs a session of its own, opened at its
-    first call.
+    Inputs are passed by DLPack. One whose memory layout differs from its spec (a gradient with other strides, a slice)
+    is copied first. On the CPU, outputs are in ONNX Runtime's arena, and torch holds them until the last reference is
+    gone. On CUDA they are torch's tensors, which ONNX Runtime fills. They have the dtype, shape and dimension order of
+    their spec. Calls from several threads are safe. A forked child opens its own session at its first call.
 
     Args:
         built: the graph to run.
-        opened: opens a session of it, in this process and again in one forked from it.
+        opened: opens a session of it, in this process and again in a forked child.
         device: the device of the session's tensors.
         stream: the stream on which the session computes, if its device has streams.
 

@@ -38,9 +38,9 @@ class CudaBuild:
     """The CUDA provider of a build of ONNX Runtime.
 
     Attributes:
-        version: of CUDA, as the build says it, such as "13.0"; "" where it says nothing.
-        libraries: CUDA's libraries that the provider's file needs, by name.
-        missing: those of them that do not load.
+        version: the CUDA version that the build names, such as "13.0"; "" if it names none.
+        libraries: the names of CUDA's libraries that the provider's file needs.
+        missing: the libraries that do not load.
     """
 
     version: str
@@ -49,7 +49,7 @@ class CudaBuild:
 
     @property
     def cuda(self) -> int | None:
-        """The major version of CUDA, by the libraries' names, else as the build says it."""
+        """The major version of CUDA, from the libraries' names, or else from the build."""
         named = self._named(r"lib(?:cudart|cublas|cublasLt)\.so\.(\d+)")
         return _major(self.version) if named is None else named
 
@@ -74,8 +74,8 @@ class TorchCuda:
 
     Attributes:
         torch: torch's version.
-        version: of CUDA, such as "13.0"; None for a build without.
-        cudnn_version: as torch numbers it, such as 92600 or, before cuDNN 9, 8902; None where there is none.
+        version: the CUDA version, such as "13.0"; None for a build without CUDA.
+        cudnn_version: the version as torch encodes it, such as 92600 or, before cuDNN 9, 8902; None without cuDNN.
     """
 
     torch: str
@@ -100,7 +100,7 @@ class TorchCuda:
 
 @dataclass(frozen=True)
 class Misfit:
-    """Why the provider cannot load.
+    """The reason why the provider cannot load, and the fix.
 
     Attributes:
         reason: a clause.
@@ -112,15 +112,15 @@ class Misfit:
 
 
 def misfit(build: CudaBuild, torch_has: TorchCuda, package: str) -> Misfit | None:
-    """Why a provider cannot load beside a torch; None if all that it needs is there.
+    """Explain why a provider cannot load beside a torch; None if all its libraries are there.
 
-    Other numbers than torch's are no reason by themselves: CUDA's libraries carry theirs in their names, so those of
-    two versions can be in one process.
+    Versions that differ from torch's are no reason by themselves: CUDA's libraries have their version in their names,
+    so two versions can be in one process.
 
     Args:
         build: the provider.
         torch_has: the versions that torch brings.
-        package: the distribution that the provider is of.
+        package: the distribution that the provider belongs to.
     """
     if not build.missing:
         return None
@@ -144,9 +144,9 @@ REQUIREMENTS = {
 
 
 def replacing(packages: Iterable[str], extra: str) -> str:
-    """Return the commands that put the runtime of an extra in the place of these distributions.
+    """Return the commands that replace these distributions by the runtime of an extra.
 
-    They share a folder: pip would leave files that one of them overwrote, so all go first.
+    The distributions share a folder, and pip would leave files that one of them overwrote. So all are removed first.
     """
     uninstall = " ".join(packages)
     return f"{f'pip uninstall -y {uninstall} && ' if uninstall else ''}pip install --upgrade '{REQUIREMENTS[extra]}'"
@@ -173,9 +173,9 @@ def installed_cuda_build() -> CudaBuild | None:
 
 
 def load_libraries(names: Iterable[str], folders: Iterable[str]) -> tuple[str, ...]:
-    """Load shared libraries by name, or from one of the folders; gives the names of those that do not load.
+    """Load shared libraries by name, or from one of the folders; give the names of those that do not load.
 
-    A library may need another one of them, so they are tried until a round loads none.
+    Libraries may need each other, so it repeats until a round loads none.
     """
     left = list(names)
     searched = [Path(folder) for folder in folders]

@@ -1,4 +1,4 @@
-"""Reads ONNX Runtime's words where data stops a graph, and says them as the user knows things."""
+"""Turn ONNX Runtime's errors about data into errors with the user's operator, module and line."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _INDEX = (
     re.compile(r"idx=(?P<index>-?\d+) must be within the inclusive range \[-?\d+,\s*(?P<last>-?\d+)\]"),
     re.compile(r"bounds \[-?\d+\s*,\s*(?P<last>-?\d+)\]\.? Actual value is (?P<index>-?\d+)"),
 )
-"""Those of these messages that name the index: of Gather and GatherElements."""
+"""The messages with an index: those of Gather and GatherElements."""
 
 
 def data_error(words: str, places: Mapping[str, str]) -> ExecutionError:
-    """Make the error of a graph that ONNX Runtime stopped in.
+    """Make the error for a graph that ONNX Runtime stopped.
 
     Args:
         words: ONNX Runtime's message.

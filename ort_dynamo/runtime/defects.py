@@ -1,9 +1,9 @@
 """Known defects of ONNX Runtime's releases, and their workarounds: one table.
 
-A workaround that costs something is there only where `Target.has_defect` says so. One that costs nothing is written for
-every target ("everywhere"), and a comment beside it names the defect. Slowness is a defect where nodes of ours are
-several times as fast as a kernel. When a release mends one, it gets an end here, and with the end of support for the
-releases before it, the row and the workaround go.
+A workaround with a cost applies only if `Target.has_defect` is true. One without a cost applies to every target
+("everywhere"), and a comment beside it names the defect. A slow kernel is a defect if our nodes are several times as
+fast. When a release fixes a defect, its row gets an end. When no supported release has it any more, the row and the
+workaround are removed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Builds:
     """Releases of the training build or of all others.
 
     Attributes:
-        training: whether of the training build.
-        since: the first release, by major and minor number; None: every one that is supported.
-        before: the first release after them; None: none so far.
+        training: whether they are releases of the training build.
+        since: the first release, as (major, minor); None: all supported ones.
+        before: the first release after them; None: no end yet.
     """
 
     training: bool
@@ -51,11 +51,11 @@ class Defect:
 
     Attributes:
         name: the argument of `Target.has_defect`.
-        builds: which have it.
+        builds: the builds that have it.
         wrong: the wrong behaviour.
         avoided_by: the modules that work around it, as paths from `ort_dynamo/`.
-        providers: whose kernels; None: those of all, or it is no kernel.
-        everywhere: whether they do so for every target, without asking.
+        providers: the providers whose kernels have it; None for all, or if it is no kernel.
+        everywhere: whether the workaround applies to every target.
     """
 
     name: str

@@ -25,7 +25,7 @@ MAX_RANK = 32
 """Dimensions of a tensor at most, as fused.c has it."""
 
 TRAILING_NULLS = 4
-"""Null pointers behind the arguments, for Triton's scratch buffers: releases have one or two, which nothing reads."""
+"""Null pointers after the arguments, for Triton's one or two scratch buffers, which nothing reads."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class KernelVariant:
     Attributes:
         cubin: the code, for one architecture.
         entry: the name of the kernel in it.
-        num_warps: of each block.
-        shared: bytes of dynamic shared memory of each block.
-        parameters: how many the kernel has. Those behind the operator's are null pointers, at most `TRAILING_NULLS`.
+        num_warps: the warps per block.
+        shared: the bytes of dynamic shared memory per block.
+        parameters: the number of parameters. Those after the operator's are null pointers, at most `TRAILING_NULLS`.
     """
 
     cubin: bytes = dataclasses.field(repr=False)
@@ -52,8 +52,8 @@ class CompiledKernel:
     """One fused kernel for one architecture.
 
     Attributes:
-        aligned: where all pointers are multiples of 16.
-        unaligned: where they are not.
+        aligned: the variant for pointers that are all multiples of 16.
+        unaligned: the variant for other pointers.
     """
 
     aligned: KernelVariant
@@ -62,11 +62,11 @@ class CompiledKernel:
 
 @dataclass(frozen=True)
 class HostCode:
-    """Machine code of the host.
+    """Machine code for the host.
 
     Attributes:
-        address: of `int (*)(void **pointers, const int64_t *symbols, int64_t programs)`. The pointers are those of
-            the inputs, then of the outputs. A result other than 0 is an error.
+        address: the address of `int (*)(void **pointers, const int64_t *symbols, int64_t programs)`. The pointers are
+            those of the inputs, then of the outputs. A nonzero result is an error.
     """
 
     address: int
@@ -78,10 +78,10 @@ class FusedKernel:
 
     Attributes:
         op: the operator.
-        code: computes it.
-        provider: of ONNX Runtime; None is the CPU's.
+        code: the code of the operator.
+        provider: the provider of ONNX Runtime; None is the CPU's.
 
-    Raises, where it is made:
+    Raises (in the constructor):
         ValueError: the operator refers to an input, axis or symbol that it does not have.
     """
 

@@ -1,4 +1,4 @@
-"""Python that is written for one graph, so that each call of it runs through plain lines and asks nothing twice."""
+"""Python code generated for one graph, so that a call runs straight lines without repeated checks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _numbers = itertools.count()
 
 
 def generate_function(name: str, lines: Sequence[str], values: Mapping[str, Any]) -> Callable[..., Any]:
-    """Make a function of its source.
+    """Make a function from source.
 
-    `print(inspect.getsource(function))` shows it, and a traceback that goes through it shows its lines.
+    `inspect.getsource(function)` and tracebacks show its lines.
 
     Args:
-        name: the function's.
+        name: the name of the function.
         lines: its definition, from `def` on.
         values: the globals that it reads, by name.
     """

@@ -23,10 +23,10 @@ def onnxruntime() -> Any:
 
 
 def restore_torch() -> None:
-    """Give torch its functions back, if onnxruntime has been imported and has replaced them.
+    """Restore torch's functions, if the import of onnxruntime has replaced them.
 
-    The training build imports its ORTModule, which fails on today's torch, but not before it has put functions of its
-    own in the place of those below. Dynamo does not know these: compiled models that call them break.
+    The training build imports its ORTModule. That fails on current torch, but only after it has replaced the functions
+    below by its own. Dynamo does not know these, and compiled models that call them break.
     """
     _restore("manual_seed", torch.manual_seed, torch.random.manual_seed)
     _restore("manual_seed", torch.cuda.manual_seed, torch.cuda.random.manual_seed)
@@ -41,7 +41,7 @@ def _is_replacement(function: Any) -> bool:
 
 
 def _restore(name: str, function: Any, own: Any) -> None:
-    """Put `own` in the place of a replaced `function` in every module that has it, also those that imported it."""
+    """Replace `function` by `own` in every module that has it, also in those that imported it."""
     if _is_replacement(function):
         for module in list(sys.modules.values()):
             if getattr(module, "__dict__", {}).get(name) is function:

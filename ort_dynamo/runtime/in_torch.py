@@ -45,7 +45,7 @@ class InTorch:
         return self._run(given)
 
     def around(self, run: Callable[[list[Any]], Any], gm: GraphModule) -> Callable[[list[Any]], Any]:
-        """Have calls ask first, as `lines` do, before they reach the boxed function `run`."""
+        """Put a check before calls of the boxed function `run`, as in `lines`."""
         lines, values = self.lines(gm)
         asked = generate_function(
             "asked", ["def asked(given):", *lines, "    return run(given)"], {**values, "run": run}
@@ -54,10 +54,10 @@ class InTorch:
         return asked
 
     def lines(self, gm: GraphModule) -> tuple[Sequence[str], Mapping[str, Any]]:
-        """Return the lines that have a boxed function ask before all else, and the values that they use by name.
+        """Return the first lines of a boxed function, which check for transforms, and their values by name.
 
-        Torch transforms a call, or does not: three questions say so. The tangents of a backward are looked at one by
-        one, as they alone come unguarded, and as a level of the older vmap can be asked for only at more cost:
+        Three checks find out whether torch transforms the call. The tangents of a backward are checked one by one,
+        since only they have no guards, and a check for a level of the older vmap would be slower:
 
             try:
                 unusual = DUAL_LEVEL._current_level >= 0 or transform_level() is not None or sees_calls()
@@ -120,6 +120,6 @@ def _clone(tensor: torch.Tensor, *, memory_format: torch.memory_format | None = 
 _REPLACED: Mapping[Any, Any] = {
     aten._unsafe_view.default: aten.reshape.default,
     aten.clone.default: _clone,
-    aten.view.default: aten.reshape.default,  # a batch may have strides of which there is no view
+    aten.view.default: aten.reshape.default,  # a batch may have strides that do not allow the view
     prims.convert_element_type.default: _convert,
 }

@@ -66,12 +66,12 @@ class _Op:
 
 
 class KernelCallbacks:
-    """Callbacks that ctypes makes, in place of the C library.
+    """Callbacks by ctypes, instead of the C library.
 
     They and the kernels are never freed: sessions hold their addresses, and equal kernels share one.
 
     Args:
-        api: whose functions register operators.
+        api: the API with the functions that register operators.
         driver: the library of CUDA's driver, for cubins.
     """
 
@@ -107,7 +107,7 @@ class KernelCallbacks:
 
     @classmethod
     def load(cls, driver: str = DRIVER) -> KernelCallbacks | Unavailable:
-        """Look for the functions by which the callbacks are registered."""
+        """Find the functions that register the callbacks."""
         api = second_copy()
         if isinstance(api, Unavailable):
             return api
@@ -116,11 +116,11 @@ class KernelCallbacks:
         return cls(api, driver)
 
     def register(self, settings: Any, kernels: Sequence[FusedKernel]) -> None:
-        """Let sessions that are opened with these settings run these kernels.
+        """Register kernels for sessions that are opened with these settings.
 
         Args:
             settings: an onnxruntime SessionOptions that has no fused kernels yet.
-            kernels: of different names.
+            kernels: the kernels, with different names.
 
         Raises:
             RuntimeError: ONNX Runtime refuses them.
@@ -234,7 +234,7 @@ def _launch(api: Api, op: _Op, context: int, pointers: Sequence[int], symbols: S
 
 
 def _status(api: Api, op: _Op, call: Callable[[], None]) -> int | None:
-    """Return the address of a status that says why a call failed, or null."""
+    """Return the address of a status with the reason of a failed call, or null."""
     try:
         call()
         return None

@@ -1,10 +1,10 @@
-"""Compiles fused kernels to cubins, which needs Triton and no device, and stores them where the caller says.
+"""Compile fused kernels to cubins, which needs Triton and no device, and store them for the caller.
 
-A kernel is compiled twice: for pointers that are multiples of 16 bytes, and for any pointers. A stored kernel is found
-by a hash of all that it depends on, and carries a hash of its own. That hash finds damage; it does not stop somebody
-who writes into the folder on purpose. So the caller gives a store that reads the user's own files only, as the cache of
-compiled graphs does. The store holds code of a device: it is loaded into a CUDA context, and never runs on the host.
-Sources are checked before Triton sees them (`kernel_source.py`), wherever they come from.
+A kernel is compiled twice: for pointers that are multiples of 16 bytes, and for any pointers. The key of a stored
+kernel is a hash of all that it depends on. A second hash, of its content, detects damage. It does not protect against
+somebody who writes to the folder on purpose. So the caller's store reads only files of the user, like the cache of
+compiled graphs. The store holds device code: it is loaded into a CUDA context, and never runs on the host. All sources
+are checked before Triton reads them (`kernel_source.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ort_dynamo.runtime.triton_workers import TOOL_PATHS, answers
 __all__ = ["KernelStore", "compile_kernels", "triton_version"]
 
 _FORMAT = 2
-"""The version of a stored kernel's bytes; another number gives other keys."""
+"""The format version of stored kernels; it is part of their keys."""
 
 _TYPES = {
     1: "*fp32",
@@ -42,7 +42,7 @@ _TYPES = {
     11: "*fp64",
     16: "*bf16",
 }
-"""Element type by ONNX's number (TensorProto.DataType) -> a pointer to it, as Triton calls it."""
+"""ONNX element type (TensorProto.DataType) -> Triton's name of a pointer to it."""
 
 
 class KernelStore(Protocol):
@@ -65,12 +65,12 @@ def compile_kernels(
     """Compile each operator's kernel, or read it from the store.
 
     Args:
-        ops: with different names.
-        capability: of the device, as `torch.cuda.get_device_capability` says.
-        store: where compiled kernels are stored; None stores nothing.
+        ops: the operators, with different names.
+        capability: the device's, as from `torch.cuda.get_device_capability`.
+        store: the store of compiled kernels; None stores nothing.
 
     Returns:
-        Name of an operator -> its kernel, or the reason why there is none.
+        Name of an operator -> its kernel, or the reason why it has none.
     """
     version = triton_version()
     if version is None:

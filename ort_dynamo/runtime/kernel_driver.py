@@ -33,7 +33,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 class LaunchError(Exception):
-    """A kernel cannot be loaded or launched; the message says why."""
+    """A kernel cannot be loaded or launched; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class LoadedKernel:
 
     Attributes:
         handle: a CUkernel, which serves all devices.
-        num_warps: of each program.
-        shared: bytes of dynamic shared memory of each program.
+        num_warps: the warps per program.
+        shared: the bytes of dynamic shared memory per program.
     """
 
     handle: int
@@ -80,7 +80,7 @@ class Driver:
         """Load a kernel.
 
         Raises:
-            LaunchError: it cannot be loaded.
+            LaunchError: the kernel cannot be loaded.
         """
         library, kernel = c_void_p(), c_void_p()
         self._call("cuLibraryLoadData", byref(library), variant.cubin, None, None, 0, None, None, 0)
@@ -90,10 +90,10 @@ class Driver:
     def need_context(self, ordinal: Callable[[], int | None], output: int) -> None:
         """Give this thread the primary context of the kernel's device, unless it has a context.
 
-        A launch does not make one, as CUDA's runtime does.
+        A launch does not create one, unlike one by CUDA's runtime.
 
         Args:
-            ordinal: says which device it is; None goes by `output`.
+            ordinal: gives the index of the device; if it gives None, the device is that of `output`.
             output: an address on the device.
         """
         context = c_void_p()
@@ -119,7 +119,7 @@ class Driver:
         """Launch a kernel on the current context.
 
         Raises:
-            LaunchError: it cannot be launched.
+            LaunchError: the kernel cannot be launched.
         """
         if kernel.shared > _SHARED_WITHOUT_ASKING:
             self._allow_shared(kernel)

@@ -59,8 +59,8 @@ class KernelLibrary:
     Kernels are never freed: sessions hold their addresses, and equal kernels share one.
 
     Args:
-        path: where it was loaded from. ONNX Runtime opens it by the same path and so gets the same image.
-        library: as it was loaded.
+        path: the path of its file. ONNX Runtime opens the same path, and so gets the same image.
+        library: the loaded library.
         driver: the library of CUDA's driver, for cubins.
     """
 
@@ -85,11 +85,11 @@ class KernelLibrary:
         return found if isinstance(found, Unavailable) else cls(*found, driver)
 
     def register(self, settings: Any, kernels: Sequence[FusedKernel]) -> None:
-        """Let sessions that are opened with these settings run these kernels.
+        """Register kernels for sessions that are opened with these settings.
 
         Args:
             settings: an onnxruntime SessionOptions that has no fused kernels yet.
-            kernels: of different names.
+            kernels: the kernels, with different names.
 
         Raises:
             RuntimeError: ONNX Runtime refuses them, or it has loaded another file than this library.

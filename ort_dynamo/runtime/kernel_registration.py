@@ -18,11 +18,11 @@ _found: Registration | Unavailable | None = None
 
 
 def registration(folder: Path | None) -> Registration | Unavailable:
-    """Return the process's way to register fused kernels, found at the first call.
+    """Return the registration of fused kernels for this process, which the first call chooses.
 
     Args:
-        folder: where the C library is stored; None, or one that cannot be used, is a private folder of the process. A
-            later call may give another one, which then is not looked at.
+        folder: the folder of the C library. If it is None or cannot be used, it is a private folder of the process.
+            Later calls ignore it.
     """
     global _found
     with _lock:

@@ -59,16 +59,16 @@ _NODES = (
 
 
 class KernelSourceError(ValueError):
-    """A text is no kernel that may be compiled; the message says why."""
+    """A text is not a kernel that may be compiled; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class KernelSource:
-    """A module that may be imported where Triton is installed.
+    """A module that may be imported with Triton.
 
     Attributes:
-        text: the module.
-        parameters: of the kernel, in its order.
+        text: the source of the module.
+        parameters: the parameters of the kernel, in order.
     """
 
     text: str
@@ -76,14 +76,14 @@ class KernelSource:
 
 
 def checked_source(source: str, name: str) -> KernelSource:
-    """Check that a text holds one kernel and nothing else.
+    """Check that a text has one kernel and nothing else.
 
     Args:
         source: a module: imports of triton, triton.language as tl and libdevice, and one function under `triton.jit`.
-        name: of that function.
+        name: the name of that function.
 
     Raises:
-        KernelSourceError: it holds something else.
+        KernelSourceError: the text has something else.
     """
     try:
         module = ast.parse(source)

@@ -33,8 +33,8 @@ def built_library(folder: Path | None) -> tuple[Path, ctypes.CDLL] | Unavailable
     """Load the library, after building it unless an earlier process has.
 
     Args:
-        folder: where it is stored, made if need be; None, or one that cannot be used, is a private folder of the
-            process.
+        folder: the folder of the library, which is created if it is missing. If it is None or cannot be used, it is a
+            private folder of the process.
     """
     image: bytes | None = None
     reasons = []
@@ -72,7 +72,7 @@ def _places(folder: Path | None) -> Iterator[Path]:
 
 @functools.cache
 def _private_folder() -> Path:
-    """Return a folder that goes with the process, not with a fork of it."""
+    """Return a folder that is removed at the end of the process, but not of a fork of it."""
     path, owner = tempfile.mkdtemp(prefix="ort_dynamo-"), os.getpid()
 
     def remove() -> None:

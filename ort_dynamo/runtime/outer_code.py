@@ -28,11 +28,11 @@ class IslandCall:
     """The parts of a call of an island.
 
     Attributes:
-        run: takes the island's inputs and returns a tuple of its outputs.
-        outputs: number of outputs.
-        stopped: the exception of `run` when ONNX Runtime stopped.
-        error: turns that exception into the error that the user gets.
-        covers: the modules and the graph that the island is of, for people who read a profile.
+        run: the function from the island's inputs to a tuple of its outputs.
+        outputs: the number of outputs.
+        stopped: the exception class of `run` if ONNX Runtime stops.
+        error: turns that exception into the error for the user.
+        covers: the modules and the graph that the island belongs to, for profiles.
     """
 
     run: Callable[..., tuple[torch.Tensor, ...]]
@@ -171,7 +171,7 @@ class _Writer:
         if node.target not in _METHODS:
             return None
         if len(rest) == 1 and isinstance(rest[0], (list, tuple)) and rest[0]:
-            rest = list(rest[0])  # numbers one by one are read faster than a list
+            rest = list(rest[0])  # separate names are faster than a list
         return f"{self._spell(tensor)}.{_METHODS[node.target]}({', '.join(map(self._spell, rest))})"
 
     # -- names and values ----------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class _Writer:
         return self._constant(value, type(value).__name__)
 
     def _constant(self, value: Any, name: str) -> str:
-        """Return the name by which the code knows a value that has no spelling."""
+        """Return the name in the code of a value that cannot be written as source."""
         if id(value) not in self._constants:
             name = self._free(name)
             self._constants[id(value)], self.values[name] = name, value  # held, so that no other has its id

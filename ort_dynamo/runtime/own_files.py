@@ -1,4 +1,4 @@
-"""Checks that files which a process trusts belong to its user, so that nobody else can have put them there."""
+"""Check that files which a process trusts belong to its user, so that no other user can have written them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNFINISHED = ".unfinished-"
 
 
 class FolderRefusedError(Exception):
-    """A folder, or a file in it, is not to be trusted; the message says why."""
+    """A folder, or a file in it, cannot be trusted; the message has the reason."""
 
 
 def is_own_folder(path: Path) -> bool:
@@ -39,11 +39,11 @@ def is_own_file(path: Path) -> bool:
 
 
 def write_own_file(path: Path, data: bytes) -> None:
-    """Write a file whole, so that another process sees all of it or nothing, and make its folder if there is none.
+    """Write a file atomically, and create its folder if it is missing.
 
     Args:
-        path: of the file.
-        data: its content.
+        path: the path of the file.
+        data: the content.
 
     Raises:
         FolderRefusedError: another user can write to the folder.

@@ -1,9 +1,9 @@
 """Sessions belong to the process that opened them.
 
-`os.fork` copies a session without its threads. A child that runs the copy computes right, alone: the calling thread
-takes the work of those that are missing. But a child that frees it (at the end of the interpreter, or where a compiled
-model goes) waits for threads to end that do not exist: onnxruntime 1.31.1 hangs, or crashes. So a child never frees the
-copies, and opens sessions of its own for the graphs that it runs. A call pays the comparison of two numbers for it.
+`os.fork` copies a session without its threads. A child that runs the copy computes correctly: the calling thread does
+the work of the missing ones. But a child that frees it (at exit, or with a compiled model) waits for threads that do
+not exist: onnxruntime 1.31.1 hangs or crashes. So a child never frees the copies, and opens its own sessions for the
+graphs that it runs. Each call compares two integers for this.
 
 The CUDA provider does not get this far: torch itself refuses CUDA in a forked child.
 """
@@ -20,7 +20,7 @@ from typing import Any
 __all__ = ["current", "own_session", "profiles_until_exit", "stays_at_exit"]
 
 current = 0
-"""Number of forks between the first process and this one: another number means another process."""
+"""Number of forks between the first process and this one; it differs in a forked child."""
 
 _sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 _staying: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -35,7 +35,7 @@ def own_session(opened: Callable[[], Any]) -> Any:
 
 
 def stays_at_exit(session: Any) -> None:
-    """Have the end of the interpreter leave an InferenceSession to the system: to free it, it would call Python."""
+    """Leave an InferenceSession to the system at exit, since freeing it would call Python."""
     _staying.add(session)
 
 

@@ -1,4 +1,4 @@
-"""Which execution provider serves which torch device, and with which options."""
+"""The execution provider of each torch device, and its options."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def not_loaded(target: Target, device: torch.device, error: object = "") -> Prov
     """Return the error for a provider that the installed runtime has and that does not load, with the known reason.
 
     Args:
-        target: the target that was to be opened.
-        device: of its tensors.
-        error: ONNX Runtime's own words, if it said any.
+        target: the target of the session.
+        device: the device of its tensors.
+        error: ONNX Runtime's message, if there is one.
     """
     found = _cuda_misfit() if target.device_type == "cuda" else None
     said = f": {error}" if str(error) else " (its libraries, or a device, are missing)"
@@ -160,19 +160,19 @@ _CUDA_OPTIONS = frozenset(
 
 
 def provider_options(device: torch.device, settings: SessionSettings, stream: str = "") -> dict[str, str]:
-    """Options of the provider of `device`: ours, overridden by the user's.
+    """Give the options of the provider of `device`: ours, overridden by the user's.
 
-    The CPU's provider takes no option and says nothing of one; those of CUDA are left out there, since a model that
-    trains on CUDA may have a graph whose tensors are on the CPU.
+    The CPU provider has no options and ignores any. CUDA's are left out there, since a model that trains on CUDA may
+    have a graph whose tensors are on the CPU.
 
     Args:
-        device: of the session's tensors.
-        settings: with the user's options, and torch's that the provider follows. torch takes as much workspace for a
-            convolution as cuDNN asks for, and so does a session.
-        stream: the address of the CUDA stream that the session computes on. Copies are made there, too.
+        device: the device of the session's tensors.
+        settings: the user's options, and settings of torch that the provider follows. Like torch, a session gives a
+            convolution as much workspace as cuDNN asks for.
+        stream: the address of the CUDA stream for the session's kernels and copies.
 
     Raises:
-        InvalidOptionError: an option that no provider has. CUDA's provider itself refuses those that it does not know.
+        InvalidOptionError: no provider has such an option. CUDA's provider itself refuses unknown ones.
     """
     given = dict(settings.provider_options)
     if device.type != "cuda":

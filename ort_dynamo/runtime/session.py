@@ -54,18 +54,18 @@ def open_session(
     stream: SessionStream | None = None,
     store: KernelStore | None = None,
 ) -> Any:
-    """Return an onnxruntime InferenceSession of a built graph, on the provider of `target` and on nothing else.
+    """Return an onnxruntime InferenceSession of a built graph, on the provider of `target` alone.
 
     Args:
-        built: the model, under 2 GiB, and how to open it. ONNX Runtime's own order goes depth first from the last
-            result; with `built.in_order` its nodes run in the model's.
+        built: the model, under 2 GiB, and the settings of its session. ONNX Runtime orders nodes depth first from the
+            last result; with `built.in_order` they run in the model's order.
         target: the target that the model was lowered for.
         device: the torch device of its tensors.
         stream: the stream that it computes on, if its device has streams.
-        store: where compiled kernels are stored.
+        store: the store of compiled kernels.
 
     Raises:
-        CannotBeRecordedError: it was to be recorded in a CUDA graph, and a node of it runs on the CPU.
+        CannotBeRecordedError: it should be recorded in a CUDA graph, but a node of it runs on the CPU.
         InvalidOptionError: the provider does not know one of provider_options.
         ProviderNotAvailableError: the provider is there but does not load.
         SessionError: ONNX Runtime refused the model.
@@ -91,7 +91,7 @@ def optimize(built: BuiltGraph, target: Target, device: torch.device) -> bytes:
 
 
 def _with_functions(optimized: bytes, model: bytes) -> bytes:
-    """Return a model with those functions of the one that it was made of that its nodes call."""
+    """Return a model with the functions of its source model that its nodes call."""
     made, before = onnx.ModelProto.FromString(optimized), onnx.ModelProto.FromString(model)
     called = {(node.domain, node.op_type) for node in made.graph.node}
     made.functions.extend(one for one in before.functions if (one.domain, one.name) in called)
@@ -140,10 +140,10 @@ def _open(
 
 
 def _quiet(given: dict[str, str], options: SessionSettings) -> contextlib.AbstractContextManager[None]:
-    """Silence the warning that releases from 1.26 print for each session that names its device.
+    """Silence a warning that releases since 1.26 print for each session that names its device.
 
-    It says that no plugin provides the device, which none has to. A program that sets the severity of the session's log
-    sees it.
+    It warns that no plugin provides the device, but none is needed. A program that sets the log severity of the session
+    still sees it.
     """
     asked = any(attribute == "log_severity_level" for attribute, _ in options.session_options)
     return errors_only() if "device_id" in given and not asked else contextlib.nullcontext()
@@ -182,7 +182,7 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
         ARENA.register()
         if ARENA.registered:
             settings.add_session_config_entry("session.use_env_allocators", "1")
-        # Blocks planned for a whole run ("memory patterns") need the arena in one piece, and so would make it grow.
+        # Memory patterns plan one block per run. The arena would have to grow to have it contiguous.
         settings.enable_mem_pattern = False
         # Nor is a buffer kept for a later result of exactly its size, which holds it until then: the arena finds one.
         settings.enable_mem_reuse = False
@@ -196,5 +196,5 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
         if not hasattr(settings, attribute):
             expected = "attributes of this ONNX Runtime's SessionOptions"
             raise InvalidOptionError(name="session_options", value=attribute, expected=expected)
-        setattr(settings, attribute, type(getattr(settings, attribute))(given))  # an enumeration is given as its number
+        setattr(settings, attribute, type(getattr(settings, attribute))(given))  # an enumeration is an integer here
     return settings

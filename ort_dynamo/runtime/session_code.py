@@ -21,18 +21,18 @@ __all__ = ["OwnSession", "Stopped", "session_code"]
 
 
 class Stopped(Exception):  # noqa: N818
-    """ONNX Runtime stopped; its words. Whoever knows where the graph comes from makes an error of it."""
+    """ONNX Runtime stopped, with its message. Code that knows the origin of the graph turns it into an error."""
 
 
 class OwnSession:
     """A session of this process: the first one, and in a forked child one that is opened at its first call.
 
     Attributes:
-        again: gives the function that feeds the session, while that lives.
+        again: gives the function that feeds the session, while the session is alive.
 
     Args:
-        opened: opens it.
-        around: makes of the function that runs it the one that is called.
+        opened: opens the session.
+        around: wraps the function that runs it.
     """
 
     def __init__(self, opened: Callable[[], Any], around: Callable[[Run], Run] | None = None) -> None:
@@ -59,10 +59,11 @@ def session_code(
 ) -> Callable[..., Any]:
     """Write the function that runs a graph on one value per input.
 
-    With `owned` results are torch's own tensors, which ONNX Runtime fills. Where it alone knows their sizes, `owned`
-    makes them of its. torch's errors for want of memory pass through.
+    With `owned`, results are torch's tensors, which ONNX Runtime fills. If only ONNX Runtime knows their sizes, `owned`
+    copies its results. torch's out-of-memory errors are not caught.
 
-    Of a graph that takes a matrix, a transposed one and a bool, and gives one tensor, with onnxruntime 1.31:
+    This is the function of a graph with a matrix, a transposed matrix and a bool as inputs and one output, for
+    onnxruntime 1.31:
 
         def run(x0, x1, x2):
             if processes.current != own.process:
@@ -186,7 +187,7 @@ _ARITHMETIC = re.compile(r"(?:\w+|//|[-+*() ])+")
 
 
 def _size(size: Any, known: Mapping[str, str]) -> str | None:
-    """Return a size as Python; None where it has more than sums, products and floors of known names."""
+    """Return a size as Python source; None if it has more than sums, products and floors of known names."""
     if isinstance(size, int):
         return str(size)
     if not isinstance(size, str) or not _ARITHMETIC.fullmatch(size) or re.search(r"\w\(", size):  # a call
@@ -221,7 +222,7 @@ def _spelled(numbers: Sequence[int]) -> str:
 
 
 def _fitted(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same numbers in memory that ONNX Runtime reads as they are."""
+    """Return the same elements in memory that ONNX Runtime can read directly."""
     tensor = tensor.contiguous()
     if not tensor.numel():
         tensor = tensor.new_empty(tensor.shape)  # contiguous to torch with any strides, not to ONNX Runtime
@@ -231,12 +232,12 @@ def _fitted(tensor: torch.Tensor) -> torch.Tensor:
 def _cast_to(specs: Sequence[ValueSpec], values: Sequence[Any]) -> list[Any] | None:
     """Give the values in the dtypes of their specs, or None if they have those.
 
-    A kernel of torch's may give another dtype than its fake tensor, by which the model was made. ONNX Runtime refuses
-    it before it runs anything, so a call whose dtypes agree never asks.
+    A kernel of torch may give another dtype than its fake tensor, which the model has. ONNX Runtime refuses that before
+    it runs anything, so a call with the right dtypes never gets here.
 
     Args:
-        specs: of all inputs.
-        values: the inputs; tensors are permuted as their specs say.
+        specs: the specs of all inputs.
+        values: the inputs, permuted as in their specs.
     """
     pairs = list(zip(specs, values, strict=True))
     if all(spec.is_number or value.dtype is spec.dtype for spec, value in pairs):

@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 @lru_cache(maxsize=1)
 def can_fuse() -> bool:
-    """Ask whether fused kernels can be compiled here, and registered with sessions: by C, or by callbacks."""
+    """Check whether fused kernels can be compiled here, and registered with sessions: by C, or by callbacks."""
     if triton_version() is None:
         return False
     has_compiler = any(shutil.which(command[0]) for command in compilers())
@@ -42,15 +42,15 @@ def can_fuse() -> bool:
 def session_kernels(
     built: BuiltGraph, target: Target, device: torch.device, store: KernelStore | None = None
 ) -> tuple[FusedKernel, ...]:
-    """Compile the kernels of a graph that this process has not, or read them from the store.
+    """Compile new kernels of a graph, or read them from the store.
 
-    A kernel that cannot be had is left out, with a warning: the session then computes the nodes that it stands for.
+    A kernel that fails to compile is left out, with a warning; the session then runs the original nodes.
 
     Args:
         built: the graph.
         target: the target that it was lowered for.
-        device: of the session's tensors.
-        store: where compiled kernels are stored.
+        device: the device of the session's tensors.
+        store: the store of compiled kernels.
     """
     if not built.kernels:
         return ()
@@ -74,14 +74,14 @@ def session_kernels(
 
 
 def register_kernels(settings: Any, kernels: Sequence[FusedKernel], store: KernelStore | None = None) -> None:
-    """Let a session that is opened with these settings run these kernels.
+    """Register kernels for a session that is opened with these settings.
 
-    Where that cannot be, the session computes the nodes that they stand for, and a warning says so.
+    If that fails, the session runs the original nodes, and a warning is logged.
 
     Args:
         settings: an onnxruntime SessionOptions.
-        kernels: of different names.
-        store: its folder keeps the C library.
+        kernels: the kernels, with different names.
+        store: the store whose folder has the C library.
     """
     if not kernels:
         return

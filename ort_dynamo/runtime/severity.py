@@ -18,7 +18,7 @@ _inside = 0
 
 @contextlib.contextmanager
 def errors_only() -> Iterator[None]:
-    """Have the default logger print errors only, until the last thread has left this context.
+    """Make the default logger print errors only, until the last thread has left this context.
 
     The binding logs there before a session exists, where the session's own severity does not hold. ONNX Runtime cannot
     be asked for the severity of before: its own default, warnings, is put back.

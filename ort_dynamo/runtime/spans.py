@@ -17,13 +17,13 @@ _NAME = "ort_train: "
 
 
 class Spans:
-    """Runs an outer graph so that the profiler shows its sessions.
+    """Run an outer graph with a profiler span for each session.
 
-    The function that runs has no lines for that. While a profiler records, its first lines call a twin of it: the same
-    code, in which each island's name stands for a function that opens a span around the run.
+    The normal function has no code for spans. While a profiler records, its first lines call a second version: the same
+    code, in which each island's name is bound to a function that opens a span around the run.
 
     Args:
-        names: the name of an island's `run` in the code -> the span's, as shown behind "ort_train: ".
+        names: the name of an island's `run` in the code -> the span's name, after "ort_train: ".
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:

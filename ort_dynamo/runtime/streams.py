@@ -22,21 +22,20 @@ that nothing waits for."""
 
 
 class SessionStream:
-    """The one stream that a session computes on: that on which it is opened.
+    """The single stream of a session: the one on which it is opened.
 
-    A call on the same stream has the order of that stream, and needs nothing else. One on another stream has the
-    session's wait for it before the run, and waits for the session's after it, on the device: the host waits for
-    neither. To the caller the work is done on its own stream. So memory that its stream may free, it may free after the
-    call, and no `record_stream` is needed here; results are torch's tensors, allocated on the caller's stream, and the
-    program's own `record_stream` holds for them.
+    A call on the same stream needs no synchronization. For a call on another stream, the session's stream waits for the
+    caller's before the run, and the caller's waits for the session's after it. Both waits are on the device, not on the
+    host. So to the caller, the work runs on its own stream. It may free memory after the call, without `record_stream`.
+    Results are torch's tensors, allocated on the caller's stream, and the program's own `record_stream` works on them.
 
-    A session is not opened again for each stream: that takes seconds, programs make streams by the dozen, and
-    autograd runs a backward on the stream of its forward.
+    A session is not opened again for each stream: that takes seconds, programs create many streams, and autograd runs a
+    backward on the stream of its forward.
 
     Args:
-        device: of the session.
-        provider_options: of the user; a user_compute_stream among them is taken.
-        apart: take a stream that nothing else uses, since CUDA cannot record its default stream in a graph.
+        device: the device of the session.
+        provider_options: the user's options; a user_compute_stream among them is used.
+        apart: use a stream that nothing else uses, since CUDA cannot record its default stream in a graph.
     """
 
     def __init__(self, device: torch.device, provider_options: Mapping[str, str], *, apart: bool = False) -> None:

@@ -42,13 +42,13 @@ _FOREIGN = ("DISABLE_", "LLVM_", "MLIR_", "NVPTX_", "PTXAS_", "PYTHONWARNINGS", 
 
 
 def answers(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Have each request answered, by several processes where there are several.
+    """Answer each request, by several processes if there are several requests.
 
     Args:
         requests: each as `triton_worker.py` reads it, without path and folder.
 
     Returns:
-        For each its answer: {"variants": …}, or {"error": why there are none}.
+        The answer of each: {"variants": …}, or {"error": the reason}.
     """
     if not requests:
         return []

@@ -1,4 +1,4 @@
-"""Says how the saved models of one compile join: their order, their inputs and outputs, and torch's calls between them.
+"""Describe how the saved models of one compile connect: order, inputs, outputs, and torch's calls in between.
 
 docs/internals/saved_formats.md describes the files, for those who read them.
 """
@@ -27,17 +27,17 @@ from ort_dynamo.torch_internals.operators import OpOverload
 __all__ = ["describe_graph"]
 
 _INLINE = 64
-"""Elements of the largest constant that is written as numbers; others are files of their bytes."""
+"""Maximum number of elements of a constant that is written as text; larger ones are binary files."""
 
 
 def describe_graph(segmented: Segmented, role: str, folder: Path, seen: slice) -> dict[str, Any]:
     """Describe a compiled graph by plain values: its inputs, its steps in order, its outputs.
 
     Args:
-        segmented: the graph, with READABLE in its nodes' meta, WRITTEN_FOR in that of its islands, which are compiled.
+        segmented: the graph with compiled islands. Its nodes have READABLE in their meta, its islands WRITTEN_FOR.
         role: "forward", "backward" or "inference".
-        folder: where its models were saved.
-        seen: which outputs the program sees; those before are written back to inputs, those after are saved tensors.
+        folder: the folder of its saved models.
+        seen: the outputs that the program sees; earlier ones are written back to inputs, later ones are saved tensors.
     """
     return _Description(segmented, folder).describe(role, seen)
 

@@ -21,12 +21,12 @@ _ROOM = 2**24
 
 
 def write_model(model: ir.Model, path: Path, most: int = _MOST) -> None:
-    """Write a model, with its tensors in a file "<name>.data" beside it where one file cannot hold them.
+    """Write a model; if one file cannot hold it, its tensors are in a file "<name>.data" beside it.
 
     Args:
         model: the model to write.
-        path: where to; the folder is made if it is missing, and a file that is there is replaced.
-        most: bytes that one file can hold.
+        path: the file; a missing folder is created, and an existing file is replaced.
+        most: the maximum bytes of one file.
 
     Raises:
         OSError: the folder cannot be made or written.
@@ -51,7 +51,7 @@ def write_json(content: Mapping[str, Any], path: Path) -> None:
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:
-    """Have a file written beside `path` and moved there: a reader never sees half of it, nor after a kill."""
+    """Write a file beside `path` and move it there, so that it is never incomplete, even after a kill."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Made by open(), and so with the permissions that the process's umask leaves; tempfile would make it private.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")

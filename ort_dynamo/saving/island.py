@@ -24,8 +24,8 @@ class IslandFiles:
     """Writes an island's models, with readable names.
 
     Args:
-        folder: where to.
-        name: the island's, of which the files' names are made.
+        folder: the folder of the files.
+        name: the name of the island, for the names of the files.
         island: the FX graph, with READABLE and SCOPE in its nodes' meta and WRITTEN_FOR in its own.
     """
 
@@ -53,6 +53,6 @@ class NamesInFile:
 
 
 def names_in_file(folder: Path, name: str) -> NamesInFile | None:
-    """Read the names out of the saved model of island `name`; None where it is gone."""
+    """Read the names in the saved model of island `name`; None if the file is missing."""
     path = folder / paths(name)["rewritten"]
     return NamesInFile(onnx.load(path, load_external_data=False)) if path.exists() else None

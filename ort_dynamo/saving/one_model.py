@@ -35,10 +35,10 @@ def join_models(path: Path, stage: str, *, backward: bool = True) -> ir.Model:
     Args:
         path: the JSON file of the compile; its models are beside it.
         stage: "lowered", "rewritten" or "optimized".
-        backward: whether to join the backward, where there is one.
+        backward: also join the backward, if there is one.
 
     Raises:
-        FileNotFoundError: a model is gone, or was not saved at this stage.
+        FileNotFoundError: a model is missing, or was not saved at this stage.
     """
     description = json.loads(path.read_text())
     join = _Join(path.parent, stage)
@@ -49,11 +49,11 @@ def join_models(path: Path, stage: str, *, backward: bool = True) -> ir.Model:
 
 
 class _Join:
-    """A model as far as it is joined.
+    """A model that is being joined.
 
     Args:
-        folder: where the models are.
-        stage: which of each island's to take.
+        folder: the folder of the models.
+        stage: the stage of each island's model.
     """
 
     def __init__(self, folder: Path, stage: str) -> None:
@@ -103,7 +103,7 @@ class _Join:
         return self._values.get(argument.get("value", "")) if isinstance(argument, dict) else None
 
     def sizes(self, arguments: Sequence[Any], called: str) -> ir.Value:
-        """Return a vector of sizes, given as numbers and values."""
+        """Return a vector of sizes, given as integers and values."""
         if all(isinstance(one, int) for one in arguments):
             return self._constant(np.asarray(arguments, np.int64), f"{called}/sizes")
         parts = [self.size(one, called) for one in arguments]
@@ -206,7 +206,7 @@ class _Join:
 
 
 def _typed(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Type and shape of a value; a number has none of the latter."""
+    """Give the type and shape of a value; a scalar has no shape."""
     dtype = TORCH_TO_ONNX.get(getattr(torch, str(one.get("dtype")), torch.complex64))
     if dtype is None:
         return {}

@@ -1,4 +1,4 @@
-"""The program's names for the inputs of one of Dynamo's graphs, and for the nodes made of it."""
+"""The program's names for the inputs of one of Dynamo's graphs, and for its nodes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Program:
 
     Attributes:
         name: the class of the module that all its parameters are in, or the function's name.
-        inputs: for each input of Dynamo's graph: of a parameter or buffer, its name in `state_dict()`; of an argument,
-            its name and where in it the tensor is, such as "batch.input_ids"; of one in `**kwargs`, its keyword.
+        inputs: a name for each input of Dynamo's graph. A parameter or buffer has its name in `state_dict()`. An
+            argument has its name and the path in it, such as "batch.input_ids"; one in `**kwargs` has its keyword.
         compile_id: torch's name for the compile, such as "0/1".
         aliases: input -> other names of the same parameter or buffer, such as those of tied weights.
     """
@@ -49,18 +49,19 @@ class Program:
 _STEP = re.compile(r"\[['\"]?(?P<key>[^'\"\]]*)['\"]?\]|\.(?P<attribute>\w+)")
 _HOLDERS = {"_modules", "_parameters", "_buffers"}
 _ATTRIBUTES = "__dict__"
-"""By which Dynamo reads the parts of a module of which the function has set an attribute."""
+"""Names by which Dynamo reads the parts of a module after the function has set an attribute of it."""
 
 
 def read_program(gm: GraphModule, inputs: Sequence[Any]) -> Program:
     """Find the program's names for the inputs of Dynamo's graph, while Dynamo traces it.
 
-    A parameter is named from the module that the traced function reaches it by: after a graph break that is the module
-    whose forward begins there. Where there are two such modules, the name begins with the function's names for them.
+    A parameter is named relative to the module through which the traced function reaches it. After a graph break that
+    is the module whose forward begins there. If there are two such modules, names begin with the function's names for
+    them.
 
     Args:
         gm: Dynamo's graph.
-        inputs: its inputs; names of tied weights are found where they are the parameters themselves.
+        inputs: its inputs; names of tied weights are found only if they are the parameters themselves.
     """
     found = [_steps(source_of(node) or node.name) for node in gm.graph.find_nodes(op="placeholder")]
     roots = dict.fromkeys(root for root, _ in found if root is not None)
@@ -121,13 +122,13 @@ def _aliases(module: nn.Module, names: Sequence[str], inputs: Sequence[Any]) -> 
 def name_nodes(gm: GraphModule, program: Program, saved: Mapping[str, str] | None = None) -> dict[str, str]:
     """Give each node of a graph a name that people can read, in its meta under READABLE, and return all by node name.
 
-    Inputs and outputs are called as the program does; all else by the module that it is in and its own name, as in
-    "layers.3.mlp/mm_1". Nodes outside of all modules begin with the program's name.
+    Inputs and outputs have the program's names. Other nodes have their module and their own name, such as
+    "layers.3.mlp/mm_1". Names of nodes outside of all modules begin with the program's name.
 
     Args:
         gm: a graph of AOTAutograd, forward or backward after the partition.
-        program: of the function that it comes from.
-        saved: names of the forward's nodes, for those of them that are the backward's inputs.
+        program: the names of the function that it comes from.
+        saved: the names of the forward's nodes that are inputs of the backward.
     """
     gm.meta[WRITTEN_FOR] = f"{program.name} {program.compile_id}"
     unique = UniqueNames()

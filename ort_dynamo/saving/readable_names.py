@@ -59,7 +59,7 @@ def readable(serialised: bytes, island: GraphModule, known: Mapping[str, str]) -
         for index, value in enumerate(node.outputs):
             if value.name and value not in named:
                 plain = str(node.name) if len(node.outputs) == 1 else f"{node.name}:{index}"
-                # A name alone says little: lowering's name add_1 may be of the second result of add.
+                # A name alone is ambiguous: the lowering's add_1 may be the second result of add.
                 mine = nodes.get(value.name) if value.name == origins[node] else None
                 named[value] = unique.fresh(plain if mine is None else _name(mine))
     for value, name in named.items():
@@ -100,7 +100,7 @@ def _name_nodes(graph: ir.Graph, origins: Mapping[ir.Node, str], nodes: Mapping[
         fx_node = nodes.get(origin)
         scope = fx_node.meta.get(SCOPE) if fx_node is not None else None
         path = f"{scope}/{origin}" if scope else origin
-        # The last of an FX node's is the one that gives its value.
+        # The last ONNX node of an FX node computes its value.
         node.name = unique.fresh(path if not left[origin] else f"{path}/{node.op_type}")
         node.metadata_props.update(_metadata(fx_node) if fx_node is not None else {})
 

@@ -29,7 +29,7 @@ __all__ = ["Scopes", "at_opset", "export_graph"]
 
 
 Scopes = Callable[[Mapping[Node, str]], Mapping[Node, str]]
-"""(node of a graph -> path of the module that it is in, empty outside of all) -> where the file says that it is."""
+"""(node of a graph, path of its module or "") -> its scope in the file."""
 
 
 def export_graph(
@@ -49,12 +49,12 @@ def export_graph(
     Args:
         gm: an inference graph or a joint graph of AOTAutograd, which is changed.
         program: the program's names for its inputs.
-        options: by which passes run.
+        options: the options of the passes.
         outputs: the names of the outputs.
-        stands_alone: whether the model does all that torch does beside it: it draws its random numbers, and leaves out
-            assertions, as nothing in ONNX stops a run. Without, random operators are refused.
-        contrib_ops: whether it may have ONNX Runtime's own operators; without, any runtime can load it.
-        scopes: says where nodes are, by which they and their values are then called.
+        stands_alone: whether the model needs no torch beside it. It then has random operators, and no assertions, since
+            nothing in ONNX stops a run. Otherwise random operators are refused.
+        contrib_ops: whether it may have ONNX Runtime's contrib operators; without them, any runtime can load it.
+        scopes: gives the scope of a node, for its name and those of its values.
 
     Raises:
         TrainingGraphError: a node has no form in ONNX.
@@ -131,7 +131,7 @@ def _name_ends(graph: ir.Graph, inputs: Sequence[str], outputs: Sequence[str]) -
 
 
 def _permute_input(graph: ir.Graph, value: ir.Value, order: Sequence[int]) -> None:
-    """Have an input with the dimensions that the program knows, where a session would get them in another order."""
+    """Give an input the dimensions of the program, if a session would get them in another order."""
     name = str(value.name)
     given = ir.Value(name=name, type=value.type)
     if value.shape is not None:
@@ -158,14 +158,14 @@ def _unpermute(graph: ir.Graph, orders: Sequence[tuple[int, ...]]) -> None:
 
 
 def at_opset(model: ir.Model, version: int) -> ir.Model:
-    """Convert a model to another version of ONNX's operators: to a newer one with onnx's converter.
+    """Convert a model to another ONNX opset; to a newer one with onnx's converter.
 
     Args:
-        model: of opset OPSET. To an older version it is changed in place.
-        version: of ai.onnx.
+        model: a model of opset OPSET. For an older opset it is changed in place.
+        version: the opset of ai.onnx.
 
     Raises:
-        OpsetError: it cannot be converted; then it is as it was.
+        OpsetError: the model cannot be converted; then it does not change.
     """
     if version <= OPSET:
         run_passes(opset_passes(version), model)

@@ -1,4 +1,4 @@
-"""Says where each node of a forward, backward or inference graph runs, and why.
+"""Decide where each node of a forward, backward or inference graph runs, and why.
 
 A size of a lowered tensor that follows from the inputs' sizes is computed from those, so that no island ends for it. An
 assertion is torch's as well: an island computes the condition, torch reads it and raises.
@@ -28,7 +28,7 @@ __all__ = ["Place", "Placement", "classify"]
 
 
 class Place(Enum):
-    """Which of torch and ONNX Runtime runs a node, and why."""
+    """The runtime of a node, torch or ONNX Runtime, and the kind of reason."""
 
     LOWERED = auto()
     """An island takes it."""
@@ -41,22 +41,22 @@ class Place(Enum):
     COLLECTIVE = auto()
     """Communication with other processes, or the wait for it: torch's by design, as the process group is torch's."""
     OBSERVER = auto()
-    """It shows a value to the program (statistics of activations): torch's by design, as the observer is Python."""
+    """An observer that gives a value to Python (statistics of activations): torch's by design."""
     HOST = auto()
     """Arithmetic on Python scalars (symbolic sizes), an assertion or a constant, which torch has for free."""
     INPUT_SIZE = auto()
-    """A size of a computed tensor that follows from the sizes of the graph's inputs: nobody has to wait for it."""
+    """A size of a computed tensor that follows from the sizes of the graph's inputs, so no island waits for it."""
     WRITE = auto()
     """An input written to: all nodes before it run before it, all nodes after it run after."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one node runs.
+    """The place of one node, and the reason.
 
     Attributes:
         place: who runs it.
-        reason: why it has to stay in eager, of EAGER; why torch runs it faster, of CHOSEN; None of any other.
+        reason: EAGER: why ONNX Runtime cannot run it; CHOSEN: why torch is faster; else None.
     """
 
     place: Place
@@ -69,7 +69,7 @@ def classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.d
     Args:
         graph: a functional ATen graph with fake values in meta["val"].
         refuse: why a call_function node cannot be lowered, or None.
-        device: the device of the graph's sessions; nodes on any other stay in eager.
+        device: the device of the graph's sessions; nodes on other devices are fallbacks.
     """
     carried: set[Any] = set()
     for node in graph.find_nodes(op="placeholder"):
@@ -77,7 +77,7 @@ def classify(graph: Graph, refuse: Callable[[Node], str | None], device: torch.d
     placements: dict[Node, Placement] = {}
     for node in counted(graph.nodes, "choosing where operators run"):
         if node.op == "get_attr":
-            # A constant tensor, or a sub-graph for a higher-order operator: handed over as it is.
+            # A constant tensor, or a subgraph for a higher-order operator: passed on unchanged.
             node.meta.setdefault("val", operator.attrgetter(str(node.target))(graph.owning_module))
         if node.target is operator.getitem:
             placements[node] = placements.get(node.args[0], Placement(Place.HOST))

@@ -34,8 +34,8 @@ def build_islands(
 
     Args:
         gm: a functional graph.
-        placements: where each node runs.
-        levels: the level of each node. Of one level and one section an island is made.
+        placements: the place of each node.
+        levels: the level of each node. Each level and section becomes one island.
 
     Returns:
         The outer graph, with a call_module node per island that returns a tuple, and the islands by name.
@@ -138,7 +138,7 @@ class _Builder:
                 self._view_outside(node)
 
     def _contiguous(self, value: Node) -> Node:
-        """Return the outer node of `value`, as a contiguous tensor where it is one tensor."""
+        """Return the outer node of `value`; a single tensor is contiguous."""
         outside = self._view_outside(value)
         if not isinstance(value.meta.get("val"), torch.Tensor):
             return outside
@@ -154,11 +154,11 @@ class _Builder:
         return self._outside[value]
 
     def _laid_out(self, item: Node) -> Node:
-        """Return a copy of an island's contiguous output in the symbolic strides that its fake value promises.
+        """Return a copy of an island's contiguous output with the symbolic strides of its fake value.
 
-        The copy also has its offset: a scatter into an input has the input's. If the input is written to, AOTAutograd
-        makes views of it from the sizes, strides and offsets of the views that we return. If it counts these offsets
-        from the input, and not from the start of the input's memory, nothing is to be added.
+        The copy also has the fake value's offset, such as the input's for a scatter into an input. If the input is
+        written to, AOTAutograd makes views of it from the sizes, strides and offsets of the views that we return. If
+        these offsets count from the input, not from the start of its storage, the copy has no offset.
         """
         fake = item.meta["val"]
         offset = 0 if views_begin_at_the_input() else self._sizes.number(fake.storage_offset())
@@ -252,7 +252,7 @@ class _Island:
 
 
 def _needs_contiguous(node: Node) -> bool:
-    """Check whether the operator of `node` says that a compiler has to hand it contiguous tensors."""
+    """Check whether the operator of `node` is tagged to need contiguous tensors."""
     target = node.target
     return (
         isinstance(target, OpOverload) and torch.Tag.needs_contiguous_strides in target.tags and not is_mutable(target)

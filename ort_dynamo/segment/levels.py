@@ -1,7 +1,7 @@
-"""Says in which round each node runs.
+"""Assign each node to a level, the round in which it runs.
 
-A node's level is the greatest number of steps from a lowered node to one that torch runs, over all paths to it. Each
-level's lowered nodes form one island, and running torch's nodes of level 0, island 0, torch's nodes of level 1, island
+A node's level is the maximum number of steps from a lowered node to one that torch runs, over all paths to it. The
+lowered nodes of a level form one island. Running torch's nodes of level 0, island 0, torch's nodes of level 1, island
 1 … respects every edge. No path can be cut into fewer islands, and the search takes linear time.
 
 Effects that no edge shows are kept as well. Random ops and operators with effects keep eager's order. All nodes before
@@ -24,11 +24,11 @@ __all__ = ["is_ordered", "is_wait", "levels", "writes"]
 
 
 def levels(graph: Graph, placements: Mapping[Node, Placement]) -> dict[Node, int]:
-    """Return the level of every node; `placements` says where all but placeholders and the output run."""
+    """Return the level of every node; `placements` has all nodes but placeholders and the output."""
     found: dict[Node, int] = {}
     last_ordered = 0
     earliest = 0  # the level of the last write
-    done = 0  # the level by which all nodes before this one have run
+    done = 0  # the level after which all earlier nodes have run
     for node in graph.nodes:
         place = placements[node].place if node in placements else None
         if place in (None, Place.INPUT_SIZE):
@@ -73,5 +73,5 @@ def is_ordered(node: Node, place: Place | None) -> bool:
 
 
 def _is_mutable(node: Node) -> bool:
-    """Check whether the operator writes to an argument: no edge says who reads it before the write, and who after."""
+    """Check whether the operator writes to an argument: edges do not order its readers before or after the write."""
     return isinstance(node.target, OpOverload) and is_mutable(node.target)

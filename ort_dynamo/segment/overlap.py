@@ -31,11 +31,11 @@ __all__ = ["overlap"]
 
 
 def overlap(graph: Graph, placements: Mapping[Node, Placement], levels: Mapping[Node, int]) -> Mapping[Node, int]:
-    """Give levels by which collectives overlap with computation; those of a graph without any as they are.
+    """Give levels that let collectives overlap with computation; without collectives, they do not change.
 
     Args:
         graph: a functional graph.
-        placements: where its nodes run.
+        placements: the places of its nodes.
         levels: the level of each node (levels.py).
     """
     if not any(_is_start(node, placements) for node in placements):
@@ -50,7 +50,7 @@ def _is_start(node: Node, placements: Mapping[Node, Placement]) -> bool:
 
 def _with_late_waits(graph: Graph, placements: Mapping[Node, Placement], levels: Mapping[Node, int]) -> dict[Node, int]:
     """Raise waits, and the views of their results, to the level of the first node that reads more than a view."""
-    last: dict[Node, float] = {}  # node -> the level by which it has to run
+    last: dict[Node, float] = {}  # node -> the last level in which it may run
     end = max(levels.values()) + 1
     barrier: float = end  # the level of the first write after the node
     for node in reversed(graph.nodes):

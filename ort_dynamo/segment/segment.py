@@ -1,8 +1,8 @@
 """Splits one forward, backward or inference graph into islands for ONNX Runtime and nodes that torch runs.
 
-Five steps, each of which reads only the results of those before it: where every node runs and why (classify.py), in
-which round (levels.py), which recomputed nodes move to their readers (sink_recomputed.py, with fused kernels), how
-communication overlaps with computation (overlap.py), and the graphs that follow (islands.py).
+There are five steps, and each reads only the results of earlier ones. They decide where every node runs and why
+(classify.py), in which round (levels.py), which recomputed nodes move to their readers (sink_recomputed.py, with fused
+kernels), and how communication overlaps with computation (overlap.py). The last one builds the graphs (islands.py).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["EagerNode", "Segmented", "check_fallback", "segment"]
 
 @dataclass(frozen=True)
 class EagerNode:
-    """A node that stays in eager.
+    """A fallback node.
 
     Attributes:
         name: the FX node's name.
         target: its overload or function, as text.
-        reason: why ONNX Runtime does not take it.
+        reason: why ONNX Runtime cannot run it.
         where: the user's line.
     """
 
@@ -52,7 +52,7 @@ class Segmented:
         gm: the outer graph: placeholders, fallback nodes, rebuilt views, and a call_module node per island that returns
             a tuple. Its island submodules are the islands' graphs, to be replaced by the sessions that run them.
         islands: island name (the submodule's) -> its graph.
-        eager: the nodes that stay in eager because they must.
+        eager: the fallback nodes.
         native: overload, as text -> its nodes inside islands.
         by_design: overload, as text -> its nodes that torch runs by design: random ops and collectives.
         chosen: "overload: reason" -> its nodes that torch runs by choice, since it is faster.
@@ -76,7 +76,7 @@ def segment(
     Args:
         gm: a functional ATen graph with fake values in meta["val"].
         refuse: why a call_function node cannot be lowered, or None.
-        device: the device of the graph's sessions; nodes on any other stay in eager.
+        device: the device of the graph's sessions; nodes on other devices are fallbacks.
         fused: whether a session computes arithmetic in the kernel of the node that reads it.
     """
     placements = classify(gm.graph, refuse, device)
@@ -133,7 +133,7 @@ def _computing(island: GraphModule) -> Iterator[Node]:
 
 
 def check_fallback(segmented: Segmented, options: SegmentOptions, role: str) -> None:
-    """Raise FallbackRefusedError if nodes stay in eager and the options forbid it."""
+    """Raise FallbackRefusedError if there are fallbacks and the options forbid them."""
     if options.fallback == "error" and segmented.eager:
         lines = "\n".join(f"  {n.name} = {n.target}: {n.reason}\n    {n.where}" for n in segmented.eager)
         raise FallbackRefusedError(count=len(segmented.eager), role=role, nodes=lines)

@@ -16,16 +16,16 @@ __all__ = ["late"]
 
 
 def late(graph: Graph, placements: Mapping[Node, Placement], levels: Mapping[Node, int]) -> dict[Node, int]:
-    """Give the level of every node, with computations of inputs alone as late as their first reader.
+    """Give the level of every node; nodes that depend on inputs alone move to their first reader.
 
     Such nodes have level 0. In another island than their readers, their results would be written to memory and read
-    again, where one fused kernel could compute both. A node stays where its result has fewer bytes than the saved
-    tensors that it reads, which would live longer. All nodes stay where a write or a collective orders them.
+    again, although one fused kernel could compute both. A node does not move if its result has fewer bytes than the
+    saved tensors that it reads, which would live longer. No node moves if a write or a collective orders the graph.
 
     Args:
         graph: the graph.
-        placements: where its nodes run.
-        levels: from `levels`.
+        placements: the places of its nodes.
+        levels: the levels from `levels`.
     """
     found = dict(levels)
     places = {node: placement.place for node, placement in placements.items()}

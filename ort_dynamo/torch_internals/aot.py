@@ -25,7 +25,7 @@ _tracing_context = private("torch._guards:TracingContext")
 
 
 def backward_at_once() -> AbstractContextManager[Any]:
-    """Have AOTAutograd compile the backward together with the forward while this is open.
+    """Make AOTAutograd compile the backward together with the forward while this is open.
 
     Where torch lacks the switch (all tested versions have it), AOTAutograd decides by itself, and a backward that
     fails to compile, or that `fallback="error"` refuses, does so at the first `.backward()`.
@@ -37,7 +37,7 @@ def backward_at_once() -> AbstractContextManager[Any]:
 
 
 def metadata() -> ViewAndMutationMeta | None:
-    """Give AOTAutograd's metadata of the graph that is being compiled; None where it is not at work or is silent."""
+    """Give AOTAutograd's metadata of the graph that is being compiled; None if there is none."""
     context = None if _tracing_context is None else _tracing_context.try_get()
     return None if context is None else context.fw_metadata
 

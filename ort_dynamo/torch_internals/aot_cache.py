@@ -1,4 +1,4 @@
-"""AOTAutograd's own cache on disk: torch's functions for it, behind torch's switches."""
+"""AOTAutograd's own cache on disk: torch's functions and settings for it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _is_reported(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def tagged(tag: str) -> Iterator[None]:
-    """Have AOTAutograd store whole results, under keys that hold `tag`, while this is open."""
+    """Make AOTAutograd store whole results while this is open, under keys that contain `tag`."""
     before = torch.compiler.config.cache_key_tag
     _reader.addFilter(_is_reported)
     try:

@@ -16,7 +16,7 @@ _manager = private(f"{_CACHE}:CacheArtifactManager")
 
 
 def register_artifacts(kind: str, load: Callable[[str, bytes], None]) -> None:
-    """Have torch take along entries of a kind; once a process.
+    """Register a kind of entries with torch's cache artifacts; once per process.
 
     Args:
         kind: its name among torch's.

@@ -65,7 +65,7 @@ def caller_of(contexts: Iterable[str] | None) -> Caller | None:
 
 
 def uncompiled(model: Any) -> Any:
-    """Return the module in a result of torch.compile(module); anything else as it is."""
+    """Return the module in a result of torch.compile(module); return anything else unchanged."""
     return getattr(model, "_orig_mod", model)
 
 

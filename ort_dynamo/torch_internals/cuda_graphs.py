@@ -30,7 +30,7 @@ Boxed = Callable[[list[Any]], Any]
 
 
 def _trees(name: str) -> Any:
-    # Asked for where they are used: inductor takes a second to import.
+    # Imported on use: inductor takes a second to import.
     return private(f"torch._inductor.cudagraph_trees:{name}")
 
 
@@ -84,7 +84,7 @@ def unsafe_node(gm: GraphModule) -> Node | None:
 def recorded(
     run: Boxed, gm: GraphModule, role: str, device: torch.device, resting: Sequence[int], mutated: Collection[int]
 ) -> Boxed:
-    """`run`, recorded at its second call and replayed from the third on; torch has graph trees.
+    """Wrap `run` to be recorded at its second call and replayed from the third on, by torch's graph trees.
 
     Args:
         run: the boxed function of `gm`.

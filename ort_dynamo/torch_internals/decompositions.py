@@ -93,9 +93,9 @@ def lstm_in_steps() -> Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Ten
 def resized_lengths(
     shape: Sequence[int], output_size: Sequence[int] | None, factors: Sequence[float] | None
 ) -> Sequence[int]:
-    """Return the spatial lengths that a resize gives, from its output size or its factors, of which one is given.
+    """Return the spatial lengths of a resize, from its output size or its scale factors; one of them is given.
 
-    Without torch's function (upsample_compute_output_size in all tested versions) the same formula.
+    If torch lacks its function (upsample_compute_output_size in all tested versions), the same formula is used.
     """
     if _resized_lengths is not None:
         found: Sequence[int] = _resized_lengths(shape, output_size, factors)

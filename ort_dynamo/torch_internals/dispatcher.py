@@ -1,4 +1,4 @@
-"""Which of torch's kernels a call reaches while a compilation traces."""
+"""Control over the torch kernels that a call reaches while a compile traces."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def real_kernels() -> Iterator[None]:
 
 @contextmanager
 def as_traced() -> Iterator[None]:
-    """Have calls on fake tensors reach the kernels that a trace reaches: without gradients, and without autocast.
+    """Make calls on fake tensors reach the kernels that a trace reaches, without gradients and autocast.
 
     Without torch's switches a call under the program's autocast would cast once more.
     """
@@ -80,7 +80,7 @@ def python_kernels(overload: OpOverload) -> dict[Any, Callable[..., Any]]:
 
 
 def without_python_kernels() -> AbstractContextManager[Any]:
-    """Have calls reach torch's C++ kernels, not the Python ones, under the modes that are on.
+    """Make calls reach torch's C++ kernels, not the Python ones, under the active modes.
 
     Without torch's switch nothing changes: a call that asks for it from within a Python kernel would come back to it.
     """
@@ -89,7 +89,7 @@ def without_python_kernels() -> AbstractContextManager[Any]:
 
 
 def forget_dispatch(overload: OpOverload) -> None:
-    """Have torch look at `python_kernels` anew at the next call; without its cache there is nothing to forget."""
+    """Clear torch's dispatch cache, so that the next call reads `python_kernels` again; no-op without a cache."""
     cache = getattr(overload, "_dispatch_cache", None)
     if cache is not None:
         cache.clear()

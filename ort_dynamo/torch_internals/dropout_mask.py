@@ -1,4 +1,4 @@
-"""The operator that draws a dropout's mask: `ort_dynamo::bernoulli`."""
+"""The operator of a dropout's random mask: `ort_dynamo::bernoulli`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 
 @torch.library.impl(_LIBRARY, "bernoulli", "CompositeExplicitAutograd")
 def dropout_mask(size: list[int], stride: list[int], p: float, *, device: torch.device) -> torch.Tensor:
-    """Draw a boolean mask with eager dropout's stream.
+    """Generate a random boolean mask with eager dropout's random stream.
 
-    Drawn in place, as eager does: aten's functional form draws a channels_last mask in another order. One functional
-    operator, because the partitioner takes a graph with recomputed nodes only if no node of it mutates. Whoever runs a
-    graph that is cut may call this function, without the operator around it.
+    It is filled in place, as in eager: aten's functional form fills a channels_last mask in another order. It is one
+    functional operator, since the partitioner accepts a graph with recomputed nodes only if no node mutates. The outer
+    graph may call this function without the operator around it.
     """
     return torch.empty_strided(size, stride, dtype=torch.bool, device=device).bernoulli_(p)
 

@@ -19,11 +19,11 @@ _ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
 def compile_apart(function: Callable[..., Any], **given: Any) -> Callable[..., Any]:
-    """Compile a function by torch.compile with cache entries of its own, which count toward no other's limit.
+    """Compile a function by torch.compile with separate cache entries, which do not count toward other limits.
 
     Args:
         function: a function or module.
-        given: keyword arguments of torch.compile.
+        given: the keyword arguments of torch.compile.
     """
     apart: Any = {"isolate_recompiles": True} if _ISOLATES else {}  # older torch has no such parameter
     return torch.compile(function, **given, **apart)

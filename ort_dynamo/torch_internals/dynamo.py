@@ -31,7 +31,7 @@ def is_random_number(placeholder: Node) -> bool:
 
 
 def raised_by_backend(error: BaseException) -> BaseException | None:
-    """Give the backend's error inside the error that Dynamo makes of it; None for errors of anybody else."""
+    """Give the backend's error inside of Dynamo's error; None if the error is not the backend's."""
     inner: BaseException | None = getattr(error, "inner_exception", None) or error.__cause__
     return inner if isinstance(error, _backend_failed) else None
 

@@ -18,9 +18,9 @@ _tracing_context = private("torch._guards:TracingContext")
 
 
 def of_fixed_sizes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the fake tensor of one that Dynamo has not seen, in the trace that is at work: all its sizes are numbers.
+    """Return a fake tensor with static sizes, in the running trace, for a tensor that Dynamo has not seen.
 
-    AOTAutograd would take them for symbols. Outside of a trace, and where torch does not tell of it, the tensor itself.
+    AOTAutograd would make its sizes symbolic. Outside of a trace, or if torch has no access to it, give the tensor.
     """
     context = None if _tracing_context is None else _tracing_context.try_get()
     mode = None if context is None else context.fake_mode
@@ -34,10 +34,10 @@ FAKE_TENSOR_LOG = "torch._subclasses.fake_tensor"
 
 
 def storage_identity(tensor: torch.Tensor) -> int:
-    """Which allocation a tensor lives in, fake ones included, equal for views; the address says it only of real ones.
+    """Identify the allocation of a tensor, also of a fake one; views of it give the same number.
 
-    Without the address of torch's own storage object, the hash of its Python object, which is made anew at each call
-    in versions before 2.1.
+    It is the address of torch's storage object, since data_ptr() works for real tensors alone. A torch without that
+    address gives the hash of the Python storage object, which versions before 2.1 make anew at each call.
     """
     storage: Any = tensor.untyped_storage()
     found = getattr(storage, "_cdata", None)

@@ -53,16 +53,16 @@ class Frame:
     Attributes:
         compile_id: torch's name for the attempt, such as "0/1"; the number before the slash is the function's.
         function: the function's name; the code after a graph break has one that begins with "torch_dynamo_resume_in".
-        begins: file and line of the function.
-        where: "file:line" of the function, or of the line that made Dynamo give up.
-        failure: why Dynamo gave up, so that the function runs in eager; None where it did not.
-        breaks: why the graph ends within the function, once for each graph break.
-        operators: how many operators its graph has, whichever backend got it; 0 where there is none.
-        recompiled: which guard of the attempt before did not hold; None for a first attempt.
-        began: seconds since the epoch.
-        limit: the setting of torch._dynamo.config whose number of attempts was reached, so that the function runs in
-            eager wherever no earlier attempt fits; None where none was. Then `failure` is set, too.
-        caller: who called the function; None if it is not known.
+        begins: the file and line of the function.
+        where: "file:line" of the function, or of the line that Dynamo could not trace.
+        failure: why Dynamo skipped the function, which then runs in eager; None if it did not.
+        breaks: the reason of each graph break in the function.
+        operators: the number of operators of its graph, for any backend; 0 without a graph.
+        recompiled: the failed guard of the attempt before; None for a first attempt.
+        began: the start, in seconds since the epoch.
+        limit: the setting of torch._dynamo.config whose limit was reached, so that calls run in eager if no earlier
+            attempt fits; None if no limit was reached. With a limit, `failure` is set, too.
+        caller: the caller of the function; None if it is unknown.
     """
 
     compile_id: str
@@ -97,7 +97,7 @@ def resumed_at(function: str) -> tuple[str, int] | None:
 def frames(since: float) -> tuple[Frame, ...]:
     """Return the frames that Dynamo began to compile at or after `since` (seconds since the epoch), the oldest first.
 
-    They are read off torch's compilation metrics, of which the last 1,024 are kept. Without those, none.
+    They come from torch's compilation metrics, which keep the last 1,024. If torch lacks these, there are none.
     """
     every = (_frame(metrics) for metrics in (_metrics_of() if _metrics_of else ()) if _is_frame(metrics))
     return tuple(frame for frame in every if frame.began >= since)
@@ -147,7 +147,7 @@ def _frame(metrics: Any) -> Frame:
 
 
 def watch_attempts(tell: Callable[[Frame], None]) -> bool:
-    """Have `tell` called with each attempt of Dynamo's that ends from now on, of whatever backend.
+    """Call `tell` at the end of each later attempt of Dynamo, for every backend.
 
     Dynamo hands its record of an attempt to a function that does nothing in the releases of torch, and is there for
     logs; it is wrapped.
@@ -232,7 +232,7 @@ def untraced_modules(home: str) -> tuple[UntracedModule, ...]:
 
 
 def why_untraced(module: nn.Module) -> str | None:
-    """Why Dynamo skips the forward of a module compiled in place, by its rules; None where it does not."""
+    """Give Dynamo's reason to skip the forward of a module that was compiled in place, or None."""
     call = module.__dict__.get("_compiled_call_impl")
     if call is None or _check_verbose is None or _calls_inlined(call):
         return None
@@ -248,14 +248,14 @@ def is_compiled_function(function: Callable[..., Any]) -> bool:
 def wrap_compiled_call(
     module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Callable[[], None] | None:
-    """Put something between a compiled module's caller and its compiled call.
+    """Wrap the compiled call of a compiled module.
 
     Args:
         module: the result of torch.compile(module), or a module after module.compile().
-        wrap: makes of the compiled call the function that is called in its place.
+        wrap: compiled call -> the function that replaces it.
 
     Returns:
-        A function that takes it out again; None where the module is not compiled.
+        A function that removes the wrapper; None if the module is not compiled.
     """
     attribute = "forward" if _optimized_module and isinstance(module, _optimized_module) else "_compiled_call_impl"
     call = module.__dict__.get(attribute)
@@ -266,7 +266,7 @@ def wrap_compiled_call(
 
 
 def entered_codes(model: Any, call: Callable[..., Any]) -> frozenset[tuple[str, tuple[str, int]]]:
-    """Give the functions by which a compiled call can enter a model, as `Frame.function` and `Frame.begins` name them.
+    """Give the functions through which a compiled call can enter a model, as in `Frame.function` and `Frame.begins`.
 
     Args:
         model: the compiled model, or the compiled function.

@@ -26,7 +26,7 @@ def contiguous_strides(sizes: Sequence[int], order: Sequence[int] | None = None)
 
 
 def is_dense(layout: Layout) -> bool:
-    """Ask whether a tensor's elements fill its memory, each in a place of its own, in any order of dimensions."""
+    """Check whether a tensor's elements fill its memory, each in a place of its own, in any order of dimensions."""
     expected = 1
     for stride, size in sorted((stride, size) for size, stride in zip(*layout, strict=True) if size > 1):
         if stride != expected:
@@ -73,7 +73,7 @@ def _broadcast(layout: Layout, sizes: Sequence[int]) -> list[int]:
 
 
 def _compare(first: int, second: int, steps: Sequence[Sequence[int]], sizes: Sequence[int]) -> int:
-    """Say by the first operand that tells whether two dimensions change places (1), stay (-1), or neither (0)."""
+    """Compare two dimensions by the first operand that decides: swap (1), keep (-1), or undecided (0)."""
     for strides in steps:
         if not strides[first] or not strides[second]:
             continue

@@ -49,7 +49,7 @@ BROADCAST: frozenset[OpOverload] = frozenset(
         )
     )
 )
-"""Elementwise operators whose result is laid out as a sum of the operands is. Fake tensors take another operand's."""
+"""Pointwise operators whose result has the layout of a sum of the operands; fake tensors use another operand's."""
 
 CONTIGUOUS: frozenset[OpOverload] = frozenset(
     present(dict.fromkeys((aten.pow.Scalar, aten.float_power.Scalar, aten.log_sigmoid_forward.default)))

@@ -23,6 +23,6 @@ def graph_module(attributes: Mapping[str, Any], graph: Graph) -> GraphModule:
 
 
 def lazily() -> AbstractContextManager[Any]:
-    """Have torch make lazy modules while this is open, where it can, as it does for inductor."""
+    """Make torch create lazy modules while this is open, if it can, as for inductor."""
     context: AbstractContextManager[Any] = _use_lazy(True)
     return context

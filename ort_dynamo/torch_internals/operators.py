@@ -161,7 +161,7 @@ def absent_operators() -> tuple[str, ...]:
 
 
 def is_absent(overload: object) -> bool:
-    """Check whether `overload` only stands for one that the installed torch lacks."""
+    """Check whether `overload` is a placeholder for one that the installed torch lacks."""
     return isinstance(overload, AbsentOperator)
 
 
@@ -232,9 +232,9 @@ def overloads_of(packet: OpOverloadPacket) -> list[OpOverload]:
 
 
 def without_wrapper(overload: OpOverload) -> Callable[..., Any]:
-    """Return the C++ function that a call of an overload ends in, where the call does nothing else; else the overload.
+    """Return the C++ function of an overload, if a call of the overload does nothing else; else the overload.
 
-    Overloads to which torch 2.15 gives a dispatcher of their own in Python go by the overload, and so do subclasses.
+    torch 2.15 gives some overloads their own dispatcher in Python; these and subclasses give the overload.
     """
     plain = type(overload) is OpOverload and getattr(overload, "_pyobj_dispatcher", None) is None
     function: Callable[..., Any] = getattr(overload, "_op", overload) if plain else overload

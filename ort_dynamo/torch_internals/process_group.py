@@ -27,10 +27,10 @@ class GroupStore:
     rank: int
 
     def first(self, key: str, value: str) -> str:
-        """Set a key that nobody has set, and give the value of who was first; waits for no other rank.
+        """Set a key if no rank has set it, and give its value; it does not wait for other ranks.
 
         Raises:
-            RuntimeError: the store is gone, or cannot do this.
+            RuntimeError: the store is closed, or does not support this.
         """
         found: bytes = self.store.compare_set(f"ort_dynamo/{key}", "", value)
         return found.decode()

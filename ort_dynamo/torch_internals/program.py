@@ -24,9 +24,9 @@ _translator = private("torch._dynamo.symbolic_convert:InstructionTranslator")
 
 
 def source_of(placeholder: Node) -> str | None:
-    """Give the expression by which Dynamo finds an input of its graph: "L['self']._modules['a']._parameters['weight']".
+    """Give Dynamo's expression for an input of its graph: "L['self']._modules['a']._parameters['weight']".
 
-    L holds the function's locals and G its globals. Without Dynamo's mark on the placeholder, None.
+    L are the function's locals and G its globals. It gives None if Dynamo did not mark the placeholder.
     """
     name = getattr(getattr(placeholder, "_dynamo_source", None), "name", None)
     return str(name() if callable(name) else name) if name is not None else None  # torch up to 2.11 has a method
@@ -73,12 +73,12 @@ def spell_input(placeholder: Node, given: Sequence[str]) -> str | None:
     """Return the name of an input of AOTAutograd's graph, by its descriptor (torch's _aot_autograd/descriptors.py).
 
     Args:
-        placeholder: of a forward, backward or inference graph.
+        placeholder: a placeholder of a forward, backward or inference graph.
         given: the names of the inputs of Dynamo's graph, in order.
 
     Returns:
-        One of `given`, or a word made of it; of a tangent, the output's name and ".grad". None of a saved tensor, and
-        where AOTAutograd says nothing.
+        One of `given`, or a name derived from it; for a tangent, the output's name and ".grad". None for a saved
+        tensor, and without a descriptor.
     """
     return _spell(placeholder.meta.get("desc"), given)
 

@@ -47,7 +47,7 @@ DataDependentSizeError = GuardOnDataDependentSymNode
 
 
 def has_symbolic_sizes(tensor: torch.Tensor) -> bool:
-    """Ask whether torch holds sizes or strides of a fake tensor as symbols, be it wrapped by functionalization.
+    """Check whether torch holds sizes or strides of a fake tensor as symbols, be it wrapped by functionalization.
 
     It does so, too, where guards have since made all of them known, and `tensor.shape` gives integers.
     """
@@ -77,9 +77,9 @@ def expression(number: int | _Symbolic) -> sympy.Expr:
 
 
 def known_true(condition: bool | torch.SymBool) -> bool:
-    """Check whether a condition on sizes holds for all that the guards let in; False where that is not known.
+    """Check whether a condition on sizes holds for all sizes that the guards allow; False if that is unknown.
 
-    `statically_known_true` in all versions.
+    It is `statically_known_true` in all versions.
     """
     if isinstance(condition, bool):
         return condition
@@ -130,7 +130,7 @@ def _hint(size: torch.SymInt) -> int | None:
 def optimization_hint(size: int | torch.SymInt) -> int:
     """Return a size's value in the example, or a guess for one that depends on data; for estimates.
 
-    `optimization_hint`, in 2.11 `size_hint`, which raises where it is given no guess.
+    It is `optimization_hint`, or in 2.11 `size_hint`, which raises without a guess.
     """
     found = getattr(symbolic_shapes, "optimization_hint", None)
     return int(vars(symbolic_shapes)["size_hint"](size, _GUESS) if found is None else found(size))
@@ -151,7 +151,7 @@ def kind(symbol: sympy.Symbol) -> str:
 
 
 def assumptions(symbol: sympy.Symbol) -> dict[str, bool]:
-    """Give sympy's assumptions about a symbol, by which it simplifies: {"integer": True, "positive": True, …}."""
+    """Give sympy's assumptions about a symbol, for simplification: {"integer": True, "positive": True, …}."""
     return dict(sorted(symbol.assumptions0.items()))
 
 

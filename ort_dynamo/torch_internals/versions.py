@@ -1,4 +1,4 @@
-"""Which versions of torch this project was tested with."""
+"""The tested versions of torch, and a warning about others."""
 
 from __future__ import annotations
 

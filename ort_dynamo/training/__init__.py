@@ -27,5 +27,5 @@ __all__ = [
 
 
 def is_ortmodule_available() -> bool:
-    """Say whether ORTModule can be used: always, as it needs no build of its own."""
+    """Check whether ORTModule can be used: always, as it needs no build of its own."""
     return True

@@ -19,16 +19,16 @@ def save(save_obj: Mapping[str, Any], path: PathOrFile) -> None:
     """Save a dictionary as a new file.
 
     Args:
-        save_obj: dictionaries, at most 64 in one another, of NumPy arrays (booleans, integers, floats down to 8 bits,
-            complex numbers), tensors (loaded as arrays), NumPy's and Python's numbers, text and bytes. A list or tuple
-            of numbers is saved and loaded as an array. Keys are any text.
-        path: where to; the file is there whole or not at all. Or a binary file object: it has to be empty, and is
-            written from its start.
+        save_obj: dictionaries, nested at most 64 levels, of NumPy arrays (booleans, integers, floats of 8 bits or more,
+            complex numbers), tensors (loaded as arrays), NumPy and Python scalars, text and bytes. A list or tuple of
+            scalars is saved and loaded as an array. Keys are any text.
+        path: the path of a new file, which is written completely or not at all. Or an empty binary file object, which
+            is written from its start.
 
     Raises:
-        FileExistsError: there is something at the path already.
+        FileExistsError: the path exists.
         OSError: the file cannot be written.
-        TypeError: a key or a value cannot be saved; it is named.
+        TypeError: a key or a value cannot be saved; the message names it.
         ValueError: `save_obj` is no dictionary, or nested too deeply.
     """
     if not isinstance(save_obj, Mapping):
@@ -43,23 +43,23 @@ def save(save_obj: Mapping[str, Any], path: PathOrFile) -> None:
 
 
 def load(path: PathOrFile, key: str | None = None) -> Any:
-    """Load a saved dictionary, or the part of it that a key names.
+    """Load a saved dictionary, or the part under a key.
 
-    Nothing but the file is read, nothing in it is run, and no more memory is taken than its size calls for.
+    It reads only the file, runs nothing in it, and takes memory in proportion to its size.
 
     Args:
         path: a path, or a binary file object that can seek; it is read from its start.
-        key: keys from the outermost dictionary on, joined by "/": "a/c" is `loaded["a"]["c"]`. A key that has a "/"
-            itself cannot be named so.
+        key: keys from the outermost dictionary on, joined by "/": "a/c" is `loaded["a"]["c"]`. A key that contains "/"
+            cannot be given.
 
     Returns:
-        The value given to `save`, of the same types. A file of onnxruntime.training's does not tell its arrays without
-        dimensions and Python's numbers apart: both are NumPy scalars.
+        The value given to `save`, with the same types. A file of onnxruntime.training does not distinguish 0-d arrays
+        from Python scalars: both are loaded as NumPy scalars.
 
     Raises:
         CheckpointFileError: the file is damaged, or no checkpoint, or has content that no checkpoint has; also a
             ValueError.
-        KeyError: there is nothing under that key.
+        KeyError: the key does not exist.
         OSError: the file cannot be opened.
     """
     h5py = _h5py()
@@ -78,7 +78,7 @@ def load(path: PathOrFile, key: str | None = None) -> Any:
 
 
 def is_sealed(path: PathOrFile) -> bool:
-    """Say whether a file was written by `save`, not by onnxruntime.training; raises as `load` does."""
+    """Check whether a file was written by `save`, not by onnxruntime.training; raises as `load` does."""
     with open_checked(path) as (_, ours):
         return ours
 

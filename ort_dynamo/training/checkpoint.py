@@ -59,16 +59,16 @@ def aggregate_checkpoints(paths: Sequence[PathOrFile], pytorch_format: bool = Tr
 def save_state(
     path: PathOrFile, state_dict: Mapping[str, Any], user_dict: Mapping[Any, Any], include_optimizer_states: bool
 ) -> None:
-    """Save a state as `ORTTrainer.state_dict()` has it, and a user's dictionary, as a new file.
+    """Save a state from `ORTTrainer.state_dict()`, and a user's dictionary, as a new file.
 
     Args:
-        path: where to, or an empty binary file object; the file is there whole or not at all.
-        state_dict: nested dictionaries of arrays, numbers and text; its `optimizer` may be left out.
+        path: a new file, which is written completely or not at all, or an empty binary file object.
+        state_dict: nested dictionaries of arrays, scalars and text; `optimizer` may be missing.
         user_dict: None, bool, int, float, str, bytes, NumPy arrays and scalars, tensors, in dicts, lists and tuples.
-        include_optimizer_states: False leaves the section `optimizer` out.
+        include_optimizer_states: False omits the section `optimizer`.
 
     Raises:
-        FileExistsError: there is something at the path already.
+        FileExistsError: the path exists.
         OSError: the file cannot be written.
         TypeError: a value cannot be stored; the message names it.
     """

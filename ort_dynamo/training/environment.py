@@ -1,4 +1,4 @@
-"""The variables by which torchrun tells a process who it is."""
+"""The environment variables of torchrun: the rank and the number of processes."""
 
 from __future__ import annotations
 

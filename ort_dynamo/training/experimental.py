@@ -42,18 +42,18 @@ def export_gradient_graph(
     Inputs of the ONNX model are "input", "labels" and every parameter by its name; buffers are constants. Outputs are
     "output", "loss" and, for each parameter that requires a gradient, its name and "_grad". The first dimension of
     "input" and "labels" is "batch_size". It has operators of ONNX and contrib operators of ONNX Runtime, and no random
-    ones: put a model with dropout into eval mode.
+    ops: put a model with dropout into eval mode.
 
     Args:
-        model: takes a tensor and returns one, on the CPU.
-        loss_fn: takes the model's output, and the labels; returns a scalar.
+        model: a model with one tensor as input and one as output, on the CPU.
+        loss_fn: a function of the model's output and the labels that returns a scalar.
         example_input: a batch of inputs; only its shape and dtype matter.
-        example_labels: its labels, as `example_input`.
-        gradient_graph_path: where to write.
-        opset_version: version of ONNX's operators, as far as onnx can convert to it.
+        example_labels: its labels; only their shape and dtype matter.
+        gradient_graph_path: the file to write.
+        opset_version: the ONNX opset, if onnx can convert to it.
 
     Raises:
-        GradientGraphError: the model cannot be written as one such model.
+        GradientGraphError: the model cannot be written as one ONNX model.
         OSError: the file cannot be written.
     """
     capture = _Capture()

@@ -56,7 +56,7 @@ class OutputDescription(NamedTuple):
 
 
 class OutputDescriptionTyped(NamedTuple):
-    """An output whose dtype is known; with mixed precision it is dtype_amp, where that is given."""
+    """An output with a known dtype; with mixed precision it is dtype_amp, if that is set."""
 
     name: str
     shape: _Shape

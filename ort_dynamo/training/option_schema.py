@@ -27,7 +27,7 @@ SPELLINGS: dict[_Path, _Path] = {
     (*_CASTS, "propagate_cast_ops_allow"): (*_CASTS, "allow"),
     (*_CASTS, "allow_layer_norm_mod_precision"): ("graph_transformer", "allow_layer_norm_mod_precision"),
 }
-"""Where the old documents put an option -> where the old code, and this one, has it. Both are accepted."""
+"""Path of an option in the old documents -> its path in the old code and here. Both are accepted."""
 
 _PIPELINE = ("distributed", "pipeline_parallel")
 FREE: tuple[_Path, ...] = (("provider_options",), (*_PIPELINE, "sliced_schema"), (*_PIPELINE, "sliced_axes"))
@@ -155,10 +155,10 @@ _SCHEMA: dict[str, _Rule] = {
 
 
 def checked(options: object) -> dict[str, Any]:
-    """Give options with all defaults, in containers of their own.
+    """Give options with all defaults, in new containers.
 
     Raises:
-        ValueError: they are not a dict, or not as the schema says; the text has cerberus's errors.
+        ValueError: they are no dict, or do not match the schema; the message has cerberus's errors.
     """
     if not isinstance(options, Mapping):
         raise ValueError(f"Invalid options: '{options}' is not a document, must be a dict")

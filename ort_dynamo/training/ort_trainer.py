@@ -38,50 +38,51 @@ _DEFAULT_SCALE = "default_loss_scale_input_name"
 
 
 class ORTTrainer:
-    """Trains a model as the first ORTTrainer did; new programs take `ort_dynamo.ORTTrainer`.
+    """Trains a model as the first ORTTrainer did; new programs should use `ort_dynamo.ORTTrainer`.
 
-    A torch model is copied at the first step, so the one that is given stays as it is then.
+    A torch model is copied at the first step; the original does not change after that.
 
     Args:
         model: a torch.nn.Module, or an ONNX ModelProto whose first output is the loss.
-        loss_fn: takes the model's output, and the label; gives a scalar. None where the model gives the loss.
-        model_desc: the inputs, the label last where there is a loss_fn, and the outputs, the loss first.
+        loss_fn: a function of the model's output and the label that returns a scalar; None if the model returns the
+            loss.
+        model_desc: the inputs, with the label last if there is a loss_fn, and the outputs, with the loss first.
         training_optimizer_name: "SGDOptimizer", "AdamOptimizer" or "LambOptimizer".
         map_optimizer_attributes: gives the attributes of the optimizer for a weight, by its name: a dict of floats and
             ints under "alpha", "beta", "lambda", "epsilon", "max_norm_clip", "do_bias_correction",
-            "weight_decay_mode" (Adam's), "ratio_min" and "ratio_max" (Lamb's). Attributes left out are as in AdamConfig
-            and LambConfig, but for the correction of bias, which Lamb makes, too. SGD has none, and ignores them.
-        learning_rate_description: names the learning rate among the inputs of a step.
+            "weight_decay_mode" (Adam's), "ratio_min" and "ratio_max" (Lamb's). Missing attributes are as in AdamConfig
+            and LambConfig, except that Lamb corrects the bias, too. SGD has none and ignores them.
+        learning_rate_description: the name of the learning rate among the inputs of a step.
         device: "cpu", "cuda" or "cuda:N", or a torch.device.
-        gradient_accumulation_steps: steps for each update of the weights.
-        world_rank: number of this process.
-        world_size: number of processes.
+        gradient_accumulation_steps: the number of steps per update of the weights.
+        world_rank: the rank of this process.
+        world_size: the number of processes.
         use_mixed_precision: compute in float16, with float32 weights.
         allreduce_post_accumulation: reduce gradients over processes after their accumulation.
-        global_step: number of updates that there were before.
-        get_lr_this_step: gives the learning rate by the number of updates so far. None: each step is given it.
+        global_step: the number of earlier updates.
+        get_lr_this_step: number of updates so far -> learning rate. With None, pass it to each step.
         loss_scaler: a LossScaler, or an object with its `loss_scale_` and `update_loss_scale`; read with mixed
-            precision only. None: each step is given the scale.
-        deepspeed_zero_stage: 1 divides the optimizer's state among processes.
+            precision only. With None, pass the scale to each step.
+        deepspeed_zero_stage: 1 shards the optimizer's state among processes.
         enable_grad_norm_clip: clip the norm of gradients for Adam and Lamb.
         frozen_weights: names of weights that are not trained.
-        _opset_version: version of ONNX's operators in files.
+        _opset_version: the ONNX opset of files.
         _enable_internal_postprocess: fuse operators of the model.
         _extra_postprocess: called with the ONNX model.
         _use_deterministic_compute: use deterministic kernels.
-        use_memory_efficient_gradient: form gradients from inputs rather than from outputs.
+        use_memory_efficient_gradient: compute gradients from inputs rather than from outputs.
         run_symbolic_shape_infer: infer symbolic shapes.
         enable_adasum: reduce gradients by Adasum.
-        optimized_model_filepath: a file for the optimized training graph; "" is none.
+        optimized_model_filepath: a file for the optimized training graph; "" for none.
 
     Attributes:
-        loss_scale_input_name: the keyword by which a step is given the loss scale.
-        loss_scaler_: as given.
+        loss_scale_input_name: the keyword for the loss scale of a step.
+        loss_scaler_: the given loss scaler.
         is_train: whether a call of the trainer is a training step.
 
     Raises:
-        AssertionError: an argument is missing, of another type or out of its range.
-        RuntimeError: loss_fn has not two parameters.
+        AssertionError: an argument is missing, has a wrong type or is out of range.
+        RuntimeError: loss_fn does not have two parameters.
         ValueError: "Invalid options: ...", "Invalid model_desc: ...", or an attribute is neither float nor int.
     """
 
@@ -277,13 +278,13 @@ class ORTTrainer:
 
     @property
     def onnx_model_(self) -> onnx.ModelProto | None:
-        """The model with the weights as they are; None before the first step of a torch model."""
+        """The model with the current weights; None before the first step of a torch model."""
         return self._trainer._onnx_model
 
     # -- states --------------------------------------------------------------------------------------------------------
 
     def save_as_onnx(self, path: str | os.PathLike[str]) -> None:
-        """Write the model with the weights as they are to an ONNX file, as `ort_dynamo.ORTTrainer` does."""
+        """Write the model with the current weights to an ONNX file, as `ort_dynamo.ORTTrainer` does."""
         self._trainer.save_as_onnx(path)
 
     def state_dict(self, include_optimizer_state: bool = True) -> dict[str, Tensor]:

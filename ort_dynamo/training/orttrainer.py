@@ -53,23 +53,24 @@ def _takes_two(loss_fn: Any) -> bool:
 class ORTTrainer:
     """Trains a model: one call of `train_step` computes the loss and its gradients and updates the weights.
 
-    A torch model is copied at the first step, so the one that is given stays as it is then; `state_dict` has the
-    weights that are trained.
+    A torch model is copied at the first step; the original does not change after that. `state_dict` has the trained
+    weights.
 
     Args:
         model: a torch.nn.Module, or an ONNX ModelProto whose loss is one of its outputs.
         model_desc: {"inputs": [(name, shape)], "outputs": [(name, shape, is_loss)]}. A shape is a list of ints and of
-            strings, which name sizes that may change from step to step. Inputs are called as the parameters of the
-            model's forward, followed by the label where there is a loss_fn. Outputs are in the model's order, the loss
-            first where there is a loss_fn. Exactly one of them is the loss.
+            strings; a string names a size that may change from step to step. Inputs have the names of the parameters
+            of the model's forward; with a loss_fn, the label follows. Outputs are in the model's order; with a loss_fn,
+            the loss is first. Exactly one output is the loss.
         optim_config: optim.SGDConfig, AdamConfig or LambConfig.
-        loss_fn: takes the model's output, and the label; gives a scalar. None where the model gives the loss.
-        options: all else. None takes the defaults, and CUDA only where there is it.
+        loss_fn: a function of the model's output and the label that returns a scalar; None if the model returns the
+            loss.
+        options: all other settings. None uses the defaults, with CUDA if it is available.
 
     Raises:
-        AssertionError: an argument is missing or of another type.
+        AssertionError: an argument is missing or has a wrong type.
         ValueError: "Invalid model_desc: ...", or `model` is neither module nor ONNX model.
-        RuntimeError: device.id is "cuda", and there is none.
+        RuntimeError: device.id is "cuda", but CUDA is not available.
         OnnxModelError: the ONNX model is malformed, or has an operator that cannot be trained.
     """
 
@@ -148,7 +149,7 @@ class ORTTrainer:
             scale = 1.0 if scaler is None else scaler.loss_scale
             outputs, all_finite = running.train(inputs, float(lr), float(scale), updates=updates)
         except BaseException:
-            info.step -= 1  # a step that failed is none: which steps update the weights goes by their number
+            info.step -= 1  # a failed step does not count: the number of a step decides whether it updates
             raise
         if updates:
             if scaler is not None:
@@ -216,7 +217,7 @@ class ORTTrainer:
 
     @property
     def _onnx_model(self) -> onnx.ModelProto | None:
-        """The ONNX model that was given; of a torch model, the one that `save_as_onnx` would write."""
+        """The given ONNX model; for a torch model, the one that `save_as_onnx` would write."""
         if self._given_onnx is not None or not self._example:
             return self._given_onnx
         return self._current_model()
@@ -264,16 +265,16 @@ class ORTTrainer:
         return step_files(running, self.model_desc, self.optim_config, self.options)
 
     def save_as_onnx(self, path: str | os.PathLike[str]) -> None:
-        """Write the model and its loss with the weights as they are, for inference, to an ONNX file.
+        """Write the model and its loss with the current weights to an ONNX file, for inference.
 
-        Any InferenceSession runs it. Its inputs and outputs are those of model_desc. A trainer that was given an ONNX
-        model writes that one, with the weights as they are. Before the first step this warns, and writes nothing.
+        Any InferenceSession can run it. Its inputs and outputs are those of model_desc. A trainer of an ONNX model
+        writes that model with the current weights. Before the first step, this warns and writes nothing.
 
         Args:
-            path: the file, in a folder that exists; one that is there is replaced.
+            path: the file, in an existing folder; an existing file is replaced.
 
         Raises:
-            ValueError: path is no path of a file in a folder that exists.
+            ValueError: path is not a file in an existing folder.
             TrainingGraphError: an operator has no form in ONNX.
         """
         if not self._example:
@@ -291,7 +292,7 @@ class ORTTrainer:
         write_model(ir.from_proto(self._current_model()), target)
 
     def _current_model(self) -> onnx.ModelProto:
-        """Return the forward with the weights as they are."""
+        """Return the forward with the current weights."""
         running = self._running
         assert running is not None
         if running.shares_layers:
@@ -326,14 +327,14 @@ class ORTTrainer:
         return trainer_state(self._running, self._train_step_info, self.options, self.optim_config)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Load a dictionary of `state_dict`; before the first step, at that step.
+        """Load a dictionary from `state_dict`; before the first step, it is loaded at that step.
 
         Args:
-            state_dict: in the trainer's own schema. A section that is not there leaves the trainer's as it is.
-            strict: raise where names are missing or unknown; a whole section that is not there is only warned of.
+            state_dict: a dictionary in the trainer's own schema. Missing sections do not change the trainer.
+            strict: raise if names are missing or unknown; a missing section only gives a warning.
 
         Raises:
-            AssertionError: it is of another optimizer.
+            AssertionError: the state has another optimizer.
             RuntimeError: names are missing or unknown, or an array has another shape.
         """
         if not isinstance(state_dict, Mapping):
@@ -354,17 +355,16 @@ class ORTTrainer:
         user_dict: Mapping[str, Any] = {},
         include_optimizer_states: bool = True,
     ) -> None:
-        """Save the trainer's state to a file, which is whole or not there.
+        """Save the trainer's state to a file, completely or not at all.
 
         Args:
             path: a new file, or a file-like object.
-            user_dict: the value that `load_checkpoint` gives back: values that JSON has, arrays, and dicts and lists of
-                them.
-            include_optimizer_states: whether the optimizer's state is saved, too.
+            user_dict: a value that `load_checkpoint` returns: JSON values, arrays, and dicts and lists of these.
+            include_optimizer_states: also save the optimizer's state.
 
         Raises:
-            FileExistsError: there is a file.
-            TypeError: user_dict holds something else.
+            FileExistsError: the file exists.
+            TypeError: user_dict has a value of another type.
         """
         state = self.state_dict()
         save_state(path, state, dict(user_dict), include_optimizer_states)

@@ -154,7 +154,7 @@ class _Level:
 
 
 def _refuse(error: dict[str, Any]) -> NoReturn:
-    """Raise an error that says which option of `distributed` does not fit the others."""
+    """Raise an error for an option of `distributed` that conflicts with others."""
     raise ValueError(f"Invalid options: { {'distributed': [error]} }")
 
 

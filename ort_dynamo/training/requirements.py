@@ -16,5 +16,5 @@ def require(condition: bool, message: str) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Say whether a value is a float or an int, and not NaN."""
+    """Check whether a value is a float or an int, and not NaN."""
     return isinstance(value, (int, float)) and value == value

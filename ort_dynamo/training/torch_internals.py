@@ -67,17 +67,17 @@ def compile_region(
     whole: bool = False,
     recurrent: bool = False,
 ) -> Callable[..., Any]:
-    """Compile a function as torch.compile does, so that two calls of this share the compiled graphs of the function.
+    """Compile a function like torch.compile; two calls of this share the compiled graphs of the function.
 
-    torch.compile takes `dynamic` for a part of the backend: a graph with fixed sizes is then not found by a call that
-    would make dynamic ones. Without Dynamo's own entry it is torch.compile, and they share nothing.
+    torch.compile counts `dynamic` as part of the backend, so a call with other `dynamic` does not find a graph. If
+    torch lacks Dynamo's own entry, this is torch.compile, and nothing is shared.
 
     Args:
         function: the function to compile.
         backend: the backend, as a function.
-        dynamic: whether all sizes of inputs are symbols, or none; None: those that are marked, or have changed.
-        whole: whether a call that Dynamo cannot trace as one graph raises an error that `breaks_graph` knows.
-        recurrent: whether to trace nn.LSTM, nn.GRU and nn.RNN, which Dynamo leaves to eager by its own setting.
+        dynamic: True makes all input sizes symbolic, False none; None those that are marked or have changed.
+        whole: raise an error that `breaks_graph` recognizes if Dynamo cannot trace the call as one graph.
+        recurrent: trace nn.LSTM, nn.GRU and nn.RNN, which Dynamo runs in eager by default.
     """
     entry: Callable[..., Any] = _optimize or torch.compile
     settings: dict[str, Any] = {"recompile_limit": MOST_GRAPHS} if _takes_limit else {}
@@ -95,7 +95,7 @@ def compile_region(
 
 
 def has_recurrent_layers(module: nn.Module) -> bool:
-    """Tell if a module has layers that `compile_region` traces only on demand."""
+    """Check whether a module has layers that `compile_region` traces only on demand."""
     return any(isinstance(child, nn.RNNBase) for child in module.modules())
 
 
@@ -113,7 +113,7 @@ _cannot_trace: tuple[type[BaseException], ...] = tuple(
 
 
 def breaks_graph(error: BaseException) -> bool:
-    """Tell if Dynamo raised this because it cannot trace a function as one graph; without its classes, never."""
+    """Check whether Dynamo raised this because it cannot trace a function as one graph; without its classes, never."""
     return isinstance(error, _cannot_trace)
 
 
@@ -131,17 +131,18 @@ _PACKAGES = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents
 
 
 CompiledModule: type[Any] = private("torch._dynamo:OptimizedModule", nn.Module)
-"""The class of torch.compile(module)'s result, by which others know a module that is compiled: accelerate unwraps it to
-save the module inside. Without torch's class it is nn.Module, and nobody knows."""
+"""The class of torch.compile(module)'s result, by which accelerate recognizes and unwraps a compiled module.
+
+If torch lacks the class, this is nn.Module, and accelerate does not recognize it."""
 
 _reset_code = private("torch._C._dynamo.eval_frame:reset_code", lambda code: None)
 
 
 def forget_compiled(code: CodeType) -> None:
-    """Have Dynamo forget the compiled graphs of a code object, which nobody will call any more.
+    """Remove the compiled graphs of a code object from Dynamo, if it will not be called again.
 
-    A compiled graph holds the code objects that it has traced, so one with a short life is never freed otherwise.
-    Without torch's function they stay until torch._dynamo.reset().
+    A compiled graph holds the code objects that it has traced, so a short-lived one is never freed otherwise. If torch
+    lacks the function, they stay until torch._dynamo.reset().
     """
     _reset_code(code)
 
@@ -150,7 +151,7 @@ _maybe_mark_dynamic = private("torch._dynamo:maybe_mark_dynamic", lambda tensor,
 
 
 def may_be_dynamic(tensor: torch.Tensor, axis: int) -> None:
-    """Have Dynamo take a size of a tensor for a symbol, unless the program needs the number; without it, a number."""
+    """Mark a size as symbolic for Dynamo, unless the program needs its value; no-op if torch lacks the mark."""
     _maybe_mark_dynamic(tensor, axis)
 
 
@@ -158,7 +159,7 @@ def may_be_dynamic(tensor: torch.Tensor, axis: int) -> None:
 
 
 def after_backward(function: Callable[[], None]) -> None:
-    """Have a function called where the running backward ends; to be called inside one, in a hook."""
+    """Register a function to be called at the end of the running backward; call this in a hook."""
     # DDP and FSDP use it; torch has no public name for it.
     Variable._execution_engine.queue_callback(function)
 
@@ -209,20 +210,20 @@ def _fused_adamw(
     eps: float,
     divisor: Tensor | None,
 ) -> None:
-    """Update weights and moments in place by AdamW, in one walk over memory; torch.optim.AdamW has the formula.
+    """Update weights and moments in place by AdamW, in one pass over memory; torch.optim.AdamW has the formula.
 
     Args:
         weights: the weights.
-        gradients: their gradients, which are overwritten where there is a divisor.
+        gradients: their gradients, which are overwritten if there is a divisor.
         first: first moments.
         second: second moments.
-        count: how many updates there are with this one.
+        count: the number of updates, this one included.
         lr: the learning rate.
-        beta1: the first moment's decay.
-        beta2: the second's.
+        beta1: the decay of the first moments.
+        beta2: the decay of the second moments.
         weight_decay: λ: weights are first multiplied by 1 - lr·λ.
         eps: added to the denominator.
-        divisor: gradients are divided by it first; 0-d.
+        divisor: a 0-d tensor that gradients are divided by first.
     """
     step = torch.full((), count, dtype=torch.float32, device=weights[0].device)
     torch._fused_adamw_(

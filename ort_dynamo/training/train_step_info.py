@@ -9,17 +9,17 @@ __all__ = ["TrainStepInfo"]
 
 
 class TrainStepInfo:
-    """State of an ORTTrainer's last step; learning-rate schedulers and loss scalers get it.
+    """The state of an ORTTrainer's last step, for learning-rate schedulers and loss scalers.
 
     Args:
         optimizer_config: configuration of the optimizer.
         all_finite: whether all gradients of the step were finite.
         fetches: names of the outputs that a step returns; empty for all of them.
-        optimization_step: number of updates of the weights so far; schedulers go by it.
-        step: number of calls of train_step so far; the accumulation of gradients goes by it.
+        optimization_step: the number of updates of the weights so far, for schedulers.
+        step: the number of calls of train_step so far, for gradient accumulation.
 
     Raises:
-        AssertionError: a value has another type, or a number is below zero.
+        AssertionError: a value has a wrong type, or a count is negative.
     """
 
     def __init__(

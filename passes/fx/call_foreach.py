@@ -48,10 +48,10 @@ class _Call:
     """Nodes that become one call.
 
     Attributes:
-        nodes: of one kind.
-        nbytes: of their results.
-        first: the position of the last of their inputs.
-        last: that of the first node that reads one of them.
+        nodes: nodes of one kind.
+        nbytes: the bytes of their results.
+        first: the index of their last input in the graph.
+        last: the index of the first node that reads one of them.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -65,8 +65,8 @@ class _Call:
 class CallForeach(PassBase):
     """Replace nodes that PlaceForeach marked by `foreach` calls of torch, each of at most 64 MiB of results.
 
-    A call stands before the first node that reads a result of it. If only the caller reads them, the call stands after
-    the last node that it reads.
+    A call comes before the first node that reads one of its results. If only the caller reads them, it comes after the
+    last of its inputs.
     """
 
     name: str = "call_foreach"
@@ -119,7 +119,7 @@ def _calls(nodes: Sequence[Node], position: Mapping[Node, int]) -> Iterator[_Cal
 
 
 def _write(graph: Graph, nodes: Sequence[Node]) -> None:
-    """Add the call of several nodes where the graph inserts, in their place."""
+    """Replace several nodes by one call, at the graph's insertion point."""
     kind = _kind(nodes[0])
     assert kind is not None
     function, argument, _ = kind

@@ -30,15 +30,15 @@ __all__ = ["CompareInForward"]
 class CompareInForward(PassBase):
     """Move a backward's comparison with a result of the program into the forward, which saves its mask.
 
-    The gradient of a maximum compares the operand with the result. If the backward did, the result would be saved. Then
-    autograd would refuse the backward once the program has written to that, even where the loss does not depend on it.
-    torch's own cut, by which aot_eager runs, saves the mask as well.
+    The gradient of a maximum compares the operand with the result. If the backward compared them, the result would be
+    saved. Then autograd would refuse the backward after an in-place write to the result, even if the loss does not
+    depend on it. torch's own partitioner, which aot_eager uses, saves the mask as well.
 
-    The pass moves nothing if the backward reads the result for anything but boolean tensors, as it is saved anyway,
-    and nothing if the masks take more memory than the backward then no longer reads: torch's cut saves the less.
+    The pass skips a result that the backward reads for anything but boolean tensors, since it is saved anyway. It also
+    skips masks that take more memory than the tensors that they replace, as torch's partitioner does.
 
     Args:
-        outputs: how many of the graph's results are the forward's.
+        outputs: the number of the graph's results that belong to the forward.
     """
 
     outputs: int
@@ -78,7 +78,7 @@ def _comparisons(joint: JointGraph, outputs: int) -> list[Node]:
 
 
 def _saves_memory(joint: JointGraph, moved: set[Node]) -> bool:
-    """Ask whether the masks that `moved` nodes make are smaller than the tensors that only they read.
+    """Check whether the masks that `moved` nodes make are smaller than the tensors that only they read.
 
     Results of the forward do not count, as the program keeps them.
     """
@@ -120,7 +120,7 @@ def _is_pure(node: Node) -> bool:
 
 
 def _compared(joint: JointGraph, storage: int, known: set[Node]) -> set[Node] | None:
-    """Return the nodes from a result to the masks made of it; None if the backward reads it otherwise."""
+    """Return the nodes from a result to its masks; None if the backward has other readers of it."""
     shown = [node for node in joint.forward if is_tensor(node) and storage_of(node) == storage]
     if any(map(must_recompute, shown)):
         return None

@@ -21,21 +21,21 @@ __all__ = ["CutIntoSections"]
 
 @dataclass(frozen=True)
 class CutIntoSections(PassBase):
-    """The pass marks the nodes of a backward with the number of their section, where the forward saves much.
+    """Assign the nodes of a backward to sections, if the forward saves much.
 
-    A session holds its inputs until it returns. So with one session all saved tensors are alive when the last gradient
-    is made, where eager has freed them by then. Each section is run by sessions of its own, and its end frees the
-    tensors that no later one reads: the peak falls by almost the smaller of saved tensors and gradients. Sections free
-    about as much each, and end where the least is handed from one to the next, which is between layers; equal layers
-    then share a session.
+    A session holds its inputs until it returns. With one session, all saved tensors are alive when the last gradient is
+    computed; eager has freed them by then. Each section has its own sessions, and its end frees the saved tensors that
+    no later section reads. The peak falls by almost the smaller of saved tensors and gradients. Sections free about the
+    same number of bytes each. They end where the fewest bytes pass to the next section, which is between layers; so
+    equal layers share a session.
 
-    A node that reads inputs of the graph alone, such as a cast of a saved tensor, goes to the section of its first
-    reader, and so does a view.
+    A view, or a node that reads only inputs of the graph, such as a cast of a saved tensor, goes to the section of its
+    first reader.
 
     Args:
         freed: the names of the placeholders that nothing else holds.
-        least: bytes that a section frees at least, so that it takes much longer than the call of a session.
-        most: how many sections there are at most.
+        least: the minimum bytes that a section frees, so that it takes much longer than a session call.
+        most: the maximum number of sections.
     """
 
     freed: tuple[str, ...] = field(repr=False)
@@ -57,7 +57,7 @@ class CutIntoSections(PassBase):
 
 
 def _places(nodes: Sequence[Node]) -> dict[Node, int]:
-    """Node -> its index in the graph, or the one that it can move to for free: that of its first reader."""
+    """Node -> its index in the graph, or that of its first reader if it can move there for free."""
     place = {node: index for index, node in enumerate(nodes)}
     computed: set[Node] = set()
     for node in nodes:

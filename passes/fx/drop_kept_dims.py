@@ -1,4 +1,4 @@
-"""A sum leaves out the dimensions that its readers drop."""
+"""Compute a sum without keepdim, if its readers drop the dimensions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["DropKeptDims"]
 
 @dataclass(frozen=True)
 class DropKeptDims(PassBase):
-    """`view(sum(x, dims, keepdim=True), sizes)` becomes `sum(x, dims)`, where that has these sizes.
+    """Rewrite `view(sum(x, dims, keepdim=True), sizes)` as `sum(x, dims)`, if that has these sizes.
 
-    The gradient of each linear layer's bias is such a sum. It fires where nothing else reads the sum, and
-    both or none are tagged for recomputation.
+    The gradient of each linear layer's bias is such a sum. Nothing else may read the sum, and both nodes or none must
+    be tagged for recomputation.
     """
 
     name: str = "drop_kept_dims"

@@ -1,4 +1,4 @@
-"""BatchNorm's gradient in training does not get the running statistics, which it does not read."""
+"""Drop the running statistics from BatchNorm's gradient in training, which does not read them."""
 
 from __future__ import annotations
 

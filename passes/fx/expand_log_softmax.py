@@ -1,4 +1,4 @@
-"""log_softmax becomes arithmetic whose gradient needs two numbers a row in place of all of them."""
+"""Expand log_softmax into arithmetic, so that the backward needs two scalars per row, not the whole result."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["ExpandLogSoftmax"]
 class ExpandLogSoftmax(PassBase):
     """`log_softmax(x)` of the last axis becomes `(x - m) - log(sum(exp(x - m)))`, where m is the maximum of a row.
 
-    torch's kernel computes the same numbers in the same order. The gradient reads the result. Of these operators the
-    result can be recomputed from x and two numbers a row, where arithmetic costs nothing beside memory traffic. So the
-    logits of a language model are saved as their matmul left them, often of a half type, and no float32 matrix of
-    logarithms beside them.
+    torch's kernel computes the same values in the same order. The gradient reads the result. After this pass, the
+    backward can recompute the result from x and two scalars per row; in a fused kernel, that arithmetic is free. So a
+    language model saves its logits as the matmul returned them, often in a half dtype, and no float32 matrix of
+    log-probabilities beside them.
 
-    It fires for float32 and float64, and for a half type where the result is float32; for rows of 2 to `most` numbers.
+    The pass handles float32 and float64, half dtypes with a float32 result, and rows of 2 to `most` elements.
 
     Args:
-        most: columns of the longest row.
+        most: the maximum length of a row.
     """
 
     most: int
@@ -64,7 +64,7 @@ def _expanded(node: Node) -> Node:
     meta = derived_meta(node)
     if x.meta["val"].dtype != node.meta["val"].dtype:
         x = add_call(graph, aten._to_copy.default, (x,), {"dtype": node.meta["val"].dtype}, meta)
-    # The sum of a row with NaN is NaN, for any number that is subtracted.
+    # The sum of a row with NaN is NaN, whatever is subtracted.
     largest = add_call(graph, aten.amax.default, (x, [-1], True), meta={**meta, IGNORES_NAN: True})
     shifted = add_call(graph, aten.sub.Tensor, (x, largest), meta=meta)
     exponentials = add_call(graph, aten.exp.default, (shifted,), meta=meta)

@@ -44,10 +44,10 @@ strided.keeps_value = True  # type: ignore[attr-defined]  # the maker gives the 
 class GiveStrides(PassBase):
     """Pass outputs through `strided`, which moves no data. Such a stride is metadata, and a session has none.
 
-    Where eager's strides are not known, results of islands get those that their fake values promise.
+    If eager's strides are not known, results of islands get those of their fake values.
 
     Args:
-        outputs: which of them; the others are written back to inputs, or saved for the backward.
+        outputs: the outputs to change; the others are written back to inputs, or saved for the backward.
         strides: index of an output -> its strides in eager.
     """
 

@@ -18,11 +18,10 @@ __all__ = ["HideSeedless"]
 @ordering(gives=[Condition.SEEDLESS_HIDDEN])
 @dataclass(frozen=True)
 class HideSeedless(PassBase):
-    """A function without tags stands in for an operator that is tagged as random and draws nothing: no dropout.
+    """Replace each operator that is tagged as random, but has no dropout, by a function without tags.
 
-    Around each operator with the tag that is recomputed, torch's partitioner would save and load the generator's
-    state, and call it through a higher-order operator, which no session can take. RestoreSeedless puts the operators
-    back.
+    If torch's partitioner recomputes an operator with this tag, it saves and loads the generator's state and calls the
+    operator through a higher-order operator, which no session can run. RestoreSeedless puts the operators back.
     """
 
     name: str = "hide_seedless"

@@ -1,4 +1,4 @@
-"""torch draws random numbers outside the sessions, in eager's order, and the sessions get them as inputs."""
+"""Run random ops in torch, in eager's order; sessions get the random numbers as inputs."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ _EMPTY = (aten.empty, aten.empty_strided, aten.empty_permuted, aten.empty_like, 
 @ordering(gives=[Condition.DRAWS_HOISTED])
 @dataclass(frozen=True)
 class HoistRandom(PassBase):
-    """The pass makes each random op independent of data, and marks it (meta[DRAWN]) to be run by torch and saved.
+    """Make each random op independent of data, and mark it (meta[DRAWN]) so that torch runs it and saves its result.
 
-    1. `native_dropout(x, p, True)` becomes a drawn mask and `x * (mask / (1 - p))`, eager's own formula on the CPU.
-       The mask is drawn with the same call, shape, strides and probability as eager draws it, so from the same
-       seed it is the same mask.
-    2. A random op that only looks at its argument's shape (`rand_like(x)`, …) gets an uninitialised tensor of it.
+    1. `native_dropout(x, p, True)` becomes a random mask and `x * (mask / (1 - p))`, eager's own formula on the CPU.
+       The mask comes from the same call as in eager, with the same shape, strides and probability. So the same seed
+       gives the same mask.
+    2. A random op that only looks at its argument's shape (`rand_like(x)`, …) gets an uninitialized tensor instead.
     3. A random op without tensor arguments (`rand(2, 3)`) is only marked.
-    4. With `deterministic`, an uninitialised tensor counts as a random op: torch fills it, as its settings then say.
+    4. With `deterministic`, an uninitialized tensor counts as a random op: torch fills it, as its settings say.
 
-    A random op that reads data (`multinomial(weights)`) stays in eager where it stands. Random ops keep their order.
-    All that torch.utils.checkpoint would repeat, and all marked nodes, carry MUST_SAVE: no partitioner draws again in
-    the backward, nor saves the generator's state to do so.
+    A random op that reads data (`multinomial(weights)`) stays a fallback at its position. Random ops keep their order.
+    Marked nodes, and random ops inside torch.utils.checkpoint, are tagged MUST_SAVE. So no partitioner runs one again
+    in the backward, or saves the generator's state for that.
 
     Attributes:
         deterministic: whether the graph runs under torch.use_deterministic_algorithms(True).
@@ -96,7 +96,7 @@ class HoistRandom(PassBase):
 
 
 def is_draw(target: object) -> bool:
-    """Ask whether HoistRandom takes calls of `target` out of the sessions."""
+    """Check whether HoistRandom takes calls of `target` out of the sessions."""
     return (
         target is aten.native_dropout.default
         or _is_one_of(target, _LIKE, _LIKE_OVERLOADS)
@@ -134,12 +134,12 @@ class _Rewriter:
         fake: torch.Tensor = source.meta["val"]  # type: ignore[union-attr]
         with self._graph.inserting_before(node):
             if fake.device.type == "cpu":
-                # Eager draws into a tensor of x's dtype; the generator's stream does not depend on the dtype.
+                # Eager fills a tensor of x's dtype; the random stream does not depend on the dtype.
                 with self._fake_mode():
                     sizes, strides = self._layout(torch.empty_like(fake))  # dense, where x may be expanded
                 mask = _mark(self._call(DROPOUT_MASK, sizes, strides, 1 - probability, device=fake.device))
             else:
-                # The CUDA kernel's stream depends on dtype and vector width, so eager's own call draws.
+                # The CUDA kernel's random stream depends on dtype and vector width, so use eager's own call.
                 empty = self._empty_like(fake, fake.dtype)
                 both = _mark(self._call(aten.native_dropout.default, empty, probability, True))
                 mask = _mark(self._call(operator.getitem, both, 1))
@@ -156,7 +156,7 @@ class _Rewriter:
         node = self._node
         source = node.args[0]
         assert isinstance(source, Node)
-        if not is_draw(source.target):  # one that is drawn over, rand_like(x).uniform_(), has moved the generator
+        if not is_draw(source.target):  # in rand_like(x).uniform_() both ops advance the generator
             fake: torch.Tensor = source.meta["val"]
             with self._graph.inserting_before(node):
                 node.update_arg(0, self._empty_like(fake, fake.dtype))

@@ -1,4 +1,4 @@
-"""A forward whose backward never runs hands on no data for it."""
+"""Save nothing in a forward whose backward never runs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def husk(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty(()).expand(tensor.shape)
 
 
-husk.keeps_value = True  # type: ignore[attr-defined]  # the fake value is that of the tensor which it stands for
+husk.keeps_value = True  # type: ignore[attr-defined]  # the fake value is that of the replaced tensor
 
 
 @dataclass(frozen=True)
 class KeepNothing(PassBase):
-    """The forward returns a `husk` of each tensor that it would save for the backward.
+    """Return a `husk` of each tensor that the forward would save for the backward.
 
-    The saved tensors may be gigabytes, of which the process would not give all back.
+    The saved tensors may take gigabytes, and the process would not return all of them to the system.
 
     Args:
-        outputs: how many of the first outputs are the graph's own results.
+        outputs: the number of leading outputs that are the graph's own results.
     """
 
     outputs: int

@@ -21,12 +21,12 @@ __all__ = ["KeepStatisticsWide"]
 
 @dataclass(frozen=True)
 class KeepStatisticsWide(PassBase):
-    """Statistics that gradients alone read become float64 where the input is, and float32 of all narrower inputs.
+    """Keep statistics that only gradients read in float64 if the input is float64, else in float32.
 
-    torch's kernels of normalizations compute and save them in float32 where the parameters are, as under autocast, but
-    its traced graphs say on the CPU that they have the input's dtype. Rounded so, a mean is off by 2⁻⁹ of itself, and
-    in the gradient the deviations from it no longer cancel. They are one number a channel or row, against a tensor
-    saved beside them. Of attention in float64, graphs of torch 2.12 and older say that they are float32.
+    If parameters are float32, as under autocast, torch's normalization kernels compute and save them in float32. But
+    its traced graphs on the CPU give them the input's dtype. A mean that is rounded to bfloat16 has a relative error of
+    2⁻⁹, and in the gradient the deviations from it no longer cancel. The wider dtype is cheap: there is one scalar per
+    channel or row. For attention in float64, graphs of torch 2.12 and older give them as float32.
     """
 
     name: str = "keep_statistics_wide"

@@ -1,4 +1,4 @@
-"""Assertions on data say where they stand: by the time they fail, nobody else knows."""
+"""Add the user's line to assertions on data, since it is unknown by the time they fail."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ _SCALING = frozenset({aten.mul.Tensor, aten.sigmoid_backward.default})
 class MarkGates(PassBase):
     """Set GATE on each sigmoid whose readers multiply by it, in the forward and in the backward.
 
-    ONNX Runtime's kernel on the CPU has an absolute error of 1e-7 and gives 0 below -18. In a product this is rounding.
-    A logarithm, a quotient or the program may read more: log(sigmoid(-20)) is -20, and not -inf.
+    ONNX Runtime's CPU kernel has an absolute error of 1e-7 and gives 0 below -18. In a multiplication this is rounding.
+    A logarithm, a division or the program may need more: log(sigmoid(-20)) is -20, not -inf.
     """
 
     name: str = "mark_gates"

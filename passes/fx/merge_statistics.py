@@ -1,4 +1,4 @@
-"""The forward computes a recomputed BatchNorm once, with its running statistics."""
+"""Compute a recomputed BatchNorm once in the forward, with its running statistics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["MergeStatistics"]
 @ordering(needs=[Condition.STATISTICS_SPLIT], ends=[Condition.STATISTICS_SPLIT])
 @dataclass(frozen=True)
 class MergeStatistics(PassBase):
-    """The original operator takes the place of the one that SplitStatistics has put beside it, where both are there."""
+    """Replace the operator that SplitStatistics added by the original one, in graphs that have both."""
 
     name: str = "merge_statistics"
 

@@ -1,4 +1,4 @@
-"""Views that show the same elements of one tensor become one."""
+"""Merge equal views of one tensor."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _Merger:
         return modified
 
     def _same(self, node: Node, root: Node) -> Node:
-        """Find `root` or an earlier view of it with the elements and layout of `node`; without one, give `node`."""
+        """Find `root` or an earlier view of it with the elements and memory layout of `node`; else give `node`."""
         self._shown.setdefault(_layout(root, root), root)
         same = self._shown.setdefault(_layout(root, node), node)
         promised = node in self._outputs and (same in self._outputs or root.op != "call_function")

@@ -31,14 +31,14 @@ owned.keeps_value = True  # type: ignore[attr-defined]  # its size at run time d
 @ordering(needs=[Condition.FUNCTIONAL], gives=[Condition.RESULTS_OWNED])
 @dataclass(frozen=True)
 class OwnResults(PassBase):
-    """The outer graph copies those islands' results that the program sees, at run time, by `owned`.
+    """Copy islands' results that the program sees into torch's memory, at run time, by `owned`.
 
-    `result.resize_(…)` and `torch.add(…, out=result)` work on them as on eager's then. A copy of that size costs about
-    a microsecond. Larger results stay in ONNX Runtime's arena: allocated by torch, each step would touch fresh pages
-    (GPT-2's step took 1.17 times as long). Results that are views of one tensor alias as before.
+    `result.resize_(…)` and `torch.add(…, out=result)` then work as in eager. A copy of that size takes about a
+    microsecond. Larger results stay in ONNX Runtime's arena: if torch allocated them, each step would touch fresh pages
+    (GPT-2's step took 1.17 times as long). Views of one tensor still alias.
 
     Args:
-        seen: which of the outputs the program sees; the others are written back to inputs, or saved for the backward.
+        seen: the outputs that the program sees; the others are written back to inputs, or saved for the backward.
     """
 
     seen: slice

@@ -24,21 +24,21 @@ _NORMALIZATIONS = (aten.native_layer_norm, aten._fused_rms_norm)
 @ordering(needs=[Condition.READS_OF_MUTATED_SAVED])
 @dataclass(frozen=True)
 class RecomputeArithmetic(PassBase):
-    """The pass tags saved results of arithmetic whose arguments are saved too, or are inputs that the backward reads.
+    """Tag saved results of arithmetic for recomputation, if the arguments are saved, or inputs that the backward reads.
 
-    1. Of a tensor with one scalar, like x/2, of any size. A GELU that is spelled out, x/2 (1 + tanh(...)), saves five
-       tensors, and three with this pass.
-    2. Of several tensors, and by layer and RMS normalization, where the result has `least` bytes or more: such a
-       tensor is in no cache any more when the backward reads it. So for a SwiGLU or a normalization that is spelled
-       out, only the operands of the elementwise chain are saved, not the result that the matmuls read.
+    1. Arithmetic on a tensor and a scalar, like x/2, of any size. A GELU written as x/2 (1 + tanh(...)) saves five
+       tensors; with this pass, three.
+    2. Arithmetic on several tensors, and layer and RMS normalization, if the result has `least` bytes or more: such a
+       tensor has left the processor's cache when the backward reads it. So a SwiGLU or a normalization written in
+       elementary operators saves only the operands of its pointwise chain, not the result that matmuls read.
 
-    A recomputed result counts as saved to the operators after it: the backward makes it anyway. So for an RMS
-    normalization that is spelled out, neither the normalized tensor nor its product with the weight is saved.
+    A recomputed result counts as saved for the operators after it, since the backward computes it anyway. So an RMS
+    normalization written in elementary operators saves neither the normalized tensor nor its multiple by the weight.
 
-    Such an operator passes over memory about as often as keeping its result does, so a step takes no longer.
+    Such an operator passes over memory about as often as saving its result does, so a step takes no longer.
 
     Args:
-        least: bytes; None for 1 alone. Symbolic sizes count by their hints.
+        least: bytes; None recomputes only the first kind. Symbolic sizes count by their hints.
     """
 
     least: int | None = None

@@ -1,4 +1,4 @@
-"""The backward recomputes an attention's dropout from its saved mask: the option attn_dropout_recompute."""
+"""Recompute an attention's dropout in the backward from its saved mask: the option attn_dropout_recompute."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _PRODUCTS = (aten.bmm, aten.baddbmm, aten.matmul)
 )
 @dataclass(frozen=True)
 class RecomputeAttentionDropout(PassBase):
-    """The pass tags dropout between an attention's softmax and its matmul with the values, to be recomputed.
+    """Tag for recomputation the dropout between an attention's softmax and its matmul with the values.
 
-    Runs after hoist_random: dropout is `softmax * (mask / (1 - p))` with a drawn mask, and the mask and the softmax,
-    which the backward reads anyway, are saved. ORTTrainer's attn_dropout_recompute.
+    The pass runs after hoist_random: dropout is `softmax * (mask / (1 - p))` with a random mask. The mask and the
+    softmax are saved, since the backward reads them anyway. The option is ORTTrainer's attn_dropout_recompute.
     """
 
     name: str = "recompute_attention_dropout"
@@ -51,7 +51,7 @@ def _dropouts(joint: JointGraph) -> Iterator[Node]:
 
 
 def _is_softmax(value: object) -> bool:
-    """Ask whether `value` is a softmax, or a view or a cast of one."""
+    """Check whether `value` is a softmax, or a view or a cast of one."""
     while isinstance(value, Node) and value.target in (aten.view.default, aten.expand.default, aten._to_copy.default):
         (value,) = value.args[:1]
     return isinstance(value, Node) and calls(value, _SOFTMAX)

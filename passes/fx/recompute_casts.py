@@ -1,4 +1,4 @@
-"""The backward recomputes casts whose source takes less memory, or none, as a saved tensor."""
+"""Recompute casts in the backward if saving their source takes less memory, or none."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = ["RecomputeCasts"]
 @ordering(needs=[Condition.READS_OF_MUTATED_SAVED])
 @dataclass(frozen=True)
 class RecomputeCasts(PassBase):
-    """The pass tags casts of floating-point tensors whose result the backward reads, to be recomputed.
+    """Tag for recomputation casts of float tensors whose result the backward reads.
 
-    Two casts sit across the boundary between forward and backward at a loss:
+    Saving the result of two kinds of casts wastes memory:
 
-    1. a widening one, float32 of a bfloat16 activation: half the bytes hold as much;
-    2. one of a parameter, which lives anyway: autocast's bfloat16 copies of all weights need not live as well.
+    1. widening casts, such as a bfloat16 activation to float32: its source has half the bytes;
+    2. casts of a parameter, which is alive anyway, such as autocast's bfloat16 copies of weights.
 
-    A narrowed activation is saved as it is: its source would be the larger tensor.
+    The result of a narrowing cast of an activation is saved: its source would be larger.
 
     Args:
         static: indices of the graph's inputs that live as long as the module: parameters and buffers.
@@ -53,7 +53,7 @@ class RecomputeCasts(PassBase):
 
 
 def _kept_casts(joint: JointGraph, static: frozenset[int]) -> Iterator[Node]:
-    """Yield the casts whose allocation is saved for the backward alone, and is better recomputed."""
+    """Yield the casts whose result only the backward needs, and that are cheaper to recompute than to save."""
     returned = frozenset(map(storage_of, filter(is_tensor, joint.outputs)))
     kept = frozenset(map(storage_of, joint.read_by_backward))
     for cast in joint.forward:

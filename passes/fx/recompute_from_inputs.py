@@ -21,11 +21,11 @@ __all__ = ["RecomputeFromInputs"]
 )
 @dataclass(frozen=True)
 class RecomputeFromInputs(PassBase):
-    """The pass tags saved results of pointwise operators whose arguments are saved too, or are inputs of the graph.
+    """Tag for recomputation saved results of pointwise operators whose arguments are saved, or inputs of the graph.
 
-    So gradients are formed from an operator's inputs rather than from its output, and of two tensors that say the same
-    one is saved: ORTTrainer's memory_efficient_gradient. Each costs one pointwise operator more in the backward. Nodes
-    that earlier passes have tagged are left alone, and count as not saved.
+    The backward then computes gradients from an operator's inputs instead of its output, and only one of the two is
+    saved. This is ORTTrainer's memory_efficient_gradient. Each such result costs one more pointwise operator in the
+    backward. Nodes that earlier passes have tagged do not change, and count as not saved.
     """
 
     name: str = "recompute_from_inputs"

@@ -1,4 +1,4 @@
-"""The backward recomputes GELU's output from its input: the option gelu_recompute."""
+"""Recompute GELU's output in the backward from its input: the option gelu_recompute."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _POINTWISE = (aten.mul, aten.add, aten.pow, aten.div, *_SQUASH)
 )
 @dataclass(frozen=True)
 class RecomputeGelu(PassBase):
-    """The pass tags GELU outputs that a matmul reads, so that its input is saved and not both.
+    """Tag for recomputation GELU outputs that a matmul reads, so that only the input is saved.
 
-    ORTTrainer's gelu_recompute: GeluRecompute of ONNX Runtime's localized_recompute.cc, which knows Gelu nodes only;
-    here also the activation spelled out by hand.
+    This is ORTTrainer's gelu_recompute, GeluRecompute in ONNX Runtime's localized_recompute.cc. That handles Gelu nodes
+    only; this pass also handles a GELU written in elementary operators.
     """
 
     name: str = "recompute_gelu"

@@ -25,13 +25,13 @@ __all__ = ["RecomputeLayers"]
 )
 @dataclass(frozen=True)
 class RecomputeLayers(PassBase):
-    """The pass tags the inside of the first layers, to be recomputed.
+    """Tag for recomputation the inside of the first layers.
 
-    ORTTrainer's transformer_layer_recompute and number_recompute_layers.
+    These are ORTTrainer's transformer_layer_recompute and number_recompute_layers.
 
     Args:
-        count: how many layers to recompute, from the first; 0 is all but the last, which the backward needs first.
-            A count that leaves no layer out is lowered to that, with a warning, as ONNX Runtime does.
+        count: the number of layers to recompute, from the first; 0 means all but the last, which the backward needs
+            first. A count of all layers or more is reduced to that with a warning, as in ONNX Runtime.
     """
 
     count: int = 0

@@ -1,4 +1,4 @@
-"""The backward recomputes clusters of operators that the user names: the option recompute_plan."""
+"""Recompute clusters of operators in the backward that the user names: the option recompute_plan."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _LISTED = 8
 )
 @dataclass(frozen=True)
 class RecomputePlan(PassBase):
-    """The pass tags the occurrences of clusters that plans name, to be recomputed.
+    """Tag for recomputation the occurrences of clusters that plans name.
 
     It is ONNX Runtime's MemoryOptimizer with a user's configuration.
 
-    Clusters are those of the graph without any plan, so plans do not depend on one another; where two take the same
-    tensors, the earlier one decides. A count takes the earliest occurrences. A plan that matches nothing in a graph, or
-    a count above the graph's occurrences, is warned about and no error: one text serves all graphs of a model, and a
-    recompiled model may have other ones.
+    Clusters are found in the graph before any plan, so plans do not depend on one another. If two plans match the same
+    tensors, the earlier one applies. A count takes the earliest occurrences. A plan without a match, or a count above
+    the occurrences, gives a warning and no error: one text is for all graphs of a model, and a recompiled model may
+    have other graphs.
 
     Args:
         plans: the plans to apply.

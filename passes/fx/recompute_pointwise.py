@@ -32,14 +32,13 @@ _MOST_NODES = 16
 @ordering(needs=[Condition.READS_OF_MUTATED_SAVED])
 @dataclass(frozen=True)
 class RecomputePointwise(PassBase):
-    """The pass tags saved results of pointwise operators that can be recomputed from tensors with fewer bytes.
+    """Tag saved results of pointwise operators for recomputation, if they can be computed from fewer bytes.
 
-    So for the logarithms of a softmax, in float32, the forward saves the logits of a half type and two numbers a row.
-    Tensors that live anyway count, too, for they are read once more: a chain of sums, each of which is read, stays
-    saved.
+    So for a float32 log_softmax, the forward saves the logits in a half dtype and two scalars per row. Live tensors
+    count as well, since they are read once more. So a chain of sums, each of which has another reader, stays saved.
 
-    It is for targets that fuse kernels: there arithmetic costs nothing beside memory traffic. A result that a matmul or
-    another operator with a kernel of its own reads in the backward stays saved, since it would be written once more.
+    The pass is for targets that fuse kernels: their arithmetic is free beside memory traffic. A result stays saved if a
+    matmul or another operator with its own kernel reads it in the backward, since it would be written once more.
     """
 
     name: str = "recompute_pointwise"

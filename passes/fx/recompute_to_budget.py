@@ -30,15 +30,14 @@ __all__ = ["RecomputeToBudget"]
 )
 @dataclass(frozen=True)
 class RecomputeToBudget(PassBase):
-    """The pass tags nodes to be recomputed until the forward saves no more than the budget.
+    """Tag nodes for recomputation until the forward saves no more than the budget.
 
-    Allocations are given up one after another, each time the one with the most bytes per time of recomputation
-    (Dantzig's greedy order for the knapsack), where its time counts only nodes that are not recomputed already. A
-    tighter budget continues the same sequence, so saved bytes never rise when the budget falls, which an exact
-    solution for each budget does not promise.
+    Each step drops the allocation with the most bytes per time of recomputation (Dantzig's greedy order for the
+    knapsack). The time counts only nodes that are not recomputed already. A smaller budget continues the same sequence,
+    so saved bytes never rise when the budget falls. An exact solution for each budget would not guarantee that.
 
     Args:
-        budget: a fraction in [0, 1] of the bytes saved without recomputation, or a number of bytes (int).
+        budget: a fraction in [0, 1] of the bytes saved without recomputation (float), or bytes (int).
     """
 
     budget: float | int

@@ -20,16 +20,15 @@ __all__ = ["RemakeViews"]
 @ordering(needs=[Condition.VIEWS_MERGED])
 @dataclass(frozen=True)
 class RemakeViews(PassBase):
-    """Where the backward reads a view that the forward has made, it makes that view again and reads its own.
+    """Rebuild the forward's views in the backward instead of saving them.
 
-    So the forward saves the viewed tensor once, and not one view or several of it. Both are the same memory. But torch
-    makes each view that crosses, in a microsecond or two, and in a session a view costs less or nothing: a matmul has
-    an attribute for a weight that it reads transposed.
+    The forward then saves the viewed tensor once, not one or several views of it. Memory is the same, but time is not:
+    torch takes a microsecond or two for each saved view, and in a session a view costs less or nothing. For example, a
+    matmul has an attribute for a transposed weight.
 
-    It fires for REARRANGEMENTS, and where the backward already reads all numbers by which a view is made. A part of a
-    tensor, which crosses as it is where it lies in one piece, would be copied in a session. Nodes that are recomputed,
-    that read recomputed nodes, or that these read, stay the partitioner's. A view of an input that is written to shows
-    the content before the write.
+    The pass handles REARRANGEMENTS, if the backward already reads all scalars that the view needs. It leaves out
+    slices: a session would copy them, and a contiguous one is saved without a copy. Recomputed nodes, their inputs and
+    their readers are left to the partitioner. A view of an input that is written to has the content before the write.
     """
 
     name: str = "remake_views"

@@ -61,5 +61,5 @@ def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _reaches_output(node: Node) -> bool:
-    """Ask whether an output of the graph is `node` or a view of it."""
+    """Check whether an output of the graph is `node` or a view of it."""
     return any(user.op == "output" or (node in aliased_inputs(user) and _reaches_output(user)) for user in node.users)

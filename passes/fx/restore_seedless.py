@@ -1,4 +1,4 @@
-"""Operators take the places of their stand-ins again, when torch has partitioned the graph."""
+"""Put operators back after partitioning that HideSeedless replaced."""
 
 from __future__ import annotations
 

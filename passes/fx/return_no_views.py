@@ -1,4 +1,4 @@
-"""Return results that eager computes anew as no views to autograd."""
+"""Hide views from autograd in results that are no views in eager."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ unviewed.keeps_value = True  # type: ignore[attr-defined]  # the maker gives the
 @ordering(needs=[Condition.FUNCTIONAL, Condition.STRIDES_GIVEN])
 @dataclass(frozen=True)
 class ReturnNoViews(PassBase):
-    """Pass results that the program sees, and eager computes anew, through `unviewed`.
+    """Pass results that the program sees, and that are no views in eager, through `unviewed`.
 
-    A session's result may be permuted into the layout that eager gives, and torch may write one over a view. Both are
-    views to autograd, which then refuses to let the program write to them in place.
+    A session's result may be permuted into eager's memory layout, and torch may compute one in place on a view. Both
+    are views to autograd, which would refuse in-place writes of the program.
 
     Args:
-        seen: which of the outputs the program sees; the others are written back to inputs, or saved for the backward.
-        views: indices of outputs that are views to eager, too.
+        seen: the outputs that the program sees; the others are written back to inputs, or saved for the backward.
+        views: the indices of outputs that are views in eager, too.
     """
 
     seen: slice

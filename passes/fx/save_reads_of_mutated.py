@@ -22,11 +22,11 @@ __all__ = ["SaveReadsOfMutated"]
 @ordering(needs=[Condition.AS_TRACED], gives=[Condition.READS_OF_MUTATED_SAVED])
 @dataclass(frozen=True)
 class SaveReadsOfMutated(PassBase):
-    """The pass tags MUST_SAVE the readers of an input that the forward writes to at its end: a buffer, mostly.
+    """Tag MUST_SAVE on the readers of an input that the forward writes to at its end, usually a buffer.
 
-    AOTAutograd copies such an input where the gradients read it themselves. It does not know which nodes will be
-    recomputed; a recomputation would need the input saved, and autograd would find it changed. Takes precedence over
-    torch.utils.checkpoint, which fails on it.
+    AOTAutograd copies such an input if gradients read it directly. It does not know which nodes will be recomputed. A
+    recomputation would need the saved input, and autograd would raise because it has changed. The tag overrides
+    torch.utils.checkpoint, which fails in this case.
 
     BatchNorm with running statistics is left out: the results that the backward reads do not depend on them
     (split_statistics.py).

@@ -1,4 +1,4 @@
-"""The backward recomputes a BatchNorm without its running statistics, which have changed by then."""
+"""Recompute a BatchNorm in the backward without its running statistics, which have changed by then."""
 
 from __future__ import annotations
 

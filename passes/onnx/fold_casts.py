@@ -56,7 +56,7 @@ class FoldCasts(ir.passes.InPlacePass):
             second.metadata_props[PASS] = repr(self)
             return True
         if result.is_graph_output():
-            return False  # it has to keep its name; an Identity in its place costs as much as the cast
+            return False  # an output keeps its name; an Identity would cost as much as the cast
         ir.convenience.replace_all_uses_with(result, source)
         assert second.graph is not None
         second.graph.remove(second, safe=True)

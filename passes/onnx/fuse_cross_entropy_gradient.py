@@ -1,4 +1,4 @@
-"""Add one number per row in the gradient of a cross-entropy, without a matrix of zeros as large as the logits."""
+"""Compute the gradient of a cross-entropy without a one-hot matrix as large as the logits."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class _Match:
 @ordering(ends=[Condition.BEFORE_FUSIONS, Condition.NO_DEAD_NODES])
 @dataclass(frozen=True)
 class FuseCrossEntropyGradient(ir.passes.InPlacePass):
-    """g - exp(y) * sum(g) becomes ScatterElements(exp(y) * -u, i, u, reduction="add") for g of u at i and 0 elsewhere.
+    """Rewrite g - exp(y) * sum(g) as ScatterElements(exp(y) * -u, i, u, reduction="add"); g is u at i, else 0.
 
-    So begins the backward of a cross-entropy: the gradient g of the picked logarithms, one number u a row, and then
-    that of log_softmax. The matrix g, as large as the logits, is neither made nor summed nor subtracted from. It took
-    0.70 of the time (1024 x 8192 and 512 x 32000, two threads, both tested runtimes), and three matrices are alive at
-    once rather than four, where the memory of many a language model is at its peak. Each number is rounded as before:
-    that of u is u + exp(y) * -u in place of u - exp(y) * u, and the others are -0 where they were 0.
+    This is the begin of the backward of a cross-entropy: the gradient g of the picked log-probabilities, one scalar u
+    per row, then the gradient of log_softmax. The pass avoids the matrix g, which is as large as the logits. The
+    rewritten graph took 0.70 of the time (1024 x 8192 and 512 x 32000, two threads, both tested runtimes). It has three
+    such matrices alive instead of four, at the memory peak of many language models. Rounding is the same: the entry of
+    u is u + exp(y) * -u instead of u - exp(y) * u. Other entries are -0 if they were 0.
 
-    It fires where:
+    The conditions are:
 
     1. g is ScatterElements of zeros: a Pad of a tensor reshaped to no element;
-    2. there is one index a row, so that u is the sum of each row of g;
+    2. there is one index per row, so that u is the sum of each row of g;
     3. y has the shape of g, so that exp(y) is not broadcast;
-    4. the numbers are float32 or float64.
+    4. the dtype is float32 or float64.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -74,7 +74,7 @@ class FuseCrossEntropyGradient(ir.passes.InPlacePass):
 
 
 def _match(node: ir.Node) -> _Match | str | None:
-    """Find the parts of a match; the reason where it is a near one, None where it is none."""
+    """Find the parts of a match; give the reason for a near match, None for no match."""
     if node.op_type != "Sub" or node.domain or node.outputs[0].dtype not in _DTYPES:
         return None
     scatter, product = (

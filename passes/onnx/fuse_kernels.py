@@ -41,7 +41,7 @@ def fused_ops(model: ir.Model) -> tuple[FusedOp, ...]:
 
 
 def unmade(model: ir.Model) -> str | None:
-    """Say why a node of a model that needs a fused kernel would not become one, or part of one; None if all do.
+    """Give the reason why a node that needs a fused kernel would not get one; None if all get one.
 
     The groups are those that FuseKernels makes, so a node that this lets pass has its kernel in any graph.
     """
@@ -64,8 +64,8 @@ def unmade(model: ir.Model) -> str | None:
 class FuseKernels(ir.passes.InPlacePass):
     """Fuse pointwise operators, reductions of rows and data movement between them into nodes of our own domain.
 
-    Each such node is a custom operator, which a session with the library computes by one launch, and a function of the
-    model, whose body is the nodes that it stands for: any other session runs these. `fused_kernels` gives the kernels.
+    Each such node is a custom operator, which a session with the library runs in one launch. It is also a function of
+    the model whose body has the original nodes, for all other sessions. `fused_kernels` gives the kernels.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -89,7 +89,7 @@ class FuseKernels(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, bool(early))
 
     def _put(self, model: ir.Model, groups: Sequence[tuple[Group, Kernel]], finishing: list[list[ir.Node]]) -> None:
-        """Put kernels in the place of groups, and add the sums of parts that are then to be added up."""
+        """Replace groups by kernels, and add the nodes that sum up partial sums."""
         made = [self._made(model, group, kernel) for group, kernel in groups]  # while all values are there
         for (group, _), node in zip(groups, made, strict=True):
             model.graph.insert_after(group.nodes[-1], node)
@@ -123,9 +123,9 @@ class FuseKernels(ir.passes.InPlacePass):
 
 
 def _readers_of_parts(groups: Sequence[Group], kernels: Sequence[Kernel]) -> set[Group]:
-    """Return the groups that compute of sums over rows alone, of which other groups give the sums of parts.
+    """Return the groups whose inputs are only sums over rows, and whose partial sums other groups compute.
 
-    They can be part of the groups that add up the parts.
+    They can be part of the groups that add the partial sums.
     """
     sums: dict[ir.Value, int] = {}
     for group, kernel in zip(groups, kernels, strict=True):
@@ -141,7 +141,7 @@ def _readers_of_parts(groups: Sequence[Group], kernels: Sequence[Kernel]) -> set
 
 
 def _behind_reshapes(value: ir.Value) -> ir.Value:
-    """Return the value whose memory another one shows."""
+    """Return the value that another one is a view of."""
     while (node := value.producer()) is not None and node.op_type in _RESHAPES and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
@@ -150,13 +150,13 @@ def _behind_reshapes(value: ir.Value) -> ir.Value:
 def _finished(
     model: ir.Model, after: ir.Node, sums: Sequence[tuple[ir.Value, ir.Value]], finishing: list[list[ir.Node]]
 ) -> dict[ir.Value, ir.Value]:
-    """Add the nodes that add up sums of parts; gives the value of each sum.
+    """Add the nodes that sum up partial sums; give the value of each sum.
 
     Args:
-        model: where.
-        after: makes the parts.
-        sums: the value to be replaced, and its parts, all of which have one shape.
-        finishing: gets the nodes.
+        model: the model.
+        after: the node that computes the partial sums.
+        sums: each value to be replaced, with its partial sums, which have equal shapes.
+        finishing: a list that gets the new nodes.
     """
     graph, tape = model.graph, ir.tape.Tape()
     axes = shape_initializer(graph, tape, [0])
@@ -182,7 +182,7 @@ def _finished(
 
 
 def _remove_unread(graph: ir.Graph, nodes: set[ir.Node]) -> None:
-    """Remove those of the nodes, in the order of the graph, whose results nobody reads."""
+    """Remove dead nodes among these, which are in the order of the graph."""
     for node in [node for node in reversed(graph) if node in nodes]:
         if not any(output.uses() or output.is_graph_output() for output in node.outputs):
             graph.remove(node, safe=True)

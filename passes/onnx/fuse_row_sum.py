@@ -1,4 +1,4 @@
-"""A sum over leading axes becomes a matmul with ones."""
+"""Replace a sum over leading axes by a matmul with ones."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["FuseRowSum"]
 @ordering(ends=[Condition.BEFORE_FUSIONS, Condition.NO_DEAD_NODES])
 @dataclass(frozen=True)
 class FuseRowSum(ir.passes.InPlacePass):
-    """ReduceSum over the leading axes of a float32 tensor becomes MatMul(ones, x), with reshapes where they are needed.
+    """Rewrite ReduceSum over the leading axes of a float32 tensor as MatMul(ones, x), with reshapes if needed.
 
-    The gradient of every bias is such a sum. ONNX Runtime's CPU kernel for it walks down columns; the matmul
-    streams rows and was 2.5 to 5 times as fast (1024×3072, 1024×512, 16384×64, both tested runtimes).
+    The gradient of every bias is such a sum. ONNX Runtime's CPU kernel reads columns; the matmul reads rows and was 2.5
+    to 5 times as fast (1024×3072, 1024×512, 16384×64, both tested runtimes).
 
-    It fires where:
+    The conditions are:
 
     1. the input is float32 with static dimensions;
     2. the axes are constant and exactly the leading ones, and at least one axis remains;
-    3. `min_rows` rows or more are summed.
+    3. at least `min_rows` rows are summed.
     """
 
     min_rows: int = 16
@@ -45,7 +45,7 @@ class FuseRowSum(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
     def _match(self, node: ir.Node) -> int:
-        """Return the number of rows summed, or 0 where the node is no match."""
+        """Return the number of summed rows, or 0 if the node does not match."""
         if node.op_type != "ReduceSum" or node.domain or len(node.inputs) != 2:
             return 0
         x, axes_value = node.inputs

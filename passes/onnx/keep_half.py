@@ -22,27 +22,27 @@ _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _ROUNDED_ONCE = frozenset({"Abs", "Add", "Max", "Min", "Mul", "Neg", "Relu", "Sub", "Where"})
 """Operators whose half-width result equals the float32 result, rounded.
 
-No product of two half-width numbers has more bits than float32 holds, and the rounding of a sum to float32 first
-changes nothing (Figueroa, 1995).
+float32 holds every product of two half-width values exactly, and rounding a sum to float32 first changes nothing
+(Figueroa, 1995).
 """
 
 
 @ordering(needs=[Condition.CASTS_OF_EACH])
 @dataclass(frozen=True)
 class KeepHalf(ir.passes.InPlacePass):
-    """Cast(half -> float32), one operator, Cast(float32 -> half) becomes the operator in half width.
+    """Rewrite Cast(half -> float32), one operator, Cast(float32 -> half) as the operator in half width.
 
-    Lowerings compute half-width arithmetic in float32, as a formula of several operators has to be. Of a single one the
-    result is the same, and where each node is a launch and a pass over memory, two casts and the width are not.
+    Lowerings compute half-width arithmetic in float32, which formulas of several operators need. For a single operator
+    the result is the same. On targets where each node is a launch and a pass over memory, the casts cost time.
 
-    It fires where every floating input is such a cast, or a constant that half width holds, nobody else reads the
-    result, and the target has a kernel. A first input that is a condition stays. Of bfloat16, with excess precision, it
-    leaves alone an operator next to another operator between casts: remove_round_trips takes the casts between the two,
-    and one of them in half width would bring casts back.
+    The conditions: every float input is such a cast, or a constant that half width holds; nothing else reads the
+    result; the target has a kernel. A first input that is a condition is not cast. With bfloat16 and excess precision,
+    the pass skips an operator next to another one between casts. There remove_round_trips removes the casts between the
+    two, and an operator in half width would need them again.
 
     Attributes:
-        target: whose kernels are asked.
-        excess_precision: whether roundings to bfloat16 between operators go.
+        target: the target whose kernels count.
+        excess_precision: whether roundings to bfloat16 between operators are removed.
     """
 
     target: Target
@@ -135,7 +135,7 @@ def _constant(node: ir.Node, array: np.ndarray, names: ValueNames) -> ir.Value:
 
 
 def _take_place(node: ir.Node, narrowing: ir.Node) -> None:
-    """Have the output of `node` stand where that of the cast after it stood, under its name if it leaves the graph."""
+    """Replace the output of the cast after `node` by that of `node`; a graph output keeps its name."""
     (result,), (half,), graph = node.outputs, narrowing.outputs, narrowing.graph
     assert isinstance(graph, ir.Graph)
     result.type = half.type

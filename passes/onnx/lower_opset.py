@@ -24,14 +24,14 @@ __all__ = ["LowerOpset"]
 
 @dataclass(frozen=True)
 class LowerOpset(ir.passes.InPlacePass):
-    """Every node of ai.onnx becomes one that opset `version` has, or several, which compute the same.
+    """Replace every node of ai.onnx by one or more nodes of opset `version` that compute the same.
 
-    A node stays where it fits its operator's older schema and means the same there. Others get the forms of
-    `passes/onnx/opsets/`. Other domains stay as they are. A model that has no form stays whole. Functions of the model,
-    such as those of fused kernels, are inlined first.
+    A node that fits its operator's older schema, with the same meaning, does not change. Others are rewritten by
+    `passes/onnx/opsets/`. Nodes of other domains do not change. If a node cannot be expressed, the model does not
+    change. Functions of the model, such as those of fused kernels, are inlined first.
 
     Attributes:
-        version: of ai.onnx, not newer than the model's; 12 or newer.
+        version: the opset of ai.onnx: 12 or newer, and not newer than the model's.
     """
 
     version: int
@@ -61,7 +61,7 @@ class LowerOpset(ir.passes.InPlacePass):
 
 
 class _Plan:
-    """Which nodes are replaced by which; nothing changes before all are known.
+    """The replacements of nodes; nothing changes before all are known.
 
     Args:
         version: the opset that the nodes are to be of.

@@ -19,13 +19,13 @@ _REARRANGE = frozenset(["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Tr
 @ordering(needs=[Condition.IN_ORDER])
 @dataclass(frozen=True)
 class ReadLate(ir.passes.InPlacePass):
-    """Moves a node that reads nothing but inputs and constants to just before the first node that reads its result.
+    """Moves a node that reads only inputs and constants to just before the first node that reads its result.
 
-    A run holds its inputs until it ends, so nothing is alive longer for that, and the result for a shorter time. Nodes
-    that only rearrange the elements of such a result go with it. AOTAutograd's backward begins with views of all that
-    the forward saved, each of which may be a copy in ONNX.
+    A run holds its inputs until it ends, so only the lifetime of the result changes, and becomes shorter. Nodes that
+    rearrange the elements of such a result move with it. AOTAutograd's backward begins with views of all saved tensors,
+    and each may be a copy in ONNX.
 
-    The order of all other nodes stays. A node that nothing reads, as its result is returned, stays as well.
+    All other nodes keep their order, also a node whose result is only an output.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -30,24 +30,24 @@ _DECIDES = frozenset(
 @ordering(needs=[Condition.EQUALS_MERGED], gives=[Condition.ROUND_TRIPS_GONE])
 @dataclass(frozen=True)
 class RemoveRoundTrips(ir.passes.InPlacePass):
-    """Cast(narrow -> wide) of Cast(wide -> narrow) goes where one of them only is there for lack of a kernel.
+    """Remove Cast(narrow -> wide) of Cast(wide -> narrow) if one of them exists only for lack of a kernel.
 
     An operator without a kernel for its dtype is computed in a wider one between casts. Two such operators in a row
-    leave op, cast, cast, op; movements of data may stand between the casts. Consumers of the second cast then read
-    the first operator's result, which is nearer to the exact result than its rounding. Compilers call this excess
-    precision (XLA's xla_allow_excess_precision).
+    give op, cast, cast, op, maybe with data movement between the casts. Readers of the second cast then read the first
+    operator's result, which is more accurate than the rounded one. Compilers call this excess precision (XLA's
+    xla_allow_excess_precision).
 
-    It fires where:
+    The conditions are:
 
-    1. one of the casts was made for a kernel (metadata FOR_KERNEL): x.bfloat16().float() is the user's wish;
-    2. both casts come from one ATen node, whose eager kernel rounds once, at its end; or, with `excess_precision`, the
-       narrow type is bfloat16, which has the wide one's range. A float16 overflow between two nodes is information:
-       torch.amp.GradScaler skips steps by it;
-    3. the consumer is continuous: not a comparison, rounding, sort, or cast. Outputs of the graph are. Nor did its
-       lowering ask for the rounding (metadata READS_ROUNDED).
+    1. One of the casts was added for a kernel (metadata FOR_KERNEL). A user's x.bfloat16().float() is kept.
+    2. Both casts come from one ATen node, whose eager kernel rounds once, at its end. Or, with `excess_precision`, the
+       narrow dtype is bfloat16, which has the range of the wide one. A float16 overflow between two nodes is kept,
+       since torch.amp.GradScaler skips steps by it.
+    3. The reader is continuous: no comparison, rounding, sort or cast. Outputs of the graph count as continuous. The
+       reader's lowering did not ask for the rounding (metadata READS_ROUNDED).
 
     Attributes:
-        excess_precision: whether roundings to bfloat16 between ATen nodes go, too.
+        excess_precision: also remove roundings to bfloat16 between ATen nodes.
     """
 
     excess_precision: bool = True

@@ -1,4 +1,4 @@
-"""Nodes whose results nothing reads are removed, and with a branch all that only the branch reads."""
+"""Remove dead nodes; with a branch, also the nodes that only the branch reads."""
 
 from __future__ import annotations
 

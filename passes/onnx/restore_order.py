@@ -17,17 +17,17 @@ __all__ = ["RestoreOrder"]
 @ordering(gives=[Condition.IN_ORDER])
 @dataclass(frozen=True)
 class RestoreOrder(ir.passes.InPlacePass):
-    """Sorts the main graph topologically, and otherwise by the index at which each value was made before.
+    """Sorts the main graph topologically; ties are broken by the original index of each value.
 
-    ONNX Runtime orders nodes depth first from the graph's last output. In a backward graph that computes all gradients
-    of activations first and those of weights after them, so that nearly everything is alive at once, recomputed tensors
-    included. AOTAutograd's order takes each gradient when it can be taken.
+    ONNX Runtime orders nodes depth first from the graph's last output. In a backward graph this computes all gradients
+    of activations before those of weights, so nearly everything is alive at once, recomputed tensors included.
+    AOTAutograd's order computes each gradient as soon as possible.
 
-    A node that was not there before (a fusion that kept no name) comes right after its inputs' makers. Kahn's algorithm
+    A new node (from a fusion that keeps no name) comes right after the producers of its inputs. The algorithm is Kahn's
     (CACM 5(11), 1962) with a queue ordered by index.
 
     Attributes:
-        places: name of a value -> its index in the order to restore. Outputs left out have no name and no index.
+        places: name of a value -> its index in the order to restore. Omitted outputs have no name and no index.
     """
 
     places: Mapping[str, int] = field(repr=False)

@@ -1,4 +1,4 @@
-"""Every graph output gets a value of its own."""
+"""Give every graph output a value of its own."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["SeparateOutputs"]
 @ordering(gives=[Condition.OUTPUTS_SEPARATE])
 @dataclass(frozen=True)
 class SeparateOutputs(ir.passes.InPlacePass):
-    """An output that is another output, an input or an initializer becomes an Identity of it.
+    """Replace an output that is another output, an input or an initializer by an Identity of it.
 
-    Clean-up passes merge equal values, outputs among them. ONNX forbids two outputs of one name, and torch's outputs
-    must not alias one another or inputs: their user may write to them.
+    Clean-up passes merge equal values, outputs included. ONNX forbids two outputs with one name. torch's outputs must
+    not alias each other or inputs, since the program may write to them.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -16,7 +16,7 @@ __all__ = ["TakeShapesEarly"]
 @ordering(needs=[Condition.CASTS_MOVED], ends=[Condition.NO_DEAD_NODES])
 @dataclass(frozen=True)
 class TakeShapesEarly(ir.passes.InPlacePass):
-    """Shape(Cast(x)) becomes Shape(x); a cast that nothing else reads is then unread.
+    """Rewrite Shape(Cast(x)) as Shape(x); a cast that nothing else reads is then dead.
 
     ONNX Runtime's optimizer of the same effect, PreShapeNodeElimination, is left out where it breaks graphs.
     """

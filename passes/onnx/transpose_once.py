@@ -18,20 +18,20 @@ __all__ = ["TransposeOnce"]
 @ordering(ends=[Condition.BEFORE_FUSIONS, Condition.NO_DEAD_NODES])
 @dataclass(frozen=True)
 class TransposeOnce(ir.passes.InPlacePass):
-    """FusedMatMul(a, b, transA=1) of float32 matrices becomes a matmul of a transposed copy.
+    """Rewrite FusedMatMul(a, b, transA=1) of float32 matrices as a matmul of a transposed copy.
 
-    The gradient of every weight is such a matmul. ONNX Runtime's CPU kernel (MLAS) goes through the result by blocks
-    of 128 columns, and transposes all of `a` for each of them. With `a` of k × m and `b` of k × n, both of static
-    sizes and k and n at least `min_size`:
+    The gradient of every weight is such a matmul. ONNX Runtime's CPU kernel (MLAS) computes the result in blocks of 128
+    columns, and transposes all of `a` for each block. With `a` of k × m and `b` of k × n, both of static sizes and k
+    and n at least `min_size`:
 
-    1. Where `a` has `max_copy` numbers or less, it becomes MatMul(aᵀ, b). That took 0.89 to 0.99 of the time for m and
+    1. If `a` has at most `max_copy` elements, it becomes MatMul(aᵀ, b). That took 0.89 to 0.99 of the time for m and
        n of 384 to 3072 and k of 256 to 4096 (AVX-512, one thread, 1.31.1).
-    2. Where `a` is larger, as the gradient of logits over a vocabulary is, and m is `min_ratio` times n or more, it
-       becomes MatMul(bᵀ, a)ᵀ, whose large matrices are walked along rows: 0.76 to 0.91 for m of 8000 to 32000.
-       `b` has to be as small as `a` is in 1.
+    2. If `a` is larger, such as the gradient of logits over a vocabulary, and m is at least `min_ratio` times n, it
+       becomes MatMul(bᵀ, a)ᵀ, which reads the large matrices row by row: 0.76 to 0.91 for m of 8000 to 32000. `b`
+       has to be as small as `a` in case 1.
 
-    A Reshape to the shape that is there already keeps ONNX Runtime from fusing the copy into the matmul again
-    (MatmulTransposeFusion). Each number is the same sum in the same order.
+    A Reshape to the same shape keeps ONNX Runtime from fusing the copy into the matmul again (MatmulTransposeFusion).
+    Each element is the same sum in the same order.
     """
 
     min_size: int = 256

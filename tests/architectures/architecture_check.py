@@ -82,7 +82,7 @@ class Subject:
         raise NotBuiltError("no inputs were found that fit")
 
     def _fits(self, maker: InputMaker, variant: Variant) -> bool:
-        """Whether eager takes the inputs; sets how many tokens stand for an image where the model says so."""
+        """Try the inputs in eager; set the number of image tokens if the model's error names it."""
         for _ in range(2):
             error = self._try(maker, variant)
             if error is None:

@@ -21,7 +21,7 @@ _TEXTUAL = re.compile(
 
 
 class Variant(NamedTuple):
-    """How one call's inputs are laid out: what a parameter's name leaves open.
+    """The form of one call's inputs, as far as parameter names do not decide it.
 
     Attributes:
         image: "nchw", "frames" (N, T, C, H, W), "channels first" (N, C, T, H, W), "packed" (patches of all images, with

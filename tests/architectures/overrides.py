@@ -22,7 +22,7 @@ _EFFICIENT_NET = {
 }
 _SAM = {"vision_config": {"num_pos_feats": 16}}
 _IMAGE_TOKENS = 64
-"""As many as a code book has entries; they come last in the vocabulary."""
+"""The number of entries of a code book; their tokens come last in the vocabulary."""
 
 
 def _letters(number: int) -> str:

@@ -45,7 +45,7 @@ def evaluation(model: torch.nn.Module, run: Callable[..., Any], inputs: Mapping[
 
 
 def compare(actual: Seen, expected: Seen) -> dict[str, str]:
-    """What differs: name -> how."""
+    """Compare two steps: name of each tensor that differs -> how it differs."""
     found = dict.fromkeys(expected.keys() - actual.keys(), "is missing")
     largest = max((_size(value) for name, value in expected.items() if name.startswith("gradient")), default=0.0)
     for name in expected.keys() & actual.keys():
@@ -58,11 +58,11 @@ def compare(actual: Seen, expected: Seen) -> dict[str, str]:
 
 
 def verdict(actual: Seen, expected: Seen, exact: Callable[[], Seen]) -> tuple[str, dict[str, str]]:
-    """What to say of a step, and what differs.
+    """Judge a step; give the verdict and the differences.
 
     Returns:
-        "same"; "rounding" where all that differs is nearly as near to the step in float64 as eager's float32 is;
-        "undecided" where eager itself decides otherwise in float64 (which key points, which boxes); "different".
+        "same"; "rounding" if each difference is nearly as close to the step in float64 as eager's float32 is;
+        "undecided" if eager itself chooses otherwise in float64 (other key points, other boxes); "different".
     """
     found = compare(actual, expected)
     if not found:
@@ -94,10 +94,10 @@ def distances(seen: Seen, exact: Seen) -> dict[str, float]:
 
 
 def as_near_as_rounded_weights(actual: Seen, found: Iterable[str], exact: Seen, shaken: Iterable[Seen]) -> bool:
-    """Whether `found` differ no more from the exact step than `shaken`, eager's with disturbed weights, do.
+    """Check whether `found` is as close to the exact step as `shaken`, eager's steps with perturbed weights.
 
-    Near a kink (ReLU at zero, the greater of two nearly equal values) one rounding decides about a whole term of a
-    gradient; then a step is right that is eager's for weights which differ from the given ones by as little.
+    Near a kink (ReLU at zero, the maximum of two nearly equal values) one rounding decides about a whole term of a
+    gradient. There a step is right if it is as close as eager's with weights that differ by one rounding.
     """
     ours = distances(actual, exact)
     others = [distances(one, exact) for one in shaken]
@@ -105,7 +105,7 @@ def as_near_as_rounded_weights(actual: Seen, found: Iterable[str], exact: Seen, 
 
 
 def disturbed(model: torch.nn.Module, seed: int) -> torch.nn.Module:
-    """A copy of the model, its weights changed by about one rounding, relative 1e-7."""
+    """Copy the model and change its weights by about one rounding, relative 1e-7."""
     generator = torch.Generator().manual_seed(seed)
     changed = copy.deepcopy(model)
     with torch.no_grad():

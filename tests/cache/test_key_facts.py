@@ -1,4 +1,4 @@
-"""What is known of sizes enters a key exactly as far as it changes what is made."""
+"""Tests of cache keys: facts about sizes enter a key exactly if they change the built model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one process built, another reads: the same numbers, and nothing that is not meant for it."""
+"""Tests of the on-disk cache across processes: the same results, and no entry of another graph."""
 
 from __future__ import annotations
 

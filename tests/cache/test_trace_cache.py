@@ -1,4 +1,4 @@
-"""What AOTAutograd keeps of a compile: the next process traces nothing below Dynamo, and computes the same."""
+"""Tests of AOTAutograd's cache: the next process traces nothing below Dynamo and computes the same."""
 
 from __future__ import annotations
 

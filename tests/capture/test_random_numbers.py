@@ -1,4 +1,4 @@
-"""What a program draws with Python's `random` inside a compiled function."""
+"""Tests of Python's `random` inside a compiled function."""
 
 from __future__ import annotations
 

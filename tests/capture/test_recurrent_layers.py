@@ -35,7 +35,7 @@ def seeded(function: Callable[[nn.Module], Tensor], layer: nn.Module) -> Tensor:
 
 
 def by_formulas(function: Callable[[nn.Module], Tensor], layer: nn.Module) -> Tensor:
-    """What the kernels give that a trace reaches."""
+    """Run `function` with the kernels that a trace reaches."""
     with enable_python_dispatcher():
         return seeded(function, layer)
 

@@ -1,4 +1,4 @@
-"""Which resizes are traced whole, and by whom: a trace in another thread is torch's own."""
+"""Tests of resizes traced as one operator; traces in other threads stay torch's own."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def gradient(mode: str, rank: int) -> Callable[[Tensor], Tensor]:
 
 
 def called(function: Callable[[Tensor], Tensor], x: Tensor, tracing_mode: str = "fake") -> list[str]:
-    """What a trace by the Python dispatcher, as AOTAutograd and torch.export trace, finds called."""
+    """List the operators in a trace by the Python dispatcher, which AOTAutograd and torch.export use."""
     with enable_python_dispatcher():
         gm = make_fx(function, tracing_mode=tracing_mode)(x)
     return [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
 
 
 def in_aot_eager(function: Callable[[Tensor], Tensor], x: Tensor) -> list[str]:
-    """What the forward and the backward graph of another backend call."""
+    """List the operators in the forward and backward graphs of another backend."""
     found: list[str] = []
 
     def look(gm: GraphModule, _: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What ONNX Runtime's log says of a model's placement is read right."""
+"""Tests of reading a model's placement off ONNX Runtime's log."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_functions_are_left_alone_or_written_out(tmp_path: Path, capsys: pytest.
     onnx.save(onnx.parser.parse_model(FUNCTIONS), path)
     arguments = ["passes", "apply", "propagate-casts", str(path), str(out), "--level", "2"]
     assert main(arguments) == 0
-    assert "--inline writes them out first" in capsys.readouterr().out
+    assert "--inline inlines them first" in capsys.readouterr().out
     assert operators(out) == ["Twice", "Twice"]
     assert main([*arguments, "--inline"]) == 0
     assert "4 casts became 0" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Compiles for CUDA where there is none: what a program's graphs become there, up to the sessions, which never open.
+"""Compile for CUDA without a device: a program's graphs up to the sessions, which never open.
 
 torch without CUDA can trace no gradient of a CUDA tensor. So a program is traced on the CPU, and each graph goes to
 CUDA before anything of ours looks at it: its fake tensors, and the devices that its nodes name.
@@ -40,20 +40,20 @@ _CUDA = torch.device("cuda", 0)
 
 @dataclass
 class Compiled:
-    """What was compiled: models as a session would get them, and what the compiles say."""
+    """The compiled models, as a session would get them, and the records of the compiles."""
 
     models: list[onnx.ModelProto] = field(default_factory=list)
     records: list[CompileRecord] = field(default_factory=list)
 
     @property
     def eager(self) -> dict[str, str]:
-        """Overload -> why it stays in eager."""
+        """Overload -> reason of its fallback."""
         return {str(n.target): n.reason for r in self.records for graph in r.graphs for n in graph.eager}
 
 
 @contextmanager
 def compiled_for(target: Target, **given: Any) -> Iterator[tuple[Callable[..., Any], Compiled]]:
-    """A backend for torch.compile that compiles for `target` and runs eager, and what it has compiled.
+    """Give a backend for torch.compile that compiles for `target` and runs eager, and its compiled models.
 
     Args:
         target: a CUDA target.
@@ -75,7 +75,7 @@ def compiled_for(target: Target, **given: Any) -> Iterator[tuple[Callable[..., A
         found.records.append(backend.compile_recorded(gm, inputs, options)[1])
         return gm.forward
 
-    CACHE.clear()  # what is in it would not be opened
+    CACHE.clear()  # its entries would not be opened
     options, mark = parse_options(None, given), cut.mark
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choose_target, "usable_target", lambda _: target)
@@ -102,7 +102,7 @@ def autocast(dtype: torch.dtype) -> Iterator[None]:
 
 
 def move(gm: GraphModule) -> None:
-    """Put a graph's fake tensors on CUDA, and what its nodes name as their device."""
+    """Move a graph's fake tensors and the device arguments of its nodes to CUDA."""
 
     def moved(value: Any) -> Any:
         if isinstance(value, torch.device):

@@ -27,15 +27,15 @@ from ort_dynamo.runtime.session_kernels import register_kernels
 
 _Host = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
 _HELD: list[Any] = []
-"""What sessions have the addresses of."""
+"""Objects whose addresses sessions hold, kept alive here."""
 
 
 @contextmanager
 def fused_on_the_cpu(factor: Callable[[str], float] = lambda name: 1) -> Iterator[dict[str, Kernel]]:
-    """Have sessions on the CPU run fused kernels; gives the kernels of what is compiled meanwhile, by name.
+    """Make sessions on the CPU run fused kernels; give the kernels of compiles in this context, by name.
 
     Args:
-        factor: gives the number by which the results of a kernel are multiplied; called once for each opened kernel.
+        factor: gives a factor for the results of a kernel; called once for each opened kernel.
     """
     kernels: dict[str, Kernel] = {}
 
@@ -96,7 +96,7 @@ def _guarded(host: Callable[..., int]) -> Callable[..., int]:
 
 
 def _extent(kernel: Kernel, index: int, symbols: Sequence[int]) -> int:
-    """How many elements of an input a kernel may read."""
+    """Count the elements of an input, from the first to the last that a kernel may read."""
     counts = [size.value(symbols) for size in kernel.loops]
 
     def end(load: Load) -> int:

@@ -1,4 +1,4 @@
-"""What PyTorch's operator database asks of CUDA that has no kernel there, and has one on the CPU.
+"""Lists the operators of PyTorch's operator database that have a kernel on the CPU and none on CUDA.
 
     PYTHONPATH=tests/opinfo python tests/cuda/operators_on_cuda.py 1.31.1                     every operator and dtype
     PYTHONPATH=tests/opinfo python tests/cuda/operators_on_cuda.py 1.31.1 float32 --part 1/4  a quarter of the operators
@@ -31,7 +31,7 @@ from ort_dynamo.target import Target
 __all__ = ["NAMES", "TARGETS", "kernels_missed"]
 
 SAMPLES = 2
-"""Of each operator and dtype."""
+"""The number of samples of each operator and dtype."""
 
 TARGETS = {
     target.version: (target, cpu) for target, cpu in zip(recorded_cuda_targets(), recorded_cpu_targets(), strict=True)

@@ -1,6 +1,6 @@
-"""What runs on CUDA, said without a GPU: each node of the benchmarks' models has a kernel there, and each operator has.
+"""Tests, without a GPU, that each operator and each node of the benchmarks' models has a CUDA kernel.
 
-By the records of ONNX Runtime's kernels (.ci/record_kernels.py). What has none is named here.
+The kernels are those of the records (.ci/record_kernels.py). Exceptions are listed here.
 """
 
 from __future__ import annotations

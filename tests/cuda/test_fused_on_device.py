@@ -65,7 +65,7 @@ def one_element_on(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def runs_on_the_cpu(model: ir.Model) -> bool:
-    """Whether the nodes that stay have kernels on the CPU: those of half types have none."""
+    """Check whether the unfused nodes have kernels on the CPU; those of half dtypes have none."""
     left = (node for node in model.graph if node.domain != DOMAIN)
     moves = {"Reshape", "Transpose", "Cast", "Concat", "Slice", "Split", "Unsqueeze", "Squeeze", "Expand"}
     return all(

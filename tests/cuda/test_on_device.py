@@ -1,4 +1,4 @@
-"""What is true of sessions on a CUDA device: streams, memory, copies, precision, errors. Nothing runs without one."""
+"""Tests of sessions on a CUDA device: streams, memory, copies, precision, errors. They need a device."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ REAL = [name for name in DTYPES if not name.startswith("complex")]
 
 
 def missed(name: str, dtype: str, version: str, fused: bool) -> set[tuple[str, str]]:
-    """What `kernels_missed` finds, by the ONNX operator that lacks a kernel."""
+    """Give the pairs (ONNX operator without a kernel, overload) that `kernels_missed` finds."""
     found = kernels_missed(name, dtype, version, fused=fused)
     return {(kernel.partition(",")[0], overload) for overload, kernel in found}
 
 
 OF_NOTHING = "takes no tensor without elements"
-"""The reason to leave a sample to torch that has no element, whatever the operator."""
+"""The reason for leaving a sample without elements to torch, for every operator."""
 
 
 def unnamed(name: str, dtype: str, version: str, fused: bool) -> set[tuple[str, str]]:

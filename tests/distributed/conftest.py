@@ -1,4 +1,4 @@
-"""What the tests of torch.distributed share: ranks, with a folder of compiled graphs of their own."""
+"""Fixtures of the tests of torch.distributed: ranks, with a cache folder of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ranks import Ranks, compiled_in
 
 @pytest.fixture(scope="session")
 def compiled_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of compiled graphs for the tests that do not ask what is built: they read what others have built."""
+    """Give a cache folder to tests that do not check builds: they read graphs that other tests have built."""
     return tmp_path_factory.mktemp("compiled")
 
 

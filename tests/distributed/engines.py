@@ -1,4 +1,4 @@
-"""Trains the GPT by each of torch's engines: what a program has around the model, and nothing of the backend's."""
+"""Training of the GPT by each of torch's engines: the code around the model, without the backend."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Compile = Callable[[Any], Any]
 
 
 def train(name: str, dropout: float = 0.0, eager: bool = False, steps: int = 20) -> Any:
-    """Train by the engine of this name, and give what the rank saw."""
+    """Train with the engine of this name, and give the observations of the rank."""
     torch.manual_seed(100 + distributed.get_rank())
     return ran(ENGINES[name](dropout, (lambda module: module) if eager else compiled, steps))
 
@@ -178,7 +178,7 @@ def replicate_over(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def sequence_parallel(dropout: float, compile_: Compile, steps: int) -> list[float]:
-    """The same, and what is between is sharded along the sequence: two gathers and two scatters take their place."""
+    """Do the same with activations sharded along the sequence: two gathers and two scatters replace the all-reduces."""
     mesh = pairs()
     model = make(dropout)
     for block in model.blocks:
@@ -294,7 +294,7 @@ def pairs() -> DeviceMesh:
 
 
 def seed(rank: int | None = None) -> None:
-    """Give each rank that has data of its own draws of its own; those that share data draw the same."""
+    """Seed ranks by their data: ranks with the same data get the same random numbers."""
     torch.manual_seed(100 + (distributed.get_rank() if rank is None else rank))
 
 

@@ -91,7 +91,7 @@ def make(dropout: float = 0.0, fused: bool = True) -> GPT:
 
 
 def batches(steps: int = STEPS) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The joined batches, the same in each rank: tokens of a walk that can be learned, and what follows each."""
+    """Give the joined batches, equal on each rank: tokens of a learnable random walk, and the next tokens."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
         begin = torch.randint(VOCABULARY, (BATCH, 1), generator=generator)
@@ -127,7 +127,7 @@ def compiled(module: Any, **options: Any) -> Any:
 
 @dataclass(frozen=True)
 class Ran:
-    """What one rank saw.
+    """The observations of one rank.
 
     Attributes:
         losses: of the joined batch, step by step.

@@ -18,7 +18,7 @@ __all__ = ["row"]
 
 
 def row(engine: str, ran: Ran) -> str:
-    """The table's row of an engine, from what rank 0 saw."""
+    """Give the table's row of an engine, from the observations of rank 0."""
     roles = Counter(role for role, _ in ran.graphs)
     islands: Counter[str] = Counter()
     for role, count in ran.graphs:

@@ -47,19 +47,19 @@ _STOPPED = -signal.SIGKILL
 
 
 class RankFailedError(AssertionError):
-    """A rank raised, died or did not end in time; the message has what each of them left."""
+    """A rank raised, died or did not end in time; the message has the outcome of each rank."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one rank.
+    """The outcome of one rank.
 
     Attributes:
-        value: what its function returned; None where it did not return.
-        error: its traceback; empty where it returned. Of a rank that was stopped: where it was.
+        value: the result of its function; None if it did not return.
+        error: its traceback; empty if it returned. A stopped rank has its position.
         printed: its standard output.
-        exitcode: as multiprocessing says it, negative for a signal.
-        seconds: how long it ran.
+        exitcode: the exit code of multiprocessing, negative for a signal.
+        seconds: its run time.
     """
 
     value: Any
@@ -111,7 +111,7 @@ class Ranks:
         environment: Mapping[str, str] | None = None,
         watch: Callable[[Sequence[Any]], None] = lambda processes: None,
     ) -> list[Result]:
-        """Do what `run` does and give what became of each rank, whatever it was.
+        """Do the same as `run`, and give the outcome of each rank, failures included.
 
         Args:
             function, world, args, timeout: as of `run`.
@@ -175,7 +175,7 @@ def compiled_in(folder: Path) -> dict[str, str]:
 
 
 def describe(results: Sequence[Result]) -> str:
-    """What became of ranks, those that left the same text together."""
+    """Describe the outcomes of ranks; ranks with the same error and exit code share an entry."""
     same: dict[tuple[str, int | None], list[int]] = {}
     for rank, result in enumerate(results):
         same.setdefault((result.error[-3000:], result.exitcode), []).append(rank)
@@ -201,7 +201,7 @@ def _in_rank(
     timeout: float,
     makes_group: bool,
 ) -> None:
-    """Be one rank: join the group, where it is to be made, call the function, and leave what came of it in `folder`."""
+    """Run one rank: join the group if there is one, call the function, and write its outcome to `folder`."""
     os.environ.update(environment)
     rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     torch.set_num_threads(1)

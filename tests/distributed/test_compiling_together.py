@@ -138,7 +138,7 @@ def test_ranks_of_different_numbers_of_threads_place_the_same_graph_alike(ranks:
 
 
 def other_graphs() -> list[str]:
-    """As stages of a pipeline do: each rank compiles another graph, the others nothing meanwhile; then all the same."""
+    """Compile another graph on each rank, as pipeline stages do, and then one graph on all ranks."""
     rank = distributed.get_rank()
     torch.compile(nn.Linear(4 + rank, 4), backend="ort_train")(torch.ones(1, 4 + rank)).sum().backward()
     if rank == 0:

@@ -1,4 +1,4 @@
-"""What belongs to data parallelism beside the losses: accumulation, buckets, clipping, normalization."""
+"""Tests of data parallelism apart from the losses: accumulation, buckets, clipping, normalization."""
 
 from __future__ import annotations
 

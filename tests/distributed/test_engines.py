@@ -52,7 +52,7 @@ def test_dropout_draws_what_it_draws_in_eager(ranks: Ranks, engine: str) -> None
 
 
 def uneven(eager: bool) -> str:
-    """Cut a batch of 8 into 3 microbatches; what the rank is told."""
+    """Cut a batch of 8 into 3 microbatches; give the error of the rank, or no text."""
     try:
         pipeline(ScheduleGPipe, 0.0, (lambda module: module) if eager else compiled, 1, microbatches=3)
     except Exception as error:
@@ -61,7 +61,7 @@ def uneven(eager: bool) -> str:
 
 
 def test_an_uneven_last_microbatch_is_refused_as_in_eager(ranks: Ranks) -> None:
-    """A stage of torch's receives what the first microbatch had room for, whatever the stage runs."""
+    """A stage of torch receives into buffers of the first microbatch's size, whatever the stage runs."""
     mine, theirs = (ranks.run(uneven, 2, eager) for eager in (False, True))
     assert mine == theirs
     assert "to match target batch_size (32)" in mine[1]

@@ -1,4 +1,4 @@
-"""A rank that fails, dies or hangs: what the others are told, and when."""
+"""Tests of a rank that fails, dies or hangs: the errors of the others, and their time."""
 
 from __future__ import annotations
 

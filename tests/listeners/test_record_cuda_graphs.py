@@ -72,7 +72,7 @@ def like_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What torch's graph trees are asked for; the function itself is what they give."""
+    """Record the requests to torch's graph trees; a fake of theirs returns the function itself."""
     asked: list[dict[str, Any]] = []
 
     def cudagraphify(run: Any, inputs: list[Any], resting: tuple[int, ...], **rest: Any) -> Any:

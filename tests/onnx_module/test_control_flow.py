@@ -1,4 +1,4 @@
-"""If, Loop and Scan, with their gradients; and the sizes that they leave open."""
+"""Tests of If, Loop and Scan, their gradients, and the sizes that they leave open."""
 
 from __future__ import annotations
 

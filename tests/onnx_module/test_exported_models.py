@@ -1,4 +1,4 @@
-"""What torch exports trains as what it was exported from."""
+"""Tests of training files of torch.onnx.export: as the model that was exported."""
 
 from __future__ import annotations
 

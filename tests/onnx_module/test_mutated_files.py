@@ -168,7 +168,7 @@ def within(seconds: int) -> Iterator[None]:
 
 
 def is_defined(model: onnx.ModelProto, names: tuple[str, ...], inputs: list[torch.Tensor]) -> bool:
-    """Whether onnx's own evaluator has numbers, too: ONNX Runtime takes axes modulo 2**32, and means of nothing."""
+    """Check whether onnx's evaluator gives finite results: ONNX Runtime accepts wrong axes and empty means."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:

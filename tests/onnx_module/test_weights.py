@@ -1,4 +1,4 @@
-"""Which initializers are weights, under which names, and how they get back into the file."""
+"""Tests of weights: which initializers are weights, their names, and writing them back to the file."""
 
 from __future__ import annotations
 

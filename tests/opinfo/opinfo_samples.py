@@ -31,7 +31,7 @@ DTYPES = {
 }
 
 UNDEFINED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
-"""Operators whose result is whatever the memory held."""
+"""Operators whose result is uninitialized memory."""
 
 FAKE_STRIDES = {"nn.functional.max_unpool2d", "nn.functional.max_unpool2d.grad"}
 """Operators whose kernel gives other strides than torch's fake tensors promise; compiled code keeps the promise."""
@@ -57,13 +57,13 @@ common_methods_invocations.wrapper_set_seed = _call_unseeded
 
 @dataclass
 class Verdict:
-    """What became of one sample.
+    """The verdict on one sample.
 
     Attributes:
-        kind: "same"; "other ties", where only the order of equal elements differs, which torch leaves open (ties.py);
-            "more exact", where the result differs, but is at least as near to eager's in float64 as eager
-            is; "different" or "failed", both while aot_eager agrees with eager; "not comparable", where eager or
-            aot_eager fails too; "not compiled", where the result is eager's because nothing reached the backend.
+        kind: "same"; "other ties" if only the order of equal elements differs, which torch leaves open (ties.py);
+            "more exact" if the result differs, but is at least as close to eager's in float64 as eager's own is;
+            "different" or "failed", both while aot_eager agrees with eager; "not comparable" if eager or aot_eager
+            fails too; "not compiled" if the result is eager's because nothing reached the backend.
         detail: what differs, or what was raised.
         native: overload -> nodes in ONNX Runtime.
         eager: "<overload>: <reason>" -> nodes in eager.
@@ -84,11 +84,11 @@ def operators() -> dict[str, OpInfo]:
 def samples_of(
     op: OpInfo, dtype: torch.dtype, limit: int | None, seed: int = 0, device: str = "cpu"
 ) -> list[SampleInput]:
-    """The operator's samples for `dtype`, or at most `limit` of them, evenly spread; none if it lacks the dtype.
+    """Give the operator's samples for `dtype`, at most `limit` of them, evenly spread; none if it lacks the dtype.
 
     Args:
-        seed: of the numbers in them.
-        device: of their tensors.
+        seed: the seed of their values.
+        device: the device of their tensors.
     """
     kind = torch.device(device).type
     if dtype not in op.supported_dtypes(kind):
@@ -188,9 +188,9 @@ def _is_more_exact(
     actual: dict[str, Any],
     expected: dict[str, Any],
 ) -> bool:
-    """Whether every tensor of ours is as near to eager's result from the same inputs in float64 as eager's own is.
+    """Check whether each of our tensors is as close to eager's float64 result as eager's own is.
 
-    Where the exact gradient is zero, eager's is rounding noise, and nothing else can equal it.
+    If the exact gradient is zero, eager's is rounding noise that nothing else can equal.
     """
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return False

@@ -1,6 +1,6 @@
-"""Operators that torch runs by choice equal eager where it does: the one folder of operator tests with placement on.
+"""Tests of operators that torch runs by choice, against eager: the only operator tests with placement on.
 
-All other tests of operators switch placement off, to run what is lowered. Here cuts cost nothing, so that torch runs
+All other tests of operators switch placement off, to run the lowerings. Here boundaries are free, so that torch runs
 each operator of the table of slower operators, and each convolution, also in the small samples of the database.
 """
 
@@ -31,7 +31,7 @@ from ort_dynamo.torch_internals.operators import aten, is_absent
 pytestmark = pytest.mark.default_placement
 
 SAMPLES = 3
-"""How many samples are run for each overload, of those that reach it."""
+"""The number of samples that run for each overload, of those that reach it."""
 
 REACHED: dict[str, tuple[Any, ...]] = {
     **{
@@ -100,7 +100,7 @@ NOT_COMPILED = {
 """Operator with samples that, alone, never reach the backend -> the reason."""
 
 PLACEMENTS = ("alone", "between")
-"""Whether torch can run all that there is to compute, or sessions run what is before and after."""
+"""The surroundings of the operator: none, so that torch can run all, or sessions before and after it."""
 
 
 @pytest.fixture(params=PLACEMENTS)
@@ -160,9 +160,9 @@ def check(
     Args:
         op: the operator.
         samples: the samples.
-        overloads: what torch has to run by choice in some sample.
+        overloads: the overloads that torch has to run by choice in some sample.
         placement: one of PLACEMENTS.
-        dtype: of the samples.
+        dtype: the dtype of the samples.
         others: samples that are run, one after another, until each overload has been chosen.
     """
     subject = between_sessions(op) if placement == "between" else op

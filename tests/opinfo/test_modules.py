@@ -8,7 +8,7 @@ from module_samples import assert_module_like_eager, modules, samples_of_module
 FAKE_SHAPES = {
     ("nn.MultiLabelMarginLoss", "1d_reduction_none"): "torch's fake tensor has one dimension more than its result",
 }
-"""Samples for which torch's own promise differs from what eager gives; aot_eager differs alike."""
+"""Samples for which torch's fake results differ from eager; aot_eager has the same difference."""
 
 NOT_CAPTURED = {
     "nn.CTCLoss": "the shape of its loss depends on data to Dynamo, which leaves it to eager",

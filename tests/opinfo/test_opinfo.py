@@ -16,7 +16,7 @@ from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
 from ort_dynamo.errors import OrtDynamoError
 
 IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
-"""Whether torch is older than the newest that is tested, of whose operators some have changed."""
+"""True if torch is older than the newest tested one, in which some operators changed."""
 
 NOT_ON_THE_CPU = {
     "nn.functional.batch_norm.without_cudnn",
@@ -158,16 +158,16 @@ def test_what_eager_refuses_is_refused(name: str) -> None:
 
 
 def _is_refusal(ours: Exception, theirs: Exception) -> bool:
-    """Whether an exception is of eager's class, or of one below it that is neither Dynamo's nor this project's."""
+    """Check for an exception of eager's class, or of a subclass that is not Dynamo's or this project's."""
     refusal = _refusal(ours)
     foreign = (TorchDynamoException, OrtDynamoError)
     return type(refusal) is type(theirs) or (isinstance(refusal, type(theirs)) and not isinstance(refusal, foreign))
 
 
 def _refusal(error: BaseException) -> BaseException:
-    """Give the exception that an operator raised on fake tensors, of one by which Dynamo says so; else itself.
+    """Give the exception that an operator raised on fake tensors, if Dynamo wrapped one; else itself.
 
-    Dynamo's other errors, of a backend that fails or of Dynamo itself, are no refusals whatever has caused them.
+    Other errors of Dynamo, about itself or a failing backend, are no refusals, whatever caused them.
     """
     return _cause(error) if isinstance(error, TorchRuntimeError) else error
 

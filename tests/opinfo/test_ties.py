@@ -11,7 +11,7 @@ SAMPLE = SampleInput(torch.tensor([1.0, 0.0, 1.0, 0.0, 2.0], requires_grad=True)
 
 
 def top(order):
-    """What `topk(2)` of SAMPLE gives when its positions are `order`."""
+    """Give the result of `topk(2)` of SAMPLE, with the indices `order`."""
 
     def function(x):
         positions = torch.tensor(order)

@@ -1,8 +1,8 @@
-"""Whether two results differ only in which of several equal elements they name.
+"""Comparison of results that allows other choices among equal elements.
 
-torch promises no choice among equal elements for unstable sorts, topk, kthvalue, mode and medians along a dimension:
-eager's is what its algorithm leaves (a vectorized or introspective sort, a partial sort, a quickselect), ours what TopK
-leaves.
+torch promises no choice among equal elements for unstable sorts, topk, kthvalue, mode and medians along a dimension.
+Eager's choice depends on its algorithm (a vectorized or introspective sort, a partial sort, a quickselect), ours on
+TopK.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _DIMENSION = {"sort": 0, "argsort": 0, "topk": 1, "kthvalue": 1, "median": 0, "n
 """Operator -> where its arguments have the dimension. msort has none: it sorts along the first."""
 
 _POSITIONS = {"argsort": "output 0", "msort": None}
-"""Operator -> which output is positions, for all others the second."""
+"""Operator -> index of the output that holds indices; for other operators it is the second."""
 
 
 def has_free_ties(name: str, sample: SampleInput) -> bool:
-    """Whether torch leaves the order of equal elements open for this call of the operator."""
+    """Check whether torch leaves the order of equal elements open in this call."""
     along_a_dimension = name not in ("median", "nanmedian") or sample.args or "dim" in sample.kwargs
     return (name in _DIMENSION and bool(along_a_dimension) and not sample.kwargs.get("stable")) or name == "msort"
 
@@ -37,14 +37,14 @@ def assert_equal_but_for_ties(
     expected: Mapping[str, Any],
     tolerance: Tolerance | None,
 ) -> None:
-    """Compare what `observe` saw of a call that `has_free_ties`, positions by the values they select.
+    """Compare the observations of a call that `has_free_ties`; indices are compared by the values that they select.
 
-    Everything else must be equal as it is: values, dtypes, shapes. Positions must be places of the input, no place
-    twice, that hold the same values as eager's. A gradient must have, at our positions, what eager's has at its own;
-    and among elements of equal value the same numbers as eager's, in any order.
+    Everything else must be equal: values, dtypes, shapes. Indices must be valid and unique, and select the same values
+    as eager's. A gradient must have the same entries at our indices as eager's at its own. Among elements of equal
+    value it must have the same entries as eager's, in any order.
 
     Raises:
-        AssertionError: with what differs.
+        AssertionError: with the difference.
     """
     assert actual.keys() == expected.keys(), f"{sorted(actual)} is not {sorted(expected)}"
     x = sample.input.detach()

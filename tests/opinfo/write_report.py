@@ -89,7 +89,7 @@ def _totals(results: list[dict[str, Any]]) -> list[str]:
 
 
 def _reasons(results: list[dict[str, Any]]) -> list[str]:
-    """What stayed in eager in float32, with every reason."""
+    """List the fallbacks in float32, with every reason."""
     reasons: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     native = set()
     for (runtime, dtype, _), records in _runs(results):

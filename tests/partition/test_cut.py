@@ -1,4 +1,4 @@
-"""What the partition function says of each joint graph that it cuts."""
+"""Tests of the records of the partition function for each joint graph."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_verify_checks_the_graph_after_each_pass(monkeypatch: pytest.MonkeyPatch
 
 
 class Gated(nn.Module):
-    """What the last layer reads is a product of two tensors that gradients read."""
+    """A gated layer: its last layer reads the product of two tensors that gradients read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Gated(nn.Module):
 
 
 def repeated(rows: int, *, dynamic: bool = False, **options: object) -> list[str]:
-    """By which passes a network's backward computes something again."""
+    """List the passes that make a network's backward recompute."""
     torch._dynamo.reset()
     x = torch.randn(rows, 8)
     if dynamic:

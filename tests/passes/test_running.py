@@ -1,4 +1,4 @@
-"""What is said of each pass that runs, and what the checks find."""
+"""Tests of the record of each pass, and of the checks after it."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def _hunt(mode: str, seeds: Sequence[int], setting: str | None, findings: Findings) -> None:
-    """Run programs in a process; where one ends it, go on behind that one."""
+    """Run programs in a process; if one ends it, continue after that one."""
     while seeds:
         command = [sys.executable, __file__, "--worker", "--mode", mode, "--seeds", f"{seeds[0]}:{seeds[-1] + 1}"]
         command += ["--setting", setting] if setting else []
@@ -100,7 +100,7 @@ def _hunt(mode: str, seeds: Sequence[int], setting: str | None, findings: Findin
 
 
 def _ended(last: dict[str, Any], mode: str, said: str) -> dict[str, Any]:
-    """Return what a program comes to whose process ended: torch's own unless this backend had begun to run it."""
+    """Return the outcome of a program whose process ended: torch's fault unless this backend had begun to run it."""
     if last["state"] == "shrinking":
         return {**last, "state": "wrong"}
     kind = said if last["state"] == "running" else f"{said} in eager"

@@ -39,9 +39,9 @@ class Noise:
     """The tolerances, relative to the largest number of a tensor, or to `LEAST` of the largest of its kind.
 
     Attributes:
-        floor: a rounding error that nobody can be blamed for.
-        times: how many times eager's own error, or the floor, an error may be.
-        shaken: the noise on inputs and parameters by which a program's sensitivity is measured.
+        floor: a rounding error that is always allowed.
+        times: the maximum ratio of an error to eager's own, or to the floor.
+        shaken: the noise on inputs and parameters that measures a program's sensitivity.
         rounded: the noise on the results of all operators: half of a unit in the last place.
         most: a program with a larger limit is not compared: it would hide faults.
     """
@@ -54,7 +54,7 @@ class Noise:
 
 
 NOISE = {False: Noise(1e-6, 20, 1e-6, 2**-24, 7e-4), True: Noise(2**-8, 5, 2**-9, 2**-9, 0.3)}
-"""Whether a program uses autocast -> its tolerances."""
+"""Tolerances of a program, by whether it uses autocast."""
 
 _ROUNDED_RUNS = 3
 
@@ -79,7 +79,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs: a kind, which is the same for programs that fail alike, the name of it, and the numbers."""
+    """One difference: its kind (the same for programs that fail alike), the name, and the numbers."""
 
     kind: str
     name: str
@@ -91,7 +91,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a program does in eager.
+    """The reference of a program: its runs in eager.
 
     Attributes:
         eager: its run in float32.
@@ -138,7 +138,7 @@ def baseline(case: Case) -> Baseline:
 
 
 def differences(ours: Observed, known: Baseline) -> Iterator[Difference]:
-    """Yield what a run does otherwise than eager, the gravest first."""
+    """Yield the differences of a run from eager, the most serious first."""
     eager = known.eager
     if ours.raised or eager.raised:
         if not _raised_alike(ours.raised, eager.raised):
@@ -169,12 +169,12 @@ def check(case: Case, compile_: Compile | None = None, known: Baseline | None = 
     """Compare a compiled program with eager.
 
     Args:
-        compile_: in place of this backend's, with the case's setting.
-        known: the program's baseline, where the caller has it.
+        compile_: another backend's compile, with the case's settings.
+        known: the program's baseline, if the caller has it.
 
     Returns:
-        "ok"; "wrong"; "torch", where the backend aot_eager has the same differences; or "unclear", where rounding
-        decides what the program computes. And the differences.
+        "ok"; "wrong"; "torch" if the backend aot_eager has the same differences; or "unclear" if rounding decides the
+        result of the program. And the differences.
     """
     known = known or baseline(case)
     if not known.conditioned:

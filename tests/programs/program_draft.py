@@ -1,4 +1,4 @@
-"""What an ingredient of a program sees: the values so far, and a source of choices."""
+"""The draft of a program that its ingredients extend: the values so far, and a source of choices."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Rounds the result of each operator of a run otherwise, by noise of a rounding error's size.
+"""Add noise of a rounding error's size to the result of each operator of a run.
 
-Two correct implementations of a program round in other places and add in other orders. What they may differ by is what
-a float64 run moves by when its operators round: it is large where terms of a gradient cancel, or where a norm
-divides a value that varies little by its deviation.
+Two correct implementations of a program round at other points and add in other orders. Their difference may be as large
+as the change of a float64 run whose operators round. It is large if terms of a gradient cancel, or if a norm divides a
+value that varies little by its deviation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOVES = """
     select_scatter slice_backward slice_scatter split stack threshold threshold_backward where zeros zeros_like abs
     _to_copy _unsafe_view _reshape_copy amax amin copysign adaptive_max_pool2d adaptive_max_pool3d
 """
-"""Operators that move numbers and compute none: no implementation rounds them."""
+"""Operators that only move data: no implementation rounds them."""
 
 _EXACT = frozenset(_MOVES.split())
 

@@ -1,4 +1,4 @@
-"""Makes a failing program small: drops what it fails without, in the same way, within a number of tries."""
+"""Shrink a failing program: drop parts that are not needed for the same failure, with a limit of tries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module program as a value, and its text: what a failing seed prints, and what runs."""
+"""A module program as a value, and its text, which a failing seed prints and which runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOSSES = {
     "transposed": "(t.mT * torch.linspace(0, 1, t.numel(), dtype=t.dtype).view(t.mT.shape)).sum() if t.dim() > 1"
     " else t.sum()",
 }
-"""Name -> what a result `t` adds to the loss."""
+"""Name -> the term of a result `t` in the loss."""
 
 _LAYOUTS = {
     "contiguous": "torch.randn({sizes})",
@@ -84,7 +84,7 @@ class Program:
 
     Attributes:
         parts: attribute of the module -> text that makes it.
-        results: names of values; one may stand twice.
+        results: names of values; a name may occur twice.
         training: the module's mode.
         channels_last: whether the module's weights are.
         after: a statement on `results` between forward and backward, or "".

@@ -1,4 +1,4 @@
-"""Programs of fixed seeds do what they do in eager; `hunt.py` runs more of them."""
+"""Tests of random programs of fixed seeds against eager; `hunt.py` runs more of them."""
 
 from __future__ import annotations
 

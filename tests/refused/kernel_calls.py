@@ -80,10 +80,10 @@ def _is_wanted(call: Call) -> bool:
 
 
 def disagreements(call: Call) -> Iterator[str]:
-    """Say where a kernel and the rules disagree about a dtype, or a mix of two.
+    """List the disagreements of a kernel and the rules about a dtype, or a mix of two.
 
-    The kernel takes what the rules leave to torch; it raises where neither they nor fake tensors refuse; or it gives
-    another dtype than the decomposition, or the fake tensor, of a call that is not left to torch.
+    Either the kernel accepts a call that the rules leave to torch. Or it raises, but neither the rules nor fake tensors
+    refuse the call. Or, in a call that is not left to torch, its dtype differs from the decomposition or fake tensor.
     """
     overload, args, kwargs = call
     names = [argument.name for argument in overload._schema.arguments]
@@ -98,7 +98,7 @@ def disagreements(call: Call) -> Iterator[str]:
                 yield f"{said}: left to torch, which takes it"
         elif not isinstance(theirs, Exception):
             ours = _traced(overload, arguments)
-            if not isinstance(ours, Exception) and ours != theirs:  # what fake tensors refuse is torch's own
+            if not isinstance(ours, Exception) and ours != theirs:  # errors of fake tensors are torch's own
                 yield f"{said}: {ours}, and the kernel gives {theirs}"
         elif not OF_VALUES.search(str(theirs)) and not isinstance(_traced(overload, arguments), Exception):
             yield f"{said}: {type(theirs).__name__}: {str(theirs).splitlines()[0][:150]}"

@@ -1,4 +1,4 @@
-"""What eager's kernels refuse for its values or sizes is refused, with eager's class, before anything is written."""
+"""Tests of refused values and sizes: eager's exception class, raised before anything is written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cause(error: BaseException) -> BaseException:
 
 
 def raised(function: Callable[..., Any], tensors: tuple[Tensor, ...]) -> Exception | None:
-    """The exception of a call with copies of the tensors, none of which may have changed."""
+    """Call with copies of the tensors; give the exception, or None. A call that raises may change none of them."""
     given = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
     try:
         function(*given)

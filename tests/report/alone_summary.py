@@ -1,4 +1,4 @@
-"""What the summary says of graphs, nodes, graph breaks, skipped frames and recompiles."""
+"""Tests of the summary: graphs, nodes, graph breaks, skipped frames and recompiles."""
 
 from __future__ import annotations
 

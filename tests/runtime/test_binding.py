@@ -1,4 +1,4 @@
-"""How tensors cross into a session: the private way and the public one give the same."""
+"""Tests of passing tensors to a session: the private and the public way give the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed, and what its kernels take."""
+"""Tests of the installed ONNX Runtime, and of the dtypes that its kernels take."""
 
 from __future__ import annotations
 

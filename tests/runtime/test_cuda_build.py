@@ -1,4 +1,4 @@
-"""Whether the CUDA provider fits torch's libraries: by made-up builds, and by what is installed."""
+"""Tests of the match between the CUDA provider and torch's libraries: made-up builds, and the installed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where data stops a graph, the error says at which value, in which operator, module and line."""
+"""Tests of errors from data: they name the value, the operator, the module and the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shared library needs, read from its file."""
+"""Tests of reading the libraries that a shared library needs."""
 
 from __future__ import annotations
 

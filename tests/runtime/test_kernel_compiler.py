@@ -70,7 +70,7 @@ def instructions(cubin: bytes, folder: Path) -> str:
 
 
 def widths(text: str, instruction: str) -> set[int]:
-    """How many bits the loads or stores of a listing move at once."""
+    """Find the widths in bits of the loads or stores of a listing."""
     found = re.findall(rf"\b{instruction}\.E((?:\.\w+)*)", text)
     return {int(next((part for part in one.split(".") if part.isdecimal()), 32)) for one in found}
 

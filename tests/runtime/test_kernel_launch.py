@@ -53,7 +53,7 @@ class FakeDriver:
         self.library.fake_reset(2)
 
     def calls(self, *functions: str) -> list[str]:
-        """What was called, by the functions' names, with arguments."""
+        """List the recorded calls of these functions (of all, without any), with arguments."""
         lines = self.library.fake_calls().decode().splitlines()
         return [line for line in lines if not functions or line.split()[0] in functions]
 

@@ -163,7 +163,7 @@ def test_a_model_the_runtime_refuses_is_a_session_error() -> None:
 
 
 def test_a_build_without_orders_and_arenas_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is private and only for speed or memory may be missing: then sessions do without."""
+    """Private parts that only save time or memory may be missing; sessions then work without them."""
     real = importing.onnxruntime()
     hidden = ("ExecutionOrder", "create_and_register_allocator", "OrtArenaCfg")
     poorer = SimpleNamespace(**{name: value for name, value in vars(real).items() if name not in hidden})

@@ -40,7 +40,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> BuiltGraph:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[FusedOp]:
-    """What is compiled, without Triton."""
+    """Record the kernels that would be compiled, without Triton."""
     found: list[FusedOp] = []
 
     def compile_kernels(ops: Sequence[FusedOp], capability: Any, store: Any) -> Mapping[str, CompiledKernel]:

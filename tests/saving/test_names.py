@@ -1,4 +1,4 @@
-"""What saved files call inputs, outputs and nodes, and what they say of models that islands share."""
+"""Tests of names in saved files: inputs, outputs, nodes, and models that islands share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ort_dynamo.saving.files import write_model
 
 
 def saved(function: Callable[..., Any], folder: Path, *args: Any, **kwargs: Any) -> Any:
-    """What the one file of JSON says after a call; `function` itself, compiled, has then run."""
+    """Run `function` compiled, and load the one JSON file that it saves."""
     torch.compile(function, backend="ort_train", options={"save_onnx": folder})(*args, **kwargs)
     (file,) = folder.glob("*.json")
     return json.loads(file.read_text())

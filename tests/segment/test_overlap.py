@@ -54,7 +54,7 @@ def cut(function: Callable[..., Any], *args: torch.Tensor, eager: tuple[Any, ...
 
 
 def outer(segmented: Segmented) -> list[str]:
-    """What the outer graph calls, in order: islands by what they hold."""
+    """List the calls of the outer graph, in order; an island is the list of its operators."""
     found = []
     for node in segmented.gm.graph.nodes:
         if node.op == "call_module":

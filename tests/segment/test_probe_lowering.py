@@ -1,4 +1,4 @@
-"""Of nodes that are alike, one is lowered on trial; of those that lowering could tell apart, each."""
+"""Tests of probing: of equal nodes one is lowered; nodes that differ are lowered each."""
 
 from __future__ import annotations
 

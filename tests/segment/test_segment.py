@@ -33,7 +33,7 @@ def names(gm: GraphModule) -> list[str]:
 
 
 def outer(segmented: Segmented) -> list[str]:
-    """What the outer graph calls, in order, without taking islands' results apart."""
+    """List the calls of the outer graph, in order, without the getitem nodes of islands."""
     calls = [n for n in segmented.gm.graph.nodes if n.op in ("call_function", "call_module")]
     return [str(n.target) for n in calls if n.target is not operator.getitem]
 

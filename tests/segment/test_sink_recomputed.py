@@ -1,4 +1,4 @@
-"""What a backward recomputes runs in the island that reads it."""
+"""Tests of sinking recomputed nodes into the island that reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the package names of torch's operators, and the package as it is where torch lacks some."""
+"""Fixtures: torch's operators that the package names, and the package with some of them missing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def trees() -> dict[Path, ast.Module]:
 
 @pytest.fixture(scope="session")
 def named_operators(trees: dict[Path, ast.Module]) -> list[str]:
-    """What stands in the sources as `aten.mul.Tensor` or `aten.mul`, inside functions too."""
+    """List the operators named in the sources, as `aten.mul.Tensor` or `aten.mul`."""
     names: set[str] = set()
     for tree in trees.values():
         inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

@@ -102,10 +102,10 @@ def is_laid_out(result: Any, order: Sequence[int]) -> bool:
 
 
 def keeps(operator: OpOverload, args: Any, order: Sequence[int], where: Any, *, first: bool = False) -> bool:
-    """Whether a kernel was run; assert that it gives what the pass takes for granted.
+    """Run a kernel, and assert the strides that the pass relies on; give False if nothing ran.
 
-    The pass has an operator follow where fake results of four dimensions are in the layout: then the real ones are.
-    Results of other ranks have the strides of the fake ones.
+    If the fake results of four dimensions are in the layout, the real ones have to be, too. Results of other ranks need
+    the strides of the fake ones.
     """
     result = run(operator, args)
     if result is None or isinstance(result, bool):

@@ -1,4 +1,4 @@
-"""What torch answers about sizes is recorded, and given again."""
+"""Tests of recording and replaying torch's answers about sizes."""
 
 from __future__ import annotations
 

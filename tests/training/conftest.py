@@ -1,4 +1,4 @@
-"""Each test starts with no variable of ORTModule's set, and with nothing said."""
+"""Fixtures: no environment variable of ORTModule is set, and no message was logged."""
 
 from __future__ import annotations
 

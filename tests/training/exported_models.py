@@ -31,7 +31,7 @@ class Logits(nn.Module):
 
 @dataclass(frozen=True)
 class Exported:
-    """A file, what it was made of, and inputs of a batch size."""
+    """A file, its source model, and inputs of a batch size."""
 
     model: onnx.ModelProto
     source: nn.Module
@@ -133,7 +133,7 @@ def export_model(name: str) -> Exported:
 
 
 def run_onnxruntime(model: onnx.ModelProto, inputs: tuple[Tensor, ...]) -> list[np.ndarray[Any, Any]]:
-    """What ONNX Runtime's inference gives, without optimisations, some of which take a wrong shape for a right one."""
+    """Run a model in ONNX Runtime, without its optimizations, some of which hide wrong shapes."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -48,7 +48,7 @@ def pair(model: nn.Module) -> tuple[ORTModule, nn.Module]:
 
 
 def compiles() -> int:
-    """How many graphs were compiled so far."""
+    """Count the graphs compiled so far."""
     return len(RECORDS)
 
 

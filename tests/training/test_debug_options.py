@@ -1,4 +1,4 @@
-"""Section 1.5 of ORTModule's reference: what is logged, and which files are saved."""
+"""Tests of section 1.5 of ORTModule's reference: logs and saved files."""
 
 from __future__ import annotations
 

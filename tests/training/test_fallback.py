@@ -1,4 +1,4 @@
-"""Section 1.6 of ORTModule's reference: what each policy does on a backend that falls back operator by operator."""
+"""Tests of section 1.6 of ORTModule's reference: policies on a backend that falls back operator by operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section 1.7 of ORTModule's reference: what a program can add, and what it can see."""
+"""Tests of section 1.7 of ORTModule's reference: registrations and reports."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_inputs_and_results_may_be_nested() -> None:
 
 
 class Odd(nn.Module):
-    """Gives None, an input as it came, one result twice, and what has no gradient, in between."""
+    """Returns None, an unchanged input, a result twice, and a result without a gradient, in between."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -136,10 +136,10 @@ def _linspace(
 
 
 def _bernoulli(self: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    """1 with probability `self`, else 0: the random op reads no data, the comparison runs with the nodes around it.
+    """Give 1 with probability `self`, else 0, by a random op that reads no data and a comparison.
 
-    On the CPU it is the numbers that eager draws: one for each element, in the order of a contiguous tensor, in float64
-    or else float32. CUDA's kernel draws in an order of its own.
+    On the CPU the random numbers are eager's: one per element, in the order of a contiguous tensor, in float64 or
+    float32. CUDA's kernel uses another order.
     """
     if generator is not None or self.device.type != "cpu" or not self.is_floating_point():
         return NotImplemented
@@ -166,9 +166,9 @@ def _normal(
 def _multinomial(
     self: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """Return the indices of the greatest p / q, q drawn from Exp(1): eager's own way to draw without replacement.
+    """Return the indices of the largest p / q, with q from Exp(1): eager's way to sample without replacement.
 
-    In half precision quotients that eager rounds to equal ones would not be equal, and another index be the greatest.
+    Half dtypes are not decomposed: eager rounds quotients, so that some are equal, and here another index could win.
     """
     wide = self.dtype in (torch.float32, torch.float64)
     if generator is not None or not wide or (replacement and num_samples != 1):
@@ -195,7 +195,7 @@ def _rrelu_with_noise_functional(
     training: bool = False,
     generator: torch.Generator | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """In evaluation nothing is drawn; in training eager draws for the negative elements alone."""
+    """Decompose rrelu in evaluation only: in training, eager generates numbers for negative elements alone."""
     if training:
         return NotImplemented
     return F.leaky_relu(self, (lower + upper) / 2), noise.clone()

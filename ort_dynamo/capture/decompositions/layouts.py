@@ -1,10 +1,10 @@
-"""Trace operators as their kernels lay results out in memory, where fake tensors promise another layout.
+"""Trace operators with the memory layout of their kernels, if fake tensors promise another one.
 
-In one case the dtype is another one. `torch_internals/kernel_layouts.py` is the table of the kernels.
+In one case the dtype differs instead. `torch_internals/kernel_layouts.py` is the table of the kernels.
 
-A user sees the layout that the kernel gives, and the operators that follow read it. So each of these operators is
-traced on operands in the order in which the kernel gives its result: there, fake tensors agree. Where they agree
-anyway, a function here gives NotImplemented, and the operator stays as it is.
+The program and later operators see the layout of the kernel. So each of these operators is traced on operands whose
+dimensions have the order of the kernel's result; for these, fake tensors are right. If they are right anyway, a
+function here gives NotImplemented, and the operator does not change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHANNELS_LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:
-    """Ask whether kernels that know channels last take `tensor` for it, be it dense or not."""
+    """Check whether kernels that know channels last take `tensor` for it, be it dense or not."""
     return memory_format_of(tensor) in (torch.channels_last, torch.channels_last_3d)
 
 
@@ -218,4 +218,4 @@ LAYOUTS: Mapping[OpOverload, Callable[..., Any]] = present(
         },
     }
 )
-"""Overload -> the function that is traced in its place, with the overload's own arguments."""
+"""Overload -> the function that is traced instead, with the same arguments."""

@@ -20,7 +20,7 @@ from ort_dynamo.torch_internals.pytree import tree_map
 __all__ = ["decompositions"]
 
 _ALSO: tuple[OpOverload, ...] = (
-    # With the formulas below every node has a kernel; whole, they would stay in eager.
+    # With the formulas below every node has a kernel; without them, these operators would be fallbacks.
     aten._addmm_activation.default,
     aten.rrelu_with_noise_backward.default,
 )
@@ -35,11 +35,11 @@ _OWN_RESULTS = frozenset(
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """Make AOTAutograd's table: torch's core decompositions, those listed here and prims', less two kinds.
 
-    1. Those with a lowering, ours or a user's: one ONNX operator, or a better formula, in the decomposition's place.
-    2. Random ops: torch draws them in eager's order only if they reach us as eager calls them. Those of COMPOSITES
-       are random ops with eager's own numbers and arithmetic on them.
+    1. Operators with a lowering, ours or a user's: it has one ONNX operator, or a better formula.
+    2. Random ops: they give eager's numbers only if they reach the backend as eager calls them. Those of COMPOSITES
+       become random ops with eager's numbers, and arithmetic on them.
 
-    Operators in LAYOUTS have both: their decomposition only changes the layout that they are traced with.
+    Operators in LAYOUTS have both: their decomposition only changes the traced memory layout.
     """
     return _decompositions(registered(), frozenset(filter(is_from_outside, LAYOUTS)))
 
@@ -85,7 +85,7 @@ def _with_own_results(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _either(first: Callable[..., Any], second: Callable[..., Any] | None) -> Callable[..., Any]:
-    """`first`, or `second` where that leaves the operator as it is."""
+    """Apply `first`, or `second` if that gives NotImplemented."""
     if second is None:
         return first
 
@@ -97,7 +97,7 @@ def _either(first: Callable[..., Any], second: Callable[..., Any] | None) -> Cal
 
 
 def _left_whole(formulas: Mapping[OpOverload, Callable[..., Any]]) -> dict[OpOverload, Callable[..., Any]]:
-    """`formulas`, each of which leaves its operator whole if it calls one that the installed torch lacks."""
+    """Wrap `formulas` to give NotImplemented if they call an operator that the installed torch lacks."""
 
     def guarded(formula: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(formula)

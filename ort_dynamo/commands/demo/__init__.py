@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "Train a small ResNet and a small GPT in eager and in ort_train side by side, and compare."
+SUMMARY = "Train a small ResNet and a small GPT, in eager mode and with ort_train, and compare."
 
 _MODELS = ("digits", "gpt")
 
@@ -22,13 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         default=200,
         metavar="N",
-        help="training steps of each model (default: %(default)s; with fewer, some requirements are not checked)",
+        help="training steps of each model (default: %(default)s; with fewer, some checks are skipped)",
     )
+    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="the random seed (default: %(default)s)")
     parser.add_argument(
-        "--seed", type=_seed, default=0, metavar="N", help="of everything random (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--threads", type=_positive, metavar="N", help="of torch and of ONNX Runtime (default: torch's choice)"
+        "--threads",
+        type=_positive,
+        metavar="N",
+        help="the number of threads of torch and of ONNX Runtime (default: torch's choice)",
     )
     parser.add_argument(
         "--save-onnx", type=_folder, metavar="DIR", help="write each compiled graph as an ONNX file under DIR/<model>"

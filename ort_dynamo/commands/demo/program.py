@@ -62,7 +62,7 @@ def run_demo(models: Sequence[str], steps: int, seed: int, save_onnx: Path | Non
         flush=True,
     )
     if _is_busy():
-        print("this machine is busy: step times will say little (--threads 1 suffers less)", flush=True)
+        print("this machine is busy: step times are not reliable (--threads 1 is affected less)", flush=True)
     verdicts = []
     for name in models:
         task = TASKS[name](seed)

@@ -24,7 +24,7 @@ class Task:
         name: a short name.
         model: a module that returns the loss for (inputs, targets), and logits for inputs alone.
         batches: (inputs, targets) without end.
-        learning_rate: of AdamW.
+        learning_rate: the learning rate of AdamW.
         test: inputs and class labels for the test accuracy, if there is one.
     """
 
@@ -40,9 +40,9 @@ class Trace:
     """One training.
 
     Attributes:
-        losses: of every step.
-        seconds: of every step, optimizer included; the first one holds the compilation.
-        accuracy: on the test set after the last step, in eval mode; None without a test set.
+        losses: the loss of every step.
+        seconds: the time of every step with the optimizer; the first one includes the compilation.
+        accuracy: the accuracy on the test set after the last step, in eval mode; None without a test set.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -71,13 +71,13 @@ def train_side_by_side(
 ) -> Outcome:
     """Train two copies of `task.model` on the same batches with the same random numbers.
 
-    The two take their steps in turn, each going first every second time, so a busy machine slows both alike.
+    The two alternate their steps and take turns in going first, so a busy machine slows both equally.
 
     Args:
         task: the model and its data.
-        steps: how many steps, 1 or more.
-        seed: of torch's generator; it is set before every step of either.
-        options: of torch.compile.
+        steps: the number of steps, 1 or more.
+        seed: the seed of torch's generator, set before every step of either.
+        options: the options of torch.compile.
         progress: called with both traces after every step.
     """
     torch.compiler.reset()
@@ -87,7 +87,7 @@ def train_side_by_side(
     for step in range(steps):
         batch = next(task.batches)
         for trainee in (eager, ort) if step % 2 == 0 else (ort, eager):
-            torch.manual_seed(seed + step)  # both draw the same dropout
+            torch.manual_seed(seed + step)  # both get the same dropout
             trainee.step(*batch)
         progress(eager.trace, ort.trace)
     if task.test is not None:

@@ -1,4 +1,4 @@
-"""Compare two trainings: the demo's lines, and whether its requirements are met."""
+"""Compare two trainings: the lines of the demo's report, and its verdicts."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def describe(outcome: Outcome) -> list[str]:
     )
     lines += _step_times(eager, ort)
     lines.append(
-        f"graphs compiled: {counts.get('graphs', 0)}; nodes in ONNX Runtime: {counts.get('native_nodes', 0)}, "
-        f"in torch by choice: {counts.get('chosen_nodes', 0)}, in eager: {counts.get('eager_nodes', 0)}"
+        f"graphs compiled: {counts.get('graphs', 0)}; nodes: {counts.get('native_nodes', 0)} in ONNX Runtime, "
+        f"{counts.get('chosen_nodes', 0)} in torch by choice, {counts.get('eager_nodes', 0)} in eager (fallback)"
     )
     lines += [f"  {count} of {reason}" for reason, count in sorted(outcome.reasons.items())]
     return lines

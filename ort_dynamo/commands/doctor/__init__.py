@@ -9,7 +9,7 @@ from ort_dynamo.errors import MissingDependencyError
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "Say what is installed, what can run where, and what is wrong, with the command that fixes it."
+SUMMARY = "Check the installation: print versions and devices, and a fix for each problem."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The facts that the doctor looks at, as values, so that findings can be tested for a machine that nobody has."""
+"""The facts that the doctor checks, as values, so that findings can be tested for any machine."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class CacheFacts:
     """The folder of compiled graphs.
 
     Attributes:
-        path: where it is, or would be.
+        path: its path, which may not exist yet.
         in_use: whether compiles use it (ORT_DYNAMO_CACHE).
-        writable: whether files can be made in it, or it can be made.
-        entries: how many it has.
+        writable: whether files in it, or the folder, can be created.
+        entries: the number of entries.
         nbytes: their size.
-        max_bytes: the most bytes that they may take.
-        error: why it is not to be used; "" where nothing speaks against it.
+        max_bytes: the maximum size.
+        error: why it cannot be used; "" if it can.
     """
 
     path: str
@@ -71,11 +71,11 @@ class MachineFacts:
     """The machine, and this package on it.
 
     Attributes:
-        version: of ort_dynamo.
+        version: the version of ort_dynamo.
         path: the folder that it is imported from.
         system: the operating system.
         processor: its name, with the number of logical cores.
-        compiler: the path of a C++ compiler; "" where none is found.
+        compiler: the path of a C++ compiler; "" if none is found.
         variables: (name, value) of the environment variables that change compiles, as far as they are set.
     """
 
@@ -89,15 +89,15 @@ class MachineFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """All of it.
+    """All facts.
 
     Attributes:
-        python: its version.
+        python: the version of Python.
         packages: (name, version) of the packages needed beside ONNX Runtime; None for one that is not installed.
-        torch: torch's CUDA.
+        torch: the CUDA libraries of torch.
         devices: names of the CUDA devices that torch sees.
         runtime: the module `onnxruntime`.
-        trials: the trials; none where the module does not import, or several distributions provide it.
+        trials: the sessions that were tried; none if the module does not import, or several distributions provide it.
         cache: the folder of compiled graphs.
         machine: the machine, and this package on it.
         fuses: whether sessions on CUDA launch fused kernels; None without such sessions.

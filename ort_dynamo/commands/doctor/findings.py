@@ -17,12 +17,12 @@ _CUDA = "CUDAExecutionProvider"
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that the user should know.
+    """A problem or a note for the user.
 
     Attributes:
         what: a sentence.
         fix: a command, or advice.
-        is_fault: whether it is wrong; else it only says why something that is there is not used.
+        is_fault: whether it is a problem; else it is a note on why something installed is not used.
     """
 
     what: str
@@ -93,10 +93,11 @@ def _cuda(facts: Facts) -> Iterator[Finding]:
 def _no_device(facts: Facts) -> Iterator[Finding]:
     if facts.torch.version is not None:
         what = f"torch {facts.torch.torch} is built for CUDA {facts.torch.version}, but sees no CUDA device."
-        yield Finding(what, "nvidia-smi says whether the driver sees one; for the CPU nothing is amiss", is_fault=False)
+        fix = "Check with nvidia-smi whether the driver sees one. To train on the CPU, do nothing"
+        yield Finding(what, fix, is_fault=False)
     elif _CUDA in facts.runtime.providers and _named(facts.runtime)[0] != TRAINING_PACKAGE:
         what = f"{_installed(facts.runtime)} has {_CUDA}, but torch {facts.torch.torch} is a build without CUDA."
-        fix = "For CUDA: pip install --upgrade --force-reinstall torch; for the CPU nothing is amiss"
+        fix = "To train on CUDA: pip install --upgrade --force-reinstall torch. To train on the CPU, do nothing"
         yield Finding(what, fix, is_fault=False)
 
 

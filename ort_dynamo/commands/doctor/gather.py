@@ -27,14 +27,14 @@ from ort_dynamo.runtime.providers import find_target
 __all__ = ["gather"]
 
 _VARIABLES = ("LOCAL_RANK", "OMP_NUM_THREADS", "TORCH_LOGS")
-"""Environment variables of others that change what a compile does or shows."""
+"""Environment variables of other packages that change a compile or its output."""
 
 _PACKAGES = ("torch", "numpy", "onnx", "onnx-ir", "onnxscript")
 _SECONDS = 120
 """A session of one node takes a hundredth; the rest is importing torch on a slow disk, and starting CUDA."""
 
 _LIBRARY_ERROR = re.compile(r"with error: (?P<why>.+)")
-"""ONNX Runtime's log on stderr, where it says why a provider's library does not load."""
+"""A pattern for ONNX Runtime's log on stderr, which has the reason why a provider's library does not load."""
 
 
 def gather() -> Facts:
@@ -80,7 +80,7 @@ def _processor() -> str:
 def _fuses() -> bool | None:
     try:
         return find_target("cuda").fuses_kernels
-    except OrtDynamoError:  # the trial says why
+    except OrtDynamoError:  # the trial has the reason
         return None
 
 

@@ -11,20 +11,18 @@ from ort_dynamo.options.spelling import nearest
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "Print the table of operators: what runs in ONNX Runtime, what is decomposed, what stays in eager."
+SUMMARY = "Print the table of operators: those that run in ONNX Runtime, are decomposed, or run in eager mode."
 
 _PAGE = Path("docs/reference/operators.md")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="only operators whose names hold this, such as softmax"
-    )
-    parser.add_argument("--fallback", action="store_true", help="only operators that run in eager mode")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a part of operators' names, such as softmax")
+    parser.add_argument("--fallback", action="store_true", help="list only operators that run in eager mode")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--write", action="store_true", help=f"write it to {_PAGE}, from the root of a clone")
-    what.add_argument("--check", action="store_true", help=f"only say whether {_PAGE} is up to date")
+    what.add_argument("--write", action="store_true", help=f"write the table to {_PAGE}; run it in the root of a clone")
+    what.add_argument("--check", action="store_true", help=f"check whether {_PAGE} is up to date")
 
 
 def run(arguments: argparse.Namespace) -> int:

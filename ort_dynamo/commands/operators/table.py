@@ -159,8 +159,8 @@ def rows(parts: Sequence[str] = (), *, fallback: bool = False) -> Iterator[Row]:
     """Yield the rows, sorted by overload.
 
     Args:
-        parts: texts of which an overload's name must hold one; none takes all overloads.
-        fallback: whether only overloads are taken that run in eager.
+        parts: texts; an overload's name must contain one of them. Without any, all overloads are listed.
+        fallback: list only overloads that run in eager.
     """
     for overload in sorted(_overloads(), key=str):
         if parts and not any(part in str(overload) for part in parts):

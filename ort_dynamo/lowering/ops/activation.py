@@ -312,7 +312,7 @@ def elu_backward(
         below = op.LessOrEqual(x, 0.0)
         return [op.Where(below, op.Mul(dy, low(op, x)), op.Mul(dy, scale_))]
 
-    # A step of next to nothing is dropped likewise, which float64 would show.
+    # A tiny step is dropped in the same way, which float64 would show.
     if x.dtype != _FLOAT or not ctx.target.facts.walks_entries or is_small(ctx.sizes(self_or_result)):
         return ctx.cast(in_choices(op)[0], ctx.out.dtype)
     (result,) = either(ctx, all_finite(ctx, x), in_products, in_choices)  # nan is not below zero

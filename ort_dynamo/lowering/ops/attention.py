@@ -35,14 +35,14 @@ class Attention:
     Attributes:
         query: (batch, key heads, query length times query heads per key head, width).
         key, value: (batch, key heads, key length, width).
-        bias: added to the scores; broadcasts to their shape.
+        bias: the bias of the scores; broadcasts to their shape.
         masked: whether `bias` may be -inf along a whole row.
-        scale: of the scores.
-        scores: their shape, (batch, query heads, query length, key length).
+        scale: the scale of the scores.
+        scores: the shape of the scores, (batch, query heads, query length, key length).
         grouped: whether several query heads share a key head.
         stacked: the first three dimensions of `query`.
-        compute: dtype of query, key and value.
-        accumulate: dtype of the scores and the bias.
+        compute: the dtype of query, key and value.
+        accumulate: the dtype of the scores and the bias.
     """
 
     query: ir.Value
@@ -125,9 +125,9 @@ def _given_scale(ctx: LoweringContext, scale: float | torch.SymFloat, dtype: tor
 def _bias(
     ctx: LoweringContext, mask: ir.Value | None, is_causal: bool, rows: Size, columns: Size, dtype: torch.dtype
 ) -> ir.Value | None:
-    """0 where a query may see a key and -inf where not, or the caller's numbers; None for no bias.
+    """Give the bias: 0 if a query may attend to a key, else -inf; or the caller's bias; None for no bias.
 
-    It is added to the scores: a Where on them takes twice as long.
+    It is added to the scores, since a Where on them takes twice as long.
     """
     op = ctx.op
     bias = None

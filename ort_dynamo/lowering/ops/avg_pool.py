@@ -60,7 +60,7 @@ def _lengths(ctx: LoweringContext, pool: Pool, count_include_pad: bool, dtype: t
 
 
 def _is_uniform(pool: Pool, count_include_pad: bool) -> bool:
-    """Check whether all windows are known to divide by the same number."""
+    """Check whether all windows are known to have the same divisor."""
     if any(pool.padding) and not count_include_pad:
         return False
     excess = fixed(pool.excess)
@@ -164,7 +164,7 @@ def _spread(ctx: LoweringContext, shares: ir.Value, pool: Pool, sizes: Sequence[
     planes = op.Reshape(shares, ctx.shape([-1, 1, *pool.out]))
     ones = op.Expand(ctx.builder.constant(1, shares.dtype), [1, 1, *pool.kernel])
     excess = fixed(pool.excess)
-    # The input ends before the last window does, or after it; where that is not known, it is cut to size.
+    # The input may end before or after the last window; if that is unknown, it is padded and cut to size.
     ends = [0] * pool.rank if excess is None else [max(e, 0) for e in excess]
     extra = [s - 1 for s in pool.stride] if excess is None else [max(-e, 0) for e in excess]
     result = op.ConvTranspose(

@@ -112,8 +112,8 @@ def _by_one_kernel(
     """
     op = ctx.op
     assert x.dtype is not None
-    # The kernel multiplies the running statistics by the momentum 0 and writes the new ones over them, even if other
-    # nodes read them: they must be finite, and two values that nothing merges and nobody else has.
+    # The kernel multiplies the running statistics by the momentum 0 and overwrites them, even if other nodes read them.
+    # So they must be finite, and two separate values that nothing else reads and no pass merges.
     corner = op.Reshape(op.Slice(x, [0] * (rank - 1), [1] * (rank - 1), [0, *range(2, rank)]), [-1])
     scratch = [op.Cast(op.IsNaN(corner), to=x.dtype), op.Cast(op.IsInf(corner), to=x.dtype)]
     w = op.Expand(ctx.builder.constant(1.0, x.dtype), op.Shape(corner)) if w is None else w
@@ -142,7 +142,7 @@ def _by_running(
     running: tuple[ir.Value, ir.Value],
     eps: float,
 ) -> _Normalized:
-    """With the running statistics, which stay as they are."""
+    """Normalize by the running statistics, which do not change."""
     op, dtype, rank = ctx.op, float_dtype(ctx.dtype(input)), ctx.rank(input)
     _check_not_empty(ctx.sizes(input))
     x, w, b = ctx.cast(input, dtype), optional(ctx, weight, dtype), optional(ctx, bias, dtype)

@@ -72,7 +72,7 @@ def _check_sum(ctx: LoweringContext, op_type: str, operands: tuple[Operand, Oper
 
 def _multiply(ctx: LoweringContext, a: ir.Value, b: ir.Value) -> ir.Value:
     if a.dtype is b.dtype is ir.DataType.BOOL:
-        return ctx.op.And(a, b)  # a product of bools as numbers of 8 bits has no kernel in older runtimes
+        return ctx.op.And(a, b)  # older runtimes have no Mul of bools cast to 8-bit integers
     return ctx.op.Mul(a, b)
 
 

@@ -21,7 +21,7 @@ def clamp(ctx: LoweringContext, self: ir.Value, min: Number | None = None, max: 
     if any(isinstance(bound, float) and math.isnan(bound) for bound in bounds):
         result = ctx.op.Expand(ctx.constant(math.nan, dtype), ctx.shape(ctx.out.shape))
     else:
-        # A bound that Clip is not given is the largest finite number, not infinity.
+        # The default of a missing bound of Clip is the largest finite value, not infinity.
         infinite = math.inf if dtype.is_floating_point else None
         low = infinite and -infinite if min is None else min
         high = infinite if max is None else max

@@ -68,7 +68,7 @@ def convolution(
 
 
 def _has_kernel(ctx: LoweringContext, dtype: torch.dtype) -> bool:
-    """Check whether ONNX Runtime convolves `dtype`, or a wider one in its place."""
+    """Check whether ONNX Runtime has a convolution of `dtype`, or of a wider dtype to compute it in."""
     return ctx.target.takes("Conv", "", {"T": onnx_dtype(float_dtype(dtype))})
 
 
@@ -147,8 +147,8 @@ class _Gradient:
     With grad (N, out, *m), input (N, in, *n) and weight (out, in / groups, *k), in one dimension and one group:
         grad_input[i, t * s + j * d - p] += sum over o of grad[o, t] * weight[o, i, j]
         grad_weight[o, i, j] = sum over t of grad[o, t] * input[i, t * s + j * d - p]
-    A transposed convolution is the first line, so that its gradients are a convolution, and the second line with grad
-    and input in each other's place.
+    A transposed convolution is the first line. So its gradients are a convolution, and the second line with grad and
+    input exchanged.
     """
 
     ctx: LoweringContext

@@ -14,7 +14,7 @@ from ort_dynamo.torch_internals.operators import OpOverload, aten, prims
 
 
 def filled(ctx: LoweringContext, number: Number) -> ir.Value:
-    """Return a tensor like the node's output, every element `number`."""
+    """Return a tensor like the node's output, filled with `number`."""
     value = ctx.scalar(number, ctx.out.dtype)
     if ctx.out.dim() == 0:
         return value

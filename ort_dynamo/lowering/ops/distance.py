@@ -65,7 +65,7 @@ def cdist_backward(
 
 
 def _slope(ctx: LoweringContext, difference: ir.Value, grad: ir.Value, distance: ir.Value, p: float) -> ir.Value:
-    """grad * the derivative of `distance`, the p-norm of `difference`, by each entry of it; 0 where it has none."""
+    """Give grad times the derivative of `distance`, the p-norm of `difference`, by each entry; 0 if undefined."""
     op = ctx.op
     assert difference.dtype is not None
     sign = op.Sign(difference)

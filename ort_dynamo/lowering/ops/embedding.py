@@ -54,7 +54,7 @@ def embedding_dense_backward(
 
 
 def _divide_by_frequency(ctx: LoweringContext, grad: ir.Value, rows: ir.Value, num_weights: Size) -> ir.Value:
-    """Return the rows of `grad`, each divided by how often its row number comes in `rows`, which is 1-D and int64."""
+    """Divide each row of `grad` by the count of its index in `rows`, which is 1-D and int64."""
     op = ctx.op
     ones = op.Expand(ctx.constant(1, torch.int64), op.Shape(rows))
     count = op.ScatterElements(zeros(ctx, rows, [num_weights]), rows, ones, axis=0, reduction="add")
@@ -84,7 +84,7 @@ def embedding_renorm(
     )
     scale = op.Where(op.Greater(norm, max_norm), op.Div(max_norm, op.Add(norm, 1e-7)), 1.0)
     scaled = op.Mul(op.Gather(table, rows, axis=0), ctx.cast(scale, dtype))
-    # A row that comes twice is written twice, with the same numbers.
+    # A repeated row is written repeatedly, with the same values.
     return op.ScatterND(self, op.Unsqueeze(rows, [-1]), ctx.cast(scaled, ctx.dtype(self)))
 
 

@@ -150,7 +150,7 @@ def _maximum(ctx: LoweringContext, every: _Entries, rows: ir.Value, width: Size)
     place = op.Expand(op.Unsqueeze(every.kept, [-1]), ctx.shape([entries, width]))
     zero, one = ctx.constant(0, torch.int64), ctx.constant(1, torch.int64)
     number = op.Expand(op.Unsqueeze(op.Range(zero, ctx.scalar(entries, torch.int64), one), [-1]), op.Shape(place))
-    none = op.Add(zeros(ctx, every.rows, sizes), ctx.scalar(entries, torch.int64))  # behind the last entry
+    none = op.Add(zeros(ctx, every.rows, sizes), ctx.scalar(entries, torch.int64))  # after the last entry
     first = op.ScatterElements(none, place, number, axis=0, reduction="min")
     is_nan = op.IsNaN(rows)
     # A first nan beats everything, any other loses against everything.
@@ -159,7 +159,7 @@ def _maximum(ctx: LoweringContext, every: _Entries, rows: ir.Value, width: Size)
     low = op.Add(zeros(ctx, rows, sizes), ctx.constant(-math.inf, dtype))
     high = op.ScatterElements(low, place, rank, axis=0, reduction="max")
     reaches = op.Equal(rank, op.GatherElements(high, place, axis=0))
-    # Where an infinity stands for a first nan, that first entry is also the first to reach it.
+    # If an infinity replaces a first nan, that entry is also the first to reach it.
     winner = op.ScatterElements(none, place, op.Where(reaches, number, ctx.scalar(entries, torch.int64)), axis=0,
                                 reduction="min")  # fmt: skip
     winner = op.Slice(winner, [0], ctx.shape([bags]))
@@ -213,7 +213,7 @@ def _weight_gradient(
 ) -> ir.Value:
     """_embedding_bag_dense_backward(Tensor grad, Tensor indices, Tensor offset2bag, Tensor bag_size, Tensor maximum_indices, SymInt num_weights, bool scale_grad_by_freq, int mode, Tensor? per_sample_weights, int padding_idx=-1) -> Tensor"""  # noqa: E501
     if scale_grad_by_freq and mode != _MAX:
-        # Its CPU kernel looks the count up at the number of the unique row: counts[sorted_indices[i]].
+        # torch's CPU kernel indexes the counts by the position among unique rows: counts[sorted_indices[i]].
         raise ctx.refuse("torch's embedding_bag with scale_grad_by_freq divides by the count of another row")
     op = ctx.op
     dtype = float_dtype(ctx.out.dtype)

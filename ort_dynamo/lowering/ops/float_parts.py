@@ -1,4 +1,4 @@
-"""Mantissa and exponent of a number, and its neighbours. ONNX has no view of a number's bits."""
+"""Mantissa and exponent of floats, and nextafter. ONNX cannot view the bits of a float."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ort_dynamo.torch_internals.operators import aten
 
 
 def _exponent_of(number: float) -> int:
-    """e of a number 2**e."""
+    """Give the exponent e of 2**e."""
     return math.frexp(number)[1] - 1
 
 
 def _powers_of_two(ctx: LoweringContext, exponents: np.ndarray[tuple[int], np.dtype[np.int64]], dtype: torch.dtype,
                    places: ir.Value) -> ir.Value:  # fmt: skip
-    """2 to the power of the exponents at `places`, from a table: Pow need not be exact."""
+    """Look up powers of 2 in a table, at the indices `places`: Pow may be inexact."""
     table = ctx.builder.constant(np.ldexp(1.0, exponents), onnx_dtype(dtype))
     return ctx.op.Gather(table, places, axis=0)
 
@@ -35,7 +35,7 @@ def _parts(ctx: LoweringContext, x: ir.Value, dtype: torch.dtype) -> tuple[ir.Va
     magnitude = op.Abs(x)
     subnormal = op.Less(magnitude, limits.smallest_normal)
     normal = op.Where(subnormal, op.Mul(magnitude, 2.0**digits), magnitude)
-    # The logarithm may be one off beside a power of two; the product below is exact, and shows it.
+    # The logarithm may be off by one near a power of two. The multiplication below is exact and corrects it.
     guess = op.Cast(op.Floor(op.Mul(op.Log(normal), 1 / math.log(2))), to=ir.DataType.INT64)
     guess = op.Clip(guess, lowest, -lowest + 1)
     scaled = op.Mul(normal, _powers_of_two(ctx, -np.arange(lowest, -lowest + 2), dtype, op.Sub(guess, lowest)))
@@ -76,7 +76,7 @@ def nextafter(ctx: LoweringContext, self: ir.Value, other: ir.Value) -> ir.Value
     mantissa, exponent = _parts(ctx, op.Where(whole, 1.0, x), dtype)
     rises = op.Greater(towards, x)
     shrinks = op.Xor(op.Greater(x, 0.0), rises)
-    # Below a power of two numbers lie twice as close as above it.
+    # Floats right below a power of two are twice as dense as those above it.
     closer = op.Cast(op.And(shrinks, op.Equal(mantissa, 0.5)), to=ir.DataType.INT64)
     held = torch.finfo(dtype)
     lowest, highest = _exponent_of(held.smallest_normal * held.eps), _exponent_of(held.max) + 1

@@ -101,10 +101,11 @@ def _starts(
     kernel: Sequence[int],
     dtype: torch.dtype,
 ) -> list[ir.Value]:
-    """Where the windows begin along each dimension: int64 (N, C, out).
+    """Compute the first index of each window along each dimension: int64 (N, C, out).
 
-    As torch computes it, in the tensor's dtype: floor((i + u) a) - floor(u a), a = (size - kernel) / (out - 1), and the
-    last window at the end. In two dimensions the first sample is for the width; in three they are in order.
+    The formula is torch's, in the tensor's dtype: floor((i + u) a) - floor(u a), with a = (size - kernel) / (out - 1).
+    The last window ends at the tensor's end. In two dimensions the first sample belongs to the width; in three the
+    samples are in the order of the dimensions.
     """
     op, rank = ctx.op, len(sizes)
     found = []

@@ -1,8 +1,8 @@
 """Sampling an image at the positions of a grid (torch.nn.functional.grid_sample), and its gradient.
 
-Every sample is a sum of pixels, its taps, each weighted by the product of one weight for each axis. The image becomes a
-table of pixels, one row of channels each, with a row of zeros behind each image's for taps beside it. ONNX's GridSample
-has no gradient and, in onnxruntime-training 1.19.2, no kernel for every mode.
+Every sample is a weighted sum of pixels, its taps. A tap's weight is the product of one weight per axis. The image
+becomes a table of pixels, one row of channels each. A row of zeros after each image serves the taps outside it. ONNX's
+GridSample has no gradient and, in onnxruntime-training 1.19.2, lacks kernels for some modes.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Tap:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Where an operator samples.
+    """The sizes and modes of one sampling operator.
 
     Attributes:
-        sizes: of the image, (N, C, *space).
-        out: of the grid, (N, *space).
-        mode: of interpolation.
-        padding: mode of padding.
+        sizes: the shape of the image, (N, C, *space).
+        out: the shape of the grid without its last dimension, (N, *space).
+        mode: the interpolation mode.
+        padding: the padding mode.
         align_corners: whether -1 and 1 are the centres of the corner pixels, not their edges.
-        dtype: computed in.
+        dtype: the dtype of the computation.
     """
 
     sizes: tuple[Size, ...]
@@ -96,10 +96,10 @@ def _place(ctx: LoweringContext, this: Sampling, coordinate: ir.Value, size: ir.
 
 
 def _padded(ctx: LoweringContext, this: Sampling, place: ir.Value, size: ir.Value) -> tuple[ir.Value, ir.Value | None]:
-    """(`place` brought into the image as the padding mode says, its derivative or None for 1)
+    """Apply the padding mode to the position `place`; give the result and its derivative (None for 1).
 
-    NaN is placed as torch's kernels place it: in an image at 0, in a volume at the end, or without padding
-    outside.
+    NaN becomes what torch's kernels make of it: index 0 in an image, the last index in a volume. With zero padding it
+    is outside.
     """
     op = ctx.op
     is_volume = len(this.space) == 3
@@ -192,7 +192,7 @@ def _taps(ctx: LoweringContext, this: Sampling, coordinate: ir.Value, length: Si
 def _sampling(
     ctx: LoweringContext, image: ir.Value, grid: ir.Value, mode: int, padding: int, align_corners: bool
 ) -> tuple[Sampling, list[list[Tap]]]:
-    """Where is sampled, and the taps along each axis of the image, outermost first."""
+    """Give the sizes and modes, and the taps along each axis of the image, outermost first."""
     op, dtype = ctx.op, float_dtype(ctx.dtype(image))
     if dtype != ctx.dtype(image) and ctx.target.facts.samples_in_own_dtype:
         # A position that is off by its rounding is another pixel. torch's CUDA kernels compute in float32, as here.
@@ -200,7 +200,7 @@ def _sampling(
     this = Sampling(ctx.sizes(image), ctx.sizes(grid)[:-1], mode, padding, align_corners, dtype)
     rows = ctx.reshape(ctx.cast(grid, dtype), [this.out[0], this.samples, len(this.space)])
     axes = []
-    for axis, size in enumerate(reversed(this.space)):  # the grid's first number belongs to the image's last axis
+    for axis, size in enumerate(reversed(this.space)):  # the grid's first coordinate is along the image's last axis
         axes.append(_taps(ctx, this, op.Gather(rows, axis, axis=2), size))
     return this, axes[::-1]
 

@@ -20,7 +20,7 @@ from ort_dynamo.torch_internals.operators import aten
 from ort_dynamo.torch_internals.symbols import known_true
 
 Places = Callable[[LoweringContext, ir.Value, ir.Value, int], ir.Value]
-"""places(ctx, x, edges, count): the bin, of `count`, of each entry of `x`, none of which lies outside: int64."""
+"""places(ctx, x, edges, count): the index of each entry's bin, of `count` bins, as int64; no entry is outside."""
 
 
 @lowering(aten.histc.default)
@@ -53,7 +53,7 @@ def histc(ctx: LoweringContext, self: ir.Value, bins: int = 100, min: Number = 0
 
 
 def _finite(ctx: LoweringContext, low: ir.Value, high: ir.Value, words: str, rank: int) -> ir.Value:
-    """`low`, of one element, checked: the session stops unless it and `high` are finite numbers."""
+    """Check that `low` and `high`, of one element each, are finite; the session stops if not. Give `low`."""
     op = ctx.op
     within = op.And(op.Less(op.Abs(low), math.inf), op.Less(op.Abs(high), math.inf))
     wrong = op.Not(op.Reshape(within, []) if rank else within)

@@ -54,7 +54,7 @@ def _is_positive_and_finite(op: OpBuilder, value: ir.Value) -> ir.Value:
 
 
 def _inside(ctx: LoweringContext, a: ir.Value, x: ir.Value, upper: bool) -> ir.Value:
-    """Compute the lower or upper function of positive, finite numbers; each entry takes one of three forms."""
+    """Compute the lower or upper function of positive, finite values; each entry uses one of three formulas."""
     op = ctx.op
     large = op.GreaterOrEqual(a, _LARGE)
     left = op.Less(x, op.Add(a, 1.0))

@@ -23,16 +23,16 @@ from ort_dynamo.torch_internals.operators import aten
 
 @dataclass(frozen=True)
 class _Selection:
-    """Several index tensors brought to one, on a tensor whose indexed dimensions are merged into one.
+    """Several index tensors merged into one, for a tensor whose indexed dimensions are merged into one.
 
     Attributes:
-        data: the tensor, its indexed dimensions merged.
-        axis: where they are in `data`.
-        merged: their size.
-        before, after: sizes of the dimensions of `data` around it.
-        positions: int64 of shape `sizes`; positions along the merged dimension, from its end where negative.
-        sizes: the common shape of the index tensors; None where a mask leaves it to the data.
-        order: the dimensions of the indexed tensor as `data` has them; None where it needed no transposition.
+        data: the tensor with its indexed dimensions merged.
+        axis: the merged dimension of `data`.
+        merged: its size.
+        before, after: the sizes of the dimensions of `data` before and after it.
+        positions: indices along the merged dimension, int64 of shape `sizes`; negative ones count from its end.
+        sizes: the broadcast shape of the index tensors; None if it depends on a mask's data.
+        order: the permutation from the indexed tensor to `data`; None without a transposition.
     """
 
     data: ir.Value

@@ -21,7 +21,7 @@ from ort_dynamo.torch_internals.operators import aten
 _UNSIGNED = ir.DataType.UINT64
 
 Formula = Callable[[LoweringContext, ir.Value, ir.Value, torch.dtype], ir.Value]
-"""formula(ctx, a, b, dtype): the result in int64 of operands in int64, which stand for numbers of `dtype`."""
+"""formula(ctx, a, b, dtype): the int64 result for int64 operands that hold values of `dtype`."""
 
 
 # -- shifts ------------------------------------------------------------------------------------------------------
@@ -40,12 +40,12 @@ def _left_shift(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dty
 
 def _right_shift(ctx: LoweringContext, a: ir.Value, b: ir.Value, dtype: torch.dtype) -> ir.Value:
     op = ctx.op
-    # Limit the shift to the width of the dtype; a negative number of places counts as too large.
+    # Limit the shift to the width of the dtype; a negative shift counts as too large.
     most = torch.iinfo(dtype).bits - 1
     places = op.Where(op.Or(op.Less(b, 0), op.Greater(b, most)), 8 if dtype == torch.uint8 else most, b)
     if not _has_shifts(ctx):
         return _shifted_by_division(ctx, a, places)
-    # ONNX shifts unsigned numbers; a negative one is shifted as its complement.
+    # ONNX shifts unsigned integers; a negative value is shifted as its complement.
     sign = op.Where(op.Less(a, 0), -1, 0)
     magnitude = op.Cast(op.BitwiseXor(a, sign), to=_UNSIGNED)
     shifted = op.BitShift(magnitude, op.Cast(places, to=_UNSIGNED), direction="RIGHT")
@@ -57,13 +57,13 @@ def _has_shifts(ctx: LoweringContext) -> bool:
 
 
 def _power_of_two(ctx: LoweringContext, exponent: ir.Value) -> ir.Value:
-    """2^exponent as int64, of int64 exponents from 0 to 63: the last is the least number, as bits are."""
+    """Compute 2^exponent as int64, for int64 exponents 0 to 63; 2^63 wraps to the minimum."""
     table = np.left_shift(np.int64(1), np.arange(64))
     return ctx.op.Gather(ctx.builder.constant(table, ir.DataType.INT64), exponent, axis=0)
 
 
 def _shifted_by_division(ctx: LoweringContext, a: ir.Value, places: ir.Value) -> ir.Value:
-    """Return the int64 `a` shifted to the right by 0 to 63 places; a negative one is divided as its complement."""
+    """Shift the int64 `a` to the right by 0 to 63 bits; a negative value is shifted as its complement."""
     op = ctx.op
     negative = op.Less(a, 0)
     magnitude = op.Where(negative, op.Sub(-1, a), a)

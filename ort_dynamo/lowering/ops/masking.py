@@ -110,7 +110,7 @@ def repeat_interleave(ctx: LoweringContext, repeats: ir.Value, *, output_size: S
     (count,) = ctx.out.shape
     if is_unbacked(count):
         raise ctx.refuse(_DATA)
-    # An entry's number is how many runs have ended before it.
+    # An entry's run index is the number of runs that end before it.
     counts = ctx.cast(repeats, torch.int64)
     if not is_empty(ctx.sizes(repeats)):
         negative = op.Less(op.ReduceMin(counts, keepdims=0), 0)

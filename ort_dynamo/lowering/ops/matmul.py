@@ -16,7 +16,7 @@ from ort_dynamo.torch_internals.symbols import is_unbacked
 
 
 def transposed(value: ir.Value) -> ir.Value | None:
-    """Return the value of which `value` is the transpose in its last two dimensions, if it is one."""
+    """Return the value that `value` transposes in the last two dimensions, if it is such a transpose."""
     node = value.producer()
     if node is None or node.op_type != "Transpose" or node.domain:
         return None
@@ -111,7 +111,7 @@ def addbmm(
 def dot(ctx: LoweringContext, self: ir.Value, tensor: ir.Value) -> ir.Value:
     """dot(Tensor self, Tensor tensor) -> Tensor"""
     if ctx.target.facts.walks_entries and ctx.out.dtype in (torch.float32, torch.float64):
-        # Ten times as fast as the matmul of a row and a column, and as accurate where they are long.
+        # Ten times as fast as the matmul of a row and a column, and as accurate for long ones.
         return total(ctx, ctx.op.Mul(self, tensor), ctx.sizes(self), [0], keepdim=False)
     return product(ctx, self, tensor)
 

@@ -26,7 +26,7 @@ _LOWEST = -(2**63)
 """The lowest int64."""
 
 Pooled = tuple[ir.Value, ir.Value | None]
-"""Maxima, and their indices within the plane unless nobody reads them."""
+"""The maxima, and their indices within the plane; None if no node reads the indices."""
 
 
 def _product(sizes: Sequence[Size]) -> Size:
@@ -87,9 +87,9 @@ def _adaptive_max_pool(
 def _pooled(
     rank: int, ctx: LoweringContext, self: ir.Value, pool: Pool | None, windows: Callable[[], list[Windows]]
 ) -> tuple[ir.Value | None, ...]:
-    """Return the maximum of every window and its index, by the kernel where `pool` has one, or by tables of `windows`.
+    """Return the maximum of every window and its index, by a kernel if `pool` has one, or by tables of `windows`.
 
-    Where kernels miss a nan or err about -inf, a tensor whose sum is not finite goes by the tables.
+    If kernels miss nan or are wrong about -inf, a tensor whose sum is not finite uses the tables.
     """
     op, sizes, wanted = ctx.op, ctx.sizes(self), 1 in ctx.used
     if is_empty(ctx.out[0].shape):
@@ -115,7 +115,7 @@ def _pooled(
 
 
 def _present(build: Callable[[OpBuilder], Pooled]) -> Callable[[OpBuilder], list[ir.Value]]:
-    """`build` without the output that nobody wants."""
+    """Wrap `build` to drop the output that is not needed."""
     return lambda op: [value for value in build(op) if value is not None]
 
 
@@ -160,7 +160,7 @@ def _by_tables(
     steps = [ctx.scalar(_product(sizes[3 + axis :]), torch.int64) for axis in range(rank)]
     places = [op.Mul(crossed(window.index, axis), steps[axis]) for axis, window in enumerate(windows)]
     place = functools.reduce(op.Add, places)
-    is_largest = op.And(op.Equal(found, largest), inside)  # nowhere, where it is nan
+    is_largest = op.And(op.Equal(found, largest), inside)  # False everywhere if it is nan
     first = op.ReduceMin(op.Where(is_largest, place, _FURTHEST), under)
     if not is_float:
         return y, op.Squeeze(first, under)

@@ -25,10 +25,10 @@ def inverse_root(ctx: LoweringContext, variance: ir.Value, eps: float) -> ir.Val
 
 
 def read_what_is_kept(ctx: LoweringContext, sizes: Sequence[Size]) -> None:
-    """Have statistics over `sizes` taken of the values that the gradient will read, if these are two or three elements.
+    """Compute statistics over `sizes` of two or three elements from the values that the gradient will read.
 
-    Their gradient nearly vanishes, for two but for eps. It does not if the statistics are those of a result before it
-    was rounded to bfloat16 and kept. From four elements on, such statistics give the more accurate gradient.
+    The gradient then nearly vanishes, for two elements up to eps. It would not with the statistics of values that were
+    rounded to bfloat16 afterwards. For four elements or more, such statistics give the more accurate gradient.
     """
     if math.prod(size if isinstance(size, int) else 2 for size in sizes) < 4:
         ctx.read_rounded()

@@ -59,9 +59,9 @@ def sorted_along(
 def sorted_with_nan(
     op: OpBuilder, x: ir.Value, a: int, everything: ir.Value, kept: ir.Value, largest: bool
 ) -> tuple[ir.Value, ir.Value]:
-    """Return the first `kept` of `everything` along axis `a`, and their positions; nan is the greatest number.
+    """Return the first `kept` of `everything` along axis `a`, and their indices; nan is the largest value.
 
-    Sorted twice, because TopK takes no nan, and because none may mix with the infinities.
+    It sorts twice, because TopK takes no nan, and nan has to stay apart from the infinities.
     """
     nan = op.IsNaN(x)
     _, first = op.TopK(op.Where(nan, math.inf, x), everything, axis=a, largest=int(largest), _outputs=2)

@@ -105,7 +105,7 @@ def _polynomial(family: _Family, ctx: LoweringContext, x: ir.Value | Number, n: 
     op = ctx.op
     if family.shifted:
         t = op.Sub(op.Add(t, t), 1.0)
-    # No degree at all where n is infinite or nan, as where it is negative.
+    # n that is infinite, nan or negative matches no degree.
     degree = op.Where(op.Less(op.Abs(degree), 2.0**31), truncate(ctx, degree), -1.0)
     limit = 128.0 if dtype == torch.float32 else 512.0
     looped = degree

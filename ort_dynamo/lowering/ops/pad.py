@@ -93,10 +93,10 @@ def replication_pad_backward(
 def _add_to_edges(
     ctx: LoweringContext, grad: ir.Value, axis: int, before: Size, after: Size, sizes: Sequence[Size]
 ) -> ir.Value:
-    """Add each entry along `axis` to the element it repeats, where it is not known whether one stands at either end.
+    """Add each entry along `axis` to the element that it repeats, if the widths of the padding are symbolic.
 
     Args:
-        sizes: of the result.
+        sizes: the shape of the result.
     """
     op = ctx.op
     dtype = float_dtype(ctx.out.dtype)
@@ -170,12 +170,14 @@ def _add_reflections(
 
 
 def _fold_reflections(ctx: LoweringContext, grad: ir.Value, axis: int, before: int, after: int, size: Size) -> ir.Value:
-    """Add the gradients of reflected entries of `axis` to their sources: before, the entries behind the first; after,
-    those ahead of the last."""
+    """Add the gradients of reflected entries of `axis` to their sources.
+
+    The sources of the padding before are the entries after the first; those of the padding after precede the last.
+    """
     op = ctx.op
 
     def turned(first: int, last: int) -> ir.Value:
-        """Return the entries from `first` down to the one behind `last`, from the end of the axis where negative."""
+        """Return the entries from `first` down to the one after `last`; negative indices count from the end."""
         return op.Slice(grad, [first], [last], [axis], [-1])
 
     def padded(value: ir.Value, front: Size, back: Size) -> ir.Value:

@@ -21,8 +21,8 @@ _FLOAT = ir.DataType.FLOAT
 def _passed(ctx: LoweringContext, dy: ir.Value, blocked: ir.Value) -> ir.Value:
     """Return the gradient `dy`, zero where `blocked`.
 
-    The CPU's Where makes either side as a tensor; onnxruntime-training's takes ten times as long as a product with the
-    mask. The product would make nan of an infinite gradient at a blocked element.
+    Where on the CPU materializes both sides; in onnxruntime-training it takes ten times as long as a multiplication by
+    the mask. The multiplication would turn an infinite gradient of a blocked element into nan.
     """
     assert dy.dtype is not None
     dtype, zero = dy.dtype, ctx.builder.constant(0, dy.dtype)
@@ -81,7 +81,7 @@ def prelu(ctx: LoweringContext, self: ir.Value, weight: ir.Value) -> ir.Value:
 
 
 def _in_unit_interval(ctx: LoweringContext, value: ir.Value) -> ir.Value:
-    """Say, as a 0-d bool, whether every element is in (0, 1]."""
+    """Compute, as a 0-d bool, whether every element is in (0, 1]."""
     op = ctx.op
     assert value.dtype is not None
     least = float(np.finfo(value.dtype.numpy()).tiny)
@@ -107,7 +107,7 @@ def hardshrink(ctx: LoweringContext, self: ir.Value, lambd: Number = 0.5) -> ir.
     op, limit = ctx.op, ctx.scalar(lambd, dtype)
     if not ctx.target.facts.walks_entries or not (isinstance(lambd, (int, float)) and math.isfinite(lambd)):
         return ctx.cast(op.Where(op.LessOrEqual(op.Abs(x), limit), ctx.scalar(0, dtype), x), ctx.out.dtype)
-    # Infinite elements are beyond the limit, and nan stays nan in a product with zero, too.
+    # Infinite elements are beyond the limit; nan times zero is still nan.
     return ctx.cast(op.Mul(x, op.Cast(op.Greater(op.Abs(x), limit), to=x.dtype)), ctx.out.dtype)
 
 
@@ -188,7 +188,7 @@ def hardswish_backward(ctx: LoweringContext, grad_output: ir.Value, self: ir.Val
 
 
 _PER_ULP = float(1 << 22)
-"""One over the distance of float32 numbers between 2 and 4."""
+"""The inverse of the distance between adjacent float32 values from 2 to 4."""
 
 
 def _hardsigmoid(ctx: LoweringContext, x: ir.Value) -> ir.Value:

@@ -108,7 +108,7 @@ def prod(
     if dim is None:
         value, axes, sizes = ctx.op.Reshape(value, [-1]), [0], (count_of(ctx, self, axes),)
     (a,) = axes
-    if not has_elements(sizes[a]):  # the product of nothing is 1
+    if not has_elements(sizes[a]):  # an empty product is 1
         one = [1 if place == a else size for place, size in enumerate(sizes)]
         value = ctx.op.Concat(ctx.op.Expand(ctx.builder.constant(1, own), ctx.shape(one)), value, axis=a)
         sizes = tuple(size + 1 if place == a else size for place, size in enumerate(sizes))
@@ -138,11 +138,12 @@ def _extreme_integer(
 def _extreme_by_halves(
     ctx: LoweringContext, op_type: str, value: ir.Value, axes: Sequence[int], keepdim: bool
 ) -> ir.Value:
-    """Return the extreme of int64 by float64, which holds either 32-bit part exactly.
+    """Compute the maximum or minimum of int64 in float64, which holds each 32-bit half exactly.
 
-    The extreme of the high parts comes first, then that of the low parts where the high part is extreme.
+    It takes the extreme of the high halves, then that of the low halves of the entries with this high half.
 
-    The quotient is truncated, and the rest has the sign of the number. Pairs of them are still in order.
+    The quotient is truncated, and the remainder has the sign of the value. Pairs (quotient, remainder) keep the
+    order of the values.
     """
     op, half = ctx.op, 1 << 32
     quotient = op.Div(value, half)
@@ -336,7 +337,7 @@ def vector_norm(
         x, dim, keepdim = ctx.op.Reshape(x, [1]), None, False
     sizes, axes = ctx.sizes(self) if rank else (1,), axes_of(dim, max(rank, 1))
     if ord and all(isinstance(sizes[axis], int) and sizes[axis] == 1 for axis in axes):
-        # torch does the same, and so keeps a number whose power is out of range.
+        # torch does the same, and so keeps a value whose power is out of range.
         alone = ctx.op.Abs(x)
         return ctx.cast(alone if keepdim else ctx.op.Squeeze(alone, axes), ctx.out.dtype)
     return ctx.cast(norm(ctx, x, sizes, ord, axes, keepdim), ctx.out.dtype)

@@ -1,7 +1,7 @@
-"""Resizing (torch.nn.functional.interpolate) and its gradient: a matrix for each axis, made here for fixed sizes.
+"""Resizing (torch.nn.functional.interpolate) and its gradient: a constant matrix per axis if sizes are fixed.
 
-The matrices are those that torch's own kernels apply; the gradient is the matmul with their transposes. ONNX's Resize
-serves where pixels are repeated a whole number of times; elsewhere its coordinates differ from torch's in rounding.
+The matrices hold the weights of torch's own kernels; the gradient is a matmul with their transposes. ONNX's Resize is
+used if each pixel is repeated an integer number of times. Otherwise its coordinates differ from torch's in rounding.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def _running_extremum(op_type: str, ctx: LoweringContext, self: ir.Value, dim: i
     holds = op.Equal(x, extrema)
     if is_float(x):
         holds = op.Or(holds, op.IsNaN(x))
-    # Indices as floating-point numbers, as far as those hold them: a maximum of int64 takes six times as long.
+    # Indices are floats, if floats hold them exactly: a maximum of int64 takes six times as long.
     number = torch.float32 if isinstance(size, int) and size <= 1 << 24 else torch.int64
     along = ctx.cast(positions_along(ctx, a, size, rank), number)
     places = op.Mul(op.Cast(holds, to=onnx_dtype(number)), along)
@@ -106,7 +106,7 @@ def _running_extremum(op_type: str, ctx: LoweringContext, self: ir.Value, dim: i
 
 
 def _neutral(op_type: str, value: ir.Value) -> float:
-    """Give the neutral element of a Max or Min of numbers like `value`."""
+    """Give the neutral element of a Max or Min in the dtype of `value`."""
     if is_float(value):
         return -math.inf if op_type == "Max" else math.inf
     assert value.dtype is not None

@@ -256,7 +256,7 @@ def _index_fill(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value,
     """index_fill.int_Scalar(Tensor self, int dim, Tensor index, Scalar value) -> Tensor"""
     op, sizes, place = ctx.op, _sizes_1d(ctx, self), axis(dim, ctx.rank(self))
     count, number = ctx.fake(index).numel(), ctx.cast(index, torch.int64)
-    # The one operator here whose negative numbers count from the end.
+    # The only operator here whose negative indices count from the end.
     index = op.Where(op.Less(number, 0), op.Add(number, ctx.scalar(sizes[place], torch.int64)), number)
     index = from_start(ctx, index)
     sizes[place] = count

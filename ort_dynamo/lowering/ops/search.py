@@ -70,14 +70,14 @@ def _search(
 def places_among(
     ctx: LoweringContext, boundaries: ir.Value, rank: int, size: Size, x: ir.Value, x_rank: int, right: bool
 ) -> ir.Value:
-    """Count, of `size` boundaries along the last of `rank` dimensions, those that lie before each entry of `x`; int64.
+    """Count the boundaries below each entry of `x`, of `size` along the last of `rank` dimensions; int64.
 
-    With `right` those equal to it count, too; nan lies behind all.
+    With `right`, boundaries equal to the entry count, too. nan is above all boundaries.
     """
     op, b = ctx.op, boundaries
 
     def behind(op: OpBuilder, b: ir.Value, x: ir.Value) -> ir.Value:
-        # Negated, so that nan lies behind every boundary.
+        # Negated, so that nan is above every boundary.
         return op.Not(op.Greater(b, x) if right else op.GreaterOrEqual(b, x))
 
     if isinstance(size, int) and size <= _FEW:

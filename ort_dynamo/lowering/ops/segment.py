@@ -21,14 +21,14 @@ _REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "max": "max", "min": 
 
 
 class _Segments:
-    """Which segment each entry of `data` belongs to, and reductions by segment.
+    """The segment of each entry of `data`, and reductions by segment.
 
-    Entries before the first and behind the last segment go to one more, which is cut off.
+    Entries before the first segment and after the last one go to an extra segment, which is cut off.
 
     Attributes:
         axis: the dimension of `data` that is cut into segments.
         counted: the lengths of the segments, int64, of shape data.shape[:axis] + (segments,).
-        lengths: of the segments, int64; its shape is data.shape[:axis] + (segments,), then ones up to data's rank.
+        lengths: the same with shape data.shape[:axis] + (segments,), then ones up to data's rank.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ def segment_reduce_backward(
 def _product_slope(
     ctx: LoweringContext, segments: _Segments, slope: ir.Value, x: ir.Value, y: ir.Value, start: ir.Value
 ) -> ir.Value:
-    """`slope` times the product of all but one entry of its segment: y / x, but beside zero and nan from the others."""
+    """Multiply `slope` by the product of the segment's other entries: y / x, but exact beside zero and nan."""
     op = ctx.op
     zero, unknown = op.Equal(x, 0.0), op.IsNaN(x)
     special = op.Or(zero, unknown)

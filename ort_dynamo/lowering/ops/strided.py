@@ -105,7 +105,7 @@ def _own_places(ctx: LoweringContext, self: ir.Value) -> Places:
 def _static_places(
     ctx: LoweringContext, self: ir.Value, size: Sequence[Size], stride: Sequence[Size], offset: Size | None
 ) -> Places | None:
-    """For each element of the view, its number among the elements of `self`; None where a size is symbolic."""
+    """Give the flat index in `self` of each element of the view; None if a size is symbolic."""
     fake = ctx.fake(self)
     start = fake.storage_offset() if offset is None else offset
     every = [*fake.shape, *fake.stride(), fake.storage_offset(), *size, *stride, start]

@@ -1,11 +1,11 @@
-"""Triangular systems, by the inverse of the triangle: half of it at a time.
+"""Triangular systems, by a blocked inverse of the triangle.
 
-The inverses of the diagonal blocks of one size make those of twice the size,
+The inverses of diagonal blocks give those of blocks of twice the size,
 
     [A 0; C B]^-1 = [A^-1 0; -B^-1 C A^-1 B^-1],
 
-so that log2(n) steps of batched matmuls make the inverse. (J. Du Croz and N. Higham, Stability of methods for matrix
-inversion, 1992: the error is bounded as substitution's is.) Gated delta rules (Qwen3-Next, OLMo hybrid) solve two
+so log2(n) steps of batched matmuls compute the inverse (J. Du Croz and N. Higham, Stability of methods for matrix
+inversion, 1992: the error bound is that of substitution). Gated delta rules (Qwen3-Next, OLMo hybrid) solve two
 systems of 64 by 64 with the same triangle for each chunk and head; ONNX Runtime inverts it once.
 
 Milliseconds, float32, one thread, onnxruntime 1.31.1; matrices, size, right sides:
@@ -18,7 +18,7 @@ Milliseconds, float32, one thread, onnxruntime 1.31.1; matrices, size, right sid
 | 1, 1024, 16 | 0.26 | 23 |
 | 4096, 8, 8 | 1.0 | 8.6 |
 
-Calls like the last two stay in eager.
+Calls like the last two are fallbacks.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _inverse(ctx: LoweringContext, lower: ir.Value, size: int, unitriangular: bo
     """Return the inverse, (batch, size, size), of the lower triangle of (..., size, size); the rest is not read."""
     op = ctx.op
     whole = 1 << (size - 1).bit_length()
-    more = whole - size  # rows and columns of the identity, so that there always are halves
+    more = whole - size  # pad with the identity, so that a block always splits in two
     diagonal = op.Gather(op.Reshape(lower, [-1, size * size]), [i * (size + 1) for i in range(size)], axis=1)
     ones = op.Expand(ctx.constant(1, ctx.out.dtype), op.Shape(diagonal))
     inverse = ones if unitriangular else op.Div(ones, diagonal)
@@ -92,7 +92,7 @@ def _inverse(ctx: LoweringContext, lower: ir.Value, size: int, unitriangular: bo
     width = 1
     while width < whole:
         blocks = whole // width
-        # (batch, rows of blocks, columns of blocks, width, width), of which the one left of each odd diagonal block.
+        # (batch, rows of blocks, columns of blocks, width, width); take the block left of each odd diagonal block.
         grid = op.Transpose(op.Reshape(lower, [-1, blocks, width, blocks, width]), perm=[0, 1, 3, 2, 4])
         below = [odd * blocks + odd - 1 for odd in range(1, blocks, 2)]
         off = op.Gather(op.Reshape(grid, [-1, blocks * blocks, width, width]), below, axis=1)
@@ -107,7 +107,7 @@ def _inverse(ctx: LoweringContext, lower: ir.Value, size: int, unitriangular: bo
 
 
 def _inverse_of_any_size(ctx: LoweringContext, lower: ir.Value, size: Size, unitriangular: bool) -> ir.Value:
-    """`_inverse` for a symbolic size: each step takes whole matrices, of which it masks the blocks."""
+    """Compute `_inverse` for a symbolic size: each step uses whole matrices, with masks of the blocks."""
     op = ctx.op
     length = ctx.scalar(size, torch.int64)
     flat = op.Reshape(lower, ctx.shape([-1, size, size]))

@@ -1,4 +1,4 @@
-"""Sums of products of three tensors, as bilinear layers and their gradients make them."""
+"""Sums of products of three tensors, for bilinear layers and their gradients."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def sign_bit(ctx: LoweringContext, x: ir.Value) -> ir.Value:
 
 
 def two(ctx: LoweringContext, like: ir.Value) -> ir.Value:
-    """Return the number 2 in the dtype of `like`, for Pow, whose operands share no type variable."""
+    """Return the constant 2 in the dtype of `like`, for Pow, whose operands may differ in dtype."""
     assert like.dtype is not None
     return ctx.builder.constant(2, like.dtype)
 
@@ -49,7 +49,7 @@ def single(op_type: str) -> Formula:
 
 
 def _rounding(formula: Formula) -> Formula:
-    """Make a rounding that leaves integers as they are."""
+    """Make a lowering of a rounding; integers do not change."""
     return lambda ctx, x: formula(ctx, x) if is_float(x) else x
 
 
@@ -92,10 +92,11 @@ _GREAT = float(1 << 24)
 
 
 def log1p(ctx: LoweringContext, x: ir.Value) -> ir.Value:
-    """log(1 + x), precise near zero: log(u) + (x - (u - 1)) / u with u = fl(1 + x), whose error that makes up for.
+    """Compute log(1 + x), precise near zero: log(u) + (x - (u - 1)) / u with u = fl(1 + x).
 
-    (Kahan's, as in the HP-15C Advanced Functions Handbook, 1982.) No Where, which is slow on the CPU: great numbers,
-    infinity among them, are cut off in the correction, which they do not need, and zero is no divisor.
+    The second term corrects the rounding of u (Kahan, HP-15C Advanced Functions Handbook, 1982). There is no Where,
+    which is slow on the CPU. Large values and infinity are clipped in the correction, which they do not need, and the
+    divisor is never zero.
     """
     op = ctx.op
     less = op.Min(x, _GREAT)
@@ -194,7 +195,7 @@ def round_decimals(ctx: LoweringContext, self: ir.Value, *, decimals: int) -> ir
     if not is_float(x):
         return self
     op = ctx.op
-    # torch scales down by a division, not by a product with 0.1 ** decimals, which rounds differently.
+    # torch divides by 10 ** -decimals; a multiplication by 0.1 ** -decimals would round differently.
     if decimals < 0:
         scaled = op.Mul(op.Round(op.Div(x, 10.0**-decimals)), 10.0**-decimals)
     else:

@@ -133,7 +133,7 @@ def slice_backward(
 
 
 def _interleaved(ctx: LoweringContext, value: ir.Value, sizes: list[Size], a: int, stride: int) -> ir.Value:
-    """`value`, of shape `sizes`, with `stride` - 1 zeros behind each entry of dimension `a`."""
+    """Insert `stride` - 1 zeros after each entry of dimension `a` of `value`, which has shape `sizes`."""
     op, rank, count = ctx.op, len(sizes), sizes[a]
     if a == rank - 1 and isinstance(count, int) and value.dtype == ir.DataType.FLOAT and rank > 1:
         # Padding single entries takes 3 ns each. Resize repeats them in a tenth of that, and Where takes the first.
@@ -167,7 +167,7 @@ def _write_diagonal(
 
 
 def _diagonal_order(rank: int, dim1: int, dim2: int) -> tuple[list[int], list[int]]:
-    """Return the permutation that brings `dim1` and `dim2` to the end, and the one that brings them back."""
+    """Return the permutation that moves `dim1` and `dim2` to the end, and its inverse."""
     last = [axis(dim1, rank), axis(dim2, rank)]
     order = [d for d in range(rank) if d not in last] + last
     return order, sorted(range(rank), key=order.__getitem__)

@@ -50,10 +50,10 @@ def view(ctx: LoweringContext, self: ir.Value, *args: Any) -> ir.Value:
 
 
 def reshape(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], new: Sequence[Size]) -> ir.Value:
-    """`value` of shape `sizes` in the shape `new`, with as little computed of the new shape as possible.
+    """Reshape `value` from `sizes` to `new`, with as few nodes for the new shape as possible.
 
-    ONNX can keep a dimension in its place (0) and infer one (-1), so that most symbolic reshapes have a constant
-    shape, which ONNX Runtime's fusions see through.
+    ONNX can keep a dimension at its index (0) and infer one (-1). So most symbolic reshapes have a constant shape, and
+    ONNX Runtime's fusions handle those.
     """
     target: list[Size] = list(new)
     # With an empty dimension, or one that may be, 0 and -1 together have no meaning.
@@ -152,7 +152,7 @@ def expand_to(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], new:
     target = [n if i < lead or not same_size(sizes[i - lead], n) else 1 for i, n in enumerate(new)]
     if lead == 0 and all(isinstance(size, int) and size == 1 for size in target):
         return value
-    # An index that is repeated stays an Expand, which shows its source (recipes/scatter_places.py).
+    # An expanded index stays an Expand, so that its source can be found (recipes/scatter_places.py).
     floats = value.dtype is not None and value.dtype.is_floating_point()
     if floats and lead == 0 and ctx.target.facts.walks_entries and not is_small(new) and _repeats_entries(sizes, new):
         # Repeated as a whole, and transposed.

@@ -1,1 +1,1 @@
-"""Helpers by which lowerings write several nodes: sums, loops, branches, windows, indices of scatters."""
+"""Helpers of lowerings that write several nodes: sums, loops, branches, windows, indices of scatters."""

@@ -1,4 +1,4 @@
-"""Writes sums as accurate as torch's: of many float32 numbers, and of large integers."""
+"""Sums as accurate as torch's: of many float32 values, and of large integers."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ __all__ = ["average", "integer_total", "is_long", "is_short", "sums_integers_exa
 _STRIDED, _CONTIGUOUS = 1024, 4096
 """Maximum number of elements that one ReduceSum may add up: of leading dimensions, and of the last ones.
 
-ONNX Runtime's CPU kernels add one number after another (eight at a time where they lie side by side), torch adds
-pairwise. ONNX Runtime's sum of a million times 0.1 is off by 9e-4 of itself, that of a column of as many by 1e-2. In
-stages, like here, it is off by less than 1e-5.
+ONNX Runtime's CPU kernels add sequentially (eight values at a time along a contiguous dimension); torch adds pairwise.
+ONNX Runtime's sum of a million times 0.1 has a relative error of 9e-4, and of 1e-2 along a column. In stages, as here,
+the error is less than 1e-5.
 """
 
 _SMALLEST_FACTOR = 16
 
 _LONG = 1 << 16
-"""Maximum number of elements that a kernel may add up without being off by more than 1e-6."""
+"""Maximum number of elements that a kernel may sum with a relative error of at most 1e-6."""
 
 
 def is_short(count: Size) -> bool:
-    """Check whether `count` numbers can be summed in any order without much loss."""
+    """Check whether `count` values can be summed in any order with a small error."""
     return isinstance(count, int) and count <= _STRIDED
 
 
 def is_long(count: Size) -> bool:
-    """Check whether a kernel's sum of `count` numbers in one stage is, or may be, off by more than 1e-6."""
+    """Check whether a kernel's sum of `count` values in one stage may have an error of more than 1e-6."""
     return not isinstance(count, int) or count > _LONG
 
 
@@ -50,13 +50,12 @@ def total(
 ) -> ir.Value:
     """Sum over `axes`, counted from the front, of a value of shape `sizes`.
 
-    Long sums of float32 are made in stages, the last dimensions first. Among them, a size that is one symbol alone, and
-    turns out long when the session runs, is summed in two stages. Not so if there are several symbols, each of which
-    stands for less, or, unless `rows` asks for it, if rows are added up: gradients of parameters are, and a model
-    has many.
+    Long sums of float32 are computed in stages, the last dimensions first. A size that is a single symbol is summed in
+    two stages if it is long at run time. This does not apply to several symbols, since each is smaller. Nor does it
+    apply to sums over rows, unless `rows` is set: every gradient of a parameter is one, and a model has many.
 
     Args:
-        rows: sum a long symbolic number of rows in stages, too.
+        rows: use stages for a symbolic number of rows, too.
     """
     op = ctx.op
     long = value.dtype == ir.DataType.FLOAT and not is_short(math.prod(sizes[a] for a in axes))
@@ -127,7 +126,7 @@ def average(
 
 
 def _factors(size: Size) -> list[Size]:
-    """`size` as a product of short ones, as far as it has divisors for that."""
+    """Factor `size` into short sizes, as far as its divisors allow."""
     parts = factors(size)
     if len(parts) > 1 and isinstance(parts[-1], int) and parts[-1] < _SMALLEST_FACTOR:
         parts[-2:] = [parts[-2] * parts[-1]]
@@ -143,7 +142,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _in_two(size: Size) -> list[int]:
-    """Split a long `size` without divisors into a large number that has some, and a small one; else []."""
+    """Split a long `size` without divisors into a large part that has some, and a small rest; else []."""
     if not isinstance(size, int) or max(map(int, _factors(size))) <= _LONG:
         return []
     bits = size.bit_length() // 2
@@ -152,7 +151,7 @@ def _in_two(size: Size) -> list[int]:
 
 
 def _stages(shape: Sequence[Size], summed: Sequence[int]) -> list[list[int]]:
-    """Divide `summed` into groups of few numbers each, the last first."""
+    """Divide `summed` into groups of few elements each, the last first."""
     stages: list[list[int]] = []
     count: Size = 0
     for a in reversed(summed):
@@ -180,10 +179,10 @@ def sums_integers_exactly(ctx: LoweringContext) -> bool:
 def integer_total(
     ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], axes: Sequence[int], keepdim: bool
 ) -> ir.Value:
-    """Sum an integer `value` over `axes`, exact, and modulo 2^64 where it overflows, like torch's.
+    """Sum an integer `value` over `axes` exactly; overflow wraps modulo 2^64, as in torch.
 
-    Where sums are made in float64, it is a matmul with ones on the CPU, whose kernel keeps to integers; elsewhere the
-    bits of each number are summed in parts whose sums float64 holds.
+    If a runtime sums integers in float64, the CPU uses a matmul with ones, whose kernel computes in integers. Other
+    devices sum the bits of each value in parts whose sums float64 holds.
     """
     op = ctx.op
     carried = not is_unbacked(*sizes)  # sizes made from data may be no input's
@@ -198,7 +197,7 @@ def integer_total(
         return op.ReduceSum(value, ctx.ints(axes), keepdims=int(keepdim))
     rest = value if dtype == ir.DataType.INT64 else op.Cast(value, to=ir.DataType.INT64)
     count = math.prod(sizes[a] for a in axes)
-    bits = 32 if isinstance(count, int) and count <= 1 << 21 else 21  # 21 bits: up to 2^31 numbers
+    bits = 32 if isinstance(count, int) and count <= 1 << 21 else 21  # 21 bits: up to 2^31 values
     result, place = None, 0
     while place < 64:
         part = rest
@@ -238,7 +237,7 @@ def _times_ones(
 
 
 def _was_narrow(value: ir.Value) -> bool:
-    """Check whether `value` was cast from a dtype whose sums of less than 2^37 numbers float64 holds."""
+    """Check whether `value` was cast from a dtype of which float64 holds sums of up to 2^37 values."""
     node = value.producer()
     if node is None or node.op_type != "Cast" or node.inputs[0] is None or value.dtype != ir.DataType.INT64:
         return False

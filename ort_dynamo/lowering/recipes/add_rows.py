@@ -13,15 +13,15 @@ __all__ = ["add_rows", "row_places"]
 def add_rows(ctx: LoweringContext, table: ir.Value, rows: ir.Value, values: ir.Value, width: Size) -> ir.Value:
     """Add each row of `values` to `table` at its index; the result is flat.
 
-    ScatterElements walks the entries in order, so sums are the same in every run. ScatterND(reduction="add") is three
+    ScatterElements adds the entries in order, so sums are deterministic. ScatterND(reduction="add") is three
     times as fast and a data race (defect scatter_nd_race); a matmul with the one-hot matrix is faster only for tables
     of a few hundred rows. One dimension instead of two takes 0.4 to 0.9 of the time.
 
     Args:
         table: rows of `width` entries, any shape.
-        rows: int64 row numbers, any shape; negative ones count from the end.
-        values: a row for each row number, any shape.
-        width: entries of a row.
+        rows: int64 row indices, any shape; negative ones count from the end.
+        values: a row for each index, any shape.
+        width: the number of entries of a row.
     """
     op = ctx.op
     places = row_places(ctx, rows, width)

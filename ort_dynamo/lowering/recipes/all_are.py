@@ -1,4 +1,4 @@
-"""Tells rows that hold one number alone, by kernels that see finite numbers only."""
+"""Find rows whose elements all equal one scalar, with kernels that handle only finite values."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["all_are"]
 
 
 def all_are(op: OpBuilder, value: ir.Value, number: float, axes: Any, *, keepdim: bool) -> ir.Value:
-    """Compute whether all numbers over some axes equal `number`, which may be infinite.
+    """Compute whether all elements over some axes equal `number`, which may be infinite.
 
     Args:
-        op: makes the nodes.
-        value: floating-point numbers, at least one over the axes.
-        number: the number.
+        op: the builder of the nodes.
+        value: floats, at least one over the axes.
+        number: the scalar.
         axes: the axes, as a reduction takes them.
         keepdim: whether they stay, with size 1.
 
     Returns:
-        Truth values.
+        A bool value.
     """
     equal = op.Cast(op.Equal(value, number), to=ir.DataType.FLOAT)
     return op.Equal(op.ReduceMin(equal, axes, keepdims=int(keepdim)), 1.0)

@@ -18,14 +18,14 @@ _DIGITS = 30
 
 @functools.cache
 def fit(function: Callable[[Any], Any], terms: int) -> tuple[float, ...]:
-    """Fit the coefficients, highest power first, of a polynomial that is near `function` on [-1, 1].
+    """Fit the coefficients, highest power first, of a polynomial that approximates `function` on [-1, 1].
 
-    The interpolant at the Chebyshev nodes, within a small factor of the best polynomial of its degree (Trefethen,
+    It is the interpolant at the Chebyshev nodes, within a small factor of the best polynomial of its degree (Trefethen,
     "Approximation Theory and Approximation Practice", theorem 4.4).
 
     Args:
-        function: takes and gives an mpmath number; is not asked for its values at -1 and 1.
-        terms: how many coefficients.
+        function: a function of an mpmath number; it is not evaluated at -1 and 1.
+        terms: the number of coefficients.
     """
     with mpmath.workdps(_DIGITS):
         angles = [mpmath.pi * (2 * k + 1) / (2 * terms) for k in range(terms)]

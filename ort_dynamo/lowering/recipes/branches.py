@@ -27,15 +27,15 @@ def either(
     op: OpBuilder | None = None,
     place: str = "",
 ) -> tuple[ir.Value, ...]:
-    """Choose the values of `then` where the 0-d bool `condition` holds, else those of `otherwise`, typed alike.
+    """Choose the values of `then` if the 0-d bool `condition` is true, else those of `otherwise`, of equal types.
 
     Args:
-        ctx: the node's.
-        condition: which of the two.
-        then: builds one.
-        otherwise: builds the other.
-        op: of the branch in which this choice stands, if it stands in one.
-        place: then, a name of its own for it.
+        ctx: the node's context.
+        condition: the condition.
+        then: builds one branch.
+        otherwise: builds the other branch.
+        op: the builder of the enclosing branch, if there is one.
+        place: inside a branch, a unique prefix for the names of the two graphs.
     """
     branches = {
         "then_branch": _graph(ctx, f"{place}then", then),
@@ -50,16 +50,16 @@ def either(
 
 
 def all_finite(ctx: LoweringContext, value: ir.Value) -> ir.Value:
-    """Say, as a 0-d bool, whether no element is infinite or NaN; False, too, where a sum of finite ones overflows."""
+    """Compute, as a 0-d bool, whether all elements are finite; also False if the sum of finite ones overflows."""
     return ctx.op.Less(ctx.op.Abs(ctx.op.ReduceSum(value, keepdims=0)), math.inf)
 
 
 _SMALL = 1 << 12
-"""Entries up to which a Where takes less time than asking whether all are finite."""
+"""Maximum number of entries for which a Where is faster than a check for finite entries."""
 
 
 def is_small(sizes: Sequence[Size]) -> bool:
-    """Say whether a tensor of `sizes` is known to have too few elements for a choice between two forms to pay."""
+    """Check whether a tensor of `sizes` is too small for a run-time choice between two forms to pay."""
     count = math.prod(sizes)
     return isinstance(count, int) and count <= _SMALL
 

@@ -15,8 +15,8 @@ __all__ = ["channel_product_sum", "channel_sum"]
 _LONGEST_DOT, _SHORTEST_DOT = 1 << 14, 1 << 9
 """Maximum and minimum length of one dot product of ONNX Runtime.
 
-A longer one loses digits. A shorter one is slower than a multiplication and a sum: a plane of 32 by 32 takes 0.6 of
-that time, one of 64 by 64 a half to a fifth.
+A longer one is less accurate. A shorter one is slower than a multiplication and a sum: a plane of 32 by 32 takes 0.6
+of that time, one of 64 by 64 a half to a fifth.
 """
 
 
@@ -33,7 +33,7 @@ def channel_sum(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size]) ->
 def channel_product_sum(ctx: LoweringContext, a: ir.Value, b: ir.Value, sizes: Sequence[Size]) -> ir.Value:
     """Sum `a * b`, both of shape `sizes` (N, C, …), over all dimensions but C: shape (C,).
 
-    Of float32 on the CPU as dot products of planes: the product, as large as the arguments, is never made.
+    For float32 on the CPU it uses dot products of planes, so `a * b` is never materialized.
     """
     plane = math.prod(sizes[2:])
     length = _dot_length(plane)

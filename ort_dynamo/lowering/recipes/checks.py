@@ -26,16 +26,16 @@ Check = Callable[[OpBuilder], ir.Value]
 def stop_if(
     ctx: LoweringContext, wrong: ir.Value, value: ir.Value, words: str, rank: int, *, kind: str = REFUSED
 ) -> ir.Value:
-    """Give `value` back, or stop the session where `wrong` holds.
+    """Give `value` with a check: the session stops if `wrong` is true.
 
-    On CUDA, whose kernels do not check indices, and in a file, `value` comes back unchecked.
+    On CUDA, whose kernels do not check indices, and in a file, `value` is returned unchecked.
 
     Args:
-        ctx: the node's.
+        ctx: the node's context.
         wrong: a 0-d bool, which must not be a constant.
         value: a value that the node computes with; its readers read the result instead.
         words: eager's message, without an apostrophe.
-        rank: of `value`.
+        rank: the rank of `value`.
         kind: REFUSED or EMPTY, which decide the error's class.
     """
     if not ctx.target.facts.raises_at_data or ctx.target.stands_alone:
@@ -46,16 +46,16 @@ def stop_if(
 def stop_if_any(
     ctx: LoweringContext, suspect: ir.Value, value: ir.Value, checks: Sequence[tuple[Check, str]], rank: int
 ) -> ir.Value:
-    """Give `value` back, or stop the session where one of the checks holds, which run only where `suspect` does.
+    """Give `value` with checks that run only if `suspect` is true; the session stops if one is true.
 
-    So arguments that eager takes cost no more than `suspect` does. Otherwise like `stop_if`.
+    So valid arguments cost no more than `suspect`. The rest is as in `stop_if`.
 
     Args:
-        ctx: the node's.
-        suspect: a 0-d bool, which must not be a constant, and holds where a check does.
+        ctx: the node's context.
+        suspect: a 0-d bool, which must not be a constant, and is true if a check is.
         value: a value that the node computes with; its readers read the result instead.
-        checks: each gives a 0-d bool, with the op builder of the branch it stands in, and has eager's message.
-        rank: of `value`.
+        checks: each has eager's message, and gives a 0-d bool by the op builder of its branch.
+        rank: the rank of `value`.
     """
     if not ctx.target.facts.raises_at_data or ctx.target.stands_alone:
         return value
@@ -79,23 +79,23 @@ def _shape_unless(ctx: LoweringContext, op: OpBuilder, wrong: ir.Value, words: s
 
 
 def any_of(ctx: LoweringContext, wrong: ir.Value) -> ir.Value:
-    """Say, as a 0-d bool, whether any element of a bool is set."""
+    """Compute, as a 0-d bool, whether any element of a bool is set."""
     return ctx.op.ReduceMax(wrong, keepdims=0)
 
 
 def outside(op: OpBuilder, value: ir.Value, low: float, high: float) -> ir.Value:
-    """Say, as a 0-d bool, whether an element of a floating-point value is not within [low, high]; NaN may be missed."""
+    """Compute, as a 0-d bool, whether an element of a float value is outside [low, high]; NaN may be missed."""
     least, greatest = op.ReduceMin(value, keepdims=0), op.ReduceMax(value, keepdims=0)
     return op.Or(op.Less(least, low), op.Greater(greatest, high))
 
 
 def outside_or_nan(op: OpBuilder, value: ir.Value, low: float, high: float) -> ir.Value:
-    """Say, as a 0-d bool, whether an element of a floating-point value is not within [low, high], or NaN."""
+    """Compute, as a 0-d bool, whether an element of a floating-point value is not within [low, high], or NaN."""
     return op.Or(outside(op, value, low, high), op.IsNaN(op.ReduceSum(value, keepdims=0)))
 
 
 def called(ctx: LoweringContext) -> str:
-    """Give the name by which torch's messages call the node's operator, such as "max"."""
+    """Give the name of the node's operator in torch's messages, such as "max"."""
     name = str(ctx.node.target).split(".")[1]
     return "median" if name == "nanmedian" else name
 
@@ -106,16 +106,16 @@ def none_missing(
     axes: Sequence[int] | None,
     operator: str,
 ) -> ir.Value:
-    """Give `value` back, whose dimensions `axes` a reduction reduces, or stop where one of them has size 0.
+    """Give `value` with a check that a reduction over `axes` has elements; else the session stops.
 
-    A reduction that is known to be empty runs in torch, which says the same; one that is known not to be needs no
-    check.
+    A reduction that is known to be empty runs in torch, which raises the same error. One that is known to have elements
+    needs no check.
 
     Args:
-        ctx: the node's.
+        ctx: the node's context.
         value: one of the node's arguments.
         axes: the reduced dimensions, counted from the front; None for all.
-        operator: the name by which eager's message calls it.
+        operator: the name of the operator in eager's message.
 
     Returns:
         A value with the same facts (`ctx.sizes` and so on).
@@ -136,5 +136,5 @@ def none_missing(
 
 
 def has_elements(size: Size) -> bool:
-    """Say whether a size is known not to be zero; installs no guard."""
+    """Check whether a size is known not to be zero; installs no guard."""
     return size > 0 if isinstance(size, int) else known_true(size > 0)

@@ -27,18 +27,18 @@ def first_place(
 ) -> ir.Value:
     """Give the first index, or the last, along an axis at which a bool is set: int64.
 
-    Where ArgMax does not give the first of equal numbers (defect arg_max_of_equals), it is an extreme of indices.
+    If ArgMax does not give the first of equal values (defect arg_max_of_equals), it reduces the indices.
 
     Args:
-        ctx: the node's.
-        found: bool, set somewhere in each row.
-        axis: counted from the front.
-        size: of that axis.
-        rank: of `found`.
+        ctx: the node's context.
+        found: bool, true somewhere in each row.
+        axis: the axis, counted from the front.
+        size: the size of the axis.
+        rank: the rank of `found`.
         keepdims: whether the axis stays, with size 1.
-        last: whether the last index is wanted.
+        last: give the last index instead of the first.
         flags: `found` as integers, if there is such a value.
-        op: of the branch in which this stands, if it stands in one.
+        op: the builder of the enclosing branch, if there is one.
     """
     op = op or ctx.op
     place: ir.Value
@@ -61,7 +61,7 @@ def first_place(
 
 
 def first_greatest(ctx: LoweringContext, x: ir.Value, axis: int, size: Size, rank: int) -> ir.Value:
-    """Give the first index along an axis of the greatest of int32 numbers; the axis stays, with size 1: int64."""
+    """Give the first index of the maximum of int32 along an axis, which stays with size 1: int64."""
     op = ctx.op
     if not ctx.target.has_defect("arg_max_of_equals"):
         place: ir.Value = op.ArgMax(x, axis=axis)

@@ -1,6 +1,6 @@
-"""Writes Max, Min, Clip and Sign of int64 as comparisons.
+"""Max, Min, Clip and Sign of int64, by comparisons.
 
-Where the upper halves of two int64 are equal, stock CPU kernels err (defect int64_order). Less, ReduceMax and ArgMax
+Stock CPU kernels are wrong if the upper 32 bits of two int64 are equal (defect int64_order). Less, ReduceMax and ArgMax
 are right.
 """
 

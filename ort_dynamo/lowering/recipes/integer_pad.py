@@ -21,7 +21,7 @@ _EXACT: Mapping[ir.DataType, ir.DataType] = {
     ir.DataType.INT32: ir.DataType.DOUBLE,
     ir.DataType.INT64: ir.DataType.DOUBLE,
 }
-"""Integers -> floating-point numbers that hold all of them, or of int64 each half."""
+"""Integer dtype -> float dtype that holds all its values; for int64, each 32-bit half."""
 
 _HALF = 1 << 32
 
@@ -31,10 +31,10 @@ Values = Sequence[ir.Value | None]
 def padding(
     target: Target, op_type: str, domain: str, inputs: Values, attributes: Mapping[str, Any]
 ) -> Callable[[OpBuilder, Values], ir.Value] | None:
-    """Give the nodes that stand in for a Pad whose integers no kernel takes; None where a kernel serves.
+    """Give the nodes that replace a Pad of integers without a kernel; None if there is a kernel.
 
-    A constant pad of int64 of constant widths is a concatenation along each axis. Other pads move floating-point
-    numbers: an integer of up to 32 bits as one, an int64 as its two halves.
+    A constant pad of int64 with constant widths becomes a concatenation along each axis. Other pads are computed on
+    floats: an integer of up to 32 bits is one float, an int64 two.
     """
     if op_type != "Pad" or domain or inputs[0] is None:
         return None
@@ -50,7 +50,7 @@ def padding(
 
 
 def _integers(value: ir.Value | None) -> list[int] | None:
-    """Give the numbers of a constant."""
+    """Give the elements of a constant."""
     return None if value is None or value.const_value is None else [int(one) for one in value.const_value.numpy()]
 
 
@@ -103,6 +103,6 @@ def _by_halves(attributes: Mapping[str, Any], op: OpBuilder, inputs: Values) -> 
 
 
 def _fill(op: OpBuilder, inputs: Values, dtype: ir.DataType) -> ir.Value:
-    """Return the number of a constant pad; 0 where none is given."""
+    """Return the fill value of a constant pad; 0 by default."""
     given = inputs[2] if len(inputs) > 2 else None
     return op.builder.promote(0, dtype) if given is None else given

@@ -25,7 +25,7 @@ Length = TypeVar("Length", bound=Size)
 """Type of an axis' length: int where a matrix is made here, Size where the session makes it (antialias.py)."""
 
 _DENSE = 512
-"""The longest axis that is worth a dense matmul: it takes work in proportion to the product of both lengths."""
+"""Maximum length of an axis for a dense matmul, whose work grows with the product of both lengths."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Resize(Generic[Length]):
 
     Attributes:
         mode: "nearest", "nearest_exact", "linear", "cubic", or "linear_aa", "cubic_aa", "lanczos_aa" (antialiased).
-        size: length of the axis.
-        out: its length afterwards.
+        size: the length of the axis.
+        out: its length after the resize.
         align_corners: whether the first and last pixels stay where they are.
-        scale: the factor that the caller gave, which torch prefers to out / size; None for none.
-        dtype: torch computes coordinates and weights in it.
+        scale: the factor from the caller, which torch prefers to out / size; None without one.
+        dtype: the dtype of coordinates and weights in torch.
     """
 
     mode: str
@@ -126,9 +126,9 @@ _PLANES = {
 def apply_maps(
     ctx: LoweringContext, value: ir.Value, leading: int, sizes: Sequence[int], maps: Sequence[LinearMap]
 ) -> ir.Value:
-    """Map each of `sizes` of a value (*leading dimensions, *sizes). Nothing of it may be empty.
+    """Resize each of `sizes` of a value (*leading dimensions, *sizes), which may not be empty.
 
-    On the CPU by dense matmuls, unless an infinite or NaN entry would spread through them; else entry by entry.
+    The CPU uses dense matmuls, unless they would spread infinite or NaN entries. Otherwise it is computed per entry.
     """
     axes = [axis for axis, one in enumerate(maps) if not one.is_identity]
     axes.sort(key=lambda axis: maps[axis].matrix.shape[0] / sizes[axis])

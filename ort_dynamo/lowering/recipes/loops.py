@@ -21,10 +21,10 @@ class _Body:
     """The body of the Loop that a node becomes.
 
     Attributes:
-        graph: it, with its inputs so far and without outputs.
-        op: builds in it.
-        index: 0-d int64, the number of the step.
-        condition: 0-d bool, whether this step was to be made.
+        graph: the body, with its inputs so far and without outputs.
+        op: the builder of nodes in it.
+        index: 0-d int64, the index of the step.
+        condition: 0-d bool, whether this step runs.
     """
 
     def __init__(self, ctx: LoweringContext) -> None:
@@ -40,7 +40,7 @@ class _Body:
         self._carried = 0
 
     def carry(self, type_: ir.TypeProtocol | None) -> ir.Value:
-        """One more carried value, as it is before a step."""
+        """Add a carried value; give its value before a step."""
         value = ir.Value(name=f"{self._prefix}.carried_{self._carried}", type=type_)
         self._carried += 1
         self.graph.inputs.append(value)
@@ -48,7 +48,7 @@ class _Body:
 
 
 def any_of(op: OpBuilder, mask: ir.Value) -> ir.Value:
-    """Say, as a 0-d bool, whether any element is set."""
+    """Compute, as a 0-d bool, whether any element is set."""
     return op.Greater(op.ReduceSum(op.Cast(mask, to=ir.DataType.INT64), keepdims=0), 0)
 
 
@@ -82,8 +82,8 @@ def for_each(
     """Run `step` for each index below `count`, in order, and return its results.
 
     Args:
-        ctx: of the node.
-        count: how often.
+        ctx: the node's context.
+        count: the number of steps.
         start: the carried values before the first step; their dtypes and shapes stay the same.
         step: given the op builder of the loop's body, the index (0-d int64) and the carried values, returns the carried
             values, blocks and slabs. It may read the values around the loop.

@@ -23,8 +23,8 @@ class Sliding:
     """A window sliding over the last dimensions of an image (N, C, *sizes); one entry for each of them.
 
     Attributes:
-        sizes: of the image.
-        out: how many positions the window takes.
+        sizes: the sizes of the image.
+        out: the number of window positions.
     """
 
     kernel: list[int]
@@ -72,7 +72,7 @@ def patches(ctx: LoweringContext, image: ir.Value, leading: Sequence[Size], wind
         return op.Transpose(ctx.reshape(value, [*leading, *split]), perm=[0, 1, *pairs[1::2], *pairs[::2]])
     steps = zip(window.kernel, window.stride, window.dilation, window.reach, strict=True)
     for i, (k, s, d, reach) in enumerate(steps):
-        axis = [2 + 2 * i]  # behind (*leading, *kernel[:i], *out[:i])
+        axis = [2 + 2 * i]  # after (*leading, *kernel[:i], *out[:i])
         parts = [
             op.Unsqueeze(op.Slice(value, [o * d], [o * d - reach or sys.maxsize], axis, [s]), [2 + i]) for o in range(k)
         ]

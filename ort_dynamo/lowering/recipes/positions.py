@@ -30,19 +30,19 @@ def ordinals(ctx: LoweringContext, mask: ir.Value) -> ir.Value:
 
 
 def from_start(ctx: LoweringContext, index: ir.Value, size: Size | None = None) -> ir.Value:
-    """Make negative positions out of bounds, where torch's operator rejects them and ONNX's counts from the end.
+    """Make negative indices out of bounds: torch's operator rejects them, but ONNX's counts them from the end.
 
-    Without the bit below its sign bit, a negative number lies below the negative of any size, the least of its dtype
-    (NaN as an integer) included. No tensor has a size with that bit in int64. Where BitwiseAnd has no kernel, on CUDA,
-    a negative number is exchanged for the greatest of int32, as kernels there read the lower half of an int64, which
-    would be -1 again. In a file they count from the end.
+    It clears the bit below the sign bit. A negative index is then below -size for any size, the minimum of its dtype
+    included: no tensor has a size with that bit in int64. CUDA has no BitwiseAnd. There a negative index becomes the
+    maximum of int32, since kernels read the lower 32 bits of an int64, which would be -1 again. In a file negative
+    indices count from the end.
 
     A fused kernel stops at an index that is negative, or not below `size`, as torch's kernel does.
 
     Args:
         ctx: the node's.
         index: int32 or int64, of any shape.
-        size: of the axis that it is of, where torch's kernel for CUDA stops at an index out of range.
+        size: the size of the indexed axis, if torch's CUDA kernel stops at an index out of bounds.
     """
     if ctx.target.stands_alone:
         return index
@@ -73,15 +73,15 @@ def entries_at(
 ) -> ir.Value:
     """Take the elements of a value (*before, n) at the indices `places` along its last dimension, (*before, *sizes).
 
-    The result is Gather's. Its CPU kernel copies each entry as it copies a row, which takes it 2.5 ns; GatherElements
-    takes half a nanosecond, and as little to repeat the indices for each row.
+    The result equals Gather's. Gather's CPU kernel copies each element like a row, in 2.5 ns. GatherElements takes half
+    a nanosecond, and as much again for expanding the indices to each row.
 
     Args:
         ctx: the node's.
         value: any dtype.
-        before: its leading sizes; none for a flat value.
+        before: its leading sizes; empty for a flat value.
         places: int64 of shape `sizes`; negative ones count from the end.
-        sizes: of `places`.
+        sizes: the shape of `places`.
     """
     op = ctx.op
     if not ctx.target.facts.walks_entries or is_unbacked(*before, *sizes):

@@ -1,4 +1,4 @@
-"""Writes running reductions other than a sum: each element combined with all before it."""
+"""Inclusive scans other than a cumulative sum: each element is combined with all before it."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def prefix_scan(
 ) -> ir.Value:
     """Scan `value`, of shape `sizes`, inclusively along `axis`.
 
-    In blocks, each of which is scanned by itself, their last entries in blocks in turn: two combinations for each
-    entry, and some more. A symbolic size is doubled up to in a loop (Hillis and Steele 1986): after the step of
-    `shift`, each position holds the combination of 2 * shift entries.
+    A fixed size is split into blocks. Each block is scanned alone, and the blocks' last entries are scanned in the same
+    way: a little more than two combinations per entry. A symbolic size uses a loop of doubling shifts (Hillis and
+    Steele 1986): after the step of `shift`, each index holds the combination of 2 * shift entries.
 
     Args:
         ctx: the node's.
@@ -47,7 +47,7 @@ def prefix_scan(
         axis: counted from the front.
         sizes: its shape.
         combine: applied to parts of `value`, all at once.
-        neutral: combined with any number, it gives that number.
+        neutral: the neutral element of `combine`.
         within: the dtype to combine in, and of the result, if not that of `value`.
     """
     size = sizes[axis]

@@ -29,8 +29,8 @@ def promote(
     """Cast the operands to the dtype that torch computes in, and return that dtype as well.
 
     float16 and bfloat16 compute in float32, as torch's kernels do; the caller casts the result to `ctx.out.dtype`.
-    Beside tensors of half types, a scalar is rounded to theirs first, as torch does for all operators but products and
-    quotients: those pass `wide_numbers`. An operand with a stand-in decides the dtype, its stand-in takes part.
+    A scalar beside tensors of half dtypes is rounded to their dtype first, as in torch. Multiplications and divisions
+    do not round it: they pass `wide_numbers`. An operand with a stand-in decides the dtype, and the stand-in is cast.
     """
     fakes: list[Any] = [ctx.fake(o) if isinstance(o, ir.Value) else o for o in operands]
     dtype, result = elementwise_dtypes(*fakes, type_promotion_kind=kind)
@@ -44,7 +44,7 @@ def promote(
 
 
 def rounded(number: Number, dtype: torch.dtype) -> Number:
-    """Round `number` to a value of float16 or bfloat16; any other dtype leaves it alone."""
+    """Round the scalar `number` to float16 or bfloat16; for other dtypes, return it unchanged."""
     if dtype in (torch.float16, torch.bfloat16) and isinstance(number, (int, float)):
         return float(np.asarray(number, onnx_dtype(dtype).numpy()))
     return number
@@ -56,8 +56,8 @@ def float_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that sums, products and extremes of `dtype` are taken in: `float_dtype`, and int32 for bool.
+    """Return the dtype in which sums, products and extremes of `dtype` are computed: `float_dtype`; int32 for bool.
 
-    Cast back to bool, a sum of bools is whether any holds, as in torch.
+    A sum of bools that is cast back to bool is their logical or, as in torch.
     """
     return torch.int32 if dtype == torch.bool else float_dtype(dtype)

@@ -27,9 +27,9 @@ class ScatterPlaces:
 
     Attributes:
         index: int64; the source's shape, or 1-D where the tensor is taken as flat.
-        axis: the one that `index` counts along; None for the flat tensor.
-        shape: the tensor's, 1-D int64.
-        rows: where whole rows are written, their numbers, 1-D.
+        axis: the axis of the index; None for the flat tensor.
+        shape: the tensor's shape, 1-D int64.
+        rows: the indices of the rows, 1-D, if whole rows are written; else None.
     """
 
     index: ir.Value
@@ -47,7 +47,7 @@ class ScatterPlaces:
 
 
 def of_rows(ctx: LoweringContext, sizes: Sequence[Size], rows: ir.Value) -> ScatterPlaces:
-    """Whole rows of a tensor of shape `sizes`: `rows` is 1-D; negative numbers are out of bounds."""
+    """Give whole rows of a tensor of shape `sizes`: `rows` is 1-D; negative indices are out of bounds."""
     op = ctx.op
     numbers = op.Max(op.Min(from_start(ctx, ctx.cast(rows, torch.int64)), _FAR), -_FAR)
     return ScatterPlaces(row_places(ctx, numbers, math.prod(sizes[1:])), None, ctx.shape(sizes), numbers)

@@ -1,4 +1,4 @@
-"""Writes a sigmoid that is as exact far below zero as it is elsewhere."""
+"""A sigmoid that is as accurate far below zero as elsewhere."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ class Pool:
     """Pooling over the last `len(kernel)` dimensions; every list has one entry for each.
 
     Attributes:
-        sizes: of the input.
-        out: of the output.
+        sizes: the sizes of the input.
+        out: the sizes of the output.
     """
 
     kernel: list[int]
@@ -58,7 +58,7 @@ class Pool:
         ceil_mode: bool,
         rank: int,
     ) -> Pool:
-        """From ATen's arguments: one number stands for all dimensions, no stride for the kernel's own size.
+        """Read ATen's arguments: a single integer is repeated; without a stride, it is the kernel size.
 
         `sizes` and `out` are whole shapes.
         """
@@ -183,9 +183,9 @@ def sliding_windows(
 
 
 def adaptive_windows(ctx: LoweringContext, size: Size, out: Size) -> Windows:
-    """Window i reaches from floor(i * size / out) to ceil((i + 1) * size / out).
+    """Make adaptive windows: window i is from floor(i * size / out) to ceil((i + 1) * size / out).
 
-    With `size` and `out` in each other's place, these are the windows that each position of the input belongs to.
+    With `size` and `out` exchanged, these are the windows that each position of the input belongs to.
     """
     op = ctx.op
     row, length, count = _column(ctx, out), ctx.scalar(size, torch.int64), ctx.scalar(out, torch.int64)

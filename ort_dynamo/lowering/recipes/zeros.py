@@ -12,10 +12,10 @@ __all__ = ["zeros"]
 
 
 def zeros(ctx: LoweringContext, like: ir.Value, sizes: Sequence[Size]) -> ir.Value:
-    """Make zeros of shape `sizes` and the dtype of `like`, which must not be a constant and whose numbers are not read.
+    """Make zeros of shape `sizes` and the dtype of `like`, which must not be a constant; its elements are not read.
 
-    ConstantOfShape or Expand of a constant shape would be folded by ONNX Runtime into an initializer: for the
-    gradient of an embedding or a cross-entropy that is a resident copy of the whole table, copied at every step.
+    ONNX Runtime would fold ConstantOfShape, or Expand of a constant shape, into an initializer. For the gradient of an
+    embedding or a cross-entropy that is a constant as large as the whole table, copied at every step.
     """
     op = ctx.op
     empty = op.Slice(op.Reshape(like, [-1]), [0], [0], [0])

@@ -126,7 +126,7 @@ def clip_by_attributes(x: Tensor, *, min: float = -math.inf, max: float = math.i
 
 @onnx_operator("Clip", 11)
 def clip(x: Tensor, min: Setting | None = None, max: Setting | None = None) -> Tensor:
-    """Within two scalars, each of which may be absent."""
+    """Clamp to two scalars, which are both optional."""
     if min is None and max is None:
         return x
     if isinstance(min, Tensor) or isinstance(max, Tensor):

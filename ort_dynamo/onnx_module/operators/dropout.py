@@ -1,4 +1,4 @@
-"""Dropout: it drops where the file says so and the module is in train mode."""
+"""Dropout: active if the file enables it and the module is in train mode."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def dropout(
     training: bool,
     outputs: int,
 ) -> tuple[Tensor, Tensor]:
-    """Drop with probability `ratio` and scale the rest, if both `training_mode` and the module's train mode say so.
+    """Drop with probability `ratio` and scale the rest, if `training_mode` is set and the module is in train mode.
 
-    The numbers come from torch's generator; `seed` says nothing to it.
+    The random numbers come from torch's generator; `seed` is ignored.
     """
     rate = 0.5 if ratio is None else float(number(ratio))
     known = training_mode is None or isinstance(training_mode, Host)

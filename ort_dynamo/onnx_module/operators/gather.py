@@ -11,7 +11,7 @@ __all__ = ["from_start"]
 
 
 def from_start(indices: Tensor, length: int) -> Tensor:
-    """Return the indices of which the negative ones count from the end of an axis, as none that do."""
+    """Convert negative indices, which count from the end of an axis, to nonnegative ones."""
     return torch.where(indices < 0, indices + length, indices).to(torch.int64)
 
 

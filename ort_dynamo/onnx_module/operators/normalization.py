@@ -80,8 +80,8 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise (N, C, …) by channel, and give the running statistics.
 
-    By the batch if both `training_mode` and the module's train mode say so; then the statistics that the model keeps
-    are updated. Else by these.
+    If `training_mode` is set and the module is in train mode, it uses the batch statistics and updates the running
+    ones. Otherwise it uses the running statistics.
     """
     return _normalise(x, scale, bias, mean, var, epsilon, momentum, training and bool(training_mode), in_place)
 

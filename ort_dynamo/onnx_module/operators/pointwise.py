@@ -1,4 +1,4 @@
-"""Pointwise operators: of numbers and of bools, of one, two and more inputs, and casts."""
+"""Pointwise operators on numeric and bool tensors, with one, two and more inputs, and casts."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def where(condition: Value, x: Value, y: Value) -> Value:
 
 @onnx_operator("IsInf")
 def is_infinite(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
-    """Tell of each element if it is an infinity of a sign that is asked for."""
+    """Check each element for an infinity of the given signs."""
     if detect_negative and detect_positive:
         return torch.isinf(x)
     if detect_negative or detect_positive:

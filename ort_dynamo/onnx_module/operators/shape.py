@@ -140,7 +140,7 @@ def concat(first: Value, *others: Value, axis: int, device: torch.device | None)
 
 
 def split_parts(length: int, outputs: int) -> list[int]:
-    """Return the lengths of equal parts, of which the last one may be shorter."""
+    """Return the lengths of equal parts; the last one may be shorter."""
     part = -(-length // outputs)
     return [part] * (outputs - 1) + [length - part * (outputs - 1)]
 
@@ -170,7 +170,7 @@ def split_by_input(x: Value, split: Setting | None = None, *, axis: int = 0, out
 def split(
     x: Value, split: Setting | None = None, *, axis: int = 0, num_outputs: int | None = None, outputs: int
 ) -> tuple[Value, ...]:
-    """Into parts of given lengths, or equal ones, of which the last may be shorter."""
+    """Split into parts of given lengths, or into equal ones, with a shorter last one if need be."""
     return _split(x, axis, None if split is None else integers(split), num_outputs or outputs)
 
 

@@ -36,7 +36,7 @@ _SAME = {
 
 
 def needs_aggregation(trainer_options: Mapping[str, Any]) -> bool:
-    """Say whether a rank of these options has only a part of the states."""
+    """Check whether a rank of these options has only a part of the states."""
     split = int(trainer_options["zero_stage"]) > 0 or int(trainer_options["horizontal_parallel_size"]) > 1
     return split or _stages(trainer_options) > 1
 

@@ -1,4 +1,4 @@
-"""Says which element types a checkpoint has, and takes tensors to arrays and back with all of them."""
+"""The element types of checkpoints, and conversions of tensors to arrays and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NATIVE = frozenset(
     for kind, widths in (("int", (8, 16, 32, 64)), ("uint", (8, 16, 32, 64)), ("float", (16, 32, 64)))
     for bits in widths
 ) | {"bool"}
-"""Names of the dtypes that HDF5 stores as they are."""
+"""Names of the dtypes that HDF5 stores natively."""
 
 _COMPLEX = ("complex64", "complex128")
 _SMALL_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
@@ -22,7 +22,7 @@ _SMALL_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", 
 
 
 def is_stored(dtype: np.dtype[Any]) -> bool:
-    """Say whether arrays of a dtype can be stored."""
+    """Check whether arrays of a dtype can be stored."""
     return dtype.name in NATIVE or dtype.name in _COMPLEX or dtype.name in _SMALL_FLOATS
 
 
@@ -38,10 +38,10 @@ def dtype_stored_as_bytes(name: str) -> np.dtype[Any]:
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Take a tensor to an array of the same shape and element type, on the CPU, maybe of the same memory.
+    """Convert a tensor to an array of the same shape and element type, on the CPU; it may share memory.
 
     Raises:
-        TypeError: it is not dense, has no values, or has an element type that no checkpoint has.
+        TypeError: the tensor is not dense, has no values, or has an unsupported element type.
     """
     name = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout != torch.strided or tensor.is_meta or not (name in NATIVE or name in _COMPLEX + _SMALL_FLOATS):

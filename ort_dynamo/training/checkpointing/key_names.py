@@ -11,7 +11,7 @@ _UNFIT = re.compile("[%/\0\ud800-\udfff]")
 
 
 def name_of(key: str) -> str:
-    """Write a key as a name: as it is where HDF5 can have it so, otherwise with "%" and two hexadecimal digits."""
+    """Encode a key as an HDF5 name; characters that HDF5 cannot have become "%" and two hexadecimal digits."""
     if key == "":
         return "%"
     if key == ".":

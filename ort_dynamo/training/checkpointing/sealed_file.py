@@ -1,7 +1,7 @@
-"""Seals a file with its length and hash, publishes it whole or not at all, and checks the seal before it is read.
+"""Seal a file with its length and hash, publish it atomically, and check the seal before reading.
 
-The seal fills the first 512 bytes, which HDF5 calls the user block and leaves to its users: a program that reads HDF5
-finds the content behind it. It is checked before the HDF5 library, which is C and trusts its input, sees one byte.
+The seal fills the first 512 bytes, HDF5's user block, so programs that read HDF5 find the content after it. It is
+checked before the HDF5 library, which is C code and trusts its input, reads one byte.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _PIECE = 2**20
 def write_sealed(target: PathOrFile, write: Callable[[IO[bytes]], object]) -> None:
     """Write a new sealed file.
 
-    At a path the file is there whole or not at all, whenever the process is stopped: it is written beside the path,
-    flushed to the disk, and given its name last, which fails where that name is taken.
+    At a path the file is written completely or not at all, whenever the process stops: it is written beside the path,
+    flushed to the disk, and renamed last, which fails if the name exists.
 
     Args:
-        target: a path, or a binary file object, which has to be empty and is written from its start.
-        write: writes the content into the file it is given, from byte `SEAL_SIZE` on.
+        target: a path, or an empty binary file object, which is written from its start.
+        write: writes the content into a given file, from byte `SEAL_SIZE` on.
 
     Raises:
-        FileExistsError: there is something at the path, or in the file object.
-        OSError: it cannot be written.
+        FileExistsError: the path exists, or the file object is not empty.
+        OSError: the file cannot be written.
         TypeError: `target` is neither path nor file object.
     """
     if not isinstance(target, str | bytes | os.PathLike):
@@ -69,13 +69,13 @@ def write_sealed(target: PathOrFile, write: Callable[[IO[bytes]], object]) -> No
 
 @contextmanager
 def open_checked(source: PathOrFile) -> Iterator[tuple[IO[bytes], bool]]:
-    """Open a checkpoint file, and say whether it is sealed; a file of older versions is not.
+    """Open a checkpoint file; give whether it is sealed. Files of older versions are not.
 
-    The same open file is checked and then read, so nothing can be put in its place between the two.
+    The same open file is checked and read, so nobody can replace it in between.
 
     Raises:
-        CheckpointFileError: it is neither a sealed file nor HDF5, or its content is not the sealed one.
-        OSError: it cannot be opened or read.
+        CheckpointFileError: the file is neither sealed nor HDF5, or its content does not match the seal.
+        OSError: the file cannot be opened or read.
         TypeError: `source` is neither path nor file object.
     """
     if isinstance(source, str | bytes | os.PathLike):
@@ -103,7 +103,7 @@ def _fill(file: IO[bytes], write: Callable[[IO[bytes]], object]) -> None:
 
 
 def _make_seal(file: IO[bytes]) -> bytes:
-    """Make the seal of the content behind it in a file: text that `head -3` shows, then zeros."""
+    """Make the seal for the content after it in a file: text that `head -3` shows, then zeros."""
     file.seek(SEAL_SIZE)
     digest = hashlib.sha256()
     size = 0

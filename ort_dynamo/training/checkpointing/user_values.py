@@ -1,7 +1,7 @@
-"""Turns a user's dictionary into JSON and arrays and back: to load it runs nothing, unlike unpickling.
+"""Convert a user's dictionary to JSON and arrays and back. Loading runs no code, unlike unpickling.
 
-JSON has null, true, false, text, lists, finite floats and integers of 64 bits as they are. Anything else is an object
-of one member, whose name says its kind:
+JSON has null, true, false, text, lists, finite floats and integers of 64 bits natively. Any other value is an object
+with one member, whose name is the kind:
 
 | member | value |
 |---|---|

@@ -148,7 +148,7 @@ class AdamConfig(_OptimizerConfig):
 
     @unique
     class DecayMode(IntEnum):
-        """When weights decay."""
+        """The values that weights decay by: those before or after the update."""
 
         BEFORE_WEIGHT_UPDATE = 0
         """By their values before the update, as in torch.optim.AdamW."""

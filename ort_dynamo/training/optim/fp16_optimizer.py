@@ -1,4 +1,4 @@
-"""FP16_Optimizer: accepted, and gives back the optimizer that it gets."""
+"""FP16_Optimizer: accepted, and returns its optimizer unchanged."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _Optimizer = TypeVar("_Optimizer")
 
 
 def FP16_Optimizer(optimizer: _Optimizer, **kwargs: Any) -> _Optimizer:  # noqa: N802  # ORTModule's name
-    """Give back an optimizer as it is, with a warning.
+    """Return an optimizer unchanged, with a warning.
 
-    ORTModule replaced slow parts of DeepSpeed 0.9's, Megatron 1.1.5's and Apex's optimizers for float16, by their
-    source. torch.amp.GradScaler does the same, in fused kernels.
+    ORTModule replaced slow parts of the float16 optimizers of DeepSpeed 0.9, Megatron 1.1.5 and Apex.
+    torch.amp.GradScaler does the same in fused kernels.
 
     Args:
         optimizer: any optimizer.

@@ -34,7 +34,7 @@ class FusedAdam(torch.optim.Optimizer):
         bias_correction: correct the moments' bias.
         betas: coefficients of the running averages of the gradient and of its square.
         eps: added to the denominator. (The old docstring said 1e-8, its code 1e-6.)
-        adam_w_mode: how weights decay.
+        adam_w_mode: the mode of weight decay.
         weight_decay: the factor of the decay.
         set_grad_none: whether zero_grad() always sets gradients to None.
     """

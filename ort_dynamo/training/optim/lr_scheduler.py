@@ -89,10 +89,10 @@ class _WarmupLRScheduler(_LRScheduler):
 
 
 class ConstantWarmupLRScheduler(_WarmupLRScheduler):
-    """After the warm-up the learning rate stays as it is.
+    """A constant learning rate after the warm-up.
 
-    With T = total_steps, W = warmup * T and s updates done, the configured rate is multiplied by s / max(1, W) where
-    s < W, and by 1 from there on.
+    With T = total_steps, W = warmup * T and s updates done, the configured rate is multiplied by s / max(1, W) for
+    s < W, then by 1.
 
     Args:
         total_steps: T, above 0.

@@ -1,4 +1,4 @@
-"""The path by which programs import `register_gradient`."""
+"""The old import path of `register_gradient`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The path by which programs import ORTModule's exceptions."""
+"""The old import path of ORTModule's exceptions."""
 
 from __future__ import annotations
 

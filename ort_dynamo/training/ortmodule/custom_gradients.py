@@ -74,22 +74,22 @@ _registrations: list[OpOverload] = []
 
 
 def register_gradient(domain: str, name: str, *attributes: str) -> Callable[[_F], _F]:
-    """Define the gradient of an operator by ONNX nodes, for ORTModules made from then on.
+    """Define the gradient of an operator by ONNX nodes, for ORTModules that are created later.
 
     Args:
         domain: "org.pytorch.aten" with the name "ATen" for an operator of torch, or "" for one of ONNX.
-        name: "ATen", or the operator, which has to be the name of torch's, but for upper case: "Cos".
-        attributes: of an ATen, the operator and its overload: "embedding", "".
+        name: "ATen", or the name of an operator that torch has in lower case, such as "Cos".
+        attributes: for "ATen", the operator and its overload, such as "embedding", "".
 
     Returns:
-        A decorator that gives back the function. That has no parameters and returns the nodes, in order, as tuples:
-        (operator or (operator, domain), names of inputs, names of outputs) or the same and a dict of attributes, each
-        {"value": …, "dtype": …, "is_tensor": …}. GO(i) is the gradient of result i, I(i) tensor argument i, O(i) result
-        i, and GI(i), as an output, the gradient of tensor argument i; other names are the nodes' own.
+        A decorator that returns the function unchanged. The function has no parameters and returns the nodes, in order,
+        as tuples: (operator or (operator, domain), names of inputs, names of outputs), optionally with a dict of
+        attributes, each {"value": …, "dtype": …, "is_tensor": …}. GO(i) is the gradient of result i, I(i) tensor
+        argument i, O(i) result i. The output GI(i) is the gradient of tensor argument i. Other names are free.
 
     Raises:
-        ValueError: torch has no such operator, or a node is an ATen: torch.library.custom_op or torch.autograd.Function
-            define torch's computation.
+        ValueError: torch has no such operator, or a node is an ATen. For computations in torch, use
+            torch.library.custom_op or torch.autograd.Function.
     """
     overload = _find(domain, name, attributes)
 

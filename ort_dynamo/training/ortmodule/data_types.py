@@ -57,7 +57,7 @@ def _check(value: Any, what: str) -> None:
 
 
 def _is_cache(value: Any) -> bool:
-    """Tell if it is a cache of transformers' decoders, whose type nobody registers as a container."""
+    """Check for a cache of transformers' decoders, whose type is not registered as a container."""
     module = sys.modules.get("transformers.cache_utils")
     return module is not None and isinstance(value, module.Cache)
 

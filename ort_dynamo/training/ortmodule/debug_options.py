@@ -15,8 +15,8 @@ class SaveOnnxOptions:
     """The ONNX models to save.
 
     Attributes:
-        save: whether they are.
-        name_prefix: how their names begin.
+        save: whether they are saved.
+        name_prefix: the prefix of their names.
         path: the folder.
     """
 
@@ -51,19 +51,19 @@ class LoggingOptions:
 
 
 class DebugOptions:
-    """Options to look into an ORTModule.
+    """Options to debug an ORTModule.
 
     Args:
-        log_level: how much is logged; ORTMODULE_LOG_LEVEL goes before it.
+        log_level: the log level; ORTMODULE_LOG_LEVEL overrides it.
         save_onnx: save the ONNX models of every compile (`python -m ort_dynamo help migrating_from_ortmodule`).
-        onnx_prefix: how the names of the saved files begin.
-        save_path: the folder of the saved files, by default the working directory; ORTMODULE_SAVE_ONNX_PATH goes
-            before it.
-        config: accepted, as ORTModule did, and without effect.
+        onnx_prefix: the prefix of the names of saved files.
+        save_path: the folder of the saved files, by default the working directory; ORTMODULE_SAVE_ONNX_PATH overrides
+            it.
+        config: accepted for compatibility, without effect.
 
     Raises:
         OSError: the folder cannot be written, with save_onnx.
-        TypeError: log_level is no LogLevel, or onnx_prefix no text, with save_onnx.
+        TypeError: log_level is no LogLevel; or, with save_onnx, onnx_prefix is no text.
         ValueError: onnx_prefix is empty, with save_onnx.
         InvalidVariableError: ORTMODULE_LOG_LEVEL is no level.
     """

@@ -1,8 +1,8 @@
-"""Reads ORTModule's environment variables: all of them, and nowhere else.
+"""Read ORTModule's environment variables: all of them, and only here.
 
-Each either has an effect or is answered by one line in the log that says why not
+Each variable has an effect, or gives one line in the log with the reason why it has none
 (docs/how_to/migrating_from_ortmodule.md). As in ORTModule, a variable overrides the program's own setting, and is read
-when an ORTModule is made.
+when an ORTModule is created.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class Settings:
     """The settings by which an ORTModule is compiled and run.
 
     Attributes:
-        onnx_opset_version: of the files that DebugOptions.save_onnx asks for; the models that run have their own.
-        conv_algo_search: how cuDNN's algorithms are chosen, on CUDA.
+        onnx_opset_version: the opset of the files of DebugOptions.save_onnx; the models that run have another.
+        conv_algo_search: the choice of cuDNN's algorithms, on CUDA.
         propagate_cast_ops_strategy, propagate_cast_ops_level, propagate_cast_ops_allow: as torch.compile's options.
-        memory_optimization_level: 0 goes by memory_optimizer_config, 1 and 2 recompute the insides of layers.
+        memory_optimization_level: 0 uses memory_optimizer_config, 1 and 2 recompute the insides of layers.
         memory_optimizer_config: a JSON file with a list of plans, or plans joined by commas.
-        print_memory_stat_by_step: whether memory and time are printed at each phase of a step.
-        fallback_policy: when the model runs in PyTorch.
-        fallback_retry: whether a model that was sent back to PyTorch is tried again at each call.
-        skip_check: kept, and without effect.
-        cache_dir: a folder for compiled graphs; empty goes by this project's own variables.
-        enable_tuning, max_tuning_duration_ms: of CUDA's provider.
+        print_memory_stat_by_step: print memory and time at each phase of a step.
+        fallback_policy: the conditions under which the model runs in PyTorch.
+        fallback_retry: try ONNX Runtime again at each call, for a model that was sent back to PyTorch.
+        skip_check: stored, without effect.
+        cache_dir: a folder for compiled graphs; if empty, this project's own variables apply.
+        enable_tuning, max_tuning_duration_ms: options of CUDA's provider.
     """
 
     onnx_opset_version: int = OPSET
@@ -203,7 +203,7 @@ def read_settings(default: Settings, logger: logging.Logger) -> Settings:
 
 
 def log_level(given: LogLevel) -> LogLevel:
-    """ORTMODULE_LOG_LEVEL, or `given` where it is not set; raises InvalidVariableError."""
+    """Read ORTMODULE_LOG_LEVEL, or give `given` if it is not set; an invalid one raises InvalidVariableError."""
     name = os.environ.get("ORTMODULE_LOG_LEVEL")
     if name is None:
         return given

@@ -57,7 +57,7 @@ class _Thread(threading.local):
     """The state of one thread.
 
     Attributes:
-        running: whose call it is; the backend passes it the records of compiles.
+        running: the execution whose call runs; the backend passes it the records of compiles.
     """
 
     running: ExecutionManager | None = None
@@ -68,16 +68,16 @@ _thread = _Thread()
 
 @dataclass(frozen=True)
 class _Backend:
-    """The backend of all ORTModules that are compiled alike.
+    """The backend of all ORTModules with the same settings.
 
     Dynamo keeps every backend that it has seen, so this holds no module.
 
     Attributes:
-        settings: how to compile.
-        module_name: the class of the wrapped module, for which graph optimizers are registered.
-        folder: where models are saved, or None.
-        registered: how many graph optimizers and gradients were registered: graphs compiled without the newest are not
-            found any more.
+        settings: the settings of the compile.
+        module_name: the class of the wrapped module, for registered graph optimizers.
+        folder: the folder of saved models, or None.
+        registered: the number of registered graph optimizers and gradients: graphs that were compiled without the
+            newest are not reused.
     """
 
     settings: Settings
@@ -115,15 +115,15 @@ _backend = cache(_Backend)
 class ExecutionManager:
     """Compiles and runs a module in one mode, training or inference.
 
-    The first call is compiled for its sizes. All after it find that graph, or are compiled for any size, once: sizes of
-    0 and 1 alone have graphs of their own, as everywhere in torch.compile.
+    The first call is compiled for its sizes. Later calls reuse that graph, or are compiled once for any size. Sizes 0
+    and 1 have separate graphs, as always in torch.compile.
 
     Args:
         module: the user's module.
         is_training: the mode.
-        debug_options: which messages and models to write.
-        settings: how to compile.
-        fallback_manager: decides about models that cannot run; both modes of a module share one.
+        debug_options: the messages and models to write.
+        settings: the settings of the compile.
+        fallback_manager: handles models that cannot run; both modes of a module share one.
         logger: ORTModule's.
     """
 
@@ -254,13 +254,13 @@ class ExecutionManager:
 class _Code:
     """The code of functions that call modules of one class, in one mode.
 
-    Dynamo keeps compiled graphs with the code. So a second module of the class, with the same structure, finds the
-    graphs of the first, as with torch.compile. Where there are many, the next module gets new code, so that
-    none comes to Dynamo's limit.
+    Dynamo stores compiled graphs with the code. So a second module of the class with the same structure reuses the
+    graphs of the first, as in torch.compile. If there are many graphs, the next module gets new code, so that none
+    reaches Dynamo's recompile limit.
 
     Attributes:
         code: the code object.
-        graphs: how many graphs were compiled of it.
+        graphs: the number of graphs compiled from it.
     """
 
     _newest: ClassVar[WeakKeyDictionary[type, dict[str, _Code]]] = WeakKeyDictionary()

@@ -1,6 +1,6 @@
-"""ORTModule's exceptions, and the policies that send a model that it cannot run back to PyTorch.
+"""ORTModule's exceptions, and the policies that run a model in PyTorch if ORTModule cannot run it.
 
-ORTModule knew two states: all of a model in ONNX Runtime, or all of it in PyTorch. Here an operator that ONNX Runtime
+ORTModule had two states: all of a model in ONNX Runtime, or all of it in PyTorch. Here an operator that ONNX Runtime
 cannot run falls back to eager mode, alone. A policy still decides whether that is allowed
 (docs/how_to/migrating_from_ortmodule.md).
 """
@@ -48,11 +48,11 @@ class ORTModuleTorchModelException(ORTModuleFallbackException):
 
 
 class ORTModuleONNXModelException(ORTModuleFallbackException):
-    """The model, or a node of it, cannot become an ONNX model that ONNX Runtime runs."""
+    """The model, or a node of it, cannot be converted to an ONNX model for ONNX Runtime."""
 
 
 class _FallbackPolicy(IntFlag):
-    """When a model runs in PyTorch; flags are joined by `|`. The name is ORTModule's."""
+    """Conditions under which a model runs in PyTorch; join flags by `|`. The name is ORTModule's."""
 
     FALLBACK_DISABLE = 1
     FALLBACK_FORCE_TORCH_FORWARD = 2
@@ -64,20 +64,20 @@ class _FallbackPolicy(IntFlag):
     FALLBACK_BAD_INITIALIZATION = 128
 
     def is_set(self, policy: _FallbackPolicy) -> bool:
-        """Tell if `policy` is among these; FALLBACK_DISABLE puts out all others."""
+        """Check whether `policy` is among these; FALLBACK_DISABLE puts out all others."""
         return not self.is_disabled() and policy in self
 
     def is_disabled(self) -> bool:
-        """Tell if FALLBACK_DISABLE is among these."""
+        """Check whether FALLBACK_DISABLE is among these."""
         return _FallbackPolicy.FALLBACK_DISABLE in self
 
     def answers(self, exception: ORTModuleFallbackException) -> bool:
-        """Tell if one of these sends a model back to PyTorch because of `exception`."""
+        """Check whether one of these sends a model back to PyTorch because of `exception`."""
         return any(self.is_set(policy) for policy in _ANSWERED_BY.get(type(exception), _FORCED))
 
     @property
     def takes_eager_nodes(self) -> bool:
-        """Tell if a node that ONNX Runtime cannot take may run in eager."""
+        """Check whether a node that ONNX Runtime cannot take may run in eager."""
         return self.answers(ORTModuleONNXModelException())
 
 
@@ -113,12 +113,12 @@ def wrap_exception(
 
 
 class FallbackManager:
-    """Decides how an exception is handled, and runs a model in PyTorch that was sent back there.
+    """Handles exceptions, and runs a model in PyTorch if a policy says so.
 
     Args:
         module: the user's module.
-        policy: which exceptions send it back.
-        retry: whether the next call tries ONNX Runtime again; otherwise the model stays in PyTorch.
+        policy: the exceptions that make the model run in PyTorch.
+        retry: try ONNX Runtime again at the next call; otherwise the model stays in PyTorch.
     """
 
     def __init__(self, module: Callable[..., Any], policy: _FallbackPolicy, retry: bool) -> None:
@@ -130,11 +130,11 @@ class FallbackManager:
         self._for_good = False
 
     def handle_exception(self, exception: ORTModuleFallbackException, *, for_good: bool = False) -> None:
-        """Have the next `fallback` run the model in PyTorch, or raise `exception` where no policy answers it.
+        """Make the next `fallback` run the model in PyTorch, or raise `exception` if no policy covers it.
 
         Args:
-            exception: why it cannot run in ONNX Runtime.
-            for_good: no retry will help, as it is a property of the module.
+            exception: the reason why it cannot run in ONNX Runtime.
+            for_good: a retry cannot help, since the reason is a property of the module.
         """
         if not self.policy.answers(exception):
             raise exception
@@ -142,11 +142,11 @@ class FallbackManager:
         self._for_good = for_good
 
     def is_pending(self) -> bool:
-        """Tell if the model was sent back to PyTorch."""
+        """Check whether the model was sent back to PyTorch."""
         return self._exception is not None
 
     def note(self) -> None:
-        """Say why the model runs in PyTorch: once, or with `retry` once for each call that does."""
+        """Log why the model runs in PyTorch: once, or with `retry` at each such call."""
         assert self._exception is not None
         if not self._said:
             self._said = True

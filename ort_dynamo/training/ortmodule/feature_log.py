@@ -19,13 +19,13 @@ _LEVELS = {1: "TRANSFORMER_LAYERWISE_RECOMPUTE", 2: "TRANSFORMER_LAYERWISE_RECOM
 
 @dataclasses.dataclass(frozen=True)
 class FirstRun:
-    """A call in which something was compiled.
+    """A call that compiled graphs.
 
     Attributes:
         mode: "training" or "inference".
-        records: of the compiles, in order.
-        seconds: of the whole call.
-        pieces: graph breaks and functions that Dynamo gave up on.
+        records: the records of the compiles, in order.
+        seconds: the time of the whole call.
+        pieces: graph breaks and functions that Dynamo skipped.
     """
 
     mode: str

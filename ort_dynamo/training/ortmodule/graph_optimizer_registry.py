@@ -23,7 +23,7 @@ class GraphOptimizer(ir.passes.InPlacePass):
         function: gets the model's onnx.GraphProto and changes it in place; its behaviour is part of graph keys.
         target_modules: class names of the wrapped modules that it is for, or ("all",).
         devices: device types that it is for, or ("all",).
-        priority: those of higher priority run first.
+        priority: functions with a higher priority run first.
     """
 
     function: GraphFunction
@@ -57,16 +57,16 @@ def register_graph_optimizer(
 ) -> Callable[[_F], _F]:
     """Register a function that changes the ONNX graph of each forward, backward or inference that ORTModule compiles.
 
-    It runs after our own passes and before ONNX Runtime's optimizers, for ORTModules made from then on. Its behaviour
-    is part of the graph key.
+    It runs after our own passes and before ONNX Runtime's optimizers, for ORTModules that are created later. Its
+    behaviour is part of the graph key.
 
     Args:
         target_modules: class names of wrapped modules, joined by "|", or "all".
         devices: device types, joined by "|", or "all".
-        priority: those of higher priority run first.
+        priority: functions with a higher priority run first.
 
     Returns:
-        A decorator that gives back the function, which takes an onnx.GraphProto and changes it in place.
+        A decorator that returns the function unchanged. The function changes an onnx.GraphProto in place.
     """
 
     def register(function: _F) -> _F:

@@ -43,14 +43,14 @@ FILES = {
 class SavedModels:
     """Writes the files of one mode of an ORTModule.
 
-    A model with graph breaks has several graphs; those after the first have their number before the mode. A graph that
-    is compiled again, for other shapes, replaces the saved one.
+    A model with graph breaks has several graphs; the names of later ones have their index before the mode. A graph that
+    is recompiled for other shapes replaces the saved one.
 
     Args:
-        options: where to, and how names begin.
+        options: the folder, and the prefix of names.
         mode: "training" or "inference".
-        opset: version of ONNX's operators in the files.
-        logger: is told where a file cannot have that version.
+        opset: the ONNX opset of the files.
+        logger: the logger for files that cannot have that opset.
     """
 
     def __init__(self, options: SaveOnnxOptions, mode: str, opset: int, logger: logging.Logger) -> None:

@@ -1,4 +1,4 @@
-"""Says at each phase of a step how much memory is in use, and how long the phase took."""
+"""Print the memory in use and the time at each phase of a step."""
 
 from __future__ import annotations
 

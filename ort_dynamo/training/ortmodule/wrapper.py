@@ -38,15 +38,15 @@ _NO_DATA_PARALLEL = (
 
 
 class TorchModule:
-    """Runs a user's module in the mode that it is in.
+    """Runs a user's module in its current mode.
 
     Args:
         module: the user's module.
-        debug_options: which messages and models to write.
-        settings: how to compile.
+        debug_options: the messages and models to write.
+        settings: the settings of the compile.
 
     Raises:
-        ORTModuleFallbackException: one of its kinds, where it cannot run and no policy sends it back to PyTorch.
+        ORTModuleFallbackException: a subclass of it, if the module cannot run and no policy runs it in PyTorch.
     """
 
     def __init__(self, module: nn.Module, debug_options: DebugOptions, settings: Settings) -> None:
@@ -78,7 +78,7 @@ class TorchModule:
         return self._managers[self.is_training()].forward(*inputs, **kwargs)
 
     def is_training(self) -> bool:
-        """Tell if the module is in training mode and gradients are recorded."""
+        """Check whether the module is in training mode and gradients are recorded."""
         return self._original_module.training and torch.is_grad_enabled()
 
     def _execution_manager(self, is_training: bool) -> ExecutionManager:
@@ -98,20 +98,19 @@ def _check_module(module: nn.Module) -> None:
 class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when this is imported
     """Wraps a module so that its forward and backward run in ONNX Runtime.
 
-    It behaves as the module does: parameters, buffers, children, attributes, methods, hooks and `state_dict` are the
-    module's own. It is an instance of the class that torch.compile(module) gives, so that libraries which save a
-    compiled module save the one inside. An operator that ONNX Runtime cannot take runs in eager, if the fallback policy
-    allows it.
+    It behaves like the module: parameters, buffers, children, attributes, methods, hooks and `state_dict` are the
+    module's own. It is an instance of the class of torch.compile(module), so libraries that save a compiled module save
+    the wrapped one. An operator that ONNX Runtime cannot run is run in eager mode, if the fallback policy allows it.
 
     Args:
         module: the module to run. Other wrappers (DistributedDataParallel) go around the ORTModule.
-        debug_options: which messages and models to write.
+        debug_options: the messages and models to write.
 
     Raises:
-        ORTModuleFallbackException: one of its kinds, where the module cannot run and no fallback policy sends it back
-            to PyTorch (ORTMODULE_FALLBACK_POLICY; python -m ort_dynamo help migrating_from_ortmodule).
-        InvalidVariableError: an environment variable has a value that it cannot take.
-        InvalidOptionError: ORTMODULE_MEMORY_OPT_CONFIG holds no plans.
+        ORTModuleFallbackException: a subclass of it, if the module cannot run and no fallback policy runs it in PyTorch
+            (ORTMODULE_FALLBACK_POLICY; python -m ort_dynamo help migrating_from_ortmodule).
+        InvalidVariableError: an environment variable has an invalid value.
+        InvalidOptionError: ORTMODULE_MEMORY_OPT_CONFIG has no plans.
     """
 
     def __init__(self, module: nn.Module, debug_options: DebugOptions | None = None) -> None:
@@ -142,15 +141,15 @@ class ORTModule(CompiledModule):  # type: ignore[misc]  # torch's, found when th
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module's forward in ONNX Runtime.
 
-        The first call in each mode compiles, and takes longer. Each object has a function of its own in the place of
-        this one, which has the signature of the module's.
+        The first call in each mode compiles and takes longer. Each object replaces this function by one with the
+        signature of the module's forward.
 
         Args:
             inputs: positional arguments of the module's forward.
             kwargs: its keyword arguments.
 
         Returns:
-            The module's results: tensors, and sequences and mappings of them, as its own types.
+            The module's results: tensors, and sequences and mappings of them, with their own types.
         """
         return self._torch_module.forward(*inputs, **kwargs)
 
@@ -376,7 +375,7 @@ _FLUENT = (
     *("bfloat16", "cpu", "cuda", "double", "eval", "extra_repr", "float", "get_extra_state", "half", "ipu", "mtia"),
     *("requires_grad_", "set_extra_state", "share_memory", "to", "to_empty", "type", "xpu", "zero_grad"),
 )
-"""Methods of nn.Module of which a class may have its own: the wrapped module's are called."""
+"""Methods of nn.Module that a class may override: those of the wrapped module are called."""
 
 
 def _delegated(name: str) -> Callable[..., Any]:

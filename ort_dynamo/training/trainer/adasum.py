@@ -19,7 +19,7 @@ __all__ = ["adasum_hook", "adasum_pair", "adasum_reduce"]
 
 
 def adasum_pair(a: Tensor, b: Tensor) -> Tensor:
-    """Combine two gradients of one parameter; products are summed in float64, and one that is 0 gives the other."""
+    """Combine two gradients of one parameter, with dot products in float64; if one is 0, give the other."""
     wide_a, wide_b = a.double(), b.double()
     product = (wide_a * wide_b).sum()
     of_a, of_b = (wide_a * wide_a).sum(), (wide_b * wide_b).sum()
@@ -33,14 +33,14 @@ def adasum_hook(
     group: ProcessGroup | None,
     bucket: distributed.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[Tensor]:
-    """Reduce a bucket of gradients by Adasum, each parameter's alone.
+    """Reduce a bucket of gradients by Adasum, parameter by parameter.
 
     Args:
-        group: the processes, of which there are 2ᵏ; None for all.
-        bucket: the gradients that DistributedDataParallel has gathered; it is overwritten.
+        group: a group of 2ᵏ processes; None for all.
+        bucket: the gradients from DistributedDataParallel; it is overwritten.
 
     Returns:
-        A future that is done, of the bucket's tensor.
+        A completed future of the bucket's tensor.
     """
     adasum_reduce(bucket.gradients(), group)
     buffer = bucket.buffer()

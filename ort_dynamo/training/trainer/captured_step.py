@@ -40,13 +40,13 @@ class CapturedStep:
     """A step as one functional graph.
 
     Attributes:
-        graph: it.
+        graph: the graph.
         program: the names of its inputs.
-        outputs: for each output of the graph, its name: of model_desc, by its name; "<weight>.updated" and the
-            like; "<buffer>.updated"; "<weight>.grad"; or None if nobody asks for it.
-        repeated: names of model_desc that are outputs of the graph under another name, or inputs.
-        state: the first values of the inputs beside those of the model, by their names.
-        inputs: of the model, as they were given.
+        outputs: for each output of the graph, its name: one of model_desc, "<weight>.updated" and the like,
+            "<buffer>.updated", "<weight>.grad", or None if it is not needed.
+        repeated: names of model_desc for outputs that have another name in the graph, or that are inputs.
+        state: the initial values of the inputs that are not the model's, by name.
+        inputs: the inputs of the model, as given.
     """
 
     graph: GraphModule

@@ -71,8 +71,8 @@ class StepFiles:
         """Return the forward and the loss, with the weights as constants.
 
         Args:
-            inputs: of the model.
-            training: in training mode: dropout draws, and running statistics are outputs.
+            inputs: the inputs of the model.
+            training: use training mode: dropout is active, and running statistics are outputs.
         """
         model = self._model(inputs, None, training=training, may_be_fed=False, lr=0.0)
         try:

@@ -26,10 +26,10 @@ class Scaler(Protocol):
 
 
 class StepRate(_LRScheduler):
-    """Gives the learning rate of a step: by the number of updates so far, or the one that the step was given.
+    """Gives the learning rate of a step: by the number of updates so far, or as passed to the step.
 
     Args:
-        by_step: gives it by that number; None: `given` is it.
+        by_step: number of updates -> learning rate; None uses `given`.
     """
 
     def __init__(self, by_step: Callable[[int], float] | None) -> None:

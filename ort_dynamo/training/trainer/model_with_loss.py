@@ -79,7 +79,7 @@ class CombinedModel(nn.Module):
         with self._computing(given):
             found = self.called(given)
         of_model = self._outputs - (self.loss_fn is not None)
-        outputs = list(islice(flat_outputs(found), of_model))  # results behind them may be anything
+        outputs = list(islice(flat_outputs(found), of_model))  # later results may be anything
         if len(outputs) < of_model:
             message = f"the model returns {len(outputs)} tensors, and model_desc has {of_model} outputs of it"
             raise TrainingGraphError(reason=message)
@@ -118,7 +118,7 @@ class CombinedModel(nn.Module):
 
 
 def _takes(model: nn.Module, names: Sequence[str]) -> bool:
-    """Tell if a module's forward has parameters of all these names."""
+    """Check whether a module's forward has parameters of all these names."""
     parameters = inspect.signature(model.forward).parameters.values()
     by_name = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
     return by_name.issuperset(names)
@@ -219,7 +219,7 @@ class OnnxCombined(CombinedModel):
 
 
 def _share(model: OnnxModule, evaluated: OnnxModule) -> None:
-    """Have two modules hold the same tensors where they have them by the same names."""
+    """Make two modules share the tensors that have the same names."""
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     own = {model.onnx_names[key]: tensor for key, tensor in own.items() if key in model.onnx_names}
     for key, name in evaluated.onnx_names.items():

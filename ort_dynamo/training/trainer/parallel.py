@@ -1,8 +1,8 @@
 """Trains a model in several processes, by data, by layers that they share, and by stages.
 
-Data parallelism is torch's DistributedDataParallel around the compiled forward and backward. Layers are shared by
-torch's tensor parallelism, by a plan that a model has or its structure shows. As Megatron does: the first linear layer
-of a pair is divided by its outputs, the second by its inputs, so that one all-reduce follows each pair (Shoeybi et al.,
+Data parallelism is torch's DistributedDataParallel around the compiled forward and backward. Tensor parallelism is
+torch's, with the plan of the model or one made from its structure. As in Megatron, the first linear layer of a pair is
+divided by its outputs and the second by its inputs, so one all-reduce follows each pair (Shoeybi et al.,
 "Megatron-LM", 2019, section 3).
 """
 
@@ -69,7 +69,7 @@ class Replicas(Together):
         """Run a forward that gives the loss first; gives the loss to call `backward` of, and all that it gave."""
         self._called.call = asked.called
         with nullcontext() if asked.reduces else self._ddp.no_sync(), warnings.catch_warnings():
-            # torch says once that all were reached: which a later step may not do.
+            # torch warns once that all parameters were used; a later step may not use all.
             warnings.filterwarnings("ignore", message="(?s).*find_unused_parameters=True was specified")
             try:
                 loss = self._ddp(*asked.inputs)
@@ -79,12 +79,12 @@ class Replicas(Together):
         return loss, outputs
 
     def agree(self, all_finite: bool, device: torch.device) -> bool:
-        """Tell if gradients were finite in all processes."""
+        """Check whether gradients were finite in all processes."""
         return agree_on(all_finite, device)
 
 
 def agree_on(holds: bool, device: torch.device) -> bool:
-    """Tell if something holds in all processes."""
+    """Check whether something holds in all processes."""
     found = torch.tensor(int(holds), device=device)
     distributed.all_reduce(found, distributed.ReduceOp.MIN)
     return bool(found)
@@ -291,7 +291,7 @@ class LayerReplicas(Together):
                 gradient.copy_(reduced.view_as(gradient))
 
     def agree(self, all_finite: bool, device: torch.device) -> bool:
-        """Tell if gradients were finite in all processes."""
+        """Check whether gradients were finite in all processes."""
         return agree_on(all_finite, device)
 
 

@@ -56,12 +56,12 @@ class ForwardBackward:
 
 
 class Together:
-    """The processes that train a model: one alone, unless a subclass says otherwise.
+    """The processes that train a model: a single one, except in subclasses.
 
     Attributes:
-        postpones: whether gradients are reduced in steps that update alone; otherwise each step's are.
+        postpones: whether gradients are reduced only in steps that update; otherwise in every step.
         shares_layers: whether other processes have parts of this model's layers, or stages of it.
-        has_stages: whether other processes have weights of a pipeline, whose gradients belong to the norm of all.
+        has_stages: whether other processes have weights of a pipeline, whose gradients count in the total norm.
     """
 
     postpones: bool = False
@@ -77,7 +77,7 @@ class Together:
         return own
 
     def agree(self, all_finite: bool, device: torch.device) -> bool:
-        """Tell if gradients were finite in all processes."""
+        """Check whether gradients were finite in all processes."""
         return all_finite
 
 

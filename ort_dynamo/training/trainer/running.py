@@ -101,12 +101,12 @@ class RunningModel:
 
     @property
     def in_one_session(self) -> bool:
-        """Tells if whole steps are one graph."""
+        """True if a whole step is one graph."""
         return self._one_session
 
     @property
     def shares_layers(self) -> bool:
-        """Tells if other processes have parts of this model's layers."""
+        """True if other processes have parts of this model's layers."""
         return self._together.shares_layers
 
     @property
@@ -116,7 +116,7 @@ class RunningModel:
 
     @property
     def keeps_gradients_apart(self) -> bool:
-        """Tells if sums of gradients are this process's alone until an update."""
+        """True if accumulated gradients are local to this process until an update."""
         return self._together.postpones
 
     @property

@@ -77,13 +77,13 @@ def backend_options(options: ORTTrainerOptions, device: torch.device) -> Options
 
 
 _MOST_ELEMENTS = {"AdamOptimizer": 1 << 18, "LambOptimizer": None, "SGDOptimizer": 1 << 23}
-"""Optimizer -> how many numbers are trained at most in one session on the CPU; None: there is no limit.
+"""Optimizer -> the maximum number of trained elements for one session per step on the CPU; None: no limit.
 
-One session took 0.8 to 0.95 of the time of a forward, a backward and torch's update where a step takes some
-milliseconds, for all three: there is no Python between. Where weights are large the update is a walk over memory:
-torch's fused AdamW makes one, ONNX operators fifteen (one session took 0.95 at 130 thousand numbers, 1.07 at 540
-thousand, 1.26 at 4 million). SGD's two walks are at par (0.98 to 1.02), and in one session new weights are beside the
-old ones. torch has no fused LAMB (0.68 to 0.86). Small GPT-like models, interleaved, one thread, AVX-512;
+For steps of a few milliseconds, one session took 0.8 to 0.95 of the time of a forward, a backward and torch's update,
+with each optimizer: no Python runs in between. With large weights the update is bound by memory. torch's fused AdamW
+passes over memory once, ONNX operators fifteen times (one session took 0.95 at 130 thousand elements, 1.07 at 540
+thousand, 1.26 at 4 million). SGD is at par (0.98 to 1.02), but one session holds new weights beside the old ones. torch
+has no fused LAMB (0.68 to 0.86). Models were small GPTs, interleaved, with one thread and AVX-512;
 bench/bench_trainer_step.py measures it.
 """
 
@@ -92,17 +92,17 @@ def fits_one_session(options: ORTTrainerOptions, optimizer: str, elements: int, 
     """Decide whether a whole step is compiled as one graph.
 
     Args:
-        options: those that recompute need a backward of its own.
+        options: options that recompute need a separate backward.
         optimizer: the name in its configuration.
-        elements: how many numbers are trained.
-        device: on CUDA, where nothing was measured, torch's kernels update.
+        elements: the number of trained elements.
+        device: on CUDA, torch's kernels update, since nothing was measured there.
     """
     most = _MOST_ELEMENTS[optimizer]
     return device.type == "cpu" and not _recomputes(options) and (most is None or elements <= most)
 
 
 def _recomputes(options: ORTTrainerOptions) -> bool:
-    """Tell if the backward is to recompute anything, which only a backward of its own does."""
+    """Check whether the backward is to recompute anything, which only a backward of its own does."""
     transformer = options.graph_transformer
     flags = (
         transformer.attn_dropout_recompute,
@@ -157,11 +157,11 @@ def _rule(config: _OptimizerConfig, values: Mapping[str, Any]) -> Rule:
 
 
 def refuse_what_is_not_there(options: ORTTrainerOptions) -> None:
-    """Raise an error that says which options cannot be had, or not together, and the alternative.
+    """Raise an error for options that are not supported, alone or together; it names the alternative.
 
     Raises:
-        SeveralProcessesError: layers or a pipeline are to be shared, or a file is to have weights that ZeRO splits.
-        ProcessGroupError: Adasum has to pair processes whose number is no power of two.
+        SeveralProcessesError: layers or a pipeline are shared, or a file would contain weights that ZeRO splits.
+        ProcessGroupError: Adasum needs a number of processes that is a power of two.
     """
     asked = options.distributed
     stages = asked.pipeline_parallel.pipeline_parallel_size

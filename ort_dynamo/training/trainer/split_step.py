@@ -1,6 +1,6 @@
-"""A training step as a forward and a backward, that ONNX Runtime runs, and an update that torch's kernels do.
+"""A training step as a forward and a backward in ONNX Runtime, and an update by torch's kernels.
 
-Where weights are large, the update is a walk over memory: torch's fused kernel reads and writes each number once.
+With large weights the update is bound by memory; torch's fused kernel reads and writes each element once.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Stages:
             found.append({name for one in of_stage for name in names.get(id(one), ())})
         for index, one in enumerate(found):
             weights = pipe.get_stage_module(index).named_parameters()
-            # torch's tracer gives each stage its own copy of a shared weight; nobody would keep the copies the same.
+            # torch's tracer gives each stage its own copy of a shared weight, and nothing keeps the copies equal.
             copies = {name.removeprefix(_IN_TRACED) for name, weight in weights if id(weight) not in names}
             if shared := sorted(copies | one & {name for other in found[index + 1 :] for name in other}):
                 reason = f"stages of the pipeline share {', '.join(shared)}. Cut so that one stage has all uses of them"
@@ -218,7 +218,7 @@ class Stages:
 
 
 def _reads_of(pipe: Any) -> list[list[int | None]]:
-    """List each stage's arguments: the number of the model's input, or None where another stage sends it."""
+    """List each stage's arguments: the index of the model's input, or None if another stage sends it."""
     nodes = list(pipe.split_gm.graph.nodes)
     numbers = {node: number for number, node in enumerate(one for one in nodes if one.op == "placeholder")}
     return [[numbers.get(argument) for argument in node.args] for node in nodes if node.op == "call_module"]
@@ -296,10 +296,10 @@ def _sizes(given: Sequence[Tensor]) -> tuple[Any, ...]:
 
 
 class _Seen:
-    """A model's outputs as tracing saw them; torch.export puts a module's own attributes back afterwards.
+    """A model's outputs as seen while tracing; torch.export restores the module's attributes afterwards.
 
     Attributes:
-        shape: the model's result, with places instead of tensors.
+        shape: the model's result, with indices instead of tensors.
     """
 
     def __init__(self) -> None:

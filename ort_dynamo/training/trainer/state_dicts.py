@@ -290,7 +290,7 @@ def _renamed(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Return a copy as an array; bfloat16, which NumPy lacks, as float32, which holds all of its numbers."""
+    """Return a copy as an array; bfloat16, which NumPy lacks, becomes float32 without loss."""
     own = tensor.detach().cpu()
     own = own.float() if own.dtype is torch.bfloat16 else own.clone()
     return own.numpy()

@@ -79,7 +79,7 @@ def _keep_outputs(step: CapturedStep) -> None:
 
 
 def _scopes(paths: Mapping[Node, str], outputs: Sequence[str], prefix: str, optimizer: str) -> dict[Node, str]:
-    """Say to which part each node belongs: a module, the gradient of one, or the update of a weight."""
+    """Assign each node to a part: a module, the gradient of one, or the update of a weight."""
     returned: Any = next(node.args[0] for node in paths if node.op == "output")
     results: dict[str, Node] = dict(zip(outputs, returned, strict=True))
     weights = {name: node for name, node in results.items() if _is_of_update(name)}
@@ -156,11 +156,13 @@ def _set_inputs(
 
 
 def compute_size(graph: ir.Graph, value: ir.Value, inputs: Mapping[str, ir.Value]) -> bool:
-    """Compute a size, which AOTAutograd hands over as a number, from the input that has it; whether one has.
+    """Replace an input that is a size by the Shape of the input that has this size; return whether there is one.
+
+    AOTAutograd passes symbolic sizes as integer inputs.
 
     Args:
-        graph: the model's.
-        value: the input that is the size, called "<input>.size.<axis>".
+        graph: the graph of the model.
+        value: the input that is the size, named "<input>.size.<axis>".
         inputs: the model's other inputs, by name.
     """
     owner, _, axis = str(value.name).rpartition(".size.")

@@ -15,13 +15,13 @@ __all__ = ["answer_mask_questions", "mask_questions_answered", "unchanged"]
 
 @dataclass(frozen=True)
 class _NotCausal:
-    """A forward pre-hook that answers whether a mask is causal: it is any mask.
+    """A forward pre-hook that sets `is_causal` to False if the program does not set it.
 
-    nn.TransformerEncoder and nn.TransformerDecoder compare a mask with a causal one if they are not told, and branch on
-    the result, which no trace can. They attend by the mask in both branches, so the results are equal.
+    Without it, nn.TransformerEncoder and nn.TransformerDecoder compare the mask with a causal one and branch on the
+    result, which cannot be traced. Both branches use the mask, so the results are equal.
 
     Attributes:
-        name: the parameter that tells them.
+        name: the name of the parameter.
         position: the number of arguments before it.
     """
 
@@ -46,9 +46,9 @@ _HOOKS: dict[type[Any], _NotCausal] = {
 
 
 def answer_mask_questions(model: nn.Module) -> list[Any]:
-    """Have the transformers of a model take each mask as any mask; gives the handles that undo it.
+    """Set `is_causal` to False in the transformers of a model; give the handles that undo it.
 
-    Subclasses with a forward of their own stay as they are.
+    Subclasses with another forward do not change.
     """
     return [
         module.register_forward_pre_hook(hook, with_kwargs=True)
@@ -60,7 +60,7 @@ def answer_mask_questions(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def mask_questions_answered(model: nn.Module) -> Iterator[None]:
-    """Have the transformers of a model take each mask as any mask while it is open."""
+    """Set `is_causal` to False in the transformers of a model while this is open."""
     handles = answer_mask_questions(model)
     try:
         yield
@@ -71,10 +71,10 @@ def mask_questions_answered(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Restore the attributes of all modules of a model, once this closes; tensors written in place stay written.
+    """Restore the attributes of all modules of a model at the end; in-place writes to tensors remain.
 
-    A capture runs the model's Python with stand-ins for results. A model that keeps a result, such as a mask for the
-    next call, would go on with memory that nobody has filled.
+    A capture runs the model's Python with fake results. A model that stores a result, such as a mask for the next
+    call, would otherwise keep an uninitialized tensor.
     """
     held: dict[int, tuple[Any, Any]] = {}
     for module in model.modules():

@@ -32,10 +32,10 @@ __all__ = ["load_trainer_state", "trainer_state"]
 def trainer_state(
     running: RunningModel, info: TrainStepInfo, options: ORTTrainerOptions, config: _OptimizerConfig
 ) -> dict[str, Any]:
-    """Give all that a run goes on with: copies, as arrays and numbers, in ORTTrainer's schema.
+    """Give the full state of a run: copies, as arrays and scalars, in ORTTrainer's schema.
 
     Raises:
-        SeveralProcessesError: an accumulation is under way whose sums each process has its own of.
+        SeveralProcessesError: gradients are being accumulated, and each process has its own sums.
     """
     distributed = options.distributed
     gathers = info.step % options.batch.gradient_accumulation_steps != 0

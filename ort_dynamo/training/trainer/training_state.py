@@ -60,7 +60,7 @@ class TrainedWeight:
 
     @property
     def is_narrow(self) -> bool:
-        """Tells if the parameter is a rounded copy of the master."""
+        """True if the parameter is a rounded copy of the master weight."""
         return self.parameter.dtype in _NARROW
 
 
@@ -113,7 +113,7 @@ class TrainingState:
 
     @property
     def elements(self) -> int:
-        """The number of elements that are trained."""
+        """The number of trained elements."""
         return sum(weight.master.numel() for weight in self.weights)
 
     def name_of(self, name: str) -> str:

@@ -124,12 +124,12 @@ class AdamRule:
 class LambRule:
     """LAMB: Adam's direction with weight decay, scaled for each weight by the ratio of two norms.
 
-    m, v, a and b as for Adam. d = (m/a) / (√(v/b)+ε) + λw, where it is finite, else 0;
-    r = η·clamp(‖w‖/‖d‖, ratio_min, ratio_max) if both norms are other than 0, else η; w ← w - r·d.
+    m, v, a and b as for Adam. d = (m/a) / (√(v/b)+ε) + λw, if that is finite, else 0;
+    r = η·clamp(‖w‖/‖d‖, ratio_min, ratio_max) if both norms are nonzero, else η; w ← w - r·d.
 
     Attributes:
-        ratio_min: the least ratio of the norms.
-        ratio_max: the greatest.
+        ratio_min: the minimum ratio of the norms.
+        ratio_max: the maximum ratio.
         max_norm_clip, alpha, beta, lambda_coef, epsilon, do_bias_correction: as for Adam.
     """
 

@@ -30,11 +30,11 @@ class StepKind:
     """The tasks of a step beside forward and gradients.
 
     Attributes:
-        updates: whether weights are updated; otherwise gradients are only gathered.
-        gathers: over how many steps gradients are gathered; 1 gathers none.
-        scales: whether the loss is scaled, and the update skipped where gradients are not finite.
-        clips: whether the norm of gradients is clipped where the optimizer's rule says a bound.
-        stands_alone: whether the graph does its runner's work, too: it skips such an update, and counts.
+        updates: whether weights are updated; otherwise gradients are only accumulated.
+        gathers: the number of steps over which gradients are accumulated; 1 accumulates none.
+        scales: whether the loss is scaled, and the update skipped if gradients are not finite.
+        clips: whether the norm of gradients is clipped, if the optimizer has a bound.
+        stands_alone: whether the graph also skips such an update and counts updates, without its runner.
     """
 
     updates: bool = True
@@ -45,18 +45,18 @@ class StepKind:
 
 
 class WholeStepModule(nn.Module):
-    """Calls a forward graph, computes its gradients and updates weights, all as values: it changes no weight in place.
+    """Calls a forward graph, computes its gradients and updates weights. It is functional: nothing changes in place.
 
     Its inputs are those of the graph; then `lr` and `scale` (float64, 0-d), the count of each group (int64, 0-d), and
-    for each weight: the master where the parameter is narrower, its moments if the step updates, and the gathered sum
-    if it gathers. Its outputs are those of the graph; then, of a step that updates, `all_finite` (bool, 0-d), and for
-    each weight the new master and moments, and the counts if it stands alone; of one that does not update, for each
-    weight the sum gathered by now.
+    for each weight: the master weight if the parameter has a narrower dtype, its moments if the step updates, and the
+    accumulated gradient if it accumulates. Its outputs are those of the graph, and more. A step that updates also
+    returns `all_finite` (bool, 0-d), the new master and moments of each weight, and the counts if it stands alone. A
+    step that does not update returns the accumulated gradient of each weight.
 
     Args:
         graph: the forward graph. One output requires a gradient: the loss.
-        groups: the weights, by how they are updated.
-        places: for each of them, in this order, the index of the graph's input that is its parameter.
+        groups: the weights, grouped by their update rule.
+        places: for each weight, in this order, the index of the graph's input that is its parameter.
         kind: the tasks of the step.
     """
 

@@ -1,4 +1,4 @@
-"""Which nodes of a graph alias, read off the graph: by view operators and schemas, never by fake storages."""
+"""Alias analysis of a graph, by view operators and schemas, never by fake storages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["AliasSets", "aliased_inputs", "returned_views"]
 _c10d = namespace("_c10d_functional")
 
 _HIDDEN = frozenset(present(dict.fromkeys((*VIEWS, *MULTI_VIEWS, _c10d.wait_tensor.default))))
-"""Operators whose results alias their first argument, also where the schema does not say so (`_unsafe_view`)."""
+"""Operators whose results alias their first argument, with or without an alias in the schema (`_unsafe_view`)."""
 
 
 def aliased_inputs(node: Node) -> Sequence[Node]:
@@ -36,7 +36,7 @@ _ANNOTATED = ("aten", "prims", "mkldnn")
 
 
 def _annotated(node: Node, target: OpOverload) -> Iterator[Node]:
-    """Yield the inputs that stand for arguments which the schema says a result aliases."""
+    """Yield the inputs that a result aliases, according to the schema."""
     if all(result.alias_info is None for result in schema_of(target).returns):
         return
     for index, argument in enumerate(schema_of(target).arguments):
@@ -49,7 +49,7 @@ def _annotated(node: Node, target: OpOverload) -> Iterator[Node]:
 
 
 def returned_views(graph: Graph) -> frozenset[int]:
-    """Return the indices of a traced graph's outputs that are views to autograd: the last operator is one that says so.
+    """Return the indices of a traced graph's outputs that are views to autograd, by their last operator.
 
     `detach` is a view operator, too, but its result is no view to autograd.
     """
@@ -72,7 +72,7 @@ def _is_view(node: Node) -> bool:
 
 
 def _restrides(node: Node) -> bool:
-    """Ask whether a node sets a computed tensor's strides, as pooling to one pixel does in place in eager."""
+    """Check whether a node sets a computed tensor's strides, as pooling to one pixel does in place in eager."""
     if node.target is not aten.as_strided.default or len(node.args) > 3 or node.kwargs:
         return False
     source: Any = node.args[0]

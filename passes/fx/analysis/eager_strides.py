@@ -97,12 +97,12 @@ def _strides(node: Node, known: Mapping[Node, tuple[int, ...]]) -> tuple[int, ..
 
 
 def _agree(fake: torch.Tensor, strides: tuple[int, ...]) -> bool:
-    """Ask whether strides are a fake tensor's in all dimensions of several elements. No rule is right otherwise."""
+    """Check whether strides are a fake tensor's in all dimensions of several elements. No rule is right otherwise."""
     return all(size == 1 or own == other for size, own, other in zip(fake.shape, fake.stride(), strides, strict=True))
 
 
 def _is_near_one(node: Node) -> bool:
-    """Ask whether a node makes a tensor of fixed sizes, and this or an operand has a dimension of one element."""
+    """Check whether a node makes a tensor of fixed sizes, and this or an operand has a dimension of one element."""
     values = [one.meta.get("val") for one in (node, *node.all_input_nodes)]
     return isinstance(values[0], torch.Tensor) and _is_static(values[0]) and any(map(has_dimension_of_one, values))
 
@@ -124,7 +124,7 @@ def _view(node: Node, layout: Layout) -> tuple[int, ...] | None:
 
 
 def _is_convolutions(node: Node) -> bool:
-    """Ask whether a node is a result of a convolution, or of the gradient of one."""
+    """Check whether a node is a result of a convolution, or of the gradient of one."""
     maker = node.all_input_nodes[0] if node.target is operator.getitem else node
     return maker.target in CONVOLUTIONS
 
@@ -136,5 +136,5 @@ def _is_static(fake: torch.Tensor) -> bool:
 
 
 def has_dimension_of_one(fake: object) -> TypeGuard[torch.Tensor]:
-    """Ask whether a value is a tensor of fixed sizes, and one of them is one."""
+    """Check whether a value is a tensor of fixed sizes, and one of them is one."""
     return isinstance(fake, torch.Tensor) and _is_static(fake) and any(size == 1 for size in fake.shape)

@@ -1,11 +1,11 @@
 """Fake values of nodes, propagated from their inputs: the one place that writes meta["val"].
 
-Passes change calls and add nodes; `FakeValues.update` then computes the values of all that changed and of all that
-follows from it. A value is kept where the new one has the same dtype, shape, strides, offset and device, and shares
-memory with the same nodes. So a change ends where nothing depends on it, and passes may compare values.
+Passes change calls and add nodes. `FakeValues.update` then computes the values of changed nodes and of all nodes that
+depend on them. It keeps a value if the new one has the same dtype, shape, strides, offset and device, and aliases the
+same nodes. So a change propagates only as far as it has effects, and passes may compare values by identity.
 
-torch has a class of the same kind for its own compiler (`torch._inductor.fx_utils.FakeTensorUpdater`). This one does
-not import that compiler, leaves symbols that depend on data bound as they are, and knows our nodes.
+torch has a similar class for its own compiler (`torch._inductor.fx_utils.FakeTensorUpdater`). This one does not import
+that compiler, keeps unbacked symbols bound, and supports our nodes.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ class FakeValues:
 
 
 def separate_memory(gm: GraphModule) -> None:
-    """Give nodes that compute values of their own memory, where the graph has them in that of another node.
+    """Give nodes that compute their values new memory, if their fake values are in that of another node.
 
-    A partitioner copies fake values: a backward that recomputes a node of which the forward saves one result has both
-    in the same memory.
+    A partitioner copies fake values. If the forward saves one result of a node that the backward recomputes, both have
+    fake values in the same memory.
     """
     stale: set[Node] = set()
     seen: set[int] = set()
@@ -118,13 +118,13 @@ def separate_memory(gm: GraphModule) -> None:
 
 
 def differences(gm: GraphModule) -> Iterator[str]:
-    """Propagate all values anew, from the inputs on, and say where those of the graph are others.
+    """Propagate all values from the inputs, and list the differences from the graph's values.
 
-    They are to agree in dtype, shape, strides and device, in which nodes alias, and at which offset. The
-    offset of a value in memory of its own does not matter: torch traces a copy into a slice as one at the slice's.
+    Both have to agree in dtype, shape, strides and device, in aliases, and in offsets. The offset of a value that
+    aliases nothing does not matter: torch traces a copy into a slice with the slice's offset.
     """
     anew: dict[Node, Any] = {}
-    memory: tuple[dict[int, int], dict[int, int]] = {}, {}  # allocation, as it is and anew -> a number
+    memory: tuple[dict[int, int], dict[int, int]] = {}, {}  # allocation, old and new -> an index
     with _fake_mode(gm.graph.nodes):
         for index, node in enumerate(gm.graph.nodes):
             if not _is_propagated(node):
@@ -242,9 +242,9 @@ def _described(value: Any) -> str:
 
 
 def _same(old: Any, new: Any, made: Mapping[int, Node]) -> bool:
-    """Check whether a node's new fake value says the same as its old one.
+    """Check whether a node's new fake value equals its old one.
 
-    `made` are the allocations in which the nodes before it live.
+    `made` are the allocations of the nodes before it.
     """
     if not _agree(old, new):
         return False

@@ -11,7 +11,7 @@ from ort_dynamo.torch_internals.operators import OpOverload, aten
 __all__ = ["FEW", "is_no_more", "is_pointwise", "is_read_in_kernel"]
 
 FEW = 64
-"""A part of a tensor's bytes by which others do not count."""
+"""A kernel may read more bytes than its result has, by one part in FEW."""
 
 _ROWS = (
     *(aten.sum, aten.mean, aten.amax, aten.amin),
@@ -20,7 +20,7 @@ _ROWS = (
     *(aten._fused_rms_norm, aten._fused_rms_norm_backward),
     *(aten.nll_loss_forward, aten.nll_loss_backward, aten.nll_loss2d_forward, aten.nll_loss2d_backward),
 )
-"""Operators beside pointwise ones, some of which read a shape alone."""
+"""Operators in addition to pointwise ones; some read only a shape."""
 
 
 def is_no_more(nbytes: int, than: int) -> bool:
@@ -29,11 +29,11 @@ def is_no_more(nbytes: int, than: int) -> bool:
 
 
 def is_pointwise(node: Node) -> bool:
-    """Ask whether a node computes each element of its result from one of each operand."""
+    """Check whether a node computes each element of its result from one of each operand."""
     target = node.target
     return isinstance(target, OpOverload) and (torch.Tag.pointwise in target.tags or calls(node, CASTS))
 
 
 def is_read_in_kernel(node: Node) -> bool:
-    """Ask whether a node can be one kernel with the makers of its operands."""
+    """Check whether a node can be one kernel with the makers of its operands."""
     return is_pointwise(node) or calls(node, _ROWS)

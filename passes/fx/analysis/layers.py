@@ -108,9 +108,9 @@ _NEARLY_ALL = 0.7
 
 
 def _refined(joint: JointGraph, piece: list[Node]) -> list[list[Node]]:
-    """Cut a large piece, ignoring values that live through nearly all of it, if most of it then repeats.
+    """Cut a large piece, ignoring values that are alive in nearly all of it, if most of it then repeats.
 
-    In a decoder, the encoder's result lives beside every layer's own; in T5, the position bias.
+    Such values are the encoder's result in a decoder, and the position bias in T5.
     """
     if len(piece) < _LARGE * len(joint.forward):
         return [piece]
@@ -154,9 +154,9 @@ def _through(joint: JointGraph, nodes: Sequence[Node]) -> frozenset[int]:
 def _repetitions(
     signatures: Sequence[tuple[str, ...]], begin: int = 0, end: int | None = None
 ) -> list[tuple[int, int, int]]:
-    """(begin, period, count) of repetitions between `begin` and `end`, in order.
+    """Find the repetitions between `begin` and `end`, as (begin, period, count), in order.
 
-    First the one that covers most operators, of equal ones the shortest period, then the rest on either side.
+    It takes the one that covers the most operators, with the shortest period, and then searches on both sides of it.
     """
     end = len(signatures) if end is None else end
     best, covered = None, 0

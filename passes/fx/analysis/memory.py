@@ -30,7 +30,7 @@ _SELECTIONS = frozenset(
         aten.masked_fill.Scalar,
         aten.masked_fill.Tensor,
         aten.threshold.default,
-        aten.threshold_backward.default,  # as a product with the mask
+        aten.threshold_backward.default,  # as a multiplication by the mask
         aten.where.ScalarOther,
         aten.where.ScalarSelf,
         aten.where.self,
@@ -50,7 +50,7 @@ class SavedTensor:
         nbytes: bytes of the whole allocation; symbolic sizes by their example.
         size: the same in symbols.
         operator: the operator that made it.
-        where: the user's line that called that.
+        where: the user's line that called the operator.
     """
 
     name: str
@@ -131,13 +131,13 @@ class MemoryRecord:
 
 
 def memory_record(joint: GraphModule, forward: GraphModule, backward: GraphModule, outputs: int) -> MemoryRecord:
-    """Read off a partitioner's cut of a joint graph.
+    """Read the saved and recomputed tensors off a partitioned joint graph.
 
     Args:
         joint: the joint graph, with its tags.
         forward: the forward graph.
         backward: the backward graph.
-        outputs: how many of the forward's first outputs are the graph's own results.
+        outputs: the number of the forward's leading outputs that are the graph's own results.
     """
     whole = JointGraph(joint)
     own = {node.name for node in whole.forward}
@@ -166,7 +166,7 @@ def freed_by_backward(forward: GraphModule, backward: GraphModule, outputs: int)
     Args:
         forward: the forward graph.
         backward: the backward graph.
-        outputs: how many of the forward's first outputs are the graph's own results.
+        outputs: the number of the forward's leading outputs that are the graph's own results.
     """
     results = _output(forward).args[0]
     assert isinstance(results, (tuple, list))
@@ -183,14 +183,14 @@ def peaks(forward: GraphModule, backward: GraphModule) -> tuple[int, int]:
 
 
 def alive_bytes(forward: GraphModule, backward: GraphModule) -> tuple[list[int], list[int]]:
-    """Bytes alive before the first operator of forward and backward, and at each of their operators, in order.
+    """Estimate the live bytes before the first operator of forward and backward, and at each operator, in order.
 
-    Inputs of the graph and parameters are not counted. An allocation begins with the node that makes it, and ends with
-    the last node that reads it or a view of it. Results live to the end of their graph. The inputs of a section of a
-    backward, saved tensors before all, live to the section's end at least, since a session holds its inputs until it
-    returns; where a backward is not cut, that is its end. A selection by a mask takes two more tensors of its result's
-    size while it runs. Not counted: other scratch memory of kernels, rounding up by allocators, another order that ONNX
-    Runtime may choose, and its fusions.
+    Inputs of the graph and parameters are not counted. An allocation lives from the node that computes it to the last
+    node that reads it or a view of it. Results live to the end of their graph. The inputs of a backward section, mainly
+    saved tensors, live at least to the section's end, since a session holds its inputs until it returns. Without
+    sections that is the end of the backward. A selection by a mask needs two more tensors of its result's size while it
+    runs. Not counted are other scratch memory of kernels, rounding by allocators, and changes by ONNX Runtime to the
+    order and by fusions.
     """
     inputs = _inputs(forward)
     return _alive(forward, (), inputs), _alive(backward, backward.graph.find_nodes(op="placeholder"), inputs)

@@ -99,8 +99,8 @@ _NAME = {aten_name: name for name, aten_names in NAMES.items() for aten_name in 
 def names_of(nodes: tuple[Node, ...]) -> list[str]:
     """Return the names of the computations among `nodes`, in order.
 
-    Views cost nothing and have no name, unless there is nothing else. A dropout, which hoist_random has spelled as a
-    drawn mask, its cast, its scaling and a product, is one name.
+    Views cost nothing and have no name, unless there is nothing else. A dropout has one name, although hoist_random
+    replaces it by a random mask, a cast, a scaling and a multiplication.
     """
     noise = {part for node in nodes for part in _noise(node)}
     computed = [node for node in nodes if not is_view(node) and node not in noise]
@@ -114,7 +114,7 @@ def _name(node: Node) -> str:
 
 
 def _noise(node: Node) -> tuple[Node, ...]:
-    """Return the scaling and the cast of the drawn mask if `node` is the product of a dropout, else nothing."""
+    """Return the scaling and the cast of the random mask if `node` is the multiplication of a dropout, else nothing."""
     if calls(node, (aten.mul,)):
         for scaled in node.all_input_nodes:
             if calls(scaled, (aten.div,)) and calls(cast := scaled.all_input_nodes[0], (aten._to_copy,)):

@@ -41,7 +41,7 @@ class Candidate:
         cluster: names of the recomputed operators, each followed by "+".
         type: RECOMPUTE, or RECOMPUTE_WITH_COMPROMISE.
         again: the nodes to recompute, views included, in order.
-        narrow: the narrow sides of casts to save in its place.
+        narrow: the narrow tensors of casts, saved instead.
     """
 
     cluster: str
@@ -70,12 +70,12 @@ class PlanRow:
 
 
 def find_candidates(joint: JointGraph) -> list[Candidate]:
-    """All occurrences of all clusters of a joint graph, in the forward's order.
+    """Find all occurrences of all clusters of a joint graph, in the forward's order.
 
-    A cluster is all that the backward must recompute for the tensors that one computation leaves to it, going back to
-    tensors that it has anyway: other saved tensors, inputs, and tensors that torch.utils.checkpoint recomputes already.
-    It is formed on the graph before anything of a plan is applied. Random ops, effects and nodes with a policy cannot
-    be part of it.
+    A cluster has the nodes that the backward must recompute for the saved tensors of one computation. They start from
+    tensors that the backward has anyway: other saved tensors, inputs, and tensors that torch.utils.checkpoint
+    recomputes already. Clusters are found before any plan is applied. They contain no random ops, no ops with effects
+    and no nodes with a policy.
     """
     before = joint.cut(joint.tagged())
     had = {storage_of(one.nodes[0]) for one in before.kept} | joint.inputs

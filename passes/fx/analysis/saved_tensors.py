@@ -45,12 +45,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Kept:
-    """One allocation that the forward leaves for the backward.
+    """One allocation that the forward saves for the backward.
 
     Attributes:
         nodes: the forward nodes that share it (a tensor and its views).
-        nbytes: its size; symbolic sizes by their hints.
-        size: the same in symbols.
+        nbytes: its size in bytes; symbolic sizes count by their hints.
+        size: the same, symbolic.
     """
 
     nodes: tuple[Node, ...]
@@ -136,7 +136,7 @@ class JointGraph:
         return sum(map(time_of, self.forward))
 
     def tagged(self) -> set[Node]:
-        """Forward nodes that the partitioner will recompute, as they are tagged now."""
+        """Forward nodes that the partitioner will recompute, by their present tags."""
         return {node for node in self.forward if must_recompute(node)}
 
     def cut(self, recomputed: Collection[Node]) -> Cut:
@@ -166,7 +166,7 @@ class JointGraph:
         }
 
     def sharing(self, nodes: Iterable[Node]) -> list[Node]:
-        """Give the forward nodes whose values live in the allocations of `nodes`: these and views of them, in order."""
+        """Give the forward nodes that share allocations with `nodes`: these and their views, in order."""
         storages = {storage_of(node) for node in nodes}
         return sorted((n for storage in storages for n in self._values[storage]), key=self.position)
 
@@ -222,9 +222,9 @@ def can_recompute(node: Node) -> bool:
 
 
 def draws(node: Node) -> bool:
-    """Check whether `node` is a random op, which draws from a generator.
+    """Check whether `node` is a random op, which advances a generator.
 
-    ATen tags attention as random for its dropout; with probability 0 it draws nothing.
+    ATen tags attention as random for its dropout; with dropout probability 0 it is not random.
     """
     target = node.target
     if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
@@ -266,8 +266,9 @@ def tagged_alike(a: Node, b: Node) -> bool:
 
 
 _FLOPS_PER_BYTE = 10.0
-"""Floating-point operations in the time of moving one byte: of the order of today's CPUs (5 to 20) and GPUs (10 to 30)
-for float32. Only ratios of times are used."""
+"""Float32 operations in the time of moving one byte, about as on today's CPUs (5 to 20) and GPUs (10 to 30).
+
+Only ratios of times are used."""
 
 
 def time_of(node: Node) -> float:
@@ -300,13 +301,13 @@ def _flops(node: Node) -> float:
 class _Attention:
     """The layout of an attention operator's query, key and value.
 
-    torch's own count refuses heads that several queries share up to torch 2.11. It takes rows for heads where the
-    operators behind `scaled_dot_product_attention` have these the other way around.
+    Up to torch 2.11, torch's own FLOP count rejects grouped-query attention. It confuses rows and heads of the
+    operators of `scaled_dot_product_attention` that have these dimensions in the other order.
 
     Attributes:
         query: index of the query, which key and value follow.
-        rows: the dimension of a tensor's rows, from the end.
-        products: matmuls, in units of the forward's.
+        rows: the dimension of a tensor's rows, counted from the end.
+        products: the number of matmuls, in units of the forward's.
     """
 
     query: int = 0
@@ -314,7 +315,7 @@ class _Attention:
     products: float = 1.0
 
     def flops(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
-        """Two matmuls for each of the query's heads, of which several may share one of the key's and the value's."""
+        """Count two matmuls per query head; several heads may share a key and a value head."""
         width = query.shape[-1] + value.shape[-1]
         return int(2 * self.products) * math.prod(query.shape[:-1]) * key.shape[self.rows] * width
 

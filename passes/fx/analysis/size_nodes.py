@@ -29,13 +29,13 @@ class SizeNodes:
         self._graph = graph
         self._meta = dict(meta or {})
         self._tracer = _Tracer(graph, self._meta)  # one for all: operators of two proxies ask for that
-        self._nodes: dict[Any, Node] = {}  # sympy expression -> the node that holds the number
+        self._nodes: dict[Any, Node] = {}  # sympy expression -> the node that holds its value
         for node in graph.find_nodes(op="placeholder"):
             if isinstance(fake := node.meta.get("val"), torch.SymInt):
                 self._nodes.setdefault(given_expression(fake), node)
 
     def number(self, size: int | torch.SymInt) -> int | Node | None:
-        """Return the number, or a node that computes it; None where no placeholder carries one of its symbols."""
+        """Return the integer, or a node that computes it; None if no placeholder has one of its symbols."""
         if not isinstance(size, torch.SymInt):
             return size
         if given_expression(size) in self._nodes:
@@ -52,7 +52,7 @@ class SizeNodes:
         return made.node
 
     def carrier(self, symbol: Any) -> Node | None:
-        """Give a node that holds the number `symbol`: a placeholder, or one read from a tensor placeholder's shape."""
+        """Give a node that holds the value of `symbol`: a placeholder, or one that reads a placeholder's shape."""
         if symbol in self._nodes:
             return self._nodes[symbol]
         for node in self._graph.find_nodes(op="placeholder"):

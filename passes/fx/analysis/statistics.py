@@ -36,7 +36,7 @@ _GRADIENTS = frozenset(
 
 
 def normalizes(node: Node) -> bool:
-    """Tell if a node is a batch, layer or group normalization, whose kernels take parameters of a wider dtype."""
+    """Check whether a node is a batch, layer or group normalization, whose kernels take parameters of a wider dtype."""
     return node.target in STATISTICS and "_norm" in str(node.target) and "rms" not in str(node.target)
 
 

@@ -1,4 +1,4 @@
-"""Which allocations the values of a graph's nodes live in, read off their fake tensors."""
+"""The allocations of the values of a graph's nodes, read off their fake tensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _dense_parts(fake: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def storage_of(node: Node) -> int:
-    """Which allocation a tensor node's value lives in."""
+    """Return the allocation of a tensor node's value."""
     return storage_identity(node.meta["val"])
 
 

@@ -17,7 +17,7 @@ from ort_dynamo.torch_internals.operators import aten
 __all__ = ["ALIASES", "MULTI_VIEWS", "REARRANGEMENTS", "RESHAPES", "VIEWS", "is_remakable_view", "is_view", "maker_of"]
 
 ALIASES = (aten.detach.default, aten.alias.default)
-"""Operators that give all of a tensor as it is, under another name: torch 2.15 traces the first as the second."""
+"""Operators that return a whole tensor unchanged; torch 2.15 traces the first as the second."""
 
 RESHAPES = (aten.view.default, aten._unsafe_view.default)
 """Operators that give a tensor other sizes, the elements in the order that they had."""

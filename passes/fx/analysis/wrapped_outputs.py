@@ -16,13 +16,13 @@ def wrap_outputs(
     function: Callable[..., Any],
     arguments: Callable[[int, Node], tuple[Any, ...] | None],
 ) -> bool:
-    """Return a function of the outputs in the place of these; whether there were any.
+    """Replace outputs by a function of them; return whether there were any.
 
     Args:
-        graph_module: an outer graph with fake values, rewritten in place. It wraps a node once that is returned twice.
+        graph_module: an outer graph with fake values, rewritten in place. Repeated outputs are wrapped once.
         which: the outputs that may be wrapped.
-        function: it is called with an output first; it keeps the fake value.
-        arguments: an output's index and node -> the other arguments, or None where the output stays.
+        function: the function, with an output as first argument; it keeps the fake value.
+        arguments: index and node of an output -> the other arguments, or None to leave the output.
     """
     graph = graph_module.graph
     (output,) = graph.find_nodes(op="output")

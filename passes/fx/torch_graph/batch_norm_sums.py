@@ -1,15 +1,15 @@
-"""Batch normalization in training as sums over positions and arithmetic, of images whose channels come last.
+"""Batch normalization of channels_last images in training, as sums over positions and arithmetic.
 
-Fused kernels compute sums over rows and arithmetic. The mean and the variance of a channel are taken in one
-pass over the image, of numbers less a shift s that lies among them:
+Fused kernels compute sums over rows and arithmetic. The mean and the variance of a channel are computed in one pass
+over the image, after subtracting a shift s from its elements:
 
     mean = s + sum(x - s) / n
     variance = sum((x - s)^2) / n - (mean - s)^2
 
-With s = 0 the difference of the last line would lose all digits where the mean is large beside the deviation. (Chan,
-Golub and LeVeque, "Algorithms for computing the sample variance", 1983, equation 1.5.) Here s is the mean of k places
-of the first image. They are part of the channel, so (mean - s)^2 is at most n / k variances, and about 1 / k in data
-without order.
+With s = 0 the difference of the last line cancels all digits if the mean is much larger than the deviation (Chan,
+Golub and LeVeque, "Algorithms for computing the sample variance", 1983, equation 1.5). Here s is the mean of k
+elements of the channel in the first image. So (mean - s)^2 is at most n / k variances, and about 1 / k for random
+data.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class Normalized(NamedTuple):
     """Results of a normalization.
 
     Attributes:
-        image: the normalized image, channels last, of the image's dtype.
-        mean: of each channel; shape (channels,), as the three that follow, in float32, or float64 if the image is.
+        image: the normalized image in channels_last, in the image's dtype.
+        mean: the mean of each channel, shape (channels,), in float32, or float64 for a float64 image. The next three
+            have the same shape and dtype.
         deviation: one over the deviation, with eps.
-        running: the new running mean and variance; None where there are none.
+        running: the new running mean and variance; None without running statistics.
     """
 
     image: Node
@@ -48,12 +49,12 @@ class Normalized(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of a normalization, each None where it is not wanted.
+    """Gradients of a normalization, each None if it is not needed.
 
     Attributes:
-        image: channels last, of the image's dtype.
-        weight: shape (channels,), as the next.
-        bias: likewise.
+        image: the gradient of the image, in channels_last and the image's dtype.
+        weight: the gradient of the weight, shape (channels,).
+        bias: the gradient of the bias, shape (channels,).
     """
 
     image: Node | None
@@ -65,9 +66,9 @@ class _Forward(NamedTuple):
     """Indices of the arguments of a normalization, and of its results beside the first three.
 
     Attributes:
-        running: index of the running mean, before that of the variance; None without them.
-        trains: index of the flag; None where it is always set.
-        momentum: index; eps follows.
+        running: index of the running mean, before that of the running variance; None without running statistics.
+        trains: index of the training flag; None if it is always set.
+        momentum: index of the momentum; eps follows.
         new: index of the new running mean among the results.
     """
 
@@ -153,7 +154,7 @@ def _shift(add: _Builder, image: Node, wide: torch.dtype) -> Node:
 
 
 def _moved(add: _Builder, old: Any, new: Node, momentum: Any) -> Node:
-    """Return a running number, moved towards a new one."""
+    """Update a running statistic with a new value."""
     dtype = old.meta["val"].dtype
     new = add.to(new, torch.promote_types(new.meta["val"].dtype, dtype))
     old = add.to(old, new.meta["val"].dtype)
@@ -164,13 +165,13 @@ def _moved(add: _Builder, old: Any, new: Node, momentum: Any) -> Node:
 def gradients_of(
     node: Node, gradient: Node, image: Node, mean: Node, deviation: Node, meta: Mapping[str, Any]
 ) -> Gradients:
-    """Add the gradients of a normalization, where the graph inserts.
+    """Add the gradients of a normalization at the graph's insertion point.
 
     Args:
-        node: calls an operator of GRADIENTS, of a normalization that trains.
-        gradient: of the normalized image, channels last.
-        image: channels last; of known sizes.
-        mean: of each channel.
+        node: a call of an operator of GRADIENTS, in training mode.
+        gradient: the gradient of the normalized image, in channels_last.
+        image: the image in channels_last, of static sizes.
+        mean: the mean of each channel.
         deviation: one over the deviation, with eps.
         meta: the metadata of the calls.
     """

@@ -78,7 +78,7 @@ def is_product(node: Node) -> bool:
 
 
 def _filled(given: Any, kernel: tuple[Any, ...]) -> tuple[Any, ...]:
-    """One number for each dimension, where one may stand for all."""
+    """Repeat a single size for each dimension, if only one is given."""
     return tuple(given) * len(kernel) if len(given) == 1 else tuple(given)
 
 

@@ -1,4 +1,4 @@
-"""Which operators one call of torch's can compute for many tensors."""
+"""Tests for nodes that one foreach call of torch can compute for many tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOREACH = "torch computes many tensors in one kernel"
 
 
 def is_plain_cast(node: Node) -> bool:
-    """Ask whether a node changes the type of a floating tensor, neither its device nor its strides."""
+    """Check whether a node changes the type of a floating tensor, neither its device nor its strides."""
     if node.target is not aten._to_copy.default or not node.kwargs.keys() <= CAST_ARGUMENTS:
         return False
     source: Any = node.args[0]
@@ -29,7 +29,7 @@ def is_plain_cast(node: Node) -> bool:
 
 
 def is_count(node: Node) -> bool:
-    """Ask whether a node adds a scalar to an int64 input of one element."""
+    """Check whether a node adds a scalar to an int64 input of one element."""
     if node.target is not aten.add.Tensor or node.kwargs or not isinstance(node.args[1], int):
         return False
     source: Any = node.args[0]

@@ -1,4 +1,4 @@
-"""The nodes that show an image: with its channels last, permuted back, and in the order it was traced in."""
+"""The nodes of an image: in channels_last, permuted back, and in the traced layout."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["ImageNodes"]
 
 
 class ImageNodes:
-    """The images of a graph that is rewritten from its first node to its last, and the nodes that show them.
+    """The images of a graph that is rewritten from its first node to its last, and their nodes.
 
-    An image has channels as axis 1, and any number of other axes. One that is laid out has an inner node, which is
-    contiguous with the channels last. The image's own node goes, if a session computes the inner one in its place.
+    An image has channels as axis 1, and any number of other axes. An image in channels_last has an inner node, which is
+    contiguous with the channels as its last axis. If a session computes the inner node, the original one is removed.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -30,7 +30,7 @@ class ImageNodes:
         self._gone: set[Node] = set()
         self._moved: dict[Node, Any] = {}  # other node whose strides follow -> its value as traced
         self._laid_out: dict[Node, torch.Tensor] = {}  # node that is in channels_last itself -> its value as traced
-        self._plain: dict[Node, Node] = {}  # view of an image -> its inner node, which shows the same in memory's order
+        self._plain: dict[Node, Node] = {}  # view of an image -> its inner node, the same elements in memory order
         self._copied: dict[Node, Node] = {}  # image with an inner node that has gaps -> the same of a contiguous copy
         self._outer: dict[Node, Node] = {}  # image -> the permutation back of its inner node
         self._traced: dict[tuple[Node, Any], Node] = {}  # image, direction of a reader -> a copy as it was traced
@@ -46,7 +46,7 @@ class ImageNodes:
         return self._moved.get(node, node.meta["val"])
 
     def _give(self, node: Node, inner: Node) -> None:
-        """Have an image's readers find it as `inner`, and its node go."""
+        """Make an image's readers find it as `inner`, and remove its node."""
         self._inner[node] = inner
         self._gone.add(node)
 
@@ -86,7 +86,7 @@ class ImageNodes:
         return self._outer[node]
 
     def _permuted(self, node: Node, reader: Node) -> Node:
-        """Return the inner node of an operand with all axes of an image, which may not be laid out itself."""
+        """Return the inner node of an operand with all axes of an image; the operand may be in another layout."""
         if node in self._inner:
             return self._inner[node]
         return self._add(reader, aten.permute.default, node, [*channels_last(node.meta["val"].dim())])
@@ -102,7 +102,7 @@ class ImageNodes:
                 reader.replace_input_with(node, self._as_traced(node, reader))
 
     def _return_as_traced(self, output: Node) -> None:
-        """Have results in the strides that they were traced with, each computed where its image is."""
+        """Restore the traced strides of results, each where its image is computed."""
         traced = {node: self._value(node) for node in output.all_input_nodes}
         for node in output.all_input_nodes:
             if node in self._gone or node in self._laid_out:

@@ -59,7 +59,7 @@ SUMS = frozenset({aten.mean.dim, aten.sum.dim_IntList})
 
 
 CAST_ARGUMENTS = frozenset({"dtype", "layout", "device"})
-"""Arguments of a cast that leaves the order in memory as it is."""
+"""Arguments of a cast that keeps the memory layout."""
 
 _KEPT = (*ORIGIN, RECOMPUTE, "ac_graph_id")
 """Meta keys that an added call copies from the node that it is for, torch.utils.checkpoint's recompute tag included."""
@@ -76,12 +76,12 @@ def channels_last(rank: int) -> tuple[int, ...]:
 
 
 def is_known(fake: torch.Tensor) -> bool:
-    """Ask whether sizes and strides are numbers, and there are elements."""
+    """Check whether sizes and strides are static, and the tensor is not empty."""
     return all(isinstance(size, int) for size in (*fake.shape, *fake.stride())) and fake.numel() > 0
 
 
 def is_laid_out(node: Node) -> bool:
-    """Ask whether a node is a convolution that the pass lays out."""
+    """Check whether a node is a convolution that the pass lays out."""
     if node.target not in CONVOLUTIONS or CHANNELS_LAST in node.meta:
         return False
     operands = [one.meta["val"] for one in node.all_input_nodes]
@@ -96,7 +96,7 @@ def is_laid_out(node: Node) -> bool:
 
 
 def is_back(node: Node) -> bool:
-    """Ask whether a node permutes a contiguous tensor with the channels last to an image."""
+    """Check whether a node permutes a contiguous tensor with the channels last to an image."""
     if node.target is not aten.permute.default:
         return False
     source: Any = node.args[0]
@@ -107,7 +107,7 @@ def is_back(node: Node) -> bool:
 
 
 def is_of_channels(node: Node) -> bool:
-    """Ask whether a node expands one number of each channel of an image to all of its positions."""
+    """Check whether a node expands one scalar per channel of an image to all positions."""
     if node.target is not aten.expand.default:
         return False
     source: Any = node.args[0]
@@ -117,7 +117,7 @@ def is_of_channels(node: Node) -> bool:
 
 
 def is_normalized(fake: torch.Tensor) -> bool:
-    """Ask whether a batch norm of an image becomes sums: it has several channels and positions."""
+    """Check whether a batch norm of an image becomes sums: it has several channels and positions."""
     rows = fake.numel() // fake.shape[1] if is_known(fake) else 0
     return rows > 1 and fake.shape[1] > 1 and fake.is_floating_point()
 

@@ -33,7 +33,7 @@ from ort_dynamo.torch_internals.symbols import known_true
 __all__ = ["LayOutChannelsLast"]
 
 _VIEWS = (aten.slice.Tensor, aten.permute.default, *ALIASES)
-"""Views that are made of a tensor in channels_last as they are of a contiguous one."""
+"""Views that a tensor in channels_last allows just like a contiguous one."""
 
 _CONTIGUOUS = (aten.native_layer_norm.default, aten.native_layer_norm_backward.default)
 """Operators that read contiguous tensors, and are left alone where they find them.
@@ -128,7 +128,7 @@ class _Layout:
     def _expand_late(self, node: Node) -> None:
         """Compute each element once, before it is expanded: the expanded result then has any layout.
 
-        The gradient of a mean, for one, is divided by the number of elements, and a convolution reads it.
+        An example is the gradient of a mean: a division by the number of elements, which a convolution reads.
         """
         expanded: Any = node.args[0]
         with self._gm.graph.inserting_before(node):
@@ -150,7 +150,7 @@ class _Layout:
     # -- following ---------------------------------------------------------------------------------------------------
 
     def _follow(self, node: Node) -> bool:
-        """Have a node read all its images in one layout and give its results in it; False, without a change, if not."""
+        """Make a node read all its images in one layout and return it; give False, without a change, if impossible."""
         layout, images = self._images(node)
         if layout is None:
             return False
@@ -220,7 +220,7 @@ class _Layout:
             self._moved[node] = before
 
     def _keep_weights(self, convolution: Node, before: Any) -> None:
-        """Have the gradient of a convolution's weight as it was traced: its kernel may follow the images."""
+        """Restore the traced layout of a convolution's weight gradient, which may follow the layout of the images."""
         for item in tuple(convolution.users):
             if item.args[1] == 1:
                 with self._gm.graph.inserting_before(item.next):

@@ -42,15 +42,15 @@ READS = "torch's kernel reads channels_last, and ONNX Runtime's does not"
 
 @dataclass(frozen=True)
 class LayOutImages(PassBase):
-    """Lay out images around two-dimensional convolutions in channels_last, and have torch run those convolutions.
+    """Compute images around two-dimensional convolutions in channels_last, and let torch run those convolutions.
 
-    The graph is rewritten with explicit permutations: the result of a convolution is permuted to (rows, height, width,
-    channels), which is a view, the operators that follow compute such contiguous tensors, and the next convolution
-    reads the permutation back. Values do not change, in any layout that the tensors may get. A batch norm that trains
-    becomes sums over positions and arithmetic (`batch_norm_sums.py`), which fused kernels compute. An operator that has
-    no form here reads a contiguous copy.
+    The graph gets explicit permutations. The result of a convolution is permuted to (rows, height, width, channels),
+    which is a view. The next operators compute such contiguous tensors, and the next convolution reads the inverse
+    permutation. Values do not change, whatever layout the tensors get. A batch norm in training mode becomes sums over
+    positions and arithmetic (`batch_norm_sums.py`), for fused kernels. An operator without a channels_last form reads a
+    contiguous copy.
 
-    It fires for half types, and for float32 if cuDNN may use TF32; for known sizes.
+    The pass handles half dtypes, float32 if cuDNN may use TF32, and static sizes.
     """
 
     name: str = "lay_out_images"
@@ -132,7 +132,7 @@ class _Images(ImageNodes):
         return self._weights[weight]
 
     def _order_weight(self, gradient: Node) -> None:
-        """Have the gradient of a weight, which the kernel lays out as the images, contiguous for its readers."""
+        """Make the gradient of a weight contiguous for its readers; the kernel gives it the layout of the images."""
         if tuple(gradient.meta["val"].shape[2:]) == (1, 1):
             return
         for user in tuple(gradient.users):
@@ -157,7 +157,7 @@ class _Images(ImageNodes):
         return True
 
     def _run_in_torch(self, node: Node, reason: str) -> None:
-        """Have torch run an operator that gives channels_last, and note its results."""
+        """Make torch run an operator whose results are in channels_last, and record these."""
         traced, is_gradient = self._value(node), node.target is CONVOLUTIONS[1]
         results = [traced] if isinstance(traced, torch.Tensor) else [*traced]
         images = [n for n, one in enumerate(results) if one is not None and one.dim() == 4 and not (is_gradient and n)]
@@ -254,7 +254,7 @@ class _Images(ImageNodes):
         return True
 
     def _replace(self, node: Node, other: Node) -> None:
-        """Have readers read another node, of the same dtype."""
+        """Make readers read another node, in the same dtype."""
         dtype = node.meta["val"].dtype
         if other.meta["val"].dtype != dtype:
             wide, other = other, self._add(node, aten._to_copy.default, other, dtype=dtype)
@@ -294,7 +294,7 @@ class _Images(ImageNodes):
         return True
 
     def _expand(self, node: Node) -> bool:
-        """Expand numbers of channels to positions, such as the gradient of a mean of positions."""
+        """Expand one scalar per channel to all positions, such as the gradient of a mean over positions."""
         if not is_of_channels(node):
             return False
         source: Any = node.args[0]

@@ -1,4 +1,4 @@
-"""A bias is added where it costs nothing: in the kernel that reads a matmul's result, or in torch's own matmul."""
+"""Add a bias for free: in the kernel that reads a matmul's result, or in torch's own matmul."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PlaceBiases(PassBase):
 
 
 def _readers(value: Node) -> Iterator[Node]:
-    """Yield the readers in the forward or backward graph of the value, behind views."""
+    """Yield the readers of the value in the forward or backward graph, through views."""
     for user in value.users:
         if user.meta.get(HALF) != value.meta.get(HALF) and user.op != "output":
             continue

@@ -25,13 +25,13 @@ _FEWEST = 4
 @ordering(needs=[Condition.PLACED])
 @dataclass(frozen=True)
 class PlaceForeach(PassBase):
-    """Mark casts and counts that no fused kernel would be part of, for torch's `foreach` functions.
+    """Mark casts and counters that would not be part of a fused kernel, for torch's `foreach` functions.
 
     - the cast of a weight to a half type, which a matmul or a convolution reads,
     - the cast of a weight's gradient back, which is a result,
     - `num_batches_tracked + 1` of batch norms.
 
-    `CallForeach` makes one call of many. The pass marks no kind of which there are few.
+    `CallForeach` merges them into one call. The pass skips kinds with few nodes.
     """
 
     name: str = "place_foreach"
@@ -47,7 +47,7 @@ class PlaceForeach(PassBase):
 
 
 def _is_lone_cast(node: Node) -> bool:
-    """Ask whether a cast is of an input and read by matmuls alone, or of a matmul's result and returned."""
+    """Check whether a cast is of an input and read by matmuls alone, or of a matmul's result and returned."""
     if not is_plain_cast(node):
         return False
     source: Any = node.args[0]
@@ -58,7 +58,7 @@ def _is_lone_cast(node: Node) -> bool:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Yield the nodes that read a value, behind views."""
+    """Yield the nodes that read a value, through views."""
     for user in node.users:
         if is_remakable_view(user):
             yield from _readers(user)
@@ -67,7 +67,7 @@ def _readers(node: Node) -> Iterator[Node]:
 
 
 def _is_of_product(node: Node) -> bool:
-    """Ask whether a value is a matmul, or a result of a convolution, behind views."""
+    """Check whether a value is the result of a matmul or a convolution, through views."""
     while is_remakable_view(node):
         (node, *_) = node.all_input_nodes
     if node.target in PRODUCTS:

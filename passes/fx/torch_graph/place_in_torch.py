@@ -1,4 +1,4 @@
-"""Leave convolutions in torch where that is faster, with the nodes that would wait for them."""
+"""Run convolutions in torch if that is faster, with the nodes that would wait for them."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ SURROUNDS = "kept in torch together with the convolutions around it"
 @ordering(gives=[Condition.WHOLE_KERNELS_PLACED])
 @dataclass(frozen=True)
 class PlaceInTorch(PassBase):
-    """Marks the nodes that a session could run and torch runs faster, each with the reason.
+    """Marks the nodes that torch runs faster than a session, each with the reason.
 
-    Of a convolution, torch's kernels on the CPU (oneDNN) are 1 to 3 times as fast as ONNX Runtime's with its weight an
-    input, forward and gradients together; where it is a matmul, ONNX Runtime's are as fast or faster. They are faster
-    still in channels_last, for which torch has to run the nodes between them, too.
+    For convolutions, torch's CPU kernels (oneDNN) are 1 to 3 times as fast as ONNX Runtime's with the weight as an
+    input, forward and gradients together. For a convolution that is a matmul, ONNX Runtime is as fast or faster. torch
+    is faster still in channels_last, if it also runs the nodes in between.
 
-    With several threads it is all of a graph or nothing: torch's (OpenMP's) go on spinning for milliseconds after each
-    of its operators, so that a session between two of them gets a part of the processor only, and loses more than it
-    can gain. With one thread the alternative is that each operator runs where it is faster. An estimate decides.
+    With several threads, torch runs the whole graph or nothing. Its OpenMP threads keep spinning for milliseconds after
+    each operator. A session in between would get only a part of the cores, and lose more than it could gain. With one
+    thread, each operator may run where it is faster. An estimate decides.
 
     Attributes:
         target: the target of the sessions.
-        threads: how many a session would have.
+        threads: the number of threads of a session.
     """
 
     target: Target

@@ -1,4 +1,4 @@
-"""Operators for which ONNX Runtime takes several times torch's time run in torch, where that pays for the boundary."""
+"""Run operators in torch that are several times slower in ONNX Runtime, if that pays for the boundary."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _LIKE = (aten.zeros_like.default, aten.ones_like.default, aten.full_like.default
 @ordering(needs=[Condition.WHOLE_KERNELS_PLACED], gives=[Condition.PLACED])
 @dataclass(frozen=True)
 class PlaceSlowerOperators(PassBase):
-    """Marks nodes of the table of slower operators whose gain in torch exceeds the cost of the cut, with the ratio.
+    """Marks nodes of the table of slower operators that gain more in torch than the boundary costs, with the ratio.
 
-    The gain is the table's price, times the elements, by the example's sizes. The cost is that of a boundary, and,
-    with several threads, of torch's threads, which go on spinning for milliseconds after it, while a session that
-    follows wants the cores. If none follows, as with the gradient of an embedding that is a result, that costs nothing,
-    and where torch runs all operators that compute, nothing does.
+    The gain is the table's price times the elements, by the example's sizes. The cost is that of a boundary. With
+    several threads, torch's threads also keep spinning for milliseconds, while a later session needs the cores. There
+    is no such cost if no session follows, as for an embedding's gradient that is a result. There is no cost at all if
+    torch runs all operators that compute.
 
-    A node that fills a tensor which only such nodes read, as the gradients of gather and index_select add to zeros,
-    goes with them, and so do all nodes that only fill tensors where torch runs the rest.
+    Some nodes only fill a tensor, such as the zeros that the gradients of gather and index_select are added to. They
+    run in torch if only such nodes read them, or if torch runs the rest of the graph.
 
     Attributes:
         target: the target of the sessions.
-        threads: how many a session would have.
+        threads: the number of threads of a session.
     """
 
     target: Target

@@ -33,16 +33,16 @@ BETWEEN = "kept in torch together with the convolutions and normalizations aroun
 @ordering(needs=[Condition.WHOLE_KERNELS_PLACED], ends=[Condition.PLACED])
 @dataclass(frozen=True)
 class PlaceWholeKernels(PassBase):
-    """Marks the nodes that are one kernel of torch's and many of a session's, each with the reason.
+    """Marks the nodes that are one kernel in torch and many in a session, each with the reason.
 
-    The gradients of a convolution always: cuDNN computes them, and ONNX Runtime has no operator for it. A forward
-    convolution stays in the session, whose kernel is cuDNN's as well, if it takes the dtype. Attention that torch's
-    dispatcher has given to a fused kernel stays with it. Normalizations go where their gain, in launches and in passes
-    over memory, exceeds the cost of the cut.
+    The gradients of a convolution always run in torch: cuDNN computes them, and ONNX Runtime has no operator for them.
+    A forward convolution stays in the session if its kernel, also cuDNN's, supports the dtype. Fused attention stays in
+    torch. A normalization runs in torch if it saves more, in launches and in passes over memory, than the boundary
+    costs.
 
-    Where convolutions multiply more than matmuls do, all of the graph is torch's: the rest between them is elementwise,
-    and takes a session as many kernels as torch. Fused kernels take fewer: a graph that LayOutImages has laid out for
-    them is shared.
+    If convolutions multiply more than matmuls do, torch runs the whole graph. The nodes between convolutions are
+    pointwise, and a session launches as many kernels for them as torch. Fused kernels are fewer, so a graph that
+    LayOutImages has put into channels_last is shared between torch and sessions.
 
     Attributes:
         target: the target of the sessions.

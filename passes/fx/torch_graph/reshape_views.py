@@ -21,8 +21,8 @@ __all__ = ["ReshapeViews"]
 class ReshapeViews(PassBase):
     """Replace `view` by `reshape` in an outer graph, except on the results of islands.
 
-    `view` raises where strides do not allow it, and strides of fake tensors are a promise that a kernel may not keep.
-    `reshape` is the same view where they are as promised, and a copy where not. Results of sessions are contiguous.
+    `view` raises if the strides do not allow it, and real strides may differ from those of fake tensors. `reshape` is
+    the same view if they agree, and a copy if not. Results of sessions are contiguous.
     """
 
     name: str = "reshape_views"

@@ -49,11 +49,11 @@ def _always(_: Node) -> bool:
 
 @dataclass(frozen=True)
 class Form:
-    """The form of an operator that was measured.
+    """The measured form of an operator.
 
     Attributes:
-        counts: how many elements a node has, by the example's sizes.
-        when: whether a node is of the form, beside its dtype.
+        counts: gives the number of elements of a node, by the example's sizes.
+        when: checks whether a node has the form; the dtype is checked separately.
     """
 
     counts: Callable[[Node], int] = _result

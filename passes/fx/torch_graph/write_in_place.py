@@ -37,7 +37,7 @@ _OVER_GRADIENT: Mapping[OpOverload, OpOverload] = {
     aten.tanh_backward.default: aten.tanh_backward.grad_input,
     aten.threshold_backward.default: aten.threshold_backward.grad_input,
 }
-"""Gradient of a pointwise operator -> the overload that writes it where it is told to, here over its first input."""
+"""Gradient of a pointwise operator -> its `out` overload, which writes over the first input here."""
 
 _COMMUTES = (aten.add.Tensor, aten.mul.Tensor)
 
@@ -71,10 +71,10 @@ _FRESH = frozenset(
 class WriteInPlace(PassBase):
     """Run pointwise operators of an outer graph in place, over an input of the same layout that is dead.
 
-    Memory that was just written is in the processor's cache, or at least mapped; that of a new tensor is read in before
-    it is written, and a large one's pages are fetched from the system first. The pass overwrites only memory that the
-    graph itself has allocated and nothing reads afterwards, itself or an alias of it: no input, no output, no saved
-    tensor. The input may be a view of all of an allocation, as the result of a linear layer is.
+    Memory that was just written is in the processor's cache, or at least mapped. New memory is loaded into the cache
+    before it is written, and the system has to map the pages of a large tensor first. The pass overwrites only memory
+    that the graph has allocated and that is dead, aliases included: no input, no output, no saved tensor. The input may
+    be a view of a whole allocation, such as the result of a linear layer.
     """
 
     name: str = "write_in_place"
@@ -131,7 +131,7 @@ def _can_be_overwritten(over: Node, writer: Node, place: Mapping[Node, int], sha
         _same_layout(over.meta.get("val"), writer.meta.get("val"))
         and (over is sharing[0] or known_true(over.meta["val"].numel() == sharing[0].meta["val"].numel()))
         and all(_reads_only(user) and place[user] <= place[writer] for one in sharing for user in one.users)
-        # Read while it is written, it must be read where it is written.
+        # The kernel reads and writes at once, so each element must be read where it is written.
         and all(one is over or writer not in one.users for one in sharing)
     )
 

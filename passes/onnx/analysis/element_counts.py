@@ -16,9 +16,9 @@ _PRESERVING = frozenset({
 
 
 class Size(NamedTuple):
-    """A number of elements: `factor` times the product of `symbols`, which are sorted.
+    """A count of elements: `factor` times the product of `symbols`, which are sorted.
 
-    A value of unknown shape has a symbol of its own, which no other value shares unless it has as many elements.
+    A value of unknown shape has its own symbol. Other values share it only if they have the same count.
     """
 
     factor: int

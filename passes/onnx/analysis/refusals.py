@@ -1,4 +1,4 @@
-"""Says why a fusion leaves a node alone that looks like a match; TORCH_LOGS=+ort_dynamo shows it."""
+"""Log why a fusion skips a node that looks like a match, under TORCH_LOGS=+ort_dynamo."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ _log = logging.getLogger(__name__)
 
 
 def refuse(pass_: ir.passes.PassBase, node: ir.Node, reason: str) -> None:
-    """Log at debug level that `pass_` leaves `node` as it is, and why."""
+    """Log at debug level why `pass_` does not change `node`."""
     _log.debug("%s leaves %s (%s): %s", type(pass_).__name__, node.outputs[0].name, node.op_type, reason)

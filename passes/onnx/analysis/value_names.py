@@ -10,11 +10,11 @@ __all__ = ["UniqueNames", "ValueNames"]
 
 
 class UniqueNames:
-    """Hands out names, each once.
+    """Gives unique names.
 
     Args:
-        taken: names that are not to be handed out.
-        first: the number that a wanted name gets when it is taken; the next ones follow.
+        taken: names that are in use.
+        first: the first suffix of a wanted name that is in use; the next ones follow.
     """
 
     def __init__(self, taken: Iterable[str] = (), first: int = 1) -> None:

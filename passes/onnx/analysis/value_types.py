@@ -12,13 +12,13 @@ _LIKE_THEIR_FIRST_INPUT = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu"
 
 
 def infer_missing_types(model: ir.Model, *, shapes: bool = False) -> None:
-    """Give types and shapes to values that have no type; inputs and outputs of graphs keep theirs.
+    """Give types and shapes to values without a type; inputs and outputs of graphs keep theirs.
 
-    Nothing happens to a model whose values all have types. Values that inference cannot type stay as they are.
+    A model whose values all have types does not change. Values that inference cannot type stay untyped.
 
     Args:
-        model: whose values they are.
-        shapes: whether values that have a type and no shape are to get one, too.
+        model: the model.
+        shapes: also give shapes to values that have a type but no shape.
     """
     if not _is_lacking(model, shapes):
         return

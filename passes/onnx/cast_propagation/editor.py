@@ -47,7 +47,7 @@ class CastEditor:
             else:
                 keep = seen.setdefault((value, to), result)
                 if keep is result or (keep.is_graph_output() and result.is_graph_output()):
-                    continue  # the first of its kind, or a second output: an Identity in its place would gain nothing
+                    continue  # the first of its kind, or a second output: replacing it by an Identity gains nothing
             self._replace(node, keep)
             changed = True
         return changed
@@ -86,7 +86,7 @@ class CastEditor:
         return changed
 
     def _narrowed(self, value: ir.Value, reader: ir.Node, dtype: ir.DataType) -> ir.Value:
-        """`value` in the narrow type, for `reader`: an earlier cast of it if there is one."""
+        """Give `value` in the narrow dtype for `reader`, by an earlier cast if there is one."""
         graph = reader.graph
         assert isinstance(graph, ir.Graph)
         casts = [use.node for use in value.uses() if is_cast(use.node, dtype) and use.node.graph is graph]
@@ -171,7 +171,7 @@ class CastEditor:
 
     @staticmethod
     def _insert(node: ir.Node, after: ir.Value, graph: ir.Graph) -> None:
-        """Put a node right behind the node that makes `after`, or first if that is outside of the graph."""
+        """Insert a node right after the producer of `after`, or first if that is outside the graph."""
         producer = after.producer()
         if producer is not None and producer.graph is graph:
             graph.insert_after(producer, node)

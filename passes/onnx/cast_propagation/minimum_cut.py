@@ -13,7 +13,7 @@ class FlowNetwork:
     """Vertices are ints, SOURCE and SINK among them; capacities are ints, None where an edge can never be cut."""
 
     def __init__(self) -> None:
-        self._edges: list[list[int]] = [[], []]  # vertex -> the numbers of its edges
+        self._edges: list[list[int]] = [[], []]  # vertex -> the indices of its edges
         self._head: list[int] = []  # edge -> the vertex it leads to; edge ^ 1 is its reverse
         self._room: list[float] = []  # edge -> capacity that is left; finite ones are exact ints
 
@@ -48,7 +48,7 @@ class FlowNetwork:
         return set(range(len(self._edges))) - reaching
 
     def _levels(self) -> list[int]:
-        """Vertex -> the number of edges with room on the shortest path from SOURCE, -1 where there is none."""
+        """Vertex -> its distance from SOURCE, in edges with residual capacity; -1 if there is no path."""
         level = [-1] * len(self._edges)
         level[SOURCE] = 0
         queue = deque([SOURCE])

@@ -1,4 +1,4 @@
-"""Says which operators may compute in a narrower float type, and which of their operands change type with them."""
+"""Rules for operators that may compute in a narrower float dtype, and for their operands that change with them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXACT = frozenset({
 })  # fmt: skip
 """Level 1: each element of a result is an element of an operand, its negative, its magnitude or zero.
 
-Rounding commutes with all of them, so it makes no difference on which side of one a cast stands.
+Rounding commutes with all of them, so a cast before one gives the same result as a cast after it.
 """
 
 COMPUTES_WIDE = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "Softmax", "Tanh"})
@@ -56,10 +56,10 @@ _NARROW_OUTPUTS = {
 
 
 class Proof(enum.Enum):
-    """The facts about a node's neighbours that it needs before it may become narrow.
+    """The proof about a node's neighbours that is needed to narrow it.
 
-    GIVEN: everything it reads in float32 was widened from the narrow type, over nodes that could be narrow at most.
-    WANTED: everything it makes in float32 is rounded to the narrow type anyway, likewise.
+    GIVEN: all its float32 inputs were widened from the narrow dtype, with only nodes in between that could be narrow.
+    WANTED: all its float32 outputs are rounded to the narrow dtype anyway, with only such nodes in between.
     """
 
     NOTHING = enum.auto()
@@ -157,6 +157,6 @@ def _by_variable(node: ir.Node, schema: onnx.defs.OpSchema, narrow: str) -> tupl
 
 
 def _formal(formals: object, index: int) -> str:
-    """Return the type variable of a formal parameter; the last one repeats where it is variadic."""
+    """Return the type variable of a formal parameter; a variadic last one repeats."""
     parameters = list(formals)  # type: ignore[call-overload]
     return str(parameters[min(index, len(parameters) - 1)].type_str)

@@ -1,4 +1,4 @@
-"""Casts between float32 and a narrower type move to where they cost least, and cancel where they meet."""
+"""Move casts between float32 and a narrower dtype to where they cost least; cancel those that meet."""
 
 from __future__ import annotations
 
@@ -80,18 +80,18 @@ class CastResult(ir.passes.PassResult):
 @ordering(needs=[Condition.ROUND_TRIPS_GONE, Condition.BEFORE_FUSIONS], gives=[Condition.CASTS_MOVED])
 @dataclass(frozen=True)
 class PropagateCasts(ir.passes.InPlacePass):
-    """Casts between float32 and float16 or bfloat16 are merged, cancelled and moved over allowed operators.
+    """Merge and cancel casts between float32 and float16 or bfloat16, and move them over allowed operators.
 
-    1. A cast to the type that its operand has is removed.
-    2. Casts of one value to one type become one.
-    3. A cast to the narrow type of a value that was widened from it is removed, and the widening where nothing
-       else reads it. A float32 value that was rounded and widened stays rounded.
-    4. Allowed operators become narrow where the casts around them then have no more elements than before, counted
-       after rules 1 to 3, symbol by symbol in dynamic shapes. Of equally cheap choices the one with most
-       narrow nodes is taken. Types and names of graph inputs and outputs, also those of sub-graphs, stay.
+    1. Remove a cast to the dtype that its operand has.
+    2. Merge casts of one value to one dtype.
+    3. Remove a cast to the narrow dtype of a value that was widened from it, and the widening if nothing else reads
+       it. A float32 value that was rounded and widened stays rounded.
+    4. Narrow allowed operators if the casts around them then have no more elements than before. Elements are counted
+       after rules 1 to 3, symbol by symbol for dynamic shapes. Among equally cheap choices, take the one with the most
+       narrow nodes. Types and names of inputs and outputs of graphs and subgraphs do not change.
 
-    ONNX Runtime's pass of this name (PropagateCastOps) is the model for strategies and levels; its own search, which
-    moves single casts over single nodes without counting, is replaced by a minimum cut.
+    Strategies and levels are those of ONNX Runtime's PropagateCastOps. Its search, which moves single casts over single
+    nodes without counting, is replaced by a minimum cut.
 
     Attributes:
         strategy: NONE stops after rule 3; see PropagateCastOpsStrategy.
@@ -102,11 +102,11 @@ class PropagateCasts(ir.passes.InPlacePass):
         allow: more operator types, at every level from 0.
         dtype: the narrow type; None takes float16 and bfloat16 in turn.
         allow_layer_norm_mod_precision: allow layer normalizations at every level from 0.
-        target: it must have kernels for the narrowed nodes, and know the operators in `allow`; None asks the
-            operators' schemas alone.
+        target: must have kernels for the narrowed nodes, and know the operators in `allow`; None checks only the
+            schemas of the operators.
 
-    Raises (when it is made):
-        InvalidOptionError: a value that the parameter cannot take.
+    Raises (in the constructor):
+        InvalidOptionError: an invalid value of a parameter.
     """
 
     strategy: PropagateCastOpsStrategy = PropagateCastOpsStrategy.FLOOD_FILL
@@ -133,8 +133,8 @@ class PropagateCasts(ir.passes.InPlacePass):
     def propagate(self, model: ir.Model) -> CastSummary:
         """Rewrite `model` in place, and count the changes.
 
-        Types that the model does not state are inferred and stay in it; that alone does not count as a modification.
-        Values that inference cannot type stay as they are.
+        Missing types are inferred and added; that alone is no modification. Values that inference cannot type stay
+        untyped.
         """
         if self.level < 0 or not _may_have_casts(model):
             return CastSummary()
@@ -160,15 +160,15 @@ class PropagateCasts(ir.passes.InPlacePass):
         return summary
 
     def _round(self, model: ir.Model, dtype: ir.DataType, editor: CastEditor) -> tuple[int, bool]:
-        """Reduce, then make narrow the regions that pay, inner graphs first.
+        """Remove casts, then narrow the regions that pay, inner graphs first.
 
         Returns:
-            The number of nodes made narrow, and whether anything changed.
+            The number of narrowed nodes, and whether anything changed.
         """
         narrowed, changed = 0, False
         for graph in [*reversed(list(model.graph.subgraphs())), model.graph]:
             changed |= editor.reduce(graph, dtype)
-            changed |= editor.remove_unused(dtype)  # a cast that nothing reads must not draw others towards it
+            changed |= editor.remove_unused(dtype)  # a dead cast must not attract others
             if self.strategy == PropagateCastOpsStrategy.NONE:
                 continue
             sizes = ElementCounts(model)
@@ -226,7 +226,7 @@ def _casts(model: ir.Model, dtype: ir.DataType) -> Iterator[ir.Node]:
 
 
 def _elements(node: ir.Node, sizes: ElementCounts) -> int:
-    """Return the number of elements cast; 0 where it is unknown."""
+    """Return the number of elements that are cast; 0 if it is unknown."""
     size = sizes[node.outputs[0]]
     return 0 if size.symbols else size.factor
 

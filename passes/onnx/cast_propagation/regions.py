@@ -1,9 +1,9 @@
-"""Finds where casts between float32 and a narrower type stand in an ONNX graph, and would cost least.
+"""Find the casts between float32 and a narrower dtype in an ONNX graph, and their cheapest places.
 
-The nodes that may become narrow are labelled narrow or wide. A value made wide that narrow nodes read needs one cast,
-a value made narrow that wide nodes read needs one back; readers share it, and other operands have the right type
-already. The labels with the fewest cast elements are a minimum cut, with the casts as its edges: of the cuts that cost
-the same, the one with the most narrow nodes is taken, since these move half the bytes.
+The nodes that may be narrowed get the label narrow or wide. A wide value needs a cast for its narrow readers, and a
+narrow value one for its wide readers; readers share the cast. Other operands have the right dtype already. The labels
+with the fewest cast elements are a minimum cut, with casts as edges. Among cuts of equal cost, the one with the most
+narrow nodes is taken, since these move half the bytes.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class Region:
 
 @dataclass(frozen=True)
 class _Cast:
-    """A cast that exists, or that some labels would need: where its value is made in the other type and is wanted.
+    """A cast that exists, or that some labels would need.
 
     Attributes:
-        size: of the value.
-        narrowing: whether it casts to the narrow type.
-        maker: the node that may become narrow and makes the value; None where the value's type is fixed, which is
-            then the other one.
-        always: whether something whose type is fixed wants the cast.
-        readers: the nodes that may become narrow and read the value.
+        size: the size of the value.
+        narrowing: whether it casts to the narrow dtype.
+        maker: the node that may be narrowed and computes the value; None if the value has a fixed dtype, the other
+            one.
+        always: whether a reader with a fixed dtype needs the cast.
+        readers: the nodes that may be narrowed and read the value.
     """
 
     size: Size
@@ -99,7 +99,7 @@ class _Analysis:
 
     def _casts_of(self, value: ir.Value) -> Iterable[_Cast]:
         uses, size = list(value.uses()), self.sizes[value]
-        if value.dtype == self.dtype:  # made narrow, always: each widening of it is a cast of its own
+        if value.dtype == self.dtype:  # always narrow: each widening of it is a separate cast
             for node in dict.fromkeys(use.node for use in uses if is_cast(use.node, ir.DataType.FLOAT)):
                 wide = node.outputs[0]
                 readers = tuple(use.node for use in wide.uses() if self.reads_as_candidate(*use))
@@ -129,14 +129,14 @@ def find_regions(
     allowed: Callable[[ir.Node], Operands | None],
     proof: Callable[[ir.Node], Proof],
 ) -> list[Region]:
-    """Find the disjoint sets of nodes whose narrowing leaves no more bytes to cast than there are, each as good as any.
+    """Find the disjoint sets of nodes whose narrowing does not add bytes to cast; each set is independent.
 
     Args:
-        graph: main graph or sub-graph; its sub-graphs stay as they are.
-        dtype: the narrow type.
-        sizes: of the whole model.
-        allowed: the operands of a node that may become narrow.
-        proof: the facts that a node needs before it may become narrow.
+        graph: main graph or subgraph; its subgraphs do not change.
+        dtype: the narrow dtype.
+        sizes: the sizes of the whole model.
+        allowed: gives the operands of a node that may be narrowed.
+        proof: the proof that is needed to narrow a node.
     """
     nodes = {node: operands for node in graph if (operands := allowed(node)) is not None}
     analysis = _Analysis(graph, dtype, sizes, _proven(nodes, dtype, proof))
@@ -156,7 +156,7 @@ def _casts_of(component: Collection[ir.Node], casts: Iterable[_Cast]) -> list[_C
 def _proven(
     nodes: Mapping[ir.Node, Operands], dtype: ir.DataType, proof: Callable[[ir.Node], Proof]
 ) -> dict[ir.Node, Operands]:
-    """Return the nodes of which enough is known."""
+    """Return the nodes with enough known facts."""
     given: set[ir.Node] = set()
     wanted: set[ir.Node] = set()
 
@@ -226,10 +226,10 @@ def _components(candidates: Collection[ir.Node], casts: Iterable[_Cast]) -> list
 
 
 def _cheapest(component: set[ir.Node], casts: list[_Cast]) -> set[ir.Node]:
-    """Return the nodes of a component to make narrow, none if that would leave more to cast.
+    """Return the nodes of a component to narrow; none if that would cast more elements.
 
-    Sizes with symbols are compared symbol by symbol: where new casts outnumber those that go in any of them, such
-    casts are ruled out and the rest is tried again.
+    Symbolic sizes are compared symbol by symbol. If new casts outweigh removed ones in any symbol, new casts with this
+    symbol are excluded, and the search runs again.
     """
     ruled_out: set[tuple[str, ...]] = set()
     while True:

@@ -38,7 +38,7 @@ class Steps:
         return self._known[key]
 
     def constant(self, value: float | int | bool, dtype: ir.DataType) -> int:
-        """Return a number, rounded to the type."""
+        """Return a scalar, rounded to the type."""
         return self.add(Constant(dtype, np.asarray(value).astype(dtype.numpy()).item()))
 
     def apply(self, function: str, *arguments: int) -> int:
@@ -213,12 +213,12 @@ def lowered(steps: Steps, node: ir.Node, arguments: Sequence[int]) -> int:
     """Add the steps of a node that `computes` takes.
 
     Args:
-        steps: where they go.
-        node: with one output.
+        steps: the list that gets the steps.
+        node: the node, which has one output.
         arguments: the step of each input.
 
     Returns:
-        The step of its output.
+        The step of the output.
     """
     _, formula = _FORMULAS[node.op_type]
     if node.op_type in _ROUNDED:

@@ -14,14 +14,14 @@ __all__ = ["body_of", "is_in_parts"]
 
 
 def body_of(group: Group, kernel: Kernel, domain: str, name: str, opset_imports: Mapping[str, int]) -> ir.Function:
-    """Make the function that computes a group by copies of its nodes. Constants are nodes in it.
+    """Make a function with copies of the nodes of a group. Constants are nodes in it.
 
     Args:
-        group: the group of nodes that it computes.
-        kernel: that computes it; its sums of parts are the function's, too.
-        domain: of the function.
-        name: of the function.
-        opset_imports: of the model.
+        group: the group of nodes.
+        kernel: the kernel of the group; the function has its partial sums, too.
+        domain: the domain of the function.
+        name: the name of the function.
+        opset_imports: the opset imports of the model.
     """
     values: dict[ir.Value, ir.Value] = {value: ir.Value(name=f"x{n}") for n, value in enumerate(group.inputs)}
     inputs, nodes = list(values.values()), []
@@ -64,7 +64,7 @@ def is_in_parts(store: Store | ColumnSum, output: ir.Value) -> bool:
 
 
 def _in_parts(values: dict[ir.Value, ir.Value], output: ir.Value, part: int, shape: list[int]) -> list[ir.Node]:
-    """Return the nodes of the sums of parts, which take the place of the sum."""
+    """Return the nodes of the partial sums that replace the sum."""
     producer = output.producer()
     assert producer is not None
     x = producer.inputs[0]

@@ -26,13 +26,13 @@ def summed_axes(node: ir.Node) -> int | None:
 
 
 def part_of(rows: int, *, whole: bool) -> int | None:
-    """Find the number of rows that one program adds up: a divisor of all rows, or None if no divisor is good.
+    """Find the number of rows that one program sums: a divisor of all rows, or None if no divisor is good.
 
-    It follows from these arguments alone, so that results are the same on every device. The sums of the parts are added
-    in a second kernel: there are enough of them to keep a device busy, and few enough to be added by one program.
+    It depends on these arguments alone, so results are the same on every device. A second kernel adds the partial sums.
+    They are enough to keep a device busy, and few enough for one program to add.
 
     Args:
-        rows: all of them.
+        rows: the number of all rows.
         whole: whether a program holds whole rows. Otherwise there are programs for each block of columns, too.
     """
     if rows <= (_LEAST_WHOLE if whole else _MOST):

@@ -30,7 +30,7 @@ Shapes = Callable[[ir.Value], tuple[Size, ...]]
 """The sizes of a value."""
 
 Only = tuple[tuple[int, int], ...]
-"""(loop, number): a value is read only where these loops count to these numbers."""
+"""(loop, count): a value is read only at these counts of these loops."""
 
 MOVES = frozenset({
     "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
@@ -59,7 +59,7 @@ class Group:
 
 
 def number_of(value: ir.Value) -> float | int | bool | None:
-    """Return the number that a value of one element always is; None of any other."""
+    """Return the scalar of a constant of one element; None for other values."""
     if value.is_graph_input() or (tensor := ir.convenience.get_const_tensor(value)) is None or tensor.size != 1:
         return None
     number = tensor.numpy().reshape(-1)[0]
@@ -83,7 +83,7 @@ def kernel_of(group: Group, shapes: Shapes, *, in_parts: bool = True) -> Kernel:
     spaces = dict.fromkeys(tuple(s for s in shape if s != Size()) for shape in shown if _order(shape) == largest)
     along = tuple(size for size in group.columns if size != Size())
     refused = CannotFuseError("rows of other columns")
-    for space in spaces:  # a permutation inside leaves several, not all of which have the outputs in their order
+    for space in spaces:  # with a permutation inside there are several, and some do not have the outputs in order
         if space[len(space) - len(along) :] == along and bool(along) == bool(group.columns):
             try:
                 return with_own_symbols(_in_space(group, shapes, space, len(along), in_parts), group.inputs, shapes)
@@ -93,7 +93,7 @@ def kernel_of(group: Group, shapes: Shapes, *, in_parts: bool = True) -> Kernel:
 
 
 def _in_space(group: Group, shapes: Shapes, space: Sequence[Size], columns: int, in_parts: bool) -> Kernel:
-    """Return the kernel whose loops are those of a shape, the last of which are columns."""
+    """Return the kernel whose loops are those of a shape; the last ones are columns."""
     loops = list(space)
     while True:
         try:
@@ -112,7 +112,7 @@ def _widest(node: ir.Node) -> ir.Value:
 
 
 def _order(shape: Sequence[Size]) -> tuple[int, int]:
-    """By which the largest of several sizes is found: symbols count more than any number."""
+    """Give the sort key of a size: symbols are larger than any integer."""
     count = product(shape)
     return len(count.symbols), count.factor
 
@@ -194,7 +194,7 @@ class _Lowering:
         raise CannotFuseError("an output of another size")
 
     def _is_of_sums(self, value: ir.Value) -> bool:
-        """Ask whether a value depends on a sum over rows that the group makes."""
+        """Check whether a value depends on a sum over rows that the group makes."""
         left, seen = [value], set[ir.Node]()
         while left:
             node = left.pop().producer()
@@ -250,7 +250,7 @@ class _Lowering:
 
     @property
     def _has_no_other(self) -> bool:
-        """True if the group is one node that only a fused kernel can compute, however badly its reads are laid out."""
+        """True if the group is one node that only a fused kernel can compute, however slow its reads are."""
         return len(self._group.nodes) == 1 and needs_kernel(self._group.nodes[0])
 
     def _is_in_runs(self, strides: Sequence[Size]) -> bool:
@@ -266,7 +266,7 @@ class _Lowering:
 
     @property
     def _counts(self) -> tuple[Size, ...]:
-        """The trip count of each loop, followed by the number of pieces and indices of which one is read."""
+        """The trip count of each loop, then the numbers of pieces and of indices, of which one is read."""
         return (*self._loops, *(count for *_, count in self._fixed))
 
     def _regrouped(self, sequence: Sequence[int], shape: Sequence[Size]) -> Layout:
@@ -295,7 +295,7 @@ class _Lowering:
         return self._regrouped([loop for axis in layout for loop in axis], before)
 
     def _at(self, number: int, count: Size, *, is_step: bool = False) -> int:
-        """Return the loop of which only one count is read: a number, or the value of a step."""
+        """Return the loop that is read at one count only: an integer, or the value of a step."""
         return self._fixed.setdefault((number, is_step, count), len(self._loops) + len(self._fixed))
 
     def _index(self, indices: ir.Value, layout: Layout, count: Size, only: Only) -> int:

@@ -27,7 +27,7 @@ MOST_INPUTS, MOST_OUTPUTS, MOST_NODES = 12, 6, 64
 """Limits of a kernel: more do not fit a thread's registers."""
 
 _MOST_SIBLINGS = 16
-"""Readers of a tensor of which each is tried with each."""
+"""Maximum number of readers of a tensor for which each pair is tried."""
 
 _INDICES = (ir.DataType.INT32, ir.DataType.INT64)
 _ADDED = (ir.DataType.DOUBLE, ir.DataType.FLOAT)
@@ -38,15 +38,15 @@ _FREE = MOVES - {"Concat", "Expand", "Slice", "Split", "Transpose"}
 
 @dataclass(eq=False)
 class _Cluster:
-    """A node, or a group that grows.
+    """A node, or a growing group.
 
     Attributes:
-        nodes: in no order.
-        bits: those of its nodes, in sets of nodes: a node's bit is its position in the graph.
-        ancestors: the nodes of all clusters that come before it, at any distance.
-        descendants: the nodes of all clusters that come after it.
-        points: elements of its largest value; None of a node that stays as it is.
-        columns: sizes of a row's axes.
+        nodes: the nodes, in no order.
+        bits: the set of its nodes as an integer: a node's bit is its index in the graph.
+        ancestors: the nodes of all clusters that it depends on, directly or not.
+        descendants: the nodes of all clusters that depend on it.
+        points: the number of elements of its largest value; None for a node that is not fused.
+        columns: the sizes of a row's axes.
     """
 
     nodes: list[ir.Node]
@@ -60,15 +60,15 @@ class _Cluster:
 def find_groups(
     graph: ir.Graph, sizes: ValueSizes, finishing: Sequence[Sequence[ir.Node]] | None = None
 ) -> list[Group]:
-    """Return the groups of at least two nodes that compute, or of one that needs a kernel; each of them is one kernel.
+    """Return the groups that become one kernel each: at least two nodes that compute, or one that needs a kernel.
 
-    A node joins the groups that make its inputs if they have the same points, or rows, and if no path leads out of the
-    group and back. Then groups that read the same tensor join.
+    A node joins the groups that compute its inputs if they have the same points, or rows, and if no path leaves the
+    group and returns. Then groups that read the same tensor are merged.
 
     Args:
-        graph: whose values have types and shapes, as far as they are known.
+        graph: the graph; its values have types and shapes, as far as they are known.
         sizes: reads the shapes.
-        finishing: the sums of parts, those of one kernel together. If there are any, no other sums over rows join.
+        finishing: the partial sums of each kernel. If there are any, no other sums over rows join.
     """
     found = _Search(graph, sizes, finishing)
     found.join_finishing()

@@ -5,7 +5,7 @@ Nothing here knows torch, Triton or ONNX Runtime.
 The loops are nested, the last one innermost. Every tensor is contiguous, and a point of the loops has one element in
 each: its offset is the sum of the loops' counters by the strides of the access. A stride of 0 repeats an element.
 
-With `columns`, the last loops are the columns of a row, and the others are rows. A `Reduce` makes one number of a row,
+With `columns`, the last loops are the columns of a row, and the others are rows. A `Reduce` gives one scalar per row,
 which later steps read at all of its columns.
 """
 
@@ -58,11 +58,11 @@ class Load:
     Attributes:
         dtype: its element type.
         input: index of the input.
-        strides: for each loop, in elements.
-        offset: of the first element that is read.
-        only: (loop, number): it is read where each of these loops counts to its number. Elsewhere it is not used.
-        places: (step, stride, count): the index of an earlier step, and how far apart in elements two indices are. It
-            is read where each index is from 0 to below its count, and is 0 elsewhere.
+        strides: the stride of each loop, in elements.
+        offset: the offset of the first element that is read.
+        only: (loop, count): the element is read only if each of these loops is at its count. Else it is not used.
+        places: (step, stride, count): an earlier step that is an index, and the stride of one index in elements. The
+            element is read if each index is at least 0 and below its count; else it is 0.
     """
 
     dtype: ir.DataType
@@ -88,7 +88,7 @@ class Counter:
 
 @dataclass(frozen=True)
 class Constant:
-    """A number."""
+    """A scalar."""
 
     dtype: ir.DataType
     value: float | int | bool
@@ -130,7 +130,7 @@ class Reduce:
 class Total:
     """The sum of a float32 or float64 step over all rows, for each column, where one program adds up all rows.
 
-    Steps that depend on it are computed once, when all rows are added. They are numbers of the columns.
+    Steps that depend on it are computed once, after all rows are added. They have one value per column.
 
     Attributes:
         dtype: the type of the step and of the result.
@@ -177,14 +177,14 @@ class Kernel:
     """Loops and the steps at each of their points.
 
     Attributes:
-        loops: how often each runs; outermost first.
-        columns: how many of the last loops are the columns of a row; 0 where there are no rows.
-        inputs: element type of each input.
-        steps: in order; each refers to earlier ones.
-        outputs: element type of each output.
-        stores: for each output.
-        part: how many rows, which follow one another, a column sum adds; a divisor of all rows. 0 without such sums.
-        symbols: (index of an input, axis) whose size is the symbol's value.
+        loops: the trip count of each loop, outermost first.
+        columns: the number of last loops that are the columns of a row; 0 if there are no rows.
+        inputs: the element type of each input.
+        steps: the steps in order; each refers to earlier ones.
+        outputs: the element type of each output.
+        stores: the store of each output.
+        part: the number of consecutive rows that a column sum adds, a divisor of all rows; 0 without such sums.
+        symbols: for each symbol, (index of an input, axis) with its size.
     """
 
     loops: tuple[Size, ...]
@@ -263,7 +263,7 @@ class Term:
 
 
 def product(sizes: Sequence[Size]) -> Size:
-    """Return the product of sizes; 1 of none."""
+    """Return the product of sizes; 1 if there are none."""
     found = Size()
     for size in sizes:
         found *= size

@@ -1,7 +1,7 @@
-"""Which loops of a kernel run along which axes of a tensor, at one point of a group of nodes.
+"""Layouts: the loops of a kernel that run along each axis of a tensor, at one point of a group of nodes.
 
-A layout has for each axis the loops that it consists of, outermost first; an axis along which one element is repeated,
-and one of size 1, has none. Loops are numbered from the outermost.
+A layout lists the loops of each axis, outermost first. A broadcast axis and an axis of size 1 have none. Loops are
+numbered from the outermost.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _ONE = Size()
 
 
 class CannotFuseError(Exception):
-    """The nodes do not make one kernel; the message says why."""
+    """The nodes cannot become one kernel; the message has the reason."""
 
 
 class SplitLoop(Exception):  # noqa: N818 - it asks for another try
-    """A loop has to become two, so that an axis can end within it.
+    """A loop has to be split in two, since an axis ends within it.
 
     Attributes:
-        loop: which one.
-        outer, inner: how often each of the two runs.
+        loop: the index of the loop.
+        outer, inner: the trip counts of the two.
     """
 
     def __init__(self, loop: int, outer: Size, inner: Size) -> None:
@@ -36,12 +36,12 @@ class SplitLoop(Exception):  # noqa: N818 - it asks for another try
 
 
 def regrouped(loops: Sequence[Size], sequence: Sequence[int], shape: Sequence[Size]) -> Layout:
-    """Return the layout of a contiguous tensor whose elements these loops walk in order.
+    """Return the layout of a contiguous tensor that these loops traverse in order.
 
     Args:
-        loops: how often each loop of the kernel runs.
-        sequence: the loops that walk the tensor, outermost first.
-        shape: of the tensor.
+        loops: the trip count of each loop of the kernel.
+        sequence: the loops that traverse the tensor, outermost first.
+        shape: the shape of the tensor.
 
     Raises:
         SplitLoop: two axes share a loop.
@@ -68,7 +68,7 @@ def regrouped(loops: Sequence[Size], sequence: Sequence[int], shape: Sequence[Si
 
 
 def _quotient(size: Size, by: Size) -> Size | None:
-    """One size divided by another; None where that is no size."""
+    """Divide one size by another; None if that is no size."""
     symbols = list(size.symbols)
     for symbol in by.symbols:
         if symbol not in symbols:
@@ -83,7 +83,7 @@ def broadcast_operand(layout: Layout, shape: Sequence[Size], operand: Sequence[S
     """Return the layout of an operand of shape `operand` that broadcasts to a result of `shape` and `layout`.
 
     Raises:
-        CannotFuseError: it is not known to broadcast.
+        CannotFuseError: it may not broadcast.
     """
     missing = len(shape) - len(operand)
     found = []

@@ -20,9 +20,9 @@ def with_own_symbols(
     """Renumber a kernel's symbols, each of which becomes a dimension of an input.
 
     Args:
-        kernel: whose sizes have the symbols of a graph.
-        inputs: of the kernel.
-        shapes: the sizes of each, with the same symbols.
+        kernel: the kernel; its sizes have the symbols of a graph.
+        inputs: the inputs of the kernel.
+        shapes: the sizes of each input, with the same symbols.
 
     Raises:
         CannotFuseError: no input has a symbol for a dimension.

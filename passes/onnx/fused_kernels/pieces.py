@@ -14,7 +14,7 @@ __all__ = ["piece_of"]
 
 
 def piece_of(node: ir.Node, value: ir.Value, before: Sequence[Size], after: Sequence[Size]) -> tuple[int, int] | None:
-    """Return the axis along which a Slice or a Split reads one of several equal pieces, and which; None of other nodes.
+    """Return the axis and index of one of several equal pieces that a Slice or a Split reads; None for other nodes.
 
     Raises:
         CannotFuseError: it reads another part.

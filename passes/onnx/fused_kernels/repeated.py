@@ -37,11 +37,11 @@ class _Making(NamedTuple):
 def repeated(
     inputs: Iterable[ir.Value], nbytes: Callable[[ir.Value], int], may_repeat: Callable[[ir.Node], bool]
 ) -> Iterator[frozenset[ir.Node]]:
-    """Yield the nodes that a kernel recomputes in place of its inputs: all that pay, then casts of half types alone.
+    """Yield the nodes that a kernel recomputes instead of reading their results: all that pay, then only half casts.
 
     Args:
         inputs: the values that the kernel would read.
-        nbytes: the bytes that reading a value costs, and writing it where that is for this reader.
+        nbytes: the bytes of reading a value, and of writing it if only this reader needs it.
         may_repeat: whether a node is arithmetic, or changes a shape.
     """
     inputs = list(inputs)
@@ -51,7 +51,7 @@ def repeated(
 
 
 def _widens(node: ir.Node) -> bool:
-    """Ask whether a node casts a half type to the type that kernels compute it in, or changes a shape."""
+    """Check whether a node casts a half type to the type that kernels compute it in, or changes a shape."""
     source, result = node.inputs[0], node.outputs[0]
     assert source is not None
     if node.op_type != "Cast":

@@ -95,10 +95,10 @@ def lowered_rows(steps: Steps, node: ir.Node, arguments: Sequence[int], columns:
     """Add the steps of a node that `reduced_axes` takes.
 
     Args:
-        steps: where they go.
-        node: which.
-        arguments: the step of each input that holds numbers: axes are none.
-        columns: elements of a row.
+        steps: the list that gets the steps.
+        node: the node.
+        arguments: the step of each input that holds data; axes are no data.
+        columns: the number of elements of a row.
 
     Returns:
         The step of each output.

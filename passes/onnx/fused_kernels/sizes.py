@@ -1,4 +1,4 @@
-"""Reads the sizes of an ONNX model's values as products of numbers and symbols."""
+"""Read the sizes of an ONNX model's values as products of integers and symbols."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
 class ValueSizes:
-    """Sizes by symbols that are numbered as they are met. A dimension that is no product is a symbol of its own."""
+    """Sizes in symbols that are numbered in order of appearance. A dimension that is no product is its own symbol."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -25,14 +25,14 @@ class ValueSizes:
         """Return the shape of a value.
 
         Raises:
-            LookupError: it is not known.
+            LookupError: the shape is unknown.
         """
         if (found := self.find(value)) is None:
             raise LookupError(value.name)
         return found
 
     def find(self, value: ir.Value) -> tuple[Size, ...] | None:
-        """Likewise; None where it is not known."""
+        """Return the shape of a value; None if it is unknown."""
         if value not in self._known:
             self._known[value] = self._read(value.shape)
         return self._known[value]

@@ -10,7 +10,7 @@ __all__ = ["check_totals"]
 
 
 def check_totals(kernel: Kernel) -> None:
-    """Refuse rows that are computed of totals, and numbers of columns that are not.
+    """Refuse results per row that depend on totals, and results per column that do not.
 
     Raises:
         CannotFuseError: the kernel has such a step or such an output.
@@ -41,7 +41,7 @@ def check_totals(kernel: Kernel) -> None:
 
 
 def _is_misplaced(kernel: Kernel, store: Store | ColumnSum) -> bool:
-    """Ask whether an output has a number for each row where it depends on totals, or none where it does not."""
+    """Check for an output with a value per row that depends on totals, or a value per column that does not."""
     is_late = kernel.late[store.step]
     if isinstance(store, ColumnSum):
         return is_late

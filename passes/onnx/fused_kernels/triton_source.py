@@ -1,4 +1,4 @@
-"""Prints kernels in Triton's language, and says how they are launched. Triton itself is not needed."""
+"""Print kernels in Triton's language, with their launch parameters. Triton itself is not needed."""
 
 from __future__ import annotations
 
@@ -79,11 +79,12 @@ _INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 
 
 def fused_op(kernel: Kernel, name: str) -> FusedOp:
-    """Print a kernel, and join it with the facts that a session needs.
+    """Print a kernel, with the facts that a session needs.
 
     Args:
-        kernel: with element types of DTYPES; columns have constant sizes, and reduced ones at most MOST_LONG points.
-        name: of the operator and of the function.
+        kernel: the kernel; its element types are in DTYPES, its columns have constant sizes, and reduced ones at most
+            MOST_LONG points.
+        name: the name of the operator and of the function.
     """
     space = LongRows(kernel) if kernel.is_long else Rows(kernel) if kernel.columns else Flat(kernel)
     parameters = [f"in{number}" for number in range(len(kernel.inputs))]
@@ -103,7 +104,7 @@ def fused_op(kernel: Kernel, name: str) -> FusedOp:
 
 
 def _literal(step: Constant) -> str:
-    """Return a number that keeps its type: a literal of Python's would be float32."""
+    """Write a scalar that keeps its dtype; a Python literal would be float32."""
     wide = WIDE.get(step.dtype, step.dtype)
     if isinstance(step.value, float) and not math.isfinite(step.value):
         return f'tl.full([], float("{step.value}"), {DTYPES[wide]})'
@@ -116,7 +117,7 @@ def _steps(kernel: Kernel, space: Flat | Rows) -> Iterator[str]:
         if kernel.late[number]:
             continue
         if isinstance(step, Apply) and step.function == "stop":
-            # Beyond the mask there are numbers that nobody has read.
+            # Beyond the mask the elements are undefined.
             yield f'{space.indent}tl.device_assert(v{step.arguments[0]} == 0, "an index is out of range", mask)'
         yield f"{space.indent}v{number} = {_written(step, space)}"
 
@@ -133,7 +134,7 @@ def _written(step: Step, space: Flat | Rows) -> str:
                 masks.append(f"(v{index} >= 0) & (v{index} < {written_size(count)})")
             if step.only and not offset:
                 place = f"{place} + {space.counter(step.only[0][0])} * 0"  # a mask is of no wider shape than pointers
-            other = "0" if step.places else ""  # for an index out of range; elsewhere nobody reads masked elements
+            other = "0" if step.places else ""  # for an index out of bounds; other masked elements are never read
             loaded = f"tl.load({', '.join(filter(None, (place, ' & '.join(masks), other)))})"
             return f"{loaded}.to({DTYPES[WIDE[step.dtype]]})" if step.dtype in WIDE else loaded
         case Counter():
@@ -217,7 +218,7 @@ def _late(kernel: Kernel, space: Rows) -> Iterator[str]:
 
 
 def _walks(kernel: Kernel, space: LongRows) -> Iterator[str]:
-    """All but the head of a kernel of long rows: numbers of the row, and loops along it that reduce, then store."""
+    """Write the body of a kernel of long rows: the scalars of a row, and loops over it that reduce, then store."""
     walk = _Walk(kernel)
     for level in range(max(walk.levels) + 1):
         found = {n: step for n, step in enumerate(kernel.steps) if isinstance(step, Reduce) and walk.levels[n] == level}
@@ -238,7 +239,7 @@ def _walks(kernel: Kernel, space: LongRows) -> Iterator[str]:
 
 
 class _Walk:
-    """Which steps of a kernel are one number of a row, and after how many loops along it each can be computed."""
+    """The steps of a kernel that are one scalar per row, and the loops over the row that each step has to wait for."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -252,7 +253,7 @@ class _Walk:
             self._is_wide.append(not isinstance(step, Reduce) and (own or only or any(self._is_wide[n] for n in read)))
 
     def numbers(self, level: int, space: LongRows) -> Iterator[str]:
-        """Yield the steps of a row's numbers that can be computed after so many loops, and not before."""
+        """Yield the steps with one scalar per row that can be computed right after `level` loops."""
         for number, step in enumerate(self._kernel.steps):
             if not self._is_wide[number] and self.levels[number] == level and not isinstance(step, Reduce):
                 yield f"v{number} = {_written(step, space)}"

@@ -54,7 +54,7 @@ class Flat:
         yield f"mask = i < {written_size(self.count)}"
 
     def access(self, strides: Sequence[Size]) -> tuple[str, str]:
-        """Return the offset and the mask of an access; no offset where it is 0."""
+        """Return the offset and the mask of an access; an offset of 0 is empty."""
         offset = _offset(terms(self._kernel.loops, strides), "i")
         return offset, "mask" if offset else ""
 
@@ -63,7 +63,7 @@ class Flat:
         return _counter(self._kernel, self.access, loop)
 
     def place(self, strides: Sequence[Size]) -> tuple[str, str]:
-        """Likewise of a store; one that has no offset stores one element, at the only point."""
+        """Return the offset and the mask of a store; without an offset, it stores the element of the only point."""
         offset, _ = self.access(strides)
         return offset or "i", "mask"
 
@@ -161,7 +161,7 @@ class Rows:
         return "    " if self.kernel.part else ""
 
     def sums(self) -> Iterator[tuple[int, ColumnSum]]:
-        """Yield the column sums, by the numbers of their outputs."""
+        """Yield the column sums, by the index of their output."""
         for number, store in enumerate(self.kernel.stores):
             if isinstance(store, ColumnSum):
                 yield number, store
@@ -187,12 +187,12 @@ class Rows:
             yield f"tl.store({place}, tl.sum(sum{number}, 0, keep_dims=True).to({dtype}){mask})"
 
     def place_of_columns(self, strides: Sequence[Size]) -> tuple[str, str]:
-        """Return the offset and the mask of a store of one number of each column."""
+        """Return the offset and the mask of a store of one element per column."""
         _, by_column = self._offsets(strides)
         return by_column or "c", "" if self.is_whole else "columns"
 
     def access(self, strides: Sequence[Size]) -> tuple[str, str]:
-        """Return the offset and the mask of an access; no offset where it is 0."""
+        """Return the offset and the mask of an access; an offset of 0 is empty."""
         by_row, by_column = self._offsets(strides)
         if not by_row:
             return by_column, "" if self.is_whole or not by_column else "columns"
@@ -205,7 +205,7 @@ class Rows:
         return _counter(self.kernel, self.access, loop)
 
     def place(self, strides: Sequence[Size]) -> tuple[str, str]:
-        """Likewise of a store; one that has no offset stores the number of the only row."""
+        """Return the offset and the mask of a store; without an offset, it stores the scalar of the only row."""
         by_row, by_column = self._offsets(strides)
         by_row = by_row or "r"  # of the only row, which is masked
         if not by_column:

@@ -1,4 +1,4 @@
-"""Builds the nodes that stand for one node in an older opset."""
+"""Build the nodes that replace one node in an older opset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Builder:
     """Makes nodes that are in no graph yet.
 
     Args:
-        node: the node that they stand for: they have its metadata, and names that begin with its name.
+        node: the node that they replace: they get its metadata, and names that begin with its name.
         fresh: gives a name that no value and no node has.
         metadata: more metadata for them.
     """

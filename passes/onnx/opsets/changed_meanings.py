@@ -87,4 +87,4 @@ _CHANGES: Mapping[str, Mapping[int, Callable[[ir.Node], None]]] = {
     "RoiAlign": {16: _needs_output_half_pixel},
     "Softmax": {13: _needs_last_axis},
 }
-"""Operator -> opset that changed its meaning -> raises where the change shows."""
+"""Operator -> opset that changed its meaning -> a check that raises if the change affects the node."""

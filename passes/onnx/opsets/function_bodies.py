@@ -84,7 +84,7 @@ def _nearest(versions: Sequence[int], version: int) -> int:
 
 
 def splice(body: ir.Model, node: ir.Node, make: Builder) -> list[ir.Value]:
-    """Move the nodes of a node's `body_model` to `make`, and give the values that stand for the node's outputs."""
+    """Move the nodes of a node's `body_model` to `make`; give the values that replace the node's outputs."""
     graph = body.graph
     inputs = dict.fromkeys(value for value in node.inputs if value is not None)
     for inner, outer in zip(tuple(graph.inputs), inputs, strict=True):

@@ -16,16 +16,16 @@ _END = 2**63 - 1
 
 
 def rewritten(node: ir.Node, since: int, version: int, make: Builder) -> Sequence[ir.Value] | None:
-    """Give the replacements of a node's outputs in an older opset; None where the general rule decides.
+    """Give the replacements of a node's outputs in an older opset; None if the general rule applies.
 
     Args:
         node: a node of ai.onnx.
-        since: the opset that its schema is of.
+        since: the opset of its schema.
         version: the older opset.
-        make: makes the nodes.
+        make: the builder of the nodes.
 
     Raises:
-        InexpressibleError: it is known to have no form.
+        InexpressibleError: the older opset cannot express it.
     """
     changed, rewrite = _REWRITES.get(node.op_type, (0, None))
     return rewrite(node, version, make) if rewrite is not None and version < changed <= since else None

@@ -21,7 +21,7 @@ _NEW_VALUES: Mapping[tuple[str, str], Mapping[str, int]] = {
     ("ScatterElements", "reduction"): {"max": 18, "min": 18},
     ("ScatterND", "reduction"): {"max": 18, "min": 18},
 }
-"""(operator, attribute) -> values that an older schema of it does not know, though it has the attribute -> since."""
+"""(operator, attribute) -> value that older schemas with the attribute lack -> the opset that added it."""
 
 
 @functools.cache
@@ -39,20 +39,20 @@ def fitted(
 ) -> tuple[Sequence[ir.Value | None], dict[str, ir.Attr]]:
     """Fit a node of schema `new` to schema `old`.
 
-    An input that was an attribute of that name in `old` becomes one where it is constant; attributes that `old` lacks
-    go where they state the behaviour without them; defaults that have changed are written out.
+    A constant input that is an attribute in `old` becomes that attribute. An attribute that `old` lacks is dropped if
+    it has the old behaviour. Changed defaults are written out.
 
     Args:
         node: the node.
         new: its schema.
-        old: that of opset `version`, which is older.
-        version: the opset.
+        old: the schema of opset `version`, which is older.
+        version: the older opset.
 
     Returns:
         Inputs and attributes of the node under `old`.
 
     Raises:
-        InexpressibleError: it does not fit.
+        InexpressibleError: the node does not fit.
     """
     inputs = list(node.inputs)
     while inputs and inputs[-1] is None:
@@ -75,12 +75,12 @@ def fitted(
 
 
 def check_fits(node: ir.Node, opset: int, version: int) -> None:
-    """Raise InexpressibleError where opset `version` lacks the types of a node that was made for it.
+    """Raise InexpressibleError if opset `version` lacks the types of a node that was made for it.
 
     Args:
-        node: of a model of opset `opset`, as far as types that are not known go.
-        opset: the newer.
-        version: the older.
+        node: the node; unknown types are those of a model of opset `opset`.
+        opset: the newer opset.
+        version: the older opset.
     """
     new, old = schema_at(node.op_type, opset), schema_at(node.op_type, version)
     assert new is not None
@@ -145,7 +145,7 @@ def _to_attribute(value: ir.Value | None, name: str, old: Schema, attributes: di
 
 
 def _parameter(parameters: Sequence[Schema.FormalParameter], index: int) -> Schema.FormalParameter:
-    """Return the formal parameter at an index; the last stands for all that follow."""
+    """Return the formal parameter at an index; the last one repeats."""
     return parameters[min(index, len(parameters) - 1)]
 
 

@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 @pytest.fixture(params=["training by the kernel", "training by nodes", "inference"])
 def training(request, monkeypatch):
-    """Whether to train; on the CPU BatchNormalization's training mode does, elsewhere separate nodes."""
+    """Choose training (by BatchNormalization's training mode, or by separate nodes) or inference."""
     if request.param == "training by nodes":
         monkeypatch.setattr(batch_norm, "_has_training_kernel", lambda *_: False)
     return request.param != "inference"

@@ -11,7 +11,7 @@ from ort_dynamo.lowering.symbols import expression, factors
 from ort_dynamo.testing import Tolerance, assert_close
 
 LIMIT = Tolerance(4e-6, 0)
-"""Of equal numbers ONNX Runtime's own sums of these sizes are off by 1e-5 to 4e-3."""
+"""ONNX Runtime's own sums of these sizes, of equal numbers, have errors of 1e-5 to 4e-3."""
 
 
 def plane(*sizes):

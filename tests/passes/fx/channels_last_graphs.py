@@ -36,7 +36,7 @@ class _Checked(Interpreter):
 
 
 def _is_free(node: Node) -> bool:
-    """Whether the strides are the kernel's choice, and are made what the graph says by the node that follows."""
+    """Check for a node whose strides the kernel chooses; the next node restores those of the graph."""
     backward = torch.ops.aten.convolution_backward.default
     return node.target is backward or (bool(node.all_input_nodes) and node.all_input_nodes[0].target is backward)
 

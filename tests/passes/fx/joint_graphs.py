@@ -1,4 +1,4 @@
-"""What tests of recomputation ask of joint graphs."""
+"""Helpers of tests of recomputation: tags, recomputed nodes and saved bytes of joint graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which casts and counts become one call, and where it stands."""
+"""Tests of joining casts and counters into one foreach call, and of its position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which results of islands are copied into torch's memory."""
+"""Tests of copying results of islands into torch's memory."""
 
 from __future__ import annotations
 

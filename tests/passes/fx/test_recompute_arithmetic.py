@@ -119,7 +119,7 @@ def gated(x: Tensor, w: Tensor, v: Tensor, u: Tensor) -> Tensor:
 
 
 GATED = (weight(2, 3), weight(3, 4), weight(3, 4), weight(4, 2))
-"""Of `gated` sigmoid, the second product and what the two give are kept, 32 bytes each."""
+"""`gated` saves the sigmoid, the second matmul and their product, 32 bytes each."""
 
 
 def test_a_product_of_two_kept_tensors_is_made_again_from_so_many_bytes(joint_graph: Capture) -> None:

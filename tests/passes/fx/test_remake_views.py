@@ -1,4 +1,4 @@
-"""What is saved, with and without the pass."""
+"""Tests of the saved tensors, with and without the pass."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Capture = Callable[..., GraphModule]
 
 
 def saved(gm: GraphModule) -> list[str]:
-    """What the backward reads of the forward and of the graph's inputs."""
+    """List the values of the forward and inputs of the graph that the backward reads."""
     later = JointGraph(gm).backward
     read = {value for node in later for value in node.all_input_nodes}
     return [n.name for n in gm.graph.nodes if n in read and n not in later and "tangents" not in n.name]
 
 
 def numbers(gm: GraphModule) -> set[str]:
-    """The sizes among them."""
+    """Give the sizes among the saved values."""
     return {n.name for n in gm.graph.nodes if is_number(n)} & set(saved(gm))
 
 

@@ -39,7 +39,7 @@ AFTER = BEFORE.replace(
     d = ScatterElements <axis: int = 1, reduction: string = "add"> (d_product, i, u)
 """,
 )
-"""What nothing reads any more is left to the pass that removes it."""
+"""The graph after the pass; dead nodes are left to the pass that removes them."""
 
 
 def test_no_matrix_of_the_picked_entries_is_made() -> None:

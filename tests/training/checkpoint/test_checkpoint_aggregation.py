@@ -16,7 +16,7 @@ from ort_dynamo.training.checkpoint import aggregate_checkpoints, load_state, sa
 
 MOMENTS = ("Moment_1", "Moment_2")
 MEGATRON = {"linear.weight": 0, "linear.bias": 0, "projection.weight": 1}
-"""How each weight is split: 0 by columns, 1 by rows; others are not."""
+"""Weight -> its split: 0 by columns, 1 by rows. Others are whole."""
 
 
 def whole_state() -> dict[str, Any]:

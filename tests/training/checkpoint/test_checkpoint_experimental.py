@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:experimental_:DeprecationWarning
 
 
 class Trainer:
-    """What the functions use of an ORTTrainer."""
+    """A stand-in with the attributes of ORTTrainer that the functions use."""
 
     def __init__(self, state: dict[str, Any] | None = None, stage: int = 0, rank: int = 0, size: int = 1) -> None:
         self.state = state or {}

@@ -1,4 +1,4 @@
-"""What the tests of trainers in several processes share: ranks, which make the group themselves, as trainers do."""
+"""Fixtures of the tests of trainers in several processes: ranks, which make the group themselves."""
 
 from __future__ import annotations
 

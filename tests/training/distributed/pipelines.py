@@ -1,4 +1,4 @@
-"""What ranks do that have stages of a model: neighbours have the same share of a batch."""
+"""Programs of ranks with stages of a model; adjacent ranks have the same share of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks of data parallel trainers do: each trains on its share of the batches of small_trainers."""
+"""Programs of data parallel ranks: each trains on its share of the batches of small_trainers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ort_dynamo.training.ort_trainer import ORTTrainer as FirstTrainer
 __all__ = ["CASES", "Normed", "cases", "joined", "make", "resume", "save", "share", "train"]
 
 SIZE = 8
-"""Of a joined batch: it is divided by 1, 2 and 4."""
+"""The size of a joined batch, which divides by 1, 2 and 4."""
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (optim.SGDConfig(lr=0.1), {}),

@@ -1,4 +1,4 @@
-"""What ranks do that share layers: neighbours have the same share of a batch."""
+"""Programs of ranks that share layers; adjacent ranks have the same share of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models train in one graph, which forward and backward apart, and which train nothing: and that it is said."""
+"""Tests of models that train in one graph, in a forward and a backward graph, or not at all."""
 
 from __future__ import annotations
 

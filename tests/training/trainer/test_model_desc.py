@@ -196,7 +196,7 @@ DESCRIPTIONS = st.fixed_dictionaries(
 
 
 def errors_of(entry: Any, is_output: bool, losses: int) -> list[str]:
-    """What is wrong with an input or output, after so many losses, in the order of the messages."""
+    """List the errors of an input or output after `losses` losses, in the order of the messages."""
     if entry is None:
         return [OUTPUT_SIZE if is_output else INPUT_SIZE, "null value not allowed"]
     is_sequence = isinstance(entry, (tuple, list))

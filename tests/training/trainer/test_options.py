@@ -464,7 +464,7 @@ JUNK = st.recursive(
 
 
 def fuzzed_with_junk(options: Any) -> None:
-    """Whatever is given is refused in the documented way, or gives a full set of options that is taken again."""
+    """Check that options are refused as documented, or become a full set that is valid again."""
     try:
         found = ORTTrainerOptions(options)
     except ValueError as error:

@@ -302,7 +302,7 @@ def test_tied_narrow_weights_have_one_master_by_all_names() -> None:
 
 @dataclass
 class Kind:
-    """What a model returns its tensors in, and how a loss_fn finds the prediction there."""
+    """A kind of model output: how the tensors are wrapped, and where a loss_fn finds the prediction."""
 
     wrap: Callable[[Tensor, Tensor], Any]
     prediction: Callable[[Any], Tensor]

@@ -28,7 +28,7 @@ SGD = optim.SGDConfig(lr=0.1)
 
 
 def passes_of(record: CompileRecord) -> list[str]:
-    """What ran on the models of a compile, with parameters."""
+    """List the passes that ran on the models of a compile, with parameters."""
     islands = [island for graph in record.graphs for island in graph.islands]
     return [one.name for island in islands for one in island.build.passes]
 

@@ -77,7 +77,7 @@ class ConvolutionForm(ConvolutionSteps):
 
 
 def per_dimension(ctx: LoweringContext, dimensions: int, numbers: Sequence[Size], what: str) -> list[int]:
-    """Return an argument of a convolution with one number for each spatial dimension; a single one stands for all.
+    """Return an argument of a convolution with one integer per spatial dimension; a single one is repeated.
 
     Raises:
         UnsupportedNodeError: one of them is symbolic; it names `what`.
@@ -96,7 +96,7 @@ def convolution_form(
     output_padding: Sequence[Size],
     groups: Size,
 ) -> ConvolutionForm:
-    """Read the form off ATen's arguments, where one number stands for all dimensions.
+    """Read the form off ATen's arguments, in which a single integer is repeated for all dimensions.
 
     Raises:
         UnsupportedNodeError: one of them is symbolic, or torch's kernel rejects the output padding.

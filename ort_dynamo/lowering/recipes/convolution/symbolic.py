@@ -17,7 +17,7 @@ __all__ = ["SymbolicConvolution"]
 
 @dataclass(frozen=True)
 class SymbolicConvolution(ConvolutionSteps):
-    """A convolution of which only the steps are fixed; the operators read the kernel off the weight."""
+    """A convolution with a symbolic kernel size and fixed steps; the operators read the kernel off the weight."""
 
     ctx: LoweringContext
 
@@ -74,8 +74,8 @@ class SymbolicConvolution(ConvolutionSteps):
     ) -> ir.Value:
         """Return the gradient of the weight, of shape `shape`.
 
-        A convolution of the input with the gradient, batch and channels swapped, stride and dilation swapped; the other
-        way round where it is transposed.
+        It is a convolution of the input with the gradient, with batch and channels swapped, and stride and dilation
+        swapped. If the convolution is transposed, input and gradient are exchanged.
         """
         op, ctx = self.ctx.op, self.ctx
         filters, sizes = grad, image_sizes

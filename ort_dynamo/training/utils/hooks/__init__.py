@@ -19,7 +19,7 @@ __all__ = [
 
 
 def inspect_activation(activation_name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Have the registered StatisticsSubscriber summarise a tensor and its gradient, anywhere in a model's code.
+    """Summarize a tensor and its gradient by the registered StatisticsSubscriber, anywhere in a model's code.
 
     Args:
         activation_name: how the files are called.

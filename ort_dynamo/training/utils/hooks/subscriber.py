@@ -46,7 +46,7 @@ class SubscriberBase:
         self._end_step = sys.maxsize if end_step is None else end_step
 
     def is_active(self, step: int) -> bool:
-        """Tell if the methods are called in a step."""
+        """Check whether the methods are called in a step."""
         return self._start_step <= step < self._end_step
 
     def pre_forward_module_apply_impl(

@@ -1,4 +1,4 @@
-"""Who shares memory, read off graphs, against what real tensors say."""
+"""Tests of the alias analysis against the storages of real tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which images have their channels last, where they are put in order, and where back."""
+"""Tests of channels_last propagation: which images get it, and where they are copied there and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors between convolutions have their channels last, and who computes them."""
+"""Tests of channels_last between convolutions: which tensors get it, and which runtime computes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the bias of a matmul is added on a target that fuses kernels."""
+"""Tests of the place where a matmul's bias is added, on a target that fuses kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes are marked for torch, and why."""
+"""Tests of the nodes that are marked for torch, and of the reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes of the table of slower operators are marked for torch, and where they are left to a session."""
+"""Tests of the table of slower operators: which nodes are marked for torch, and which are not."""
 
 from __future__ import annotations
 

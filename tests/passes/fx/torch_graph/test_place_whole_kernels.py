@@ -1,4 +1,4 @@
-"""Which nodes are marked for torch on a GPU, and why."""
+"""Tests of the nodes that are marked for torch on a GPU, and of the reasons."""
 
 from __future__ import annotations
 

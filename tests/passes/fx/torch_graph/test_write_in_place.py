@@ -1,4 +1,4 @@
-"""Which of torch's nodes write over an input."""
+"""Tests of running torch's nodes in place."""
 
 from __future__ import annotations
 

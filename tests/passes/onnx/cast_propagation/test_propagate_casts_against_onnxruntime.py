@@ -207,7 +207,7 @@ SETTINGS = [
 ]
 
 THEY_FAIL = {("attention", PropagateCastOpsStrategy.FLOOD_FILL, 2)}
-"""Where their pass makes a LayerNormalization of two types, which they refuse themselves: nothing to compare with."""
+"""Cases without a reference: ONNX Runtime's pass makes a LayerNormalization of two dtypes and refuses it."""
 
 
 def casts(model: onnx.ModelProto) -> int:
@@ -215,7 +215,7 @@ def casts(model: onnx.ModelProto) -> int:
 
 
 def theirs(model: onnx.ModelProto, strategy: PropagateCastOpsStrategy, level: int) -> onnx.ModelProto:
-    """What PropagateCastOps makes of a model, with the input `probe` and its Identity added."""
+    """Run PropagateCastOps on a model, with the input `probe` and its Identity added."""
     state = binding()
     transformers = state.TrainingGraphTransformerConfiguration()
     transformers.propagate_cast_ops_config.strategy = getattr(state.PropagateCastOpsStrategy, strategy.name)

@@ -1,4 +1,4 @@
-"""What holds for every graph: valid, typed, no more to cast, the same results, and nothing left to do."""
+"""Properties of every result: valid, typed, no more bytes to cast, equal results, idempotent."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def nodes(graph: onnx.GraphProto) -> list[Any]:
 
 
 def rewritten(model: onnx.ModelProto, pass_: PropagateCasts) -> onnx.ModelProto:
-    """What the pass makes, after the checks that hold for every strategy and level."""
+    """Run the pass, and check the properties that hold for every strategy and level."""
     changed = ir.from_proto(model)
     summary = pass_.propagate(changed)
     result = ir.to_proto(changed)

@@ -30,7 +30,7 @@ def fused(text: str | onnx.ModelProto) -> ir.Model:
 
 
 def run(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What ONNX Runtime computes on the CPU, without its own optimizers."""
+    """Run a model in ONNX Runtime on the CPU, without its optimizers."""
     options = onnxruntime().SessionOptions()
     options.graph_optimization_level = onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime().InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

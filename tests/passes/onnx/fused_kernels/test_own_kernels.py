@@ -1,4 +1,4 @@
-"""What CUDA's provider has no kernel for becomes a kernel of ours, alone if nothing joins it."""
+"""Tests of nodes without a kernel in CUDA's provider: each becomes a kernel of ours, alone if need be."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SHAPES = [
     ("[rows,6]", "[rows,6]", "[rows,6]"),
     ("[rows,6]", "[rows,1]", "[rows,6]"),
 ]
-"""Of two operands and of the result."""
+"""The shapes of two operands and of the result."""
 
 
 def single(op_type: str, dtype: str, first: str, second: str, result: str) -> str:

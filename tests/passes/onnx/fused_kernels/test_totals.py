@@ -1,4 +1,4 @@
-"""What is computed of sums over rows is part of the kernel that adds them up."""
+"""Tests of fusing arithmetic on row sums into the kernel that computes the sums."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def statistics(rows: int, columns: int) -> onnx.ModelProto:
 
 
 def totals(model: ir.Model) -> list[int]:
-    """How many totals each kernel that has any computes."""
+    """Count the totals of each kernel that has any."""
     counts = (sum(isinstance(step, Total) for step in kernel.steps) for kernel in fused_kernels(model).values())
     return sorted(count for count in counts if count)
 

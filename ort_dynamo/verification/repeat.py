@@ -1,0 +1,207 @@
+"""Writes small programs that repeat a fault alone, with their tensors in a file beside them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from ort_dynamo.lowering.registry import find_lowering, is_from_outside
+from ort_dynamo.saving.files import write_bytes, write_model
+from ort_dynamo.verification.models import LoweredIsland
+
+__all__ = ["FOLDER", "write_models", "write_operator"]
+
+FOLDER = "ort_dynamo_faults"
+"""The folder for programs that repeat a fault, where the program names no other."""
+
+_OPERATOR = '''"""Repeat a fault of ort_train: exits 1 while {operator} is wrong, and 0 after.
+
+The operator comes from: {line}
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+{registration}from ort_dynamo.verification.alone import run_alone
+
+x = torch.load(Path(__file__).with_suffix(".pt"))
+alone = run_alone(
+    torch.ops.{operator},
+    {args},
+    {kwargs},
+    read={read},
+)
+print("\\n".join(alone.nodes))
+print(f"differs from torch: {{alone.problem}} ({{alone.culprit}})" if alone.problem else "equal to torch")
+sys.exit(1 if alone.problem else 0)
+'''
+
+_MODELS = '''"""Repeat a fault of ort_train: exits 1 while two models that should be equal differ, and 0 after.
+
+The second model is made of the first by: {cause}
+"""
+
+import sys
+from pathlib import Path
+
+{registration}from ort_dynamo.verification.two_models import compare_models
+
+here = Path(__file__)
+problem = compare_models(here.with_suffix(".onnx"), here.with_suffix(".pt"), {after})
+print(f"the models differ: {{problem}}" if problem else "the models agree")
+sys.exit(1 if problem else 0)
+'''
+
+
+def write_operator(
+    folder: Path,
+    name: str,
+    operator: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    read: Sequence[int] | None,
+    line: str,
+) -> str:
+    """Write a program that runs one operator alone, as `run_alone` does, and return its path.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    tensors: list[torch.Tensor] = []
+    spelled_args, spelled_kwargs = _spelled(tuple(args), tensors), _spelled(dict(kwargs), tensors)
+    registration = ""
+    if is_from_outside(operator):
+        function = find_lowering(operator)
+        registration = _importing(function) or _registered(operator, function)
+    text = _OPERATOR.format(
+        operator=operator,
+        line=line.replace('"', "'").replace("\\", "/"),
+        registration=registration,
+        args=spelled_args,
+        kwargs=spelled_kwargs,
+        read=read,
+    )
+    return _write(folder, name, text, tensors)
+
+
+def write_models(
+    folder: Path,
+    name: str,
+    right: LoweredIsland,
+    wrong: ir.Model | None,
+    inputs: Sequence[Any],
+    cause: str,
+    spelled: str,
+) -> str:
+    """Write a program that runs a model before and after a change, and return its path.
+
+    Args:
+        folder: where to.
+        name: of the files.
+        right: the model before.
+        wrong: the model after; None if ONNX Runtime's optimizers make it.
+        inputs: of the island.
+        cause: the change, in words.
+        spelled: the pass, as Python; "" if there is none.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    write_model(right.model, folder / f"{name}.onnx")
+    after = '"optimized"'
+    if wrong is not None:
+        write_model(wrong, folder / f"{name}-after.onnx")
+        after = 'here.with_name(here.stem + "-after.onnx")'
+    fed = [_as_fed(one, way.order) for one, way in zip(inputs, right.inputs, strict=True) if way.is_read]
+    text = _MODELS.format(cause=cause.replace('"', "'"), registration="", after=after)
+    return _write(folder, name, text, fed)
+
+
+def _as_fed(value: Any, order: tuple[int, ...]) -> torch.Tensor:
+    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+    return (tensor.permute(order) if order else tensor).contiguous()
+
+
+def _write(folder: Path, name: str, text: str, tensors: Sequence[torch.Tensor]) -> str:
+    path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.py"
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save([one.detach().cpu() for one in tensors], path.with_suffix(".pt"))
+    write_bytes(text.encode(), path)
+    return str(path)
+
+
+# -- arguments as Python ---------------------------------------------------------------------------------------------
+
+
+def _spelled(value: Any, tensors: list[torch.Tensor]) -> str:
+    """Spell an argument; its tensors go into a list, and are read from it as x[0], x[1] and so on."""
+    match value:
+        case torch.Tensor():
+            tensors.append(value)
+            on = "" if value.device.type == "cpu" else f".to({str(value.device)!r})"
+            return f"x[{len(tensors) - 1}]{on}"
+        case tuple():
+            return f"({''.join(f'{_spelled(one, tensors)}, ' for one in value).strip()})"
+        case list():
+            return f"[{', '.join(_spelled(one, tensors) for one in value)}]"
+        case dict():
+            return f"{{{', '.join(f'{key!r}: {_spelled(one, tensors)}' for key, one in value.items())}}}"
+        case torch.device():
+            return f"torch.device({str(value)!r})"
+        case float():
+            return f"float({str(value)!r})" if value != value or value in (float("inf"), -float("inf")) else repr(value)
+    return repr(value)
+
+
+# -- a program's own lowerings ---------------------------------------------------------------------------------------
+
+
+def _importing(function: Any) -> str:
+    """Return the lines that import the module of a lowering; "" if it is no module that a program can import."""
+    module = sys.modules.get(getattr(function, "__module__", "") or "")
+    name = getattr(module, "__name__", "__main__")
+    if module is None or name == "__main__" or not hasattr(module, "__file__") or not name.isidentifier():
+        return ""
+    if not (Path(str(module.__file__)).suffix == ".py" and Path(str(module.__file__)).stem == name):
+        return ""
+    return (
+        f"sys.path.insert(0, {str(Path(str(module.__file__)).parent)!r})\nimport {name}  # registers the lowering\n\n"
+    )
+
+
+def _registered(operator: Any, function: Any) -> str:
+    """Return the lines that define a lowering and register it, with the imports and the numbers that it reads."""
+    assert isinstance(function, FunctionType)
+    source = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    defined = source.body[0]
+    used = inspect.getclosurevars(function)
+    lines = ["import ort_dynamo"]
+    for name, value in {**used.globals, **used.nonlocals}.items():
+        if isinstance(value, ModuleType):
+            lines.append(f"import {value.__name__} as {name}")
+        elif isinstance(value, (int, float, str, bool, tuple)):
+            lines.append(f"{name} = {value!r}")
+    if isinstance(defined, ast.FunctionDef):
+        defined.decorator_list, defined.returns = [], None
+        for argument in (*defined.args.args, *defined.args.kwonlyargs):
+            argument.annotation = None
+        lines += ["", "", ast.unparse(defined), "", ""]
+        called = defined.name
+    else:
+        (found,) = [one for one in ast.walk(source) if isinstance(one, ast.Lambda)][:1]
+        lines.append(f"lowering = {ast.unparse(found)}")
+        called = "lowering"
+    lines.append(f"ort_dynamo.register_lowering(torch.ops.{operator}, replace=True)({called})")
+    return "\n".join(lines) + "\n\n"

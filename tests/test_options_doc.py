@@ -68,7 +68,7 @@ def test_every_option_has_an_example() -> None:
 
 
 def test_every_field_has_an_option() -> None:
-    set_by_options = {*OPTIONS, *_CASTS.values(), *DEBUG, *DEPRECATED}
+    set_by_options = {*OPTIONS, *DEFAULTS.values(), *_CASTS.values(), *DEBUG, *DEPRECATED}
     assert defaults().keys() <= set_by_options
 
 

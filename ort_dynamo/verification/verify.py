@@ -71,7 +71,8 @@ def verify(
         options, mode, dynamic = settings.options, settings.mode, settings.dynamic
     parsed = parse_options(mode, options)
     inner, recorder = uncompiled(model), Recorder()
-    inner = getattr(inner, "_torchdynamo_orig_callable", inner)
+    if settings is not None:
+        inner = getattr(inner, "_torchdynamo_orig_callable", inner)
     step = Step(args, kwargs, modules_of(inner))
     with untouched(), _uncompiled_in_place(step.modules.values()):
         compiled = compile_apart(inner, backend=_backend(parsed, recorder), dynamic=dynamic)
@@ -99,13 +100,14 @@ def _backend(options: Options, recorder: Recorder) -> Callable[..., Any]:
 
 @contextmanager
 def _uncompiled_in_place(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Have modules after module.compile() run as they are; what they compiled is put back."""
-    calls = [(one, vars(one).pop(_CALL)) for model in models for one in model.modules() if _CALL in vars(one)]
+    """Have modules after module.compile() run as they are; all that torch.compile writes to modules is put back."""
+    modules = {id(module): module for model in models for module in model.modules()}.values()
+    attributes = [(module, dict(vars(module))) for module in modules]
+    for module, _ in attributes:
+        vars(module).pop("_compiled_call_impl", None)
     try:
         yield
     finally:
-        for module, call in calls:
-            vars(module)[_CALL] = call
-
-
-_CALL = "_compiled_call_impl"
+        for module, before in attributes:
+            vars(module).clear()
+            vars(module).update(before)

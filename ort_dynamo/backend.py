@@ -32,8 +32,6 @@ from ort_dynamo.torch_internals.cuda_graphs import forget_recordings
 from ort_dynamo.torch_internals.frames import watch_attempts
 from ort_dynamo.torch_internals.versions import say_if_untested
 from ort_dynamo.torch_internals.wrappers import zeros_in_memory
-from ort_dynamo.verification.calls import check_calls
-from ort_dynamo.verification.record import Recorder
 
 __all__ = ["compile_recorded", "compile_step", "ort_train"]
 
@@ -77,7 +75,7 @@ def compile_recorded(
     say_if_untested()
     installed_runtime()
     records, threads = Records(), placement_threads(options)
-    calls, recorder = options.verify.verified_calls, Recorder()
+    calls = options.verify.verified_calls
     if calls:
         options = options.without_cuda_graphs()
     kept_as = None if calls else kept_key(gm, options, threads)
@@ -86,17 +84,17 @@ def compile_recorded(
     if kept_as is not None:
         listeners.append(TraceCache(options, records))
     if calls:
-        listeners.append(recorder)
+        from ort_dynamo.verification.calls import CheckedCalls  # which most programs do without
+
+        checked = CheckedCalls(gm, calls, read_program(gm, example_inputs).inputs)
+        listeners.append(checked.recorder)
     device = session_device(gm, example_inputs)
     compilation = Compilation(options, device, threads, Listeners(*listeners), records.graphs)
     with loading(compilation.cache, records):
         compiled = compilation.run(gm, example_inputs, kept_as)
     record = records.close(saved.close() if saved else None)
     compiled = zeros_in_memory(compiled, example_inputs)
-    if calls:
-        names = read_program(gm, example_inputs).inputs
-        compiled = check_calls(gm, compiled, recorder, calls, names)
-    return compiled, record
+    return (checked.of(compiled) if calls else compiled), record
 
 
 def _listeners(options: Options, records: Records, *others: Listener) -> list[Listener]:

@@ -9,6 +9,7 @@ from functools import partial
 from operator import getitem
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.reference
 import onnx_ir as ir
@@ -21,7 +22,7 @@ from ort_dynamo.options.groups import DumpOptions, SessionOptions
 from ort_dynamo.runtime.providers import usable_target
 from ort_dynamo.torch_internals.fakes import FakeTensorMode
 from ort_dynamo.torch_internals.lazy_code import graph_module
-from ort_dynamo.torch_internals.pytree import tree_leaves, tree_map
+from ort_dynamo.torch_internals.pytree import tree_map
 from ort_dynamo.verification.compare import first_problem
 from ort_dynamo.verification.models import LoweredIsland, in_double, plainly, spell_nodes
 
@@ -145,16 +146,27 @@ def _by_reference(island: LoweredIsland, spec: BuildSpec, inputs: Sequence[Any])
     values = [one.permute(way.order) if way.order else one for one, way in zip(inputs, island.inputs, strict=True)]
     read = [one for one, way in zip(values, island.inputs, strict=True) if way.is_read]
     names = [str(value.name) for value in island.model.graph.inputs]
-    if any(one.dtype is torch.bfloat16 for one in tree_leaves(read) if isinstance(one, torch.Tensor)):
-        return None
     try:
         evaluator = onnx.reference.ReferenceEvaluator(ir.to_proto(island.model))
-        arrays = evaluator.run(None, {name: one.cpu().numpy() for name, one in zip(names, read, strict=True)})
+        arrays = evaluator.run(None, {name: _array(one) for name, one in zip(names, read, strict=True)})
     except Exception as error:  # whatever numpy raises, and errors of its own for operators that it lacks
         _log.debug("ONNX's reference cannot run %s: %s", island.model.graph.name, error)
         return None
-    found = [torch.as_tensor(array) for array in arrays]
+    found = list(map(_tensor, arrays))
     return [
         one.permute([way.order.index(axis) for axis in range(len(way.order))]) if way.order else one
         for one, way in zip(found, island.outputs, strict=True)
     ]
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    tensor = tensor.cpu().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ir.DataType.BFLOAT16.numpy())
+    return tensor.numpy()
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    if array.dtype == ir.DataType.BFLOAT16.numpy():
+        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
+    return torch.as_tensor(array)

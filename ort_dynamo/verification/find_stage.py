@@ -10,7 +10,6 @@ import onnx_ir as ir
 import torch
 from torch.fx import Node
 
-from ort_dynamo.build import spell_pass
 from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.errors import OrtDynamoError
 from ort_dynamo.marks import FX_NODE
@@ -43,13 +42,13 @@ def find_stage(run: IslandRun, expected: Sequence[Any], exact: Sequence[Any], fo
         if record.modified and (problem := _problem(island, run, expected, exact)):
             name = record.name
             cause = f"the pass {name}, which rewrites the ONNX model"
-            return _changed(run, island, before, problem, "pass", cause, folder, spell_pass(pass_))
+            return _changed(run, island, before, problem, "pass", cause, folder)
         before = _copy(island.model)
     problem = first_problem(run.compiled.run(*run.inputs), expected, lambda: exact, scale=largest(expected))
     if problem:
         target = run.graph.target
         cause = f"ONNX Runtime's optimizers ({target.package} {target.version}): the model is right without them"
-        return _changed(run, island, before, problem, "optimizer", cause, folder, "")
+        return _changed(run, island, before, problem, "optimizer", cause, folder)
     return None
 
 
@@ -73,7 +72,6 @@ def _changed(
     culprit: str,
     cause: str,
     folder: Path,
-    spelled: str,
 ) -> Fault:
     """Name the first value that a change has made wrong, with the operator that it belongs to."""
     right = island.holding(before)
@@ -92,7 +90,7 @@ def _changed(
         culprit=culprit,
         cause=cause,
         onnx_nodes=spell_nodes([made] if made is not None else []),
-        repeat=write_models(folder, name, right, after, run.inputs, cause, spelled),
+        repeat=write_models(folder, name, right, after, run.inputs, cause),
     )
 
 

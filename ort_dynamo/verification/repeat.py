@@ -56,7 +56,7 @@ The second model is made of the first by: {cause}
 import sys
 from pathlib import Path
 
-{registration}from ort_dynamo.verification.two_models import compare_models
+from ort_dynamo.verification.two_models import compare_models
 
 here = Path(__file__)
 problem = compare_models(here.with_suffix(".onnx"), here.with_suffix(".pt"), {after})
@@ -76,15 +76,16 @@ def write_operator(
 ) -> str:
     """Write a program that runs one operator alone, as `run_alone` does, and return its path.
 
+    None is written, and the path is empty, where the program's own lowering can be neither written nor imported.
+
     Raises:
         OSError: the folder cannot be written.
     """
     tensors: list[torch.Tensor] = []
     spelled_args, spelled_kwargs = _spelled(tuple(args), tensors), _spelled(dict(kwargs), tensors)
-    registration = ""
-    if is_from_outside(operator):
-        function = find_lowering(operator)
-        registration = _importing(function) or _registered(operator, function)
+    registration = _registration(operator)
+    if registration is None:
+        return ""
     text = _OPERATOR.format(
         operator=operator,
         line=line.replace('"', "'").replace("\\", "/"),
@@ -103,7 +104,6 @@ def write_models(
     wrong: ir.Model | None,
     inputs: Sequence[Any],
     cause: str,
-    spelled: str,
 ) -> str:
     """Write a program that runs a model before and after a change, and return its path.
 
@@ -114,7 +114,6 @@ def write_models(
         wrong: the model after; None if ONNX Runtime's optimizers make it.
         inputs: of the island.
         cause: the change, in words.
-        spelled: the pass, as Python; "" if there is none.
 
     Raises:
         OSError: the folder cannot be written.
@@ -125,7 +124,7 @@ def write_models(
         write_model(wrong, folder / f"{name}-after.onnx")
         after = 'here.with_name(here.stem + "-after.onnx")'
     fed = [_as_fed(one, way.order) for one, way in zip(inputs, right.inputs, strict=True) if way.is_read]
-    text = _MODELS.format(cause=cause.replace('"', "'"), registration="", after=after)
+    text = _MODELS.format(cause=cause.replace('"', "'"), after=after)
     return _write(folder, name, text, fed)
 
 
@@ -168,40 +167,54 @@ def _spelled(value: Any, tensors: list[torch.Tensor]) -> str:
 # -- a program's own lowerings ---------------------------------------------------------------------------------------
 
 
-def _importing(function: Any) -> str:
-    """Return the lines that import the module of a lowering; "" if it is no module that a program can import."""
-    module = sys.modules.get(getattr(function, "__module__", "") or "")
-    name = getattr(module, "__name__", "__main__")
-    if module is None or name == "__main__" or not hasattr(module, "__file__") or not name.isidentifier():
+def _registration(operator: Any) -> str | None:
+    """Return the lines that register a program's lowering; None where it cannot be written or imported."""
+    if not is_from_outside(operator):
         return ""
-    if not (Path(str(module.__file__)).suffix == ".py" and Path(str(module.__file__)).stem == name):
-        return ""
-    return (
-        f"sys.path.insert(0, {str(Path(str(module.__file__)).parent)!r})\nimport {name}  # registers the lowering\n\n"
-    )
+    function = find_lowering(operator)
+    lines = _defined(function) or _imported(function)
+    if lines is None:
+        return None
+    *before, name = lines
+    register = f"ort_dynamo.register_lowering(torch.ops.{operator}, replace=True)({name})"
+    return "\n".join(["import ort_dynamo", *before, register]) + "\n\n"
 
 
-def _registered(operator: Any, function: Any) -> str:
-    """Return the lines that define a lowering and register it, with the imports and the numbers that it reads."""
-    assert isinstance(function, FunctionType)
-    source = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    defined = source.body[0]
+def _defined(function: Any) -> list[str] | None:
+    """Return the lines that define a function, and its name; None where it reads more than modules and constants."""
+    if not isinstance(function, FunctionType):
+        return None
     used = inspect.getclosurevars(function)
-    lines = ["import ort_dynamo"]
-    for name, value in {**used.globals, **used.nonlocals}.items():
-        if isinstance(value, ModuleType):
-            lines.append(f"import {value.__name__} as {name}")
-        elif isinstance(value, (int, float, str, bool, tuple)):
-            lines.append(f"{name} = {value!r}")
-    if isinstance(defined, ast.FunctionDef):
-        defined.decorator_list, defined.returns = [], None
-        for argument in (*defined.args.args, *defined.args.kwonlyargs):
+    lines = [_constant(name, value) for name, value in {**used.globals, **used.nonlocals}.items()]
+    try:
+        source = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError):  # a program without a file, or a lambda within a longer expression
+        return None
+    defined = source.body[0]
+    if None in lines or not isinstance(defined, ast.FunctionDef):
+        return None
+    defined.decorator_list, defined.returns = [], None
+    for argument in ast.walk(defined.args):
+        if isinstance(argument, ast.arg):
             argument.annotation = None
-        lines += ["", "", ast.unparse(defined), "", ""]
-        called = defined.name
-    else:
-        (found,) = [one for one in ast.walk(source) if isinstance(one, ast.Lambda)][:1]
-        lines.append(f"lowering = {ast.unparse(found)}")
-        called = "lowering"
-    lines.append(f"ort_dynamo.register_lowering(torch.ops.{operator}, replace=True)({called})")
-    return "\n".join(lines) + "\n\n"
+    return [*map(str, lines), "", "", ast.unparse(defined), "", "", defined.name]
+
+
+def _constant(name: str, value: Any) -> str | None:
+    if isinstance(value, ModuleType):
+        return f"import {value.__name__} as {name}"
+    plain = isinstance(value, (bool, int, float, str, torch.dtype)) or value is None
+    return f"{name} = {_spelled(value, [])}" if plain else None
+
+
+def _imported(function: Any) -> list[str] | None:
+    """Return the lines that import a function, and its name; None where it is in no module that can be imported."""
+    name, module = getattr(function, "__name__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
+    file = Path(str(getattr(module, "__file__", "")))
+    if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not function:
+        return None
+    parts = module.__name__.split(".")
+    root = file.parents[len(parts) - 1] if len(file.parents) >= len(parts) else file
+    if root.joinpath(*parts).with_suffix(".py") != file:
+        return None
+    return [f"sys.path.insert(0, {str(root)!r})", f"from {module.__name__} import {name}  # noqa: E402", "", name]

@@ -40,8 +40,8 @@ def verify(
 ) -> Verification:
     """Check one step of a model against eager mode, and find the first operator that differs.
 
-    The step is a call, and the gradients of its loss. A loss is an output of one element; without one, the gradients
-    of all outputs are drawn. Outputs, gradients of parameters and inputs, buffers and inputs after the call are
+    The step is a call, and the gradients of its loss. A loss is an output of one element; without one, all
+    outputs get random gradients. Outputs, gradients of parameters and inputs, buffers and inputs after the call are
     compared. A difference counts if the result's error against float64 is clearly larger than eager's own.
 
     The model's state, its gradients, the random generators and everything compiled before are put back. The model

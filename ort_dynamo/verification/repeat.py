@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import sys
+import sysconfig
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -188,11 +189,13 @@ def _defined(function: Any) -> list[str] | None:
     lines = [_constant(name, value) for name, value in {**used.globals, **used.nonlocals}.items()]
     try:
         source = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, SyntaxError):  # a program without a file, or a lambda within a longer expression
+    except (OSError, SyntaxError):  # a program without a file, or a lambda that is a part of a line
         return None
-    defined = source.body[0]
-    if None in lines or not isinstance(defined, ast.FunctionDef):
+    found = [node for node in ast.walk(source) if isinstance(node, (ast.FunctionDef, ast.Lambda))][:2]
+    if None in lines or not found or (isinstance(found[0], ast.Lambda) and len(found) > 1):
         return None
+    if isinstance(defined := found[0], ast.Lambda):
+        return [*map(str, lines), f"lowering = {ast.unparse(defined)}", "lowering"]
     defined.decorator_list, defined.returns = [], None
     for argument in ast.walk(defined.args):
         if isinstance(argument, ast.arg):
@@ -202,7 +205,9 @@ def _defined(function: Any) -> list[str] | None:
 
 def _constant(name: str, value: Any) -> str | None:
     if isinstance(value, ModuleType):
-        return f"import {value.__name__} as {name}"
+        root = _root(value)
+        path = f"sys.path.append({str(root)!r})\n" if root is not None and not _is_installed(root) else ""
+        return f"{path}import {value.__name__} as {name}"
     plain = isinstance(value, (bool, int, float, str, torch.dtype)) or value is None
     return f"{name} = {_spelled(value, [])}" if plain else None
 
@@ -210,11 +215,23 @@ def _constant(name: str, value: Any) -> str | None:
 def _imported(function: Any) -> list[str] | None:
     """Return the lines that import a function, and its name; None where it is in no module that can be imported."""
     name, module = getattr(function, "__name__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
-    file = Path(str(getattr(module, "__file__", "")))
     if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not function:
         return None
-    parts = module.__name__.split(".")
-    root = file.parents[len(parts) - 1] if len(file.parents) >= len(parts) else file
-    if root.joinpath(*parts).with_suffix(".py") != file:
+    root = _root(module)
+    if root is None:
         return None
-    return [f"sys.path.insert(0, {str(root)!r})", f"from {module.__name__} import {name}  # noqa: E402", "", name]
+    return [f"sys.path.append({str(root)!r})", f"from {module.__name__} import {name}", "", name]
+
+
+def _root(module: ModuleType) -> Path | None:
+    """Return the folder by which a module is imported; None where its name does not fit its file."""
+    file = Path(str(getattr(module, "__file__", None) or ""))
+    parts = module.__name__.split(".")
+    for spelled in (file.with_suffix(""), file.parent):  # a module, or a package
+        if list(spelled.parts[-len(parts) :]) == parts:
+            return Path(*spelled.parts[: -len(parts)])
+    return None
+
+
+def _is_installed(root: Path) -> bool:
+    return any(root == Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))

@@ -120,8 +120,16 @@ def _copied(value: Any) -> Any:
 
 
 def _named(value: Any) -> Iterator[tuple[str, Any]]:
-    for index, (rest, leaf) in enumerate(_inside(value)):
-        yield rest.strip(".[]'") or str(index), leaf
+    """Yield the leaves of a call's result, with names such as "loss" and "0[1]"."""
+    match value:
+        case dict():
+            parts = [(str(key), one) for key, one in value.items()]
+        case tuple() | list():
+            parts = [(str(index), one) for index, one in enumerate(value)]
+        case _:
+            parts = [("0", value)]
+    for name, one in parts:
+        yield from ((f"{name}{rest}", leaf) for rest, leaf in _inside(one))
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:

@@ -74,6 +74,11 @@ def test_a_lowering_that_cannot_be_written_is_imported_or_no_program_is_made(
     program = write_operator(tmp_path, "case", aten.exp.default, given, {}, None, "")
     assert "from their_lowerings import wrong" in Path(program).read_text()
     assert ran(program) == 1
-    ort_dynamo.register_lowering(aten.exp.default, replace=True)(lambda ctx, x: their_lowerings.wrong(ctx, x))
+    helper = their_lowerings.helper
+    ort_dynamo.register_lowering(aten.exp.default, replace=True)(lambda ctx, x: helper(ctx, x))
     assert write_operator(tmp_path, "other", aten.exp.default, given, {}, None, "") == ""
     assert not (tmp_path / "other.py").exists()
+    ort_dynamo.register_lowering(aten.exp.default, replace=True)(lambda ctx, x: their_lowerings.wrong(ctx, x))
+    program = write_operator(tmp_path, "third", aten.exp.default, given, {}, None, "")
+    assert "lowering = lambda ctx, x: their_lowerings.wrong(ctx, x)" in Path(program).read_text()
+    assert ran(program) == 1

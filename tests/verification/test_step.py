@@ -39,8 +39,8 @@ def test_all_that_can_be_seen_has_a_name() -> None:
     seen = Step((x,), {"y": torch.zeros(1)}, {"": model}).observe(model)
     assert list(seen) == [
         "output loss",
-        "output all'][0",
-        "output all'][1",
+        "output all[0]",
+        "output all[1]",
         "gradient of input 0",
         "gradient of parameter weight",
         "buffer seen",

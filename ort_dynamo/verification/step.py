@@ -114,7 +114,10 @@ def _copied(value: Any) -> Any:
     made: dict[int, Any] = {}
 
     def once(leaf: Any) -> Any:
-        return made.setdefault(id(leaf), copied(leaf)) if id(leaf) not in made else made[id(leaf)]
+        if id(leaf) not in made:
+            holds_tensors = not isinstance(leaf, torch.Tensor) and next(_comparable(leaf), ("", None))[0]
+            made[id(leaf)] = copy.deepcopy(leaf) if holds_tensors else copied(leaf)
+        return made[id(leaf)]
 
     return tree_map(once, value)
 
@@ -143,10 +146,26 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
                 yield from ((f"[{index}]{rest}", leaf) for rest, leaf in _inside(one))
         case _:
             leaves = tree_leaves(value)
-            if len(leaves) == 1:
-                yield "", leaves[0]
-            else:
-                yield from ((f"[{index}]", leaf) for index, leaf in enumerate(leaves))
+            for index, leaf in enumerate(leaves):
+                place = f"[{index}]" if len(leaves) > 1 else ""
+                yield from ((f"{place}{rest}", one) for rest, one in _comparable(leaf))
+
+
+def _comparable(leaf: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield a leaf that can be compared, or the tensors that an object of another kind holds, such as a cache."""
+    if isinstance(leaf, (torch.Tensor, bool, int, float, complex, str, torch.dtype, type(None))):
+        yield "", leaf
+    elif depth < _DEPTH and not isinstance(leaf, (nn.Module, type)):
+        items = leaf if isinstance(leaf, (list, tuple)) else getattr(leaf, "__dict__", {})
+        pairs = enumerate(items) if isinstance(items, (list, tuple)) else items.items()
+        for key, value in pairs:
+            place = f"[{key}]" if isinstance(key, int) else f".{key}"
+            found = ((f"{place}{rest}", one) for rest, one in _comparable(value, depth + 1))
+            yield from ((name, one) for name, one in found if isinstance(one, torch.Tensor))
+
+
+_DEPTH = 4
+"""How deep in an object tensors are looked for."""
 
 
 def _gradients(outputs: Any, leaves: Mapping[str, torch.Tensor]) -> dict[str, Any]:

@@ -106,3 +106,26 @@ def test_the_modules_that_a_function_reads_are_found() -> None:
     assert modules_of(MODEL) == {"": MODEL}
     assert modules_of(MODEL.forward) == {"": MODEL}
     assert modules_of(torch.sin) == {}
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.layers = [{"ignored": 1}, Entry()]
+
+
+class Entry:
+    def __init__(self) -> None:
+        self.keys = torch.zeros(2)
+
+
+def test_tensors_inside_of_objects_are_compared_and_copied() -> None:
+    cache = Cache()
+
+    def fill(x: torch.Tensor, cache: Cache) -> Any:
+        cache.layers[1].keys += x
+        return x * 2, cache
+
+    seen = Step((torch.ones(2), cache)).observe(fill)
+    assert list(seen) == ["output 0", "output 1.layers[1].keys", "input 0 after", "input 1.layers[1].keys after"]
+    assert torch.equal(seen["output 1.layers[1].keys"], torch.ones(2))
+    assert torch.equal(cache.layers[1].keys, torch.zeros(2))

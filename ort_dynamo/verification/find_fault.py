@@ -19,6 +19,7 @@ from ort_dynamo.torch_internals.operators import OpOverload, aten
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.verification.alone import run_alone
 from ort_dynamo.verification.compare import first_problem, largest
+from ort_dynamo.verification.equal_choice import is_same_choice
 from ort_dynamo.verification.find_stage import find_stage
 from ort_dynamo.verification.in_double import InDouble
 from ort_dynamo.verification.models import LoweredIsland, in_double, nodes_of, plainly, spell_nodes
@@ -129,6 +130,8 @@ class _Steps(Interpreter):
             results = in_double(node.target, args, kwargs)
             return results if isinstance(results, tuple) else (results,)
 
+        if is_same_choice(node.target, args, kwargs, ours, eager):
+            ours = [None if isinstance(one, torch.Tensor) and one.dtype is torch.int64 else one for one in ours]
         return first_problem(ours, eager, exact, inputs=tree_leaves((args, kwargs)))
 
 

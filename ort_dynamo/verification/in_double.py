@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class InDouble(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     The program sees its own results alone, with its own random numbers, autocast and in-place writes. Each allocation
     of narrower floats has one of float64 beside it, which views of it share. Random operators, and kernels that torch
-    lacks in float64, are not repeated: their float64 value is the program's.
+    lacks in float64 and in float32, are not repeated: their float64 value is the program's.
     """
 
     supports_higher_order_operators = True
@@ -51,10 +52,7 @@ class InDouble(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is aten.native_dropout.default:
             made = _dropped(self.read(args[0]), args[1], results)
         elif wide is not None and any(map(_is_narrow, tree_leaves((given, results)))):
-            try:
-                made = func(*wide[0], **wide[1])
-            except RuntimeError as error:  # NotImplementedError as well
-                _log.debug("%s has no float64 form: %s", func, error)
+            made = _first(func, wide, torch.float64, torch.float32)
         if made is None and schema_of(func).is_mutable:
             self._forget(args)
         self._note(results, made)
@@ -97,6 +95,26 @@ class InDouble(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for value in tree_leaves(args):
             if _is_narrow(value):
                 self._beside.pop(storage_identity(value), None)
+
+
+def _first(func: Any, wide: Any, *dtypes: torch.dtype) -> Any:
+    """Run an operator in the first of some dtypes that it has a kernel for; None where it has none."""
+    for dtype in dtypes:
+        args, kwargs = wide if dtype is torch.float64 else tree_map(partial(_narrowed, dtype), wide)
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:  # NotImplementedError as well
+            _log.debug("%s has no form in %s: %s", func, dtype, error)
+        if schema_of(func).is_mutable:
+            break  # it writes to its arguments, which are copies in another dtype
+    return None
+
+
+def _narrowed(dtype: torch.dtype, value: Any) -> Any:
+    if value is torch.float64:
+        return dtype
+    is_wide = isinstance(value, torch.Tensor) and value.dtype is torch.float64
+    return value.to(dtype) if is_wide else value
 
 
 def _weak(storage: Any) -> StorageWeakRef:

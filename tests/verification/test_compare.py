@@ -79,3 +79,12 @@ def test_a_result_that_cancels_is_measured_by_its_inputs() -> None:
     assert first_problem([noise], [zero], lambda: [zero.double()], inputs=[ONES]) == ""
     assert first_problem([noise * 100], [zero], lambda: [zero.double()], inputs=[ONES])
     assert first_problem([None, ONES], [zero, 2 * ONES], lambda: [None, None]).startswith("result 1 off by 1")
+
+
+def test_an_error_as_large_as_is_usual_in_the_program_is_rounding() -> None:
+    expected = {f"gradient of {name}": ONES + 0.01 for name in "abc"} | {"gradient of d": ONES}
+    exact = {name: ONES.double() for name in expected}
+    found = {**expected, "gradient of d": ONES + 0.03}
+    assert not differences(found, expected, lambda: exact)
+    (wrong,) = differences({**found, "gradient of d": ONES + 0.06}, expected, lambda: exact)
+    assert wrong.name == "gradient of d"

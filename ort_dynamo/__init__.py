@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
     from ort_dynamo.training.train_step_info import TrainStepInfo
     from ort_dynamo.training.training_graph import export_training_graph
+    from ort_dynamo.verification.result import Verification
+    from ort_dynamo.verification.verify import verify
 
     __version__: str
 
@@ -41,6 +43,7 @@ __all__ = [
     "PropagateCastOpsStrategy",
     "Summary",
     "TrainStepInfo",
+    "Verification",
     "__version__",
     "amp",
     "export_training_graph",
@@ -50,6 +53,7 @@ __all__ = [
     "register_pass",
     "require_compiled",
     "summary",
+    "verify",
 ]
 
 _HOME = {
@@ -65,6 +69,7 @@ _HOME = {
     "PropagateCastOpsStrategy": "ort_dynamo.options.cast_strategy",
     "Summary": "ort_dynamo.report.summary",
     "TrainStepInfo": "ort_dynamo.training.train_step_info",
+    "Verification": "ort_dynamo.verification.result",
     "amp": "ort_dynamo.training",
     "export_training_graph": "ort_dynamo.training.training_graph",
     "memory_plan": "ort_dynamo.report.memory_plan",
@@ -73,6 +78,7 @@ _HOME = {
     "register_pass": "ort_dynamo.passes.outside",
     "require_compiled": "ort_dynamo.report.require",
     "summary": "ort_dynamo.report.summary",
+    "verify": "ort_dynamo.verification.verify",
 }
 
 

@@ -27,6 +27,7 @@ from ort_dynamo.report.recorder import Records
 from ort_dynamo.report.summary import print_at_exit
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.importing import restore_torch
+from ort_dynamo.saving.program import read_program
 from ort_dynamo.torch_internals.cuda_graphs import forget_recordings
 from ort_dynamo.torch_internals.frames import watch_attempts
 from ort_dynamo.torch_internals.versions import say_if_untested
@@ -74,17 +75,26 @@ def compile_recorded(
     say_if_untested()
     installed_runtime()
     records, threads = Records(), placement_threads(options)
-    kept_as = kept_key(gm, options, threads)
+    calls = options.verify.verified_calls
+    if calls:
+        options = options.without_cuda_graphs()
+    kept_as = None if calls else kept_key(gm, options, threads)
     saved = None if options.dump.save_onnx is None else SaveFiles(options.dump, gm, example_inputs)
     listeners = _listeners(options, records, *([saved] if saved else []))
     if kept_as is not None:
         listeners.append(TraceCache(options, records))
+    if calls:
+        from ort_dynamo.verification.calls import CheckedCalls  # which most programs do without
+
+        checked = CheckedCalls(gm, calls, read_program(gm, example_inputs).inputs)
+        listeners.append(checked.recorder)
     device = session_device(gm, example_inputs)
     compilation = Compilation(options, device, threads, Listeners(*listeners), records.graphs)
     with loading(compilation.cache, records):
         compiled = compilation.run(gm, example_inputs, kept_as)
     record = records.close(saved.close() if saved else None)
-    return zeros_in_memory(compiled, example_inputs), record
+    compiled = zeros_in_memory(compiled, example_inputs)
+    return (checked.of(compiled) if calls else compiled), record
 
 
 def _listeners(options: Options, records: Records, *others: Listener) -> list[Listener]:

@@ -37,6 +37,7 @@ __all__ = [
     "ProcessGroupError",
     "ProviderNotAvailableError",
     "RanksDisagreeError",
+    "ResultsDifferError",
     "RuntimeNotInstalledError",
     "SessionError",
     "SessionsDifferError",
@@ -320,6 +321,12 @@ class SessionsDifferError(OrtDynamoError):
         "Compile with options={{'graph_optimization': 'disable'}} to see whether an optimizer is the cause, and with "
         "options={{'save_onnx': FOLDER}} to get the model for a report."
     )
+
+
+class ResultsDifferError(OrtDynamoError):
+    """A step differs from eager mode, as `ort_dynamo.verify` or the option `verify` has found."""
+
+    message = "{text}"
 
 
 class SessionError(OrtDynamoError):

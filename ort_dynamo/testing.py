@@ -26,6 +26,7 @@ __all__ = [
     "assert_close",
     "assert_like_eager",
     "assert_rewrites",
+    "copied",
     "eager_reasons",
     "observe",
     "patch_facts",
@@ -236,7 +237,7 @@ def observe(
         "output i", "buffer name", "gradient of argument i" or "of parameter name", and "argument i after".
     """
     subject = copy.deepcopy(function) if isinstance(function, torch.nn.Module) else function
-    inputs = tree_map(_copy, args)
+    inputs = tree_map(copied, args)
     torch.manual_seed(seed)
     outputs = tree_leaves(compile_(subject)(*inputs))
     seen = {f"output {index}": _detached(output) for index, output in enumerate(outputs)}
@@ -258,7 +259,8 @@ def _drawn(output: torch.Tensor) -> torch.dtype:
     return torch.complex64 if output.is_complex() else torch.float32
 
 
-def _copy(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """Copy a tensor with its strides and requires_grad; return anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.layout is not torch.strided:
@@ -266,9 +268,9 @@ def _copy(value: Any) -> Any:
     with torch.no_grad():
         # clone() would make an expanded or sliced tensor dense; the tests check strides, too.
         storage = value.untyped_storage().clone()  # type: ignore[no-untyped-call]
-        copied = torch.empty(0, dtype=value.dtype, device=value.device)
-        copied.set_(storage, value.storage_offset(), value.shape, value.stride())
-    return copied.requires_grad_(value.requires_grad)
+        made = torch.empty(0, dtype=value.dtype, device=value.device)
+        made.set_(storage, value.storage_offset(), value.shape, value.stride())
+    return made.requires_grad_(value.requires_grad)
 
 
 def _detached(value: Any) -> Any:

@@ -12,7 +12,12 @@ from ort_dynamo.options.groups import MODES, Options
 from ort_dynamo.options.public import _CASTS, DEBUG, DEPRECATED, OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
-DEFAULTS = {"cast_strategy": "propagate_cast_ops_strategy", "threads": "intra_op_num_threads", "cache": "disk_cache"}
+DEFAULTS = {
+    "cast_strategy": "propagate_cast_ops_strategy",
+    "threads": "intra_op_num_threads",
+    "verify": "verified_calls",
+    "cache": "disk_cache",
+}
 """Option -> the field whose default it has, where that has another name."""
 
 
@@ -63,7 +68,7 @@ def test_every_option_has_an_example() -> None:
 
 
 def test_every_field_has_an_option() -> None:
-    set_by_options = {*OPTIONS, *_CASTS.values(), *DEBUG, *DEPRECATED}
+    set_by_options = {*OPTIONS, *DEFAULTS.values(), *_CASTS.values(), *DEBUG, *DEPRECATED}
     assert defaults().keys() <= set_by_options
 
 

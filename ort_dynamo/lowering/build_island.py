@@ -21,7 +21,7 @@ from ort_dynamo.passes.running import run_passes
 from ort_dynamo.progress import stage
 from ort_dynamo.runtime.session import optimize
 
-__all__ = ["build_island"]
+__all__ = ["build_island", "drop_unread"]
 
 
 def build_island(
@@ -42,7 +42,7 @@ def build_island(
     """
     watch, options = _Watch(), spec.dump
     lowered = lower(gm, spec.target)
-    inputs = _drop_unread(lowered)
+    inputs = drop_unread(lowered)
     watch.stage("lower")
     built(BuildStage(name, gm, "lowered", lowered.model, partial(_serialised, lowered.model)))
     stage("optimizing the ONNX model")
@@ -84,7 +84,7 @@ def _optimized(graph: BuiltGraph, spec: BuildSpec) -> bytes:
     return graph.model if spec.in_order else optimize(graph, spec.target, spec.device)
 
 
-def _drop_unread(lowered: Lowered) -> tuple[ValueSpec, ...]:
+def drop_unread(lowered: Lowered) -> tuple[ValueSpec, ...]:
     """Drop the inputs that no node of a model reads, such as the bias of a layer norm from the gradient of this."""
     graph = lowered.model.graph
     read = [bool(value.uses()) or value.is_graph_output() for value in graph.inputs]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
@@ -49,12 +49,15 @@ class Lowered:
         inputs, outputs: how they map to the FX graph's, in order.
         keyable: the model follows from the content of the graph's key: every question about sizes that came up was
             answered by records of the graph's nodes.
+        values: node of the FX graph -> its ir.Value, or a tuple of ir.Value | None for several outputs; a number or a
+            sub-graph stands for itself.
     """
 
     model: ir.Model
     inputs: tuple[ValueSpec, ...]
     outputs: tuple[ValueSpec, ...]
     keyable: bool
+    values: Mapping[Node, Any] = field(default_factory=dict, repr=False)
 
 
 def lower(gm: GraphModule, target: Target) -> Lowered:
@@ -75,15 +78,16 @@ def lower(gm: GraphModule, target: Target) -> Lowered:
     outputs = [(node, output_spec(node.meta["val"])) for node in output.args[0]]
     facts = (fact for node in gm.graph.nodes for fact in node.meta.get(ANSWERS, ()))
     with answering_from(facts) as answered:
-        graph = _lower(gm, target, inputs, outputs)
-    model = ir.Model(graph, ir_version=_IR_VERSION, producer_name="ort_dynamo")
-    return Lowered(model, tuple(s for _, s in inputs), tuple(s for _, s in outputs), keyable=not answered.missing)
+        walk = _lower(gm, target, inputs, outputs)
+    model = ir.Model(walk.graph, ir_version=_IR_VERSION, producer_name="ort_dynamo")
+    taken, given = (tuple(spec for _, spec in pairs) for pairs in (inputs, outputs))
+    return Lowered(model, taken, given, keyable=not answered.missing, values=walk.values)
 
 
 _Specs = Sequence[tuple[Node, ValueSpec]]
 
 
-def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> ir.Graph:
+def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> _Walk:
     walk = _Walk(target)
     for node, spec in inputs:
         walk.add_input(node, spec)
@@ -99,7 +103,7 @@ def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> 
             raise _located(node, error) from error
     for index, (node, spec) in enumerate(outputs):
         walk.add_output(node, index, spec)
-    return walk.graph
+    return walk
 
 
 def refusal(node: Node, target: Target, unmade: Callable[[ir.Model], str | None] = lambda model: None) -> str | None:
@@ -167,7 +171,7 @@ class _Walk:
         self._builder = LoweringBuilder(self.graph, target)
         self._symbols: Symbols = around._symbols if around else Symbols(self._builder)
         self._fakes: dict[ir.Value, torch.Tensor] = around._fakes if around else {}
-        self._values: dict[Node, Any] = {}
+        self.values: dict[Node, Any] = {}
         self._prefix = f"{name}." if name else ""  # no two graphs of a model share a name
         if name:
             self._builder.push_module(name)
@@ -182,7 +186,7 @@ class _Walk:
         """Add, as an input, a value that a node reads that is lowered alone."""
         fake = node.meta["val"]
         if isinstance(fake, (tuple, list)):  # getitem of a fallback node
-            self._values[node] = tuple(None if f is None else self._fake_input(node.name, f) for f in fake)
+            self.values[node] = tuple(None if f is None else self._fake_input(node.name, f) for f in fake)
         else:
             self.add_input(node, _input_spec(node))
 
@@ -193,7 +197,7 @@ class _Walk:
 
     def model(self, node: Node) -> ir.Model:
         """Return this graph as a model that gives the results of `node`."""
-        self.graph.outputs.extend(dict.fromkeys(v for v in tree_leaves(self._values[node]) if isinstance(v, ir.Value)))
+        self.graph.outputs.extend(dict.fromkeys(v for v in tree_leaves(self.values[node]) if isinstance(v, ir.Value)))
         return ir.Model(self.graph, ir_version=_IR_VERSION)
 
     def add_input(self, node: Node, spec: ValueSpec) -> None:
@@ -202,9 +206,9 @@ class _Walk:
             value = self._builder.input(node.name, onnx_dtype(spec.dtype), [])
             if isinstance(fake, (torch.SymInt, torch.SymFloat)):
                 self._symbols.offer_scalar(given_expression(fake), value)
-            self._values[node] = fake
+            self.values[node] = fake
         else:
-            self._values[node] = self._fake_input(node.name, fake, spec.order)
+            self.values[node] = self._fake_input(node.name, fake, spec.order)
 
     def _fake_input(self, name: str, fake: torch.Tensor, order: tuple[int, ...] = ()) -> ir.Value:
         axes = order or tuple(range(fake.dim()))
@@ -217,29 +221,29 @@ class _Walk:
         return value
 
     def add_subgraph(self, node: Node) -> None:
-        self._values[node] = node.meta["val"]
+        self.values[node] = node.meta["val"]
 
     def add_number(self, node: Node) -> None:
         """Add arithmetic on sizes; its readers look up the value."""
         number = node.meta["val"]
         self._symbols.value(expression(number))  # refuses sizes that depend on data
-        self._values[node] = number
+        self.values[node] = number
 
     def add_node(self, node: Node) -> None:
         if node.target is COND:
             self._add_cond(node)
             return
         if node.target is operator.getitem:
-            value = self._values[node.args[0]][node.args[1]]  # type: ignore[index]
+            value = self.values[node.args[0]][node.args[1]]  # type: ignore[index]
             if value is None:
                 raise AssertionError(f"output {node.args[1]} of {node.args[0]} was not lowered")
-            self._values[node] = value
+            self.values[node] = value
             return
         _check_outputs(node)
         if not isinstance(node.target, OpOverload):
             raise UnsupportedNodeError(f"{node.target} is not an ATen operator")
         context = LoweringContext(self._builder, self._symbols, self._fakes, node)
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         function = (DRAWS.get(node.target) if self._builder.target.stands_alone else None) or find_lowering(node.target)
         self._builder.origin, self._builder.reads_rounded = f"{node.name}: {node.target}", False
         result = torchlib.call(context, args, kwargs) if function is None else function(context, *args, **kwargs)
@@ -248,14 +252,14 @@ class _Walk:
     def _settle(self, node: Node, result: Any) -> None:
         fake = node.meta["val"]
         if isinstance(fake, torch.Tensor):
-            self._values[node] = self._settle_one(node.name, result, fake)
+            self.values[node] = self._settle_one(node.name, result, fake)
             return
         if not isinstance(result, (tuple, list)) or len(result) != len(fake):
             raise AssertionError(f"the lowering gives {result!r}, torch gives {len(fake)} outputs")
         settled = []
         for index, (value, one) in enumerate(zip(result, fake, strict=True)):
             settled.append(value if value is None else self._settle_one(f"{node.name}_{index}", value, one))
-        self._values[node] = tuple(settled)
+        self.values[node] = tuple(settled)
 
     def _settle_one(self, name: str, value: ir.Value, fake: torch.Tensor) -> ir.Value:
         if not isinstance(value, ir.Value):
@@ -276,7 +280,7 @@ class _Walk:
 
     def _add_cond(self, node: Node) -> None:
         """cond(predicate, true_graph, false_graph, operands) -> tuple, as If; the branches read the operands."""
-        arguments = torch.fx.node.map_arg(node.args, self._values.__getitem__)
+        arguments = torch.fx.node.map_arg(node.args, self.values.__getitem__)
         predicate, on_true, on_false, operands = arguments
         if not isinstance(predicate, ir.Value):
             raise UnsupportedNodeError("its condition is a symbolic truth value")
@@ -302,7 +306,7 @@ class _Walk:
     def _branch(self, name: str, gm: GraphModule, operands: Any, returned: list[int]) -> ir.Graph:
         walk = _Walk(self._builder.target, name, around=self)
         for placeholder, operand in zip(gm.graph.find_nodes(op="placeholder"), operands, strict=True):
-            walk._values[placeholder] = operand
+            walk.values[placeholder] = operand
         for node in gm.graph.nodes:
             try:
                 walk._add_branch_node(gm, node)
@@ -310,7 +314,7 @@ class _Walk:
                 raise UnsupportedNodeError(f"in a branch, {node.target}: {error.reason}") from error
         (output,) = gm.graph.find_nodes(op="output")
         for index in returned:
-            value = walk._values.get(output.args[0][index])
+            value = walk.values.get(output.args[0][index])
             if not isinstance(value, ir.Value):
                 raise UnsupportedNodeError("a branch returns something other than a tensor")
             value = _behind_identity(value)
@@ -324,7 +328,7 @@ class _Walk:
 
     def _add_branch_node(self, gm: GraphModule, node: Node) -> None:
         if node.op == "get_attr":
-            self._values[node] = attribute = operator.attrgetter(str(node.target))(gm)
+            self.values[node] = attribute = operator.attrgetter(str(node.target))(gm)
             if not isinstance(attribute, GraphModule):
                 raise UnsupportedNodeError("it reads a constant tensor")
         elif node.op == "call_function":
@@ -336,7 +340,7 @@ class _Walk:
             self.add_node(node)
 
     def add_output(self, node: Node, index: int, spec: ValueSpec) -> None:
-        value, fake, order = self._values[node], node.meta["val"], spec.order
+        value, fake, order = self.values[node], node.meta["val"], spec.order
         name = f"output_{index}"
         if order:
             value = self._builder.op.Transpose(value, perm=list(order))

@@ -33,6 +33,7 @@ __all__ = [
     "SegmentOptions",
     "SessionOptions",
     "SessionSettings",
+    "VerifyOptions",
     "make_options",
     "parse_options",
 ]
@@ -295,6 +296,16 @@ class DumpOptions:
 
 
 @dataclass(frozen=True)
+class VerifyOptions:
+    """Read by backend.py: `verified_calls` calls of each graph are checked against eager mode. Enters no key."""
+
+    verified_calls: int | None = None
+
+    def __post_init__(self) -> None:
+        is_count("verified_calls", self.verified_calls)
+
+
+@dataclass(frozen=True)
 class Options:
     """All options, one group per stage."""
 
@@ -303,7 +314,12 @@ class Options:
     recompute: RecomputeOptions = field(default_factory=RecomputeOptions)
     session: SessionOptions = field(default_factory=SessionOptions)
     dump: DumpOptions = field(default_factory=DumpOptions)
+    verify: VerifyOptions = field(default_factory=VerifyOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
+
+    def without_cuda_graphs(self) -> Options:
+        """Return the same options, with no graph recorded in a CUDA graph: a replay shows none of its values."""
+        return dataclasses.replace(self, session=dataclasses.replace(self.session, cuda_graphs=False))
 
 
 MODES: dict[str, dict[str, Any]] = {

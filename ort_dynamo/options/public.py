@@ -103,6 +103,7 @@ OPTIONS: Mapping[str, Callable[[Any], Fields]] = {
     "session_options": _session_options,
     "cuda_graphs": _same("cuda_graphs"),
     "save_onnx": _same("save_onnx"),
+    "verify": _same("verified_calls"),
     "cache": _cache,
     "debug": _debug,
 }
@@ -146,7 +147,7 @@ def read_options(options: Mapping[str, Any]) -> Fields:
     """
     fields: Fields = {}
     for name, value in options.items():
-        if name in OPTIONS:
+        if name in OPTIONS and not (name in DEPRECATED and isinstance(value, bool)):  # `verify` was a flag
             found = OPTIONS[name](value)
         elif name in DEPRECATED:
             warnings.warn(f"the ort_train option {name!r} is now {DEPRECATED[name]}", DeprecationWarning, stacklevel=3)
@@ -176,6 +177,7 @@ _PUBLIC = {
     **{long: f"cast_strategy[{short!r}]" for short, long in _CASTS.items()},
     "number_recompute_layers": "recompute_plan",
     "intra_op_num_threads": "threads",
+    "verified_calls": "verify",
     "provider_options": "session_options['provider_options']",
     "disk_cache": "cache",
     "cache_dir": "cache",

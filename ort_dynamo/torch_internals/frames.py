@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,11 @@ from ort_dynamo.torch_internals.callers import Caller, backend_module, caller_of
 from ort_dynamo.torch_internals.lookup import private
 
 __all__ = [
+    "CompileSettings",
     "Frame",
     "UntracedModule",
     "by_function",
+    "compile_settings",
     "current_compile_id",
     "entered_codes",
     "frames",
@@ -41,6 +43,7 @@ _check_verbose = private("torch._dynamo.trace_rules:check_verbose")
 _dynamo_utils = private("torch._dynamo.utils")
 _external_utils = private("torch._dynamo.external_utils")
 _optimized_module = private("torch._dynamo.eval_frame:OptimizedModule")
+_innermost_backend = private("torch._dynamo.eval_frame:innermost_backend")
 
 if _set_limit is not None and (getattr(_kept, "maxlen", None) or _LIMIT) < _LIMIT:
     _set_limit(_LIMIT)
@@ -243,6 +246,38 @@ def why_untraced(module: nn.Module) -> str | None:
 def is_compiled_function(function: Callable[..., Any]) -> bool:
     """Check whether torch.compile has made `function` from another one."""
     return hasattr(function, "_torchdynamo_orig_callable")
+
+
+@dataclass(frozen=True)
+class CompileSettings:
+    """The arguments that a compiled function or module was compiled with.
+
+    Attributes:
+        backend: the backend's name; its Python name where torch does not tell.
+        mode: the mode, or None.
+        options: the options, or None.
+        dynamic: whether sizes are dynamic; None leaves it to Dynamo.
+    """
+
+    backend: str
+    mode: str | None
+    options: Mapping[str, Any] | None
+    dynamic: bool | None
+
+
+def compile_settings(model: Any) -> CompileSettings | None:
+    """Return the arguments that torch.compile got for a function or a module; None if it is not compiled."""
+    call = model
+    if isinstance(model, nn.Module):
+        is_result = _optimized_module is not None and isinstance(model, _optimized_module)
+        call = vars(model).get("forward" if is_result else "_compiled_call_impl")
+    callback = None if call is None else _held(call, "callback")
+    if callback is None:
+        return None
+    inner = _innermost_backend(callback) if _innermost_backend else callback
+    given = getattr(inner, "kwargs", {})
+    name = getattr(inner, "compiler_name", None) or getattr(inner, "__name__", type(inner).__name__)
+    return CompileSettings(str(name), given.get("mode"), given.get("options"), getattr(inner, "dynamic", None))
 
 
 def wrap_compiled_call(

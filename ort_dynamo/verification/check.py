@@ -1,0 +1,45 @@
+"""Runs a step in eager mode and compiled, and compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ort_dynamo.verification.compare import differences
+from ort_dynamo.verification.find_fault import find_fault
+from ort_dynamo.verification.in_double import InDouble
+from ort_dynamo.verification.record import Recorder
+from ort_dynamo.verification.result import Verification
+from ort_dynamo.verification.step import Step
+
+__all__ = ["check"]
+
+
+def check(
+    step: Step, eager: Callable[..., Any], compiled: Callable[..., Any], recorder: Recorder, folder: Path
+) -> Verification:
+    """Run a step in eager mode and compiled, compare, and find the fault.
+
+    Args:
+        step: the step.
+        eager: runs it in eager mode.
+        compiled: the same function, compiled with `recorder` among the listeners.
+        recorder: records what runs when it is asked to.
+        folder: where a program that repeats the fault is written.
+    """
+    expected = step.observe(eager)
+    found = step.observe(compiled)
+
+    def truth() -> Mapping[str, Any]:
+        mode = InDouble()
+        return step.observe(eager, mode, mode.read)
+
+    listed = differences(found, expected, truth)
+    fault = None
+    if listed:
+        with recorder.recording():
+            step.observe(compiled)
+        fault = find_fault(recorder.runs, folder)
+        recorder.runs = []
+    return Verification(len(expected), len(recorder.graphs), listed, fault)

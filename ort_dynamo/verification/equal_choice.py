@@ -1,0 +1,53 @@
+"""Tells whether two operators chose equal elements, where torch leaves open which of these it chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ort_dynamo.torch_internals.operators import aten, schema_of
+
+__all__ = ["is_same_choice"]
+
+_CHOOSES = (
+    aten.argmax.default,
+    aten.argmin.default,
+    aten.argsort.default,
+    aten.kthvalue.default,
+    aten.max.dim,
+    aten.median.dim,
+    aten.min.dim,
+    aten.mode.default,
+    aten.sort.default,
+    aten.topk.default,
+)
+"""Operators whose last result is the indices of elements, along the argument `dim`; of equal ones it is any."""
+
+
+def is_same_choice(
+    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Sequence[Any], expected: Sequence[Any]
+) -> bool:
+    """Check whether an operator that chooses elements has chosen elements that are equal to torch's.
+
+    Args:
+        operator: any operator; one that chooses nothing gives False.
+        args, kwargs: its arguments.
+        found, expected: two results, the last of each being indices.
+    """
+    if operator not in _CHOOSES or not isinstance(found[-1], torch.Tensor):
+        return False
+    arguments = schema_of(operator).arguments
+    named = {one.name: one.default_value for one in arguments if one.has_default_value()}
+    named |= dict(zip((one.name for one in arguments), args, strict=False)) | dict(kwargs)
+    tensor, dim, ours, theirs = args[0], named.get("dim"), found[-1], expected[-1]
+    if ours.shape != theirs.shape:
+        return False
+    if dim is None or not tensor.dim():
+        tensor, dim, ours, theirs = tensor.flatten(), 0, ours.flatten(), theirs.flatten()
+    elif ours.dim() < tensor.dim():
+        ours, theirs = ours.unsqueeze(dim), theirs.unsqueeze(dim)
+    if not bool(((ours >= 0) & (ours < tensor.shape[dim])).all()):
+        return False
+    return torch.equal(tensor.take_along_dim(ours, dim), tensor.take_along_dim(theirs, dim))

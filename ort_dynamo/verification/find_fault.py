@@ -1,0 +1,254 @@
+"""Finds the first operator of recorded graphs whose result is wrong, from the same inputs, and the part at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import getitem
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from ort_dynamo.boundary import laid_out
+from ort_dynamo.errors import OrtDynamoError
+from ort_dynamo.lowering.registry import find_lowering, is_from_outside
+from ort_dynamo.source_line import module_path, user_line
+from ort_dynamo.torch_internals.operators import OpOverload, aten
+from ort_dynamo.torch_internals.pytree import tree_leaves
+from ort_dynamo.verification.alone import run_alone
+from ort_dynamo.verification.compare import first_problem, largest
+from ort_dynamo.verification.equal_choice import is_same_choice
+from ort_dynamo.verification.find_stage import find_stage
+from ort_dynamo.verification.in_double import InDouble
+from ort_dynamo.verification.models import LoweredIsland, in_double, nodes_of, plainly, spell_nodes
+from ort_dynamo.verification.record import GraphRun, IslandRun
+from ort_dynamo.verification.repeat import write_operator
+from ort_dynamo.verification.result import Fault
+
+__all__ = ["find_fault"]
+
+_UNDEFINED = (
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+)
+"""Operators whose numbers nobody defines."""
+
+
+def find_fault(runs: Sequence[GraphRun], folder: Path) -> Fault | None:
+    """Find the first fault of some runs.
+
+    Islands whose results differ come first, in the order of their runs, and then the graphs around them. An operator
+    may be wrong by less than shows in the results of its island, so all operators are looked at in the end.
+
+    Args:
+        runs: the recorded runs, in order.
+        folder: where the program that repeats the fault is written.
+    """
+    islands = [island for run in runs for island in run.islands]
+    for island in islands:
+        if _differs(island) and (fault := _examined(island, folder)) is not None:
+            return fault
+    for run in runs:
+        if (fault := _around(run)) is not None:
+            return fault
+    for island in islands:
+        if (fault := _operator_fault(island, folder)) is not None:
+            return fault
+    return None
+
+
+def _examined(island: IslandRun, folder: Path) -> Fault | None:
+    return _operator_fault(island, folder) or find_stage(island, *_interpreted(island), folder)
+
+
+def _differs(island: IslandRun) -> str:
+    expected, exact = _interpreted(island)
+    return first_problem(island.outputs, expected, lambda: exact, scale=largest(expected))
+
+
+def _interpreted(island: IslandRun) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Give the results of an island's operators in torch, and in float64."""
+    return _in_torch(island.graph.segmented.islands[island.name], island.inputs)
+
+
+def _in_torch(gm: GraphModule, inputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    mode = InDouble()
+    with plainly(), mode:
+        results = tuple(Interpreter(gm).run(*inputs))
+    return results, tuple(map(mode.read, results))
+
+
+# -- one operator ----------------------------------------------------------------------------------------------------
+
+
+class _Found(Exception):  # noqa: N818
+    """The first operator that differs."""
+
+    def __init__(self, node: Node, args: Any, kwargs: Any, problem: str) -> None:
+        super().__init__(node, problem)
+        self.node, self.given, self.problem = node, (args, kwargs), problem
+
+
+class _Steps(Interpreter):
+    """Runs each operator in torch on the values that ONNX Runtime computed, and compares the two results.
+
+    Args:
+        gm: the island.
+        values: node -> ONNX Runtime's result, or a tuple of them, some of which may be None.
+    """
+
+    def __init__(self, gm: GraphModule, values: dict[Node, Any]) -> None:
+        super().__init__(gm)
+        self._values_of = values
+
+    def run_node(self, n: Node) -> Any:
+        """Run a node; go on with the result of ONNX Runtime."""
+        expected = super().run_node(n)
+        if n not in self._values_of:
+            return expected
+        found = self._values_of[n]
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        several = isinstance(expected, (tuple, list))
+        ours, eager = (found, expected) if several else ((found,), (expected,))
+        if n.target not in _UNDEFINED and (problem := self._problem(n, ours, eager, args, kwargs)):
+            raise _Found(n, args, kwargs, problem)
+        together = [_like(one, other) for one, other in zip(ours, eager, strict=True)]
+        return (
+            type(expected)(together)
+            if type(expected) in (tuple, list)
+            else (tuple(together) if several else together[0])
+        )
+
+    @staticmethod
+    def _problem(node: Node, ours: Any, eager: Any, args: Any, kwargs: Any) -> str:
+        def exact() -> Any:
+            results = in_double(node.target, args, kwargs)
+            return results if isinstance(results, tuple) else (results,)
+
+        if is_same_choice(node.target, args, kwargs, ours, eager):
+            ours = [None if isinstance(one, torch.Tensor) and one.dtype is torch.int64 else one for one in ours]
+        return first_problem(ours, eager, exact, inputs=tree_leaves((args, kwargs)))
+
+
+def _like(found: Any, expected: Any) -> Any:
+    """Return ONNX Runtime's numbers in the layout of torch's result."""
+    if found is None or not isinstance(expected, torch.Tensor):
+        return expected
+    found = found.to(expected.dtype)
+    return found if found.stride() == expected.stride() else laid_out(found, expected.stride())
+
+
+def _operator_fault(run: IslandRun, folder: Path) -> Fault | None:
+    """Look at an island's operators, as they were lowered, one by one."""
+    gm = run.graph.segmented.islands[run.name]
+    island = LoweredIsland(gm, run.graph.spec)
+    more = list(dict.fromkeys(value for node in gm.graph.nodes for value in _made(island, node)))
+    try:
+        results = island.run(run.inputs, more)
+    except OrtDynamoError:
+        if run.graph.target.fuses_kernels:
+            return None  # nodes that only fused kernels run cannot run as they were lowered
+        raise
+    outputs = dict(zip((*island.model.graph.outputs, *more), results, strict=True))
+    values = {node: _read(island.values[node], outputs) for node in gm.graph.nodes if _is_operator(node, island)}
+    try:
+        with plainly():
+            _Steps(gm, values).run(*run.inputs)
+    except _Found as found:
+        return _operator(found, run, island, folder)
+    return None
+
+
+def _is_operator(node: Node, island: LoweredIsland) -> bool:
+    is_call = node.op == "call_function" and node.target is not getitem
+    return is_call and any(isinstance(one, ir.Value) for one in tree_leaves(island.values[node]))
+
+
+def _made(island: LoweredIsland, node: Node) -> list[ir.Value]:
+    """List the values of a node that are to become outputs."""
+    if not _is_operator(node, island):
+        return []
+    values = [one for one in tree_leaves(island.values[node]) if isinstance(one, ir.Value)]
+    return [one for one in values if not one.is_graph_output()]
+
+
+def _read(value: Any, outputs: dict[ir.Value, torch.Tensor]) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(None if one is None else outputs.get(one) for one in value)
+    return outputs.get(value)
+
+
+def _operator(found: _Found, run: IslandRun, island: LoweredIsland, folder: Path) -> Fault:
+    node, (args, kwargs) = found.node, found.given
+    nodes = spell_nodes(nodes_of(island.model, node))
+    items: set[Any] = {user.args[1] for user in node.users if user.target is getitem}
+    read = sorted(items) or None
+    culprit, repeat = "lowering or kernel", ""
+    if isinstance(node.target, OpOverload):
+        alone = run_alone(node.target, args, kwargs, read)
+        if alone.problem:
+            culprit = alone.culprit
+            repeat = write_operator(
+                folder, f"{run.graph.role}-{node.name}", node.target, args, kwargs, read, user_line(node)
+            )
+    return Fault(
+        operator=str(node.target),
+        node=node.name,
+        graph=run.graph.role,
+        module=module_path(node),
+        line=user_line(node),
+        problem=found.problem,
+        culprit=culprit,
+        cause=_cause(culprit, node, run),
+        onnx_nodes=nodes,
+        repeat=repeat,
+    )
+
+
+def _cause(culprit: str, node: Node, run: IslandRun) -> str:
+    target = run.graph.target
+    kernel = f"a kernel of {target.package} {target.version} ({target.provider})"
+    lowering = f"the lowering {_lowering_name(node)}"
+    if culprit == "kernel":
+        return f"{kernel}: another implementation of these ONNX nodes gives torch's result"
+    if culprit == "lowering":
+        return f"{lowering}: another implementation of its ONNX nodes gives the same wrong result"
+    return f"{lowering}, or {kernel}; nothing else here runs these ONNX nodes"
+
+
+def _lowering_name(node: Node) -> str:
+    function: Any = find_lowering(node.target) if isinstance(node.target, OpOverload) else None
+    if function is None:
+        return f"of {node.target} in onnxscript's torch_lib"
+    inner = getattr(function, "func", function)
+    name = f"{inner.__module__}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+    return f"{name}, which your program registered" if is_from_outside(node.target) else name
+
+
+# -- the graph around the islands ------------------------------------------------------------------------------------
+
+
+def _around(run: GraphRun) -> Fault | None:
+    """Compare a graph with its own operators in torch: where islands are right, torch's part of it is wrong."""
+    role = run.graph.role
+    with torch.random.fork_rng([]):
+        torch.set_rng_state(run.generator)
+        expected, exact = _in_torch(run.graph.whole.module({}), run.inputs)
+    problem = first_problem(run.outputs, expected, lambda: exact, scale=largest(expected))
+    if not problem:
+        return None
+    return Fault(
+        operator="",
+        node="",
+        graph=role,
+        module="",
+        line="",
+        problem=problem,
+        culprit="outside",
+        cause="the graph around the sessions, which torch runs: each session gives the results of its operators",
+    )

@@ -1,0 +1,134 @@
+"""Records the inputs and results of compiled graphs and of their islands, when it is asked to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ort_dynamo.events import BoxedRun, GraphCompilation, Listener
+from ort_dynamo.runtime.boxed import Island
+from ort_dynamo.runtime.compiled_graph import CompiledGraph
+from ort_dynamo.runtime.outer_code import IslandCall
+from ort_dynamo.testing import copied
+from ort_dynamo.torch_internals.pytree import tree_map
+
+__all__ = ["GraphRun", "IslandRun", "Recorder"]
+
+
+@dataclass(frozen=True)
+class IslandRun:
+    """One run of an island.
+
+    Attributes:
+        graph: the graph that it is a part of.
+        name: its name there.
+        compiled: the compiled island that ran.
+        inputs, outputs: copies of its values.
+    """
+
+    graph: GraphCompilation
+    name: str
+    compiled: CompiledGraph
+    inputs: tuple[Any, ...]
+    outputs: tuple[torch.Tensor, ...]
+
+
+@dataclass
+class GraphRun:
+    """One run of a graph.
+
+    Attributes:
+        graph: the graph.
+        inputs, outputs: copies of its values.
+        generator: the state of torch's generator when it began.
+        islands: the runs of its islands, in order.
+    """
+
+    graph: GraphCompilation
+    inputs: list[Any]
+    generator: torch.Tensor
+    outputs: tuple[Any, ...] = ()
+    islands: list[IslandRun] = field(default_factory=list)
+
+
+class Recorder(Listener):
+    """Records the runs of all graphs of one compile, from `with recording()` to its end.
+
+    Attributes:
+        graphs: the graphs compiled so far.
+        runs: the runs recorded so far, in order.
+    """
+
+    def __init__(self) -> None:
+        self.graphs: list[GraphCompilation] = []
+        self.runs: list[GraphRun] = []
+        self._records = False
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what runs."""
+        self._records, self.runs = True, []
+        try:
+            yield
+        finally:
+            self._records = False
+
+    def opened(self, graph: GraphCompilation) -> None:
+        """Put something around each island."""
+        self.graphs.append(graph)
+        outer = graph.segmented.gm
+        for name, island in list(outer.named_children()):
+            if isinstance(island, Island):
+                outer.set_submodule(name, _Recorded(island, self._record(graph, name, island.compiled)))
+
+    def finished(self, graph: GraphCompilation, run: BoxedRun) -> BoxedRun:
+        """Put something around the graph."""
+
+        def recorded(given: list[Any]) -> Any:
+            if not self._records:
+                return run(given)
+            now = GraphRun(graph, [copied(one) for one in given], torch.get_rng_state())
+            self.runs.append(now)
+            results = run(given)
+            now.outputs = tuple(tree_map(_kept, results))
+            return results
+
+        recorded._boxed_call = True  # type: ignore[attr-defined]
+        return recorded
+
+    def _record(self, graph: GraphCompilation, name: str, compiled: CompiledGraph) -> Callable[..., Any]:
+        def note(run: Callable[..., Any]) -> Callable[..., Any]:
+            def recorded(*values: Any) -> Any:
+                if not self._records:
+                    return run(*values)
+                inputs = tuple(copied(one) for one in values)
+                outputs = run(*values)
+                kept = tuple(map(_kept, outputs))
+                self.runs[-1].islands.append(IslandRun(graph, name, compiled, inputs, kept))
+                return outputs
+
+            return recorded
+
+        return note
+
+
+class _Recorded(Island):
+    """An island whose runs are noted."""
+
+    def __init__(self, island: Island, note: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        super().__init__(island.compiled, {})
+        self._call, self._note = island.as_call(), note
+
+    def as_call(self) -> IslandCall:
+        """Give the island's call, with its run noted."""
+        call = self._call
+        return dataclasses.replace(call, run=self._note(call.run))
+
+
+def _kept(value: Any) -> Any:
+    return copied(value.detach()) if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,247 @@
+"""Runs a step of a program, names all that can be seen of it, and puts everything back."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ort_dynamo.testing import copied
+from ort_dynamo.torch_internals.frames import uncompiled
+from ort_dynamo.torch_internals.pytree import tree_leaves, tree_map
+
+__all__ = ["Step", "modules_of", "seeded"]
+
+_SEED = 0x5EED
+"""Of the generator that draws the gradients of outputs, which no program uses."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call of a model or a function, with the gradients that follow.
+
+    Attributes:
+        args, kwargs: of the call; each run gets copies of their tensors.
+        modules: prefix of names -> module whose parameters and buffers belong to the step.
+        names: of `args`; their numbers where there are none.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+
+    def observe(
+        self,
+        call: Callable[..., Any],
+        watching: AbstractContextManager[Any] | None = None,
+        read: Callable[[Any], Any] = copied,
+    ) -> dict[str, Any]:
+        """Run the step, and return its outputs, gradients, buffers and inputs by their names.
+
+        Outputs of one element are losses: their gradients are the step's. Without one, the gradients of all outputs
+        are drawn, the same at each run.
+
+        Args:
+            call: called with the step's arguments.
+            watching: open while the step runs.
+            read: makes of a tensor the value that is returned.
+        """
+        args, kwargs = _copied((self.args, dict(self.kwargs)))
+        with self._unchanged():
+            with watching or nullcontext():
+                outputs = call(*args, **kwargs)
+                leaves = self._leaves(args, kwargs)
+                gradients = _gradients(outputs, leaves)
+            seen = {f"output {name}": one for name, one in _named(outputs)} | gradients
+            seen |= {f"buffer {name}": one for name, one in self._tensors("named_buffers")}
+            seen |= {f"{name} after": one for name, one in leaves.items() if name.startswith("input")}
+            return {name: read(one.detach()) if isinstance(one, torch.Tensor) else one for name, one in seen.items()}
+
+    @property
+    def devices(self) -> list[int]:
+        """The CUDA devices of its tensors."""
+        values = [*tree_leaves((self.args, dict(self.kwargs))), *(one for _, one in self._tensors("named_parameters"))]
+        cuda = {one.device.index for one in values if isinstance(one, torch.Tensor) and one.device.type == "cuda"}
+        return sorted(index for index in cuda if index is not None)
+
+    def _tensors(self, kind: str) -> Iterator[tuple[str, torch.Tensor]]:
+        for prefix, module in self.modules.items():
+            for name, one in getattr(module, kind)():
+                yield f"{prefix}.{name}" if prefix else name, one
+
+    def _leaves(self, args: Any, kwargs: Any) -> dict[str, torch.Tensor]:
+        names = self.names or tuple(map(str, range(len(args))))
+        inputs = [*zip(names, args, strict=True), *kwargs.items()]
+        named = ((f"{name}{rest}", leaf) for name, value in inputs for rest, leaf in _inside(value))
+        tensors = {f"input {name}": leaf for name, leaf in named if isinstance(leaf, torch.Tensor)}
+        return tensors | {f"parameter {name}": one for name, one in self._tensors("named_parameters")}
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Put back the state of the modules and of random generators when the step has run."""
+        with seeded(self.devices), torch.random.fork_rng(self.devices):
+            restore = [_snapshot(module) for one in self.modules.values() for module in one.modules()]
+            try:
+                yield
+            finally:
+                for put_back in restore:
+                    put_back()
+
+
+@contextmanager
+def seeded(devices: list[int]) -> Iterator[None]:
+    """Put the generators of Python and NumPy back, as torch.random.fork_rng does torch's."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _copied(value: Any) -> Any:
+    """Copy the tensors of arguments; one that is given twice is one in the copy, too."""
+    made: dict[int, Any] = {}
+
+    def once(leaf: Any) -> Any:
+        if id(leaf) not in made:
+            holds_tensors = not isinstance(leaf, torch.Tensor) and next(_comparable(leaf), ("", None))[0]
+            made[id(leaf)] = copy.deepcopy(leaf) if holds_tensors else copied(leaf)
+        return made[id(leaf)]
+
+    return tree_map(once, value)
+
+
+def _named(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a call's result, with names such as "loss" and "0[1]"."""
+    match value:
+        case dict():
+            parts = [(str(key), one) for key, one in value.items()]
+        case tuple() | list():
+            parts = [(str(index), one) for index, one in enumerate(value)]
+        case _:
+            parts = [("0", value)]
+    for name, one in parts:
+        yield from ((f"{name}{rest}", leaf) for rest, leaf in _inside(one))
+
+
+def _inside(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested values with their places, such as "['labels'][0]"."""
+    match value:
+        case dict():
+            for key, one in value.items():
+                yield from ((f"[{key!r}]{rest}", leaf) for rest, leaf in _inside(one))
+        case tuple() | list():
+            for index, one in enumerate(value):
+                yield from ((f"[{index}]{rest}", leaf) for rest, leaf in _inside(one))
+        case _:
+            leaves = tree_leaves(value)
+            for index, leaf in enumerate(leaves):
+                place = f"[{index}]" if len(leaves) > 1 else ""
+                yield from ((f"{place}{rest}", one) for rest, one in _comparable(leaf))
+
+
+def _comparable(leaf: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield a leaf that can be compared, or the tensors that an object of another kind holds, such as a cache."""
+    if isinstance(leaf, (torch.Tensor, bool, int, float, complex, str, torch.dtype, type(None))):
+        yield "", leaf
+    elif depth < _DEPTH and not isinstance(leaf, (nn.Module, type)):
+        items = leaf if isinstance(leaf, (list, tuple)) else getattr(leaf, "__dict__", {})
+        pairs = enumerate(items) if isinstance(items, (list, tuple)) else items.items()
+        for key, value in pairs:
+            place = f"[{key}]" if isinstance(key, int) else f".{key}"
+            found = ((f"{place}{rest}", one) for rest, one in _comparable(value, depth + 1))
+            yield from ((name, one) for name, one in found if isinstance(one, torch.Tensor))
+
+
+_DEPTH = 4
+"""How deep in an object tensors are looked for."""
+
+
+def _gradients(outputs: Any, leaves: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    tensors = [one for one in tree_leaves(outputs) if isinstance(one, torch.Tensor) and one.requires_grad]
+    wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad and leaf.is_leaf}
+    if not (tensors and wanted and torch.is_grad_enabled()):
+        return {}
+    losses = [one for one in tensors if one.numel() == 1]
+    generator = torch.Generator().manual_seed(_SEED)
+    cotangents = [torch.ones_like(one) for one in losses] or [_drawn(one, generator) for one in tensors]
+    found = torch.autograd.grad(losses or tensors, list(wanted.values()), cotangents, allow_unused=True)
+    return {f"gradient of {name}": one for name, one in zip(wanted, found, strict=True)}
+
+
+def _drawn(output: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    dtype = torch.complex64 if output.is_complex() else torch.float32
+    return torch.randn(output.shape, dtype=dtype, generator=generator).to(output)
+
+
+# -- state -----------------------------------------------------------------------------------------------------------
+
+
+def _snapshot(module: nn.Module) -> Callable[[], None]:
+    """Return a function that puts a module's attributes, and the numbers of its tensors, back."""
+    attributes = dict(vars(module))
+    contents = [(one, copy.copy(one)) for one in attributes.values() if type(one) in _PUT_BACK]
+    direct = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    tensors = [*direct, *(one for one in attributes.values() if isinstance(one, torch.Tensor))]
+    kept = [(one, _version(one), one.detach().clone(), one.grad if one.is_leaf else None) for one in tensors]
+
+    def put_back() -> None:
+        vars(module).clear()
+        vars(module).update(attributes)
+        for container, content in contents:
+            _PUT_BACK[type(container)](container, content)
+        with torch.no_grad():
+            for tensor, version, numbers, gradient in kept:
+                if version is None or version != _version(tensor):
+                    tensor.detach().copy_(numbers)
+                if tensor.is_leaf and tensor.grad is not gradient:
+                    tensor.grad = gradient
+
+    return put_back
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _refill(container: Any, content: Any) -> None:
+    container.clear()
+    container.update(content)
+
+
+def _relist(container: Any, content: Any) -> None:
+    container.clear()
+    container.extend(content)
+
+
+_PUT_BACK: Mapping[type, Callable[[Any, Any], None]] = {
+    **dict.fromkeys((dict, set, type(nn.Module().__dict__["_forward_hooks"])), _refill),
+    **dict.fromkeys((list, deque), _relist),
+}
+"""Type of an attribute that a step may change in place -> how its content is put back."""
+
+
+def modules_of(function: Callable[..., Any]) -> dict[str, nn.Module]:
+    """Find the modules that a function reads: its own, those of its closure, and globals that it names."""
+    if isinstance(function, nn.Module):
+        return {"": uncompiled(function)}
+    inner = inspect.unwrap(function)
+    found: dict[str, Any] = {}
+    owner = getattr(inner, "__self__", None)
+    if owner is not None:
+        found |= {"": owner} if isinstance(owner, nn.Module) else dict(getattr(owner, "__dict__", {}))
+    if inspect.isfunction(getattr(inner, "__func__", inner)):
+        names = inspect.getclosurevars(inner)
+        found |= {**names.globals, **names.nonlocals}
+    return {name: uncompiled(one) for name, one in found.items() if isinstance(one, nn.Module)}

@@ -1,0 +1,113 @@
+"""Checks one step of a model against eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from ort_dynamo.choose_target import placement_threads, session_device
+from ort_dynamo.compiler import Compilation
+from ort_dynamo.errors import InvalidArgumentError
+from ort_dynamo.options.groups import Options, parse_options
+from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.torch_internals.dry_run import compile_apart, untouched
+from ort_dynamo.torch_internals.frames import compile_settings, uncompiled
+from ort_dynamo.torch_internals.wrappers import zeros_in_memory
+from ort_dynamo.verification.check import check
+from ort_dynamo.verification.record import Recorder
+from ort_dynamo.verification.repeat import FOLDER
+from ort_dynamo.verification.result import Verification
+from ort_dynamo.verification.step import Step, modules_of
+
+__all__ = ["verify"]
+
+
+def verify(
+    model: Callable[..., Any],
+    /,
+    *args: Any,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    folder: str | Path = FOLDER,
+    **kwargs: Any,
+) -> Verification:
+    """Check one step of a model against eager mode, and find the first operator that differs.
+
+    The step is a call, and the gradients of its loss. A loss is an output of one element; without one, all
+    outputs get random gradients. Outputs, gradients of parameters and inputs, buffers and inputs after the call are
+    compared. A difference counts if the result's error against float64 is clearly larger than eager's own.
+
+    The model's state, its gradients, the random generators and everything compiled before are put back. The model
+    runs in the mode, train() or eval(), that it is in, and under the autocast that is on.
+
+    Args:
+        model: a module or function. A result of torch.compile(backend="ort_train") is checked with its own options.
+        args: arguments of the call.
+        options: torch.compile's options, for a model that is not compiled.
+        dynamic: torch.compile's `dynamic`, for a model that is not compiled.
+        folder: where a program is written that repeats the fault; nothing is written if nothing differs.
+        kwargs: keyword arguments of the call.
+
+    Raises:
+        UnknownOptionError, InvalidOptionError: bad options.
+        InvalidArgumentError: the model is compiled by another backend, or has options of its own beside `options`.
+    """
+    settings = compile_settings(model)
+    mode = None
+    if settings is not None:
+        if settings.backend not in ("ort_train", "onnxrt"):
+            expected = f"a model, or one compiled by ort_train; the backend of this one is {settings.backend}"
+            raise InvalidArgumentError(function="verify", name="model", value=type(model), expected=expected)
+        if options is not None or dynamic is not None:
+            expected = "none for a compiled model, which has its own"
+            raise InvalidArgumentError(function="verify", name="options", value=options, expected=expected)
+        options, mode, dynamic = settings.options, settings.mode, settings.dynamic
+    parsed = parse_options(mode, options)
+    inner, recorder = uncompiled(model), Recorder()
+    if settings is not None:
+        inner = getattr(inner, "_torchdynamo_orig_callable", inner)
+    step = Step(args, kwargs, modules_of(inner))
+    with untouched(), _uncompiled_in_place(step.modules.values()):
+        compiled = compile_apart(inner, backend=_backend(parsed, recorder), dynamic=dynamic)
+        return check(step, partial(_in_eager, inner), compiled, recorder, Path(folder))
+
+
+def _in_eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function; all that torch.compile has compiled inside it runs in eager mode."""
+    with torch.compiler.set_stance("force_eager"):
+        return function(*args, **kwargs)
+
+
+def _backend(options: Options, recorder: Recorder) -> Callable[..., Any]:
+    """Give a backend that compiles as ort_train does, and leaves no record of it."""
+    apart = options.without_cuda_graphs()
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        installed_runtime()
+        device = session_device(gm, example_inputs)
+        compilation = Compilation(apart, device, placement_threads(apart), recorder)
+        return zeros_in_memory(compilation.run(gm, example_inputs), example_inputs)
+
+    return backend
+
+
+@contextmanager
+def _uncompiled_in_place(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Have modules after module.compile() run as they are; all that torch.compile writes to modules is put back."""
+    modules = {id(module): module for model in models for module in model.modules()}.values()
+    attributes = [(module, dict(vars(module))) for module in modules]
+    for module, _ in attributes:
+        vars(module).pop("_compiled_call_impl", None)
+    try:
+        yield
+    finally:
+        for module, before in attributes:
+            vars(module).clear()
+            vars(module).update(before)

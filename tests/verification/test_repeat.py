@@ -1,0 +1,84 @@
+"""Programs that repeat a fault hold the operator with its arguments, and the lowering of the program."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+
+import ort_dynamo
+from ort_dynamo.lowering import registry
+from ort_dynamo.verification.repeat import write_operator
+
+aten = torch.ops.aten
+FACTOR = 2.0
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_FROM_OUTSIDE", {})
+
+
+def ran(program: str) -> int:
+    """The status that a program exits with, in this process."""
+    with pytest.raises(SystemExit) as exited:
+        runpy.run_path(program, run_name="__main__")
+    return int(exited.value.code)  # type: ignore[arg-type]
+
+
+ARGUMENTS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+    (aten.cat.default, ([torch.ones(2), torch.zeros(3)], 0), {}),
+    (aten.clamp.default, (torch.randn(3), -float("inf"), 0.5), {}),
+    (aten.gelu.default, (torch.randn(3),), {"approximate": "tanh"}),
+    (aten._to_copy.default, (torch.randn(3),), {"dtype": torch.float16}),
+    (aten.full_like.default, (torch.randn(3), 2), {"dtype": torch.float64, "device": torch.device("cpu")}),
+    (aten.clone.default, (torch.randn(3, 4),), {"memory_format": torch.contiguous_format}),
+    (aten.max.dim, (torch.randn(3, 4).t(), 1), {}),
+]
+
+
+@pytest.mark.parametrize(("operator", "args", "kwargs"), ARGUMENTS, ids=[str(one[0]) for one in ARGUMENTS])
+def test_arguments_are_written_as_they_are(operator: Any, args: Any, kwargs: Any, tmp_path: Path) -> None:
+    program = write_operator(tmp_path, "case", operator, args, kwargs, None, 'File "a.py", line 1')
+    assert ran(program) == 0
+
+
+def doubled(ctx: Any, x: ir.Value) -> ir.Value:
+    return ctx.op.Mul(ctx.op.Exp(x), FACTOR)
+
+
+def test_a_lowering_is_written_with_the_constants_that_it_reads(tmp_path: Path) -> None:
+    ort_dynamo.register_lowering(aten.exp.default, replace=True)(doubled)
+    program = write_operator(tmp_path, "case", aten.exp.default, (torch.randn(3),), {}, None, "")
+    text = Path(program).read_text()
+    assert "FACTOR = 2.0" in text
+    assert "def doubled(ctx, x):" in text
+    assert ran(program) == 1
+
+
+def test_a_lowering_that_cannot_be_written_is_imported_or_no_program_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_lowerings.py").write_text(
+        "def helper(ctx, x):\n    return ctx.op.Neg(x)\n\n\ndef wrong(ctx, x):\n    return helper(ctx, x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import their_lowerings  # type: ignore[import-not-found]
+
+    given = (torch.randn(3),)
+    ort_dynamo.register_lowering(aten.exp.default, replace=True)(their_lowerings.wrong)
+    program = write_operator(tmp_path, "case", aten.exp.default, given, {}, None, "")
+    assert "from their_lowerings import wrong" in Path(program).read_text()
+    assert ran(program) == 1
+    helper = their_lowerings.helper
+    ort_dynamo.register_lowering(aten.exp.default, replace=True)(lambda ctx, x: helper(ctx, x))
+    assert write_operator(tmp_path, "other", aten.exp.default, given, {}, None, "") == ""
+    assert not (tmp_path / "other.py").exists()
+    ort_dynamo.register_lowering(aten.exp.default, replace=True)(lambda ctx, x: their_lowerings.wrong(ctx, x))
+    program = write_operator(tmp_path, "third", aten.exp.default, given, {}, None, "")
+    assert "lowering = lambda ctx, x: their_lowerings.wrong(ctx, x)" in Path(program).read_text()
+    assert ran(program) == 1

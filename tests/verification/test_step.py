@@ -1,0 +1,131 @@
+"""A step is observed by name, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ort_dynamo.verification.step import Step, modules_of
+
+
+class Stateful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("seen", torch.zeros(2))
+        self.calls, self.last, self.kept, self.names = [1], deque([1], maxlen=3), {"a": 1}, {"x"}
+
+    def forward(self, x: torch.Tensor, y: Any = None) -> Any:
+        with torch.no_grad():
+            self.seen += 1
+            self.weight += 1
+        self.calls.append(2)
+        self.last.append(2)
+        self.kept["b"] = 2
+        self.names.add("y")
+        self.new = x
+        random.random(), np.random.rand(), torch.rand(1)
+        return {"loss": (x * self.weight).sum(), "all": [x + self.seen, y]}
+
+
+def test_all_that_can_be_seen_has_a_name() -> None:
+    model, x = Stateful(), torch.ones(2, requires_grad=True)
+    seen = Step((x,), {"y": torch.zeros(1)}, {"": model}).observe(model)
+    assert list(seen) == [
+        "output loss",
+        "output all[0]",
+        "output all[1]",
+        "gradient of input 0",
+        "gradient of parameter weight",
+        "buffer seen",
+        "input 0 after",
+        "input y after",
+    ]
+    assert torch.equal(seen["gradient of input 0"], torch.full((2,), 2.0))
+    assert torch.equal(seen["buffer seen"], torch.ones(2))
+
+
+def test_state_is_put_back_even_after_an_error() -> None:
+    model, x = Stateful(), torch.ones(2)
+    model.weight.grad = gradient = torch.zeros(2)
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+
+    def fails(x: torch.Tensor) -> None:
+        model(x)
+        model.weight.grad = torch.ones(2)
+        raise ValueError("after the step")
+
+    with pytest.raises(ValueError, match="after the step"):
+        Step((x,), {}, {"": model}).observe(fails)
+    assert (model.calls, model.last, model.kept, model.names) == ([1], deque([1]), {"a": 1}, {"x"})
+    assert not hasattr(model, "new")
+    assert torch.equal(model.weight, torch.ones(2))
+    assert torch.equal(model.seen, torch.zeros(2))
+    assert model.weight.grad is gradient
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states[:2]
+    assert torch.equal(torch.get_rng_state(), states[2])
+
+
+def test_an_input_that_is_given_twice_is_one_tensor() -> None:
+    x = torch.ones(2)
+
+    def same(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y * 1
+
+    seen = Step((x, x)).observe(same)
+    assert torch.equal(seen["output 0"], torch.full((2,), 2.0))
+    assert torch.equal(x, torch.ones(2))
+
+
+def test_random_gradients_are_the_same_in_each_run() -> None:
+    model, step = nn.Linear(3, 3), Step((torch.randn(2, 3),))
+    step = Step(step.args, {}, {"": model})
+    one, other = step.observe(model), step.observe(model)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    with torch.no_grad():
+        assert not any(name.startswith("gradient") for name in step.observe(model))
+
+
+MODEL = nn.Linear(2, 2)
+
+
+def test_the_modules_that_a_function_reads_are_found() -> None:
+    inner = nn.Linear(1, 1)
+
+    def loss(x: torch.Tensor) -> Any:
+        return MODEL(x) + inner(x)
+
+    assert modules_of(loss) == {"MODEL": MODEL, "inner": inner}
+    assert modules_of(MODEL) == {"": MODEL}
+    assert modules_of(MODEL.forward) == {"": MODEL}
+    assert modules_of(torch.sin) == {}
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.layers = [{"ignored": 1}, Entry()]
+
+
+class Entry:
+    def __init__(self) -> None:
+        self.keys = torch.zeros(2)
+
+
+def test_tensors_inside_of_objects_are_compared_and_copied() -> None:
+    cache = Cache()
+
+    def fill(x: torch.Tensor, cache: Cache) -> Any:
+        cache.layers[1].keys += x
+        return x * 2, cache
+
+    seen = Step((torch.ones(2), cache)).observe(fill)
+    assert list(seen) == ["output 0", "output 1.layers[1].keys", "input 0 after", "input 1.layers[1].keys after"]
+    assert torch.equal(seen["output 1.layers[1].keys"], torch.ones(2))
+    assert torch.equal(cache.layers[1].keys, torch.zeros(2))

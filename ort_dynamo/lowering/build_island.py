@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import time
 from collections.abc import Callable
 from functools import partial
@@ -66,6 +67,7 @@ def build_island(
         origins=_origins(gm, lowered.model),
         record=BuildRecord(len(nodes), passes, watch.seconds),
         kernels=fused_ops(lowered.model),
+        values=_values(gm, lowered.model),
         reference=model if options.verify_sessions else b"",
     )
     if spec.session.graph_optimization == "disable":
@@ -101,6 +103,19 @@ def _origins(gm: GraphModule, model: ir.Model) -> dict[str, int]:
     stopped = (node for node in model.graph.all_nodes() if node.name and node.op_type.startswith(_STOPPED_BY_DATA))
     makers = {str(node.name): node.metadata_props.get(FX_NODE, "").partition(":")[0] for node in stopped}
     return {name: indices[maker] for name, maker in makers.items() if maker in indices}
+
+
+def _values(gm: GraphModule, model: ir.Model) -> dict[str, int]:
+    """Name of a value in a model -> index of the FX node that gives it, one of several results by its getitem."""
+    names: dict[str, int] = {}
+    for index, node in enumerate(gm.graph.nodes):
+        if node.target is operator.getitem:
+            maker, item = node.args
+            names[f"{maker}_{item}"] = index
+        elif node.op == "call_function":
+            names[node.name] = index
+    given = (str(value.name) for node in model.graph for value in node.outputs)
+    return {name: names[name] for name in given if name in names}
 
 
 _STOPPED_BY_DATA = ("Gather", "Scatter")

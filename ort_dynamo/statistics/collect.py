@@ -1,0 +1,168 @@
+"""Collects statistics of the values that compiled graphs compute while a block runs."""
+
+from __future__ import annotations
+
+import math
+import operator
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+
+from ort_dynamo.errors import InvalidArgumentError
+from ort_dynamo.node_origins import NodeOrigin
+from ort_dynamo.runtime.boxed import RunWatch
+from ort_dynamo.runtime.observed_run import ObservedGraph, Show
+from ort_dynamo.statistics.run import RunStatistics
+from ort_dynamo.statistics.summarize import Numbers, summarize
+from ort_dynamo.statistics.values import ValueStatistics
+
+__all__ = ["CollectedStatistics", "collect_statistics"]
+
+
+@contextmanager
+def collect_statistics(*, every: int = 1, modules: str | Sequence[str] | None = None) -> Iterator[CollectedStatistics]:
+    """Collect statistics of the values of each compiled graph that runs in the block, forward and backward.
+
+    The models may be compiled before the block. Results, gradients and random numbers are those of a run without it. A
+    value inside an island is computed by a second session, which has the nodes of the first one and gives their values
+    as results. It needs memory for all values of one island at once. A value that is inside a fused ONNX operator is
+    not seen. Nor is any of a call that torch transforms (vmap, forward-mode gradients) or that CUDA graphs record.
+
+    Args:
+        every: collect of each `every`-th step alone: of steps 0, `every`, 2 · `every` and so on. A step begins with the
+            block; a next one begins when a forward runs after a backward, or a graph runs again that ran in this step.
+        modules: paths of modules, as in `named_modules()`, with the wildcards of fnmatch. Values are collected of these
+            and of the modules inside them; None collects of all, and of the inputs of the graphs.
+
+    Returns:
+        A context manager that gives the statistics, which grow as graphs run.
+
+    Raises:
+        InvalidArgumentError: `every` is not a number above 0.
+    """
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise InvalidArgumentError(function="collect_statistics", name="every", value=every, expected="an int above 0")
+    collected = CollectedStatistics()
+    patterns = (modules,) if isinstance(modules, str) else None if modules is None else tuple(modules)
+    with _Collector(collected, every, patterns):
+        yield collected
+
+
+class CollectedStatistics(RunStatistics):
+    """The statistics of a block of `collect_statistics`, which grow as graphs run.
+
+    Attributes:
+        step: the number of the present step; 0 at first.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 0
+        self._counts = True
+
+    def next_step(self) -> None:
+        """Begin the next step. From the first call on, no step begins by itself."""
+        self.step += 1
+        self._counts = False
+
+
+class _Collector(RunWatch):
+    def __init__(self, collected: CollectedStatistics, every: int, patterns: Sequence[str] | None) -> None:
+        super().__init__()
+        self.collected, self.patterns = collected, patterns
+        self.lock = threading.Lock()
+        self._every = every
+        self._labels: list[Sequence[Any]] = []
+        self._ran: set[tuple[int, str]] = set()
+
+    def observe(self, label: Sequence[Any], graph: ObservedGraph) -> Show | None:
+        """Give the function that summarizes the values of this run, if the step is one of those to look at."""
+        role = graph.origins.role
+        with self.lock:
+            number = next((index for index, one in enumerate(self._labels) if one is label), len(self._labels))
+            if number == len(self._labels):
+                self._labels.append(label)
+            is_new = role != "backward" and ((number, role) in self._ran or any(r == "backward" for _, r in self._ran))
+            if is_new and self.collected._counts:
+                self.collected.step += 1
+                self._ran.clear()
+            self._ran.add((number, role))
+            step = self.collected.step
+        return None if step % self._every else _GraphRun(self, graph, number, step)
+
+
+class _GraphRun:
+    """One run of a graph: called with the index and the value of each node."""
+
+    def __init__(self, collector: _Collector, graph: ObservedGraph, number: int, step: int) -> None:
+        self._collector, self._graph, self._number, self._step = collector, graph, number, step
+        self._seen: dict[int, Numbers] = {}
+
+    def __call__(self, index: int, value: torch.Tensor) -> None:
+        if value.layout is not torch.strided or value.is_quantized:
+            return
+        whole, origins = self._graph.whole, self._graph.origins
+        node, item = index, ""
+        if whole.nodes[index].target is operator.getitem:
+            (node,), (place,) = whole.arguments(index)
+            item = f"[{place}]"
+        origin = origins.nodes[node]
+        if not self._is_wanted(origin.module):
+            return
+        numbers = self._seen[index] = summarize(value)
+        row = ValueStatistics(
+            step=self._step,
+            graph=self._number,
+            role=origins.role,
+            index=index,
+            node=f"{origin.name}{item}",
+            overload=origin.overload or "input",
+            module=origin.module,
+            line=origin.line,
+            dtype=str(value.dtype).removeprefix("torch."),
+            shape=tuple(value.shape),
+            **numbers._asdict(),
+            begins=self._begins(node, origin, numbers),
+        )
+        with self._collector.lock:
+            self._collector.collected.statistics.append(row)
+
+    def _is_wanted(self, module: str) -> bool:
+        patterns = self._collector.patterns
+        if patterns is None:
+            return True
+        if not module:
+            return False
+        path = module.rpartition("(")[0].rstrip()
+        return any(fnmatchcase(path, one) or fnmatchcase(path, f"{one}.*") for one in patterns)
+
+    def _begins(self, node: int, origin: NodeOrigin, numbers: Numbers) -> Literal["", "nan", "inf"]:
+        """Say whether NaN, or else infinite elements, begin at a node."""
+        if not (numbers.nan or numbers.inf):
+            return ""
+        if not origin.overload:
+            return "nan" if numbers.nan else "inf" if origin.name.startswith("tangents") else ""
+        nan, inf = self._above(node)
+        if numbers.nan and not nan:
+            return "nan"
+        return "inf" if numbers.inf and not (nan or inf) else ""
+
+    def _above(self, node: int) -> tuple[bool, bool]:
+        """Say whether NaN and infinite elements are in the arguments of a node, or above those that were not seen."""
+        nan = inf = False
+        looked, waiting = {node}, [node]
+        while waiting:
+            inputs, constants = self._graph.whole.arguments(waiting.pop())
+            floats = [one for one in constants if isinstance(one, float)]
+            nan, inf = nan or any(map(math.isnan, floats)), inf or any(map(math.isinf, floats))
+            for one in inputs:
+                if (seen := self._seen.get(one)) is not None:
+                    nan, inf = nan or bool(seen.nan), inf or bool(seen.inf)
+                elif one not in looked:
+                    looked.add(one)
+                    waiting.append(one)
+        return nan, inf

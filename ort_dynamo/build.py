@@ -126,8 +126,8 @@ class BuiltGraph:
             lowered from. Islands that share one built graph have their nodes in one order.
         record: the statistics of building it.
         kernels: of the fused operators that the model has.
-        values: name of a value in the model -> index of the FX node that gives it, as in `origins`. Optimizers of ONNX
-            Runtime may have taken some of these values away.
+        values: name of a value in the model -> index of the FX node that gives it, as in `origins`. Passes and
+            optimizers may have taken some away. Of several values of a node the first one that is there counts.
         reference: with the option verify_sessions, the model before ONNX Runtime has optimized it.
     """
 

@@ -43,7 +43,7 @@ def build_island(
     """
     watch, options = _Watch(), spec.dump
     lowered = lower(gm, spec.target)
-    inputs = _drop_unread(lowered)
+    inputs, values = _drop_unread(lowered), _values(gm, lowered.model)
     watch.stage("lower")
     built(BuildStage(name, gm, "lowered", lowered.model, partial(_serialised, lowered.model)))
     stage("optimizing the ONNX model")
@@ -67,7 +67,7 @@ def build_island(
         origins=_origins(gm, lowered.model),
         record=BuildRecord(len(nodes), passes, watch.seconds),
         kernels=fused_ops(lowered.model),
-        values=_values(gm, lowered.model),
+        values=values,
         reference=model if options.verify_sessions else b"",
     )
     if spec.session.graph_optimization == "disable":
@@ -106,7 +106,10 @@ def _origins(gm: GraphModule, model: ir.Model) -> dict[str, int]:
 
 
 def _values(gm: GraphModule, model: ir.Model) -> dict[str, int]:
-    """Name of a value in a model -> index of the FX node that gives it, one of several results by its getitem."""
+    """Name of a value in a model -> index of the FX node that gives it, one of several results by its getitem.
+
+    Behind it come values that the node's own lowering casts to it: where a pass takes the cast away, they are left.
+    """
     names: dict[str, int] = {}
     for index, node in enumerate(gm.graph.nodes):
         if node.target is operator.getitem:
@@ -114,8 +117,19 @@ def _values(gm: GraphModule, model: ir.Model) -> dict[str, int]:
             names[f"{maker}_{item}"] = index
         elif node.op == "call_function":
             names[node.name] = index
-    given = (str(value.name) for node in model.graph for value in node.outputs)
-    return {name: names[name] for name in given if name in names}
+    values = {str(value.name): value for node in model.graph for value in node.outputs}
+    found = {name: index for name, index in names.items() if name in values}
+    for name, index in list(found.items()):
+        node = values[name].producer()
+        while node is not None and node.op_type == "Cast":
+            (source,) = node.inputs
+            before = source.producer() if source is not None else None
+            if before is None or before.metadata_props.get(FX_NODE) != node.metadata_props.get(FX_NODE):
+                break
+            assert source is not None
+            found.setdefault(str(source.name), index)
+            node = before
+    return found
 
 
 _STOPPED_BY_DATA = ("Gather", "Scatter")

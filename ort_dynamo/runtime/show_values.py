@@ -36,14 +36,17 @@ def show_values(built: BuiltGraph, target: Target, device: torch.device) -> tupl
     is_final = built.session.graph_optimization == "disable"
     model = onnx.ModelProto.FromString(built.model if is_final else optimize(built, target, device))
     results = {value.name for value in model.graph.output}
-    known = {value.name: value for value in model.graph.value_info}
-    found = [
-        (built.values[name], known[name])
-        for node in model.graph.node
-        for name in node.output
-        if name in built.values and name in known and name not in results
-    ]
-    shown = [(index, value) for index, value in found if value.type.tensor_type.elem_type in _TO_TORCH]
+    inside = {name for node in model.graph.node for name in node.output} - results
+    known = {
+        value.name: value
+        for value in model.graph.value_info
+        if value.name in inside and value.type.tensor_type.elem_type in _TO_TORCH
+    }
+    found: dict[int, onnx.ValueInfoProto] = {}
+    for name, index in built.values.items():
+        if name in known:
+            found.setdefault(index, known[name])
+    shown = sorted(found.items())
     del model.graph.output[:]
     model.graph.output.extend(value for _, value in shown)
     graph = dataclasses.replace(

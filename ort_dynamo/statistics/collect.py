@@ -8,12 +8,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.node_origins import NodeOrigin
+from ort_dynamo.passes.fx.analysis.views import VIEWS
 from ort_dynamo.runtime.boxed import RunWatch
 from ort_dynamo.runtime.observed_run import ObservedGraph, Show
 from ort_dynamo.statistics.run import RunStatistics
@@ -36,7 +37,8 @@ def collect_statistics(*, every: int = 1, modules: str | Sequence[str] | None = 
         every: collect of each `every`-th step alone: of steps 0, `every`, 2 · `every` and so on. A step begins with the
             block; a next one begins when a forward runs after a backward, or a graph runs again that ran in this step.
         modules: paths of modules, as in `named_modules()`, with the wildcards of fnmatch. Values are collected of these
-            and of the modules inside them; None collects of all, and of the inputs of the graphs.
+            and of the modules inside them. The path "" is that of the model's own operators, and of those outside of
+            modules. None collects of all, and of the inputs of the graphs.
 
     Returns:
         A context manager that gives the statistics, which grow as graphs run.
@@ -111,9 +113,11 @@ class _GraphRun:
             (node,), (place,) = whole.arguments(index)
             item = f"[{place}]"
         origin = origins.nodes[node]
-        if not self._is_wanted(origin.module):
+        if not self._is_wanted(origin):
             return
         numbers = self._seen[index] = summarize(value)
+        above = self._above(node) if numbers.nan or numbers.inf else _ABOVE
+        begins = _begins(origin, numbers, above)
         row = ValueStatistics(
             step=self._step,
             graph=self._number,
@@ -126,34 +130,25 @@ class _GraphRun:
             dtype=str(value.dtype).removeprefix("torch."),
             shape=tuple(value.shape),
             **numbers._asdict(),
-            begins=self._begins(node, origin, numbers),
+            begins=begins,
+            fused=above.unseen if begins else (),
         )
         with self._collector.lock:
             self._collector.collected.statistics.append(row)
 
-    def _is_wanted(self, module: str) -> bool:
+    def _is_wanted(self, origin: NodeOrigin) -> bool:
         patterns = self._collector.patterns
         if patterns is None:
             return True
-        if not module:
-            return False
-        path = module.rpartition("(")[0].rstrip()
-        return any(fnmatchcase(path, one) or fnmatchcase(path, f"{one}.*") for one in patterns)
+        path = origin.module.rpartition("(")[0].rstrip()
+        return bool(origin.overload) and any(
+            fnmatchcase(path, one) or fnmatchcase(path, f"{one}.*") for one in patterns
+        )
 
-    def _begins(self, node: int, origin: NodeOrigin, numbers: Numbers) -> Literal["", "nan", "inf"]:
-        """Say whether NaN, or else infinite elements, begin at a node."""
-        if not (numbers.nan or numbers.inf):
-            return ""
-        if not origin.overload:
-            return "nan" if numbers.nan else "inf" if origin.name.startswith("tangents") else ""
-        nan, inf = self._above(node)
-        if numbers.nan and not nan:
-            return "nan"
-        return "inf" if numbers.inf and not (nan or inf) else ""
-
-    def _above(self, node: int) -> tuple[bool, bool]:
-        """Say whether NaN and infinite elements are in the arguments of a node, or above those that were not seen."""
+    def _above(self, node: int) -> _Above:
+        """Look at the arguments of a node, and above those that were not seen."""
         nan = inf = False
+        unseen: set[int] = set()
         looked, waiting = {node}, [node]
         while waiting:
             inputs, constants = self._graph.whole.arguments(waiting.pop())
@@ -165,4 +160,37 @@ class _GraphRun:
                 elif one not in looked:
                     looked.add(one)
                     waiting.append(one)
-        return nan, inf
+                    unseen.add(one)
+        origins = self._graph.origins.nodes
+        names = (origins[one].overload for one in sorted(unseen) if self._is_wanted(origins[one]))
+        return _Above(nan, inf, tuple(name for name in dict.fromkeys(names) if name and name not in _NEUTRAL))
+
+
+class _Above(NamedTuple):
+    """The state of the values that a value was computed from.
+
+    Attributes:
+        nan: whether one has NaN, or is a constant NaN.
+        inf: the same of infinite elements.
+        unseen: the operators between these values and the value, whose values were not seen.
+    """
+
+    nan: bool
+    inf: bool
+    unseen: tuple[str, ...]
+
+
+_ABOVE = _Above(False, False, ())
+
+_NEUTRAL = {str(one) for one in VIEWS} | {str(operator.getitem)}
+"""Operators in which nothing begins."""
+
+
+def _begins(origin: NodeOrigin, numbers: Numbers, above: _Above) -> Literal["", "nan", "inf"]:
+    """Say whether NaN, or else infinite elements, begin at a value."""
+    is_tangent = origin.name.startswith("tangents")
+    if not origin.overload:
+        return "nan" if numbers.nan else "inf" if numbers.inf and is_tangent else ""
+    if numbers.nan and not above.nan:
+        return "nan"
+    return "inf" if numbers.inf and not (above.nan or above.inf) else ""

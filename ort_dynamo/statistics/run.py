@@ -65,12 +65,16 @@ class RunStatistics:
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, _NAMES)
             writer.writeheader()
-            writer.writerows({**row, "shape": "x".join(map(str, row["shape"]))} for row in rows)
+            writer.writerows(
+                {**row, "shape": "x".join(map(str, row["shape"])), "fused": " ".join(row["fused"])} for row in rows
+            )
 
     def __str__(self) -> str:
         shown = self.statistics[:_MOST]
         graphs = len({one.graph for one in self.statistics})
         lines = [f"{len(self.statistics)} values, {graphs} graphs, {len({one.step for one in self.statistics})} steps"]
+        if not shown:
+            return f"{lines[0]}\nNo graph of ort_train ran."
         head = ["step", "graph", "node", "operator", "module", "dtype", "shape"]
         head += ["min", "max", "mean", "std", "NaN", "inf"]
         lines += lined_up(head, map(_row, shown))
@@ -114,7 +118,9 @@ def _suffix(function: str, path: Path) -> str:
 def _rows(path: Path, suffix: str) -> Iterator[ValueStatistics]:
     if suffix == ".json":
         for row in json.loads(path.read_text(encoding="utf-8")):
-            yield ValueStatistics(**{**{name: row[name] for name in _NAMES}, "shape": tuple(row["shape"])})
+            yield ValueStatistics(
+                **{**{name: row[name] for name in _NAMES}, "shape": tuple(row["shape"]), "fused": tuple(row["fused"])}
+            )
         return
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -126,4 +132,5 @@ def _read(row: Mapping[str, str]) -> ValueStatistics:
     found |= {name: int(row[name]) for name in ("step", "graph", "index", "nan", "inf")}
     found |= {name: float(row[name]) if row[name] else None for name in ("min", "max", "mean", "std")}
     found["shape"] = tuple(map(int, row["shape"].split("x"))) if row["shape"] else ()
+    found["fused"] = tuple(row["fused"].split())
     return ValueStatistics(**found)

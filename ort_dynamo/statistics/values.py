@@ -31,6 +31,8 @@ class ValueStatistics:
         inf: the number of elements that are infinite.
         begins: "nan" if it has NaN and no value has that it was computed from, "inf" the same of infinite elements; ""
             otherwise, or if the program wrote the infinity as a constant.
+        fused: of such a value, the operators whose values were not seen between it and those that it was computed from:
+            they ran with it as one, and it may begin in one of them.
     """
 
     step: int
@@ -50,12 +52,14 @@ class ValueStatistics:
     nan: int
     inf: int
     begins: Literal["", "nan", "inf"] = ""
+    fused: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         place = f" of {self.module}" if self.module else ""
         counts = f"{self.nan} NaN, {self.inf} infinite"
         line = f"\n  {self.line}" if self.line else ""
-        return f"{self.node} = {self.overload}{place} (step {self.step}, {self.role}): {counts}{line}"
+        fused = f", or of one that ran with it: {', '.join(self.fused)}" if self.fused else ""
+        return f"{self.node} = {self.overload}{place} (step {self.step}, {self.role}): {counts}{fused}{line}"
 
 
 def short(number: float | None) -> str:

@@ -62,6 +62,14 @@ def several_results(x: Tensor) -> Tensor:
     return (largest.cumsum(-1) * 2).t().contiguous()[1:] + x.sort().values[:, :3].t()[1:]
 
 
+def names_of_others(x: Tensor) -> Tensor:
+    """Call operators of several results, whose values have names that later nodes have too."""
+    first = F.layer_norm(F.layer_norm(F.layer_norm(x, [8]), [8]), [8])
+    low, high = x.split([3, 5], -1)
+    other, last = (first * 2).split([5, 3], -1)
+    return low.sum() + high.sum() + (other * other).sum() + last.max(-1).values.sum() + x.max(-1).values.sum()
+
+
 def images() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 4)
@@ -78,6 +86,7 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Tensor]], Callable[[], Tensor]
     "encoder": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), lambda: torch.randn(2, 5, 16), 130),
     "tokens": (Tokens, lambda: torch.randint(20, (2, 5)), 15),
     "several_results": (lambda: several_results, lambda: torch.randn(4, 8, requires_grad=True), 25),
+    "names_of_others": (lambda: names_of_others, lambda: torch.randn(4, 8, requires_grad=True), 25),
     "complex": (
         lambda: lambda x: torch.fft.rfft(x.exp()).abs().log(),
         lambda: torch.randn(4, 8, requires_grad=True),
@@ -103,10 +112,34 @@ def test_a_value_equals_that_of_torch(name: str, placement: str) -> None:
             reference.run(*map(seen.__getitem__, inputs))
         for index, value in seen.items():
             expected = reference.values[index]
+            assert isinstance(expected, Tensor), graph.origins.nodes[index]
             assert (value.dtype, value.shape) == (expected.dtype, expected.shape), graph.origins.nodes[index]
             torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5, msg=str(graph.origins.nodes[index]))
             operators += bool(graph.origins.nodes[index].overload)
     assert operators >= least
+
+
+@pytest.mark.parametrize("level", ["all", "disable"])
+@pytest.mark.parametrize(("name", "least"), [("mlp", 3), ("images", 5), ("encoder", 30), ("names_of_others", 10)])
+def test_a_value_of_an_inference_that_onnx_runtime_optimizes_equals_that_of_torch(
+    name: str, least: int, level: str
+) -> None:
+    made, given, _ = CASES[name]
+    model = made()
+    if isinstance(model, nn.Module):
+        model.eval()
+    options = {"placement": "onnxruntime", "graph_optimization": level}
+    compiled = torch.compile(model, backend="ort_train", options=options)
+    with torch.no_grad(), Capture() as capture:
+        compiled(given())
+    ((graph, seen),) = capture.graphs
+    reference = Reference(graph, seen)
+    with torch.no_grad():
+        reference.run(*(seen[index] for node, index in reference.order.items() if node.op == "placeholder"))
+    for index, value in seen.items():
+        torch.testing.assert_close(value, reference.values[index], rtol=1e-4, atol=1e-5)
+    operators = [graph.origins.nodes[index] for index in seen if graph.origins.nodes[index].overload]
+    assert len(operators) >= least
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -427,3 +427,11 @@ def test_names_are_public() -> None:
     for name in ("collect_statistics", "compare_statistics", "load_statistics", "RunStatistics", "ValueStatistics"):
         assert name in ort_dynamo.__all__
         assert getattr(ort_dynamo, name)
+
+
+def test_the_graphs_of_an_ortmodule_are_seen() -> None:
+    model = ort_dynamo.ORTModule(mlp())
+    with collect_statistics() as run:
+        model(torch.randn(4, 8)).sum().backward()
+    assert {"addmm", "gelu"} <= {*operators(run, "forward")}
+    assert "gelu_backward" in operators(run, "backward")

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ort_dynamo.report.memory_plan import MemoryPlan, memory_plan
     from ort_dynamo.report.require import require_compiled
     from ort_dynamo.report.summary import Summary, summary
+    from ort_dynamo.statistics.collect import CollectedStatistics, collect_statistics
+    from ort_dynamo.statistics.compare import StatisticsComparison, ValueDifference, compare_statistics
+    from ort_dynamo.statistics.run import RunStatistics, load_statistics
+    from ort_dynamo.statistics.values import ValueStatistics
     from ort_dynamo.training import amp, optim
     from ort_dynamo.training.legacy_descriptions import IODescription, ModelDescription
     from ort_dynamo.training.ortmodule import DebugOptions, LogLevel, ORTModule
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "CollectedStatistics",
     "DebugOptions",
     "IODescription",
     "LogLevel",
@@ -41,12 +46,19 @@ __all__ = [
     "ORTTrainer",
     "ORTTrainerOptions",
     "PropagateCastOpsStrategy",
+    "RunStatistics",
+    "StatisticsComparison",
     "Summary",
     "TrainStepInfo",
+    "ValueDifference",
+    "ValueStatistics",
     "Verification",
     "__version__",
     "amp",
+    "collect_statistics",
+    "compare_statistics",
     "export_training_graph",
+    "load_statistics",
     "memory_plan",
     "optim",
     "register_lowering",
@@ -57,6 +69,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "CollectedStatistics": "ort_dynamo.statistics.collect",
     "DebugOptions": "ort_dynamo.training.ortmodule",
     "IODescription": "ort_dynamo.training.legacy_descriptions",
     "LogLevel": "ort_dynamo.training.ortmodule",
@@ -67,11 +80,18 @@ _HOME = {
     "ORTTrainer": "ort_dynamo.training.orttrainer",
     "ORTTrainerOptions": "ort_dynamo.training.orttrainer_options",
     "PropagateCastOpsStrategy": "ort_dynamo.options.cast_strategy",
+    "RunStatistics": "ort_dynamo.statistics.run",
+    "StatisticsComparison": "ort_dynamo.statistics.compare",
     "Summary": "ort_dynamo.report.summary",
     "TrainStepInfo": "ort_dynamo.training.train_step_info",
+    "ValueDifference": "ort_dynamo.statistics.compare",
+    "ValueStatistics": "ort_dynamo.statistics.values",
     "Verification": "ort_dynamo.verification.result",
     "amp": "ort_dynamo.training",
+    "collect_statistics": "ort_dynamo.statistics.collect",
+    "compare_statistics": "ort_dynamo.statistics.compare",
     "export_training_graph": "ort_dynamo.training.training_graph",
+    "load_statistics": "ort_dynamo.statistics.run",
     "memory_plan": "ort_dynamo.report.memory_plan",
     "optim": "ort_dynamo.training",
     "register_lowering": "ort_dynamo.lowering.registry",

@@ -126,6 +126,8 @@ class BuiltGraph:
             lowered from. Islands that share one built graph have their nodes in one order.
         record: the statistics of building it.
         kernels: the kernels of the fused operators in the model.
+        values: name of a value in the model -> index of the FX node that gives it, as in `origins`. Passes and
+            optimizers may have removed some. If a node has several values, the first that is left counts.
         reference: with the option verify_sessions, the model before ONNX Runtime's optimizers.
     """
 
@@ -140,6 +142,7 @@ class BuiltGraph:
     origins: Mapping[str, int] = dataclasses.field(repr=False)
     record: BuildRecord = dataclasses.field(repr=False, compare=False)
     kernels: tuple[FusedOp, ...] = dataclasses.field(default=(), repr=False)
+    values: Mapping[str, int] = dataclasses.field(default_factory=dict, repr=False)
     reference: bytes = dataclasses.field(default=b"", repr=False)
 
     @property

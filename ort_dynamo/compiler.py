@@ -22,6 +22,7 @@ from ort_dynamo.choose_target import graph_target
 from ort_dynamo.events import BoxedRun, GraphCompilation, Listener, open_islands
 from ort_dynamo.lowering.registry import outside_lowerings
 from ort_dynamo.marks import RETURNED_STRIDES, RETURNED_VIEWS
+from ort_dynamo.node_origins import find_origins, mark_nodes
 from ort_dynamo.options.groups import DumpOptions, Options
 from ort_dynamo.partition.cut import mark_inference, partition
 from ort_dynamo.passes.outside import outside_functions
@@ -108,6 +109,7 @@ class Compilation:
         """Compile one functional ATen graph, with fake values in meta["val"], on which `passes` have run."""
         graph = GraphCompilation(gm, role, seen, self.device, self.target, passes=passes)
         self.listeners.begun(graph)
+        mark_nodes(gm)
         # 4. Segment: nodes that a session runs become islands.
         segmented = segment(gm, LoweringProbe.of(self.target), self.device, fused=self.target.fuses_kernels)
         graph.segmented, outer = segmented, segmented.gm
@@ -126,8 +128,8 @@ class Compilation:
         views, strides = gm.meta.get(RETURNED_VIEWS, frozenset()), gm.meta.get(RETURNED_STRIDES, {})
         returned = slice(None) if role == "backward" else seen
         self.passes(running_passes(seen, views, returned=returned, strides=strides), outer)
-        graph.whole = spelled(gm)
-        run = boxed(outer, self.label, self.options.dump, InTorch(graph.whole))
+        graph.whole, graph.origins = spelled(gm), find_origins(gm, outer, segmented.islands, role)
+        run = boxed(outer, self.label, self.options.dump, InTorch(graph.whole), graph.origins)
         return self.listeners.finished(graph, run)
 
     def island(self, island: GraphModule, graph: GraphCompilation) -> OpenedIsland:

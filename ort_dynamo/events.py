@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from ort_dynamo.build import BuildSpec, BuildStage, PassRecord
 from ort_dynamo.cache.open_island import OpenedIsland
+from ort_dynamo.node_origins import NodeOrigins
 from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.segment.segment import Segmented
 from ort_dynamo.spelled_graph import SpelledGraph
@@ -40,6 +41,7 @@ class GraphCompilation:
         functions: functions of the program that decide it, too.
         islands: the islands, by their names in the outer graph.
         whole: the graph as plain values, before it was cut into islands; set at the end.
+        origins: the modules and lines that its nodes come from; set at the end.
         passes: the passes that ran on this graph alone.
         not_recorded: why it is not recorded in a CUDA graph although the option asks for it; else "".
     """
@@ -54,6 +56,7 @@ class GraphCompilation:
     functions: Mapping[str, Callable[..., Any]] = field(init=False)
     islands: dict[str, OpenedIsland] = field(init=False)
     whole: SpelledGraph = field(init=False)
+    origins: NodeOrigins = field(init=False)
     passes: tuple[PassRecord, ...] = ()
     not_recorded: str = ""
 

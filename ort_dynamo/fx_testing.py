@@ -25,7 +25,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.marks import DECIDED_BY, HALF, READABLE, RECOMPUTE, SCOPE
+from ort_dynamo.marks import DECIDED_BY, HALF, READABLE, RECOMPUTE, SCOPE, WHOLE_NODE
 from ort_dynamo.passes.fx.analysis.fake_values import add_call
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.testing import Tolerance, assert_close
@@ -52,7 +52,7 @@ _USUAL = (("device", torch.device("cpu")), ("pin_memory", False), ("layout", tor
 
 _WIDTH = 100
 
-_HIDDEN = {DECIDED_BY, READABLE, SCOPE}
+_HIDDEN = {DECIDED_BY, READABLE, SCOPE, WHOLE_NODE}
 """Marks that repeat the pass's name, or say nothing of the computation."""
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "SECTION",
     "STANDS_BESIDE",
     "STOPS",
+    "WHOLE_NODE",
     "WIDE_STATISTICS",
     "WRITTEN_FOR",
     "ZERO_DIVISOR",
@@ -76,6 +77,9 @@ Fake tensors of some operators are contiguous in any layout of their operands.
 
 KERNEL_READS = "ort_dynamo.kernel_reads"
 """On the gradient of one: index of such an argument -> the dtype that torch's kernel takes it in."""
+
+WHOLE_NODE = "ort_dynamo.whole_node"
+"""The name that the node has in the graph before this is cut into islands; copies in these and around them keep it."""
 
 READABLE = "ort_dynamo.readable"
 """The name of the node's value in saved files; set only if files are saved."""

@@ -55,6 +55,20 @@ class SpelledGraph:
     constants: Mapping[str, Any] = field(default_factory=dict)
     is_storable: bool = True
 
+    def arguments(self, index: int) -> tuple[list[int], list[Any]]:
+        """Give the arguments of a node: the indices of the nodes that it reads, and its constants."""
+        inputs: list[int] = []
+        constants: list[Any] = []
+
+        def sort(one: Any) -> None:
+            if isinstance(one, _Ref):
+                inputs.append(one.index)
+            else:
+                constants.append(one)
+
+        map_aggregate((self.nodes[index].args, self.nodes[index].kwargs), sort)
+        return inputs, constants
+
     def module(self, modules: Mapping[str, Any]) -> GraphModule:
         """Return the graph, anew.
 

@@ -55,6 +55,7 @@ def pack(built: BuiltGraph, key: str) -> bytes:
         "dtypes": sorted(dtype.name for dtype in built.dtypes),
         "origins": dict(built.origins),
         "kernels": fused_ops_to_json(built.kernels),
+        "values": dict(built.values),
         "nodes": built.record.nodes,
         "passes": [[one.name, one.seconds, one.modified] for one in built.record.passes],
         "seconds": dict(built.record.seconds),
@@ -94,7 +95,7 @@ class Entry:
     Attributes:
         name: its name in the process that built it.
         optimization: ONNX Runtime's level of optimization that it is to be opened with.
-        model, inputs, outputs, dtypes, origins, record, kernels: as in BuiltGraph.
+        model, inputs, outputs, dtypes, origins, record, kernels, values: as in BuiltGraph.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Entry:
     origins: Mapping[str, int]
     record: BuildRecord
     kernels: tuple[FusedOp, ...]
+    values: Mapping[str, int]
 
     def built(self, name: str, session: SessionSettings, *, in_order: bool) -> BuiltGraph:
         """Give the built island, with the settings to open it.
@@ -134,6 +136,7 @@ class Entry:
             origins=self.origins,
             record=self.record,
             kernels=self.kernels,
+            values=self.values,
         )
 
 
@@ -167,6 +170,7 @@ def read_entry(data: bytes, key: str) -> Entry:
             seconds=_mapping(header, "seconds", _number),
         ),
         kernels=kernels,
+        values=_mapping(header, "values", _natural),
     )
 
 

@@ -23,6 +23,7 @@ from ort_dynamo.cache.graph_key import GraphKey
 from ort_dynamo.cache.kernel_files import kernel_files
 from ort_dynamo.cache.open_island import CACHE, Source
 from ort_dynamo.events import BoxedRun
+from ort_dynamo.node_origins import NodeOrigins
 from ort_dynamo.options.groups import CacheOptions, SessionSettings
 from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.report.counts import report
@@ -88,6 +89,7 @@ class StoredCode(OutputCode):
     Args:
         outer: the outer graph, with its islands.
         whole: the graph before it was cut into islands.
+        origins: the modules and lines that its nodes come from.
         islands: the places where they are stored. If one is None, the graph is not stored.
         record: the record of the compile.
         partition: the record of the partition, if the graph is a forward.
@@ -99,6 +101,7 @@ class StoredCode(OutputCode):
         self,
         outer: GraphModule,
         whole: SpelledGraph,
+        origins: NodeOrigins,
         islands: Mapping[str, IslandPlace | None],
         record: GraphRecord,
         partition: PartitionRecord | None,
@@ -108,6 +111,7 @@ class StoredCode(OutputCode):
         around = None if None in islands.values() or not whole.is_storable else spelled(outer)
         self._outer = around if around and around.is_storable and not around.subgraphs else None
         self._whole = whole
+        self._origins = origins
         self._islands = dict(islands)
         self._record = record
         self._partition = partition
@@ -164,7 +168,8 @@ class StoredCode(OutputCode):
             if place is not None
         }
         modules = {name: island for name, (island, _) in found.items()}
-        self._run = boxed(self._outer.module(modules), loading.graphs, in_torch=InTorch(self._whole))
+        outer, whole = self._outer.module(modules), InTorch(self._whole)
+        self._run = boxed(outer, loading.graphs, in_torch=whole, origins=self._origins)
         self._entries = {}
         islands = tuple(
             dataclasses.replace(island, source=source, miss="", seconds=0.0)

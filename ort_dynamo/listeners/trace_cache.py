@@ -88,7 +88,9 @@ class TraceCache(Listener):
         """Give code that torch can store."""
         places = {name: self._place(one, graph.spec) for name, one in graph.islands.items()}
         record, partition = self._records.graphs[-1], self._records.partition if graph.role == "forward" else None
-        return StoredCode(graph.segmented.gm, graph.whole, places, record, partition, self._options.cache, run)
+        return StoredCode(
+            graph.segmented.gm, graph.whole, graph.origins, places, record, partition, self._options.cache, run
+        )
 
     @staticmethod
     def _place(island: OpenedIsland, spec: BuildSpec) -> IslandPlace | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import time
 from collections.abc import Callable
 from functools import partial
@@ -42,7 +43,7 @@ def build_island(
     """
     watch, options = _Watch(), spec.dump
     lowered = lower(gm, spec.target)
-    inputs = drop_unread(lowered)
+    inputs, values = drop_unread(lowered), _values(gm, lowered.model)
     watch.stage("lower")
     built(BuildStage(name, gm, "lowered", lowered.model, partial(_serialised, lowered.model)))
     stage("optimizing the ONNX model")
@@ -66,6 +67,7 @@ def build_island(
         origins=_origins(gm, lowered.model),
         record=BuildRecord(len(nodes), passes, watch.seconds),
         kernels=fused_ops(lowered.model),
+        values=values,
         reference=model if options.verify_sessions else b"",
     )
     if spec.session.graph_optimization == "disable":
@@ -101,6 +103,38 @@ def _origins(gm: GraphModule, model: ir.Model) -> dict[str, int]:
     stopped = (node for node in model.graph.all_nodes() if node.name and node.op_type.startswith(_STOPPED_BY_DATA))
     makers = {str(node.name): node.metadata_props.get(FX_NODE, "").partition(":")[0] for node in stopped}
     return {name: indices[maker] for name, maker in makers.items() if maker in indices}
+
+
+def _values(gm: GraphModule, model: ir.Model) -> dict[str, int]:
+    """Name of a value in a model -> index of the FX node that gives it, one of several results by its getitem.
+
+    Behind it come values that the node's own lowering casts to it: where a pass takes the cast away, they are left.
+    """
+    indices = {node: index for index, node in enumerate(gm.graph.nodes)}
+    claims: dict[str, list[int | None]] = {}
+    for index, node in enumerate(gm.graph.nodes):
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
+        if not isinstance(fake := node.meta.get("val"), (tuple, list)):
+            claims.setdefault(node.name, []).append(index)
+            continue
+        items = {user.args[1]: indices[user] for user in node.users if user.target is operator.getitem}
+        for item in range(len(fake)):
+            claims.setdefault(f"{node.name}_{item}", []).append(items.get(item))
+    names = {name: claim[0] for name, claim in claims.items() if len(claim) == 1 and claim[0] is not None}
+    values = {str(value.name): value for node in model.graph for value in node.outputs}
+    found = {name: index for name, index in names.items() if name in values}
+    for name, index in list(found.items()):
+        node = values[name].producer()
+        while node is not None and node.op_type == "Cast":
+            (source,) = node.inputs
+            before = source.producer() if source is not None else None
+            if before is None or before.metadata_props.get(FX_NODE) != node.metadata_props.get(FX_NODE):
+                break
+            assert source is not None
+            found.setdefault(str(source.name), index)
+            node = before
+    return found
 
 
 _STOPPED_BY_DATA = ("Gather", "Scatter")

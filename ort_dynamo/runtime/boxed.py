@@ -10,12 +10,14 @@ from typing import Any, Self
 import torch
 from torch.fx import GraphModule
 
+from ort_dynamo.node_origins import NodeOrigins
 from ort_dynamo.options.groups import DumpOptions
 from ort_dynamo.runtime.checked_run import checked_once
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.data_errors import data_error
 from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.in_torch import InTorch
+from ort_dynamo.runtime.observed_run import ObservedGraph, Show, forget_sessions
 from ort_dynamo.runtime.outer_code import IslandCall, outer_code, run_name
 from ort_dynamo.runtime.session_code import Stopped
 from ort_dynamo.runtime.spans import Spans
@@ -71,19 +73,34 @@ class RunWatch:
 
     def __exit__(self, *_: object) -> None:
         _watches.remove(self)
+        if not _watches:
+            forget_sessions()
 
     def note(self, label: Sequence[Any]) -> None:
         """Note that the graph of this label runs in the calling thread."""
         if threading.get_ident() == self._thread and not any(one is label for one in self.seen):
             self.seen.append(label)
 
+    def observe(self, label: Sequence[Any], graph: ObservedGraph) -> Show | None:
+        """Give the function that is shown each value of this run of a graph, or None; called in the running thread."""
+        return None
+
 
 _watches: list[RunWatch] = []
 
 
-def _note_run(label: Sequence[Any]) -> None:
-    for watch in tuple(_watches):
+def _note_run(label: Sequence[Any], graph: ObservedGraph | None, given: list[Any]) -> Any:
+    """Tell each watch of a run; if one observes it, run it and return its results."""
+    watches = tuple(_watches)
+    for watch in watches:
         watch.note(label)
+    if graph is None or not graph.can_show(given):
+        return None
+    observers = [show for watch in watches if (show := watch.observe(label, graph)) is not None]
+    return graph.run(given, observers) if observers else None
+
+
+_NOTE = ("        results = note_run(given)", "        if results is not None:", "            return results")
 
 
 def boxed(
@@ -91,6 +108,7 @@ def boxed(
     label: Sequence[Any] = (),
     options: DumpOptions | None = None,
     in_torch: InTorch | None = None,
+    origins: NodeOrigins | None = None,
 ) -> Callable[[list[Any]], Any]:
     """`gm` as a boxed function, whose code is written by `outer_code`.
 
@@ -100,14 +118,20 @@ def boxed(
             of all graphs of one compile are such a list.
         options: whether `checked_once` runs the first call.
         in_torch: runs a call whose tensors ONNX Runtime cannot read. Without it there is none.
+        origins: where the nodes come from, for a RunWatch that observes values. Without it, or `in_torch`, none does.
     """
-    islands = {name: child.as_call() for name, child in gm.named_children() if isinstance(child, Island)}
+    found = {name: child for name, child in gm.named_children() if isinstance(child, Island)}
+    islands = {name: child.as_call() for name, child in found.items()}
+    observed = None
+    if in_torch is not None and origins is not None:
+        both = {name: (child.compiled, islands[name]) for name, child in found.items()}
+        observed = ObservedGraph(gm, in_torch.whole, origins, both)
     lines, values = outer_code(gm, islands)
     asked, asking = in_torch.lines(gm) if in_torch is not None else ((), {})
     spans = Spans({run_name(name): call.covers or name for name, call in islands.items()})
     looked, looking = spans.lines()
-    lines[1:1] = [*looked, "    if watches:", "        note_run()", *asked]
-    note_run = partial(_note_run, label)
+    lines[1:1] = [*looked, "    if watches:", *_NOTE, *asked]
+    note_run = partial(_note_run, label, observed)
     values |= {**asking, **looking, "watches": _watches, "note_run": note_run}
     run = generate_function("outer", lines, values)
     spans.of(run)

@@ -24,7 +24,7 @@ def checked_once(
     gm: GraphModule,
     islands: dict[str, IslandCall],
     run: Callable[[list[Any]], Any],
-    note_run: Callable[[], None],
+    note_run: Callable[[list[Any]], Any],
 ) -> Callable[[list[Any]], Any]:
     """Run the first call of a graph node by node, and later calls by `run`.
 
@@ -32,19 +32,26 @@ def checked_once(
         gm: an outer graph with fake values.
         islands: name of a submodule that is an island -> how it is called.
         run: the graph as a boxed function.
-        note_run: called when the first call begins.
+        note_run: called with the inputs when a call begins, unless `run` runs it. Where it gives results, the call is
+            over, and the next one is the first.
 
     Returns:
         A boxed function. Its first call raises FakeValueError where a result has another dtype or shape than its fake
         value, and logs a warning where it has other strides.
     """
     calls = iter([_CheckedRun(gm, islands)])
+    is_checked = False
 
     def first(given: list[Any]) -> Any:
-        checked = next(calls, None)
-        if checked is None:
+        nonlocal is_checked
+        if is_checked:
             return run(given)
-        note_run()
+        results = note_run(given)
+        if results is not None:
+            return results
+        checked, is_checked = next(calls, None), True
+        if checked is None:  # another thread was faster
+            return run(given)
         inputs, given[:] = list(given), []
         with torch.no_grad():
             return checked.run(*inputs)

@@ -17,6 +17,7 @@ from ort_dynamo.runtime.kernel_compiler import KernelStore
 from ort_dynamo.runtime.providers import find_target
 from ort_dynamo.runtime.session import open_session
 from ort_dynamo.runtime.session_code import OwnSession, session_code
+from ort_dynamo.runtime.show_values import show_values
 from ort_dynamo.runtime.streams import SessionStream
 from ort_dynamo.target import Target
 
@@ -40,6 +41,7 @@ class CompiledGraph:
     Attributes:
         run: runs it on one value per input spec: tensors on the session's device, or Python scalars. Raises Stopped if
             ONNX Runtime did not come to the end, and torch's error if memory runs out.
+        show: opens a session that gives the values inside, with the indices of their FX nodes; None if it has none.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class CompiledGraph:
     ) -> None:
         self.built = built
         self.device = device
+        self.show: Callable[[], tuple[CompiledGraph, tuple[int, ...]] | None] = lambda: None
         self._own = OwnSession(opened, None if stream is None else stream.around)
         options = onnxruntime().RunOptions()
         options.log_severity_level = 4  # an error is raised; ONNX Runtime need not print it, too
@@ -74,9 +77,18 @@ def open_graph(
         stream = SessionStream(device, dict(settings.provider_options), apart=settings.cuda_graphs)
         opened = partial(open_session, built, target, device, stream, store)
         compiled = CompiledGraph(built, opened, device, stream)
+    compiled.show = partial(_show, built, target, device, store)
     if built.reference:
         compiled.run = compared(compiled.run, built, target, _open_reference(built))
     return compiled
+
+
+def _show(
+    built: BuiltGraph, target: Target, device: torch.device, store: KernelStore | None
+) -> tuple[CompiledGraph, tuple[int, ...]] | None:
+    """Open a session of the same nodes whose results are the values inside, and give the indices of their FX nodes."""
+    shown, indices = show_values(built, target, device)
+    return (open_graph(shown, target, device, store), indices) if indices else None
 
 
 def _open_reference(built: BuiltGraph) -> CompiledGraph:

@@ -28,10 +28,13 @@ class InTorch:
 
     Args:
         whole: the graph before it was cut into islands.
+
+    Attributes:
+        whole: the same.
     """
 
     def __init__(self, whole: SpelledGraph) -> None:
-        self._whole = whole
+        self.whole = whole
         self._run: Callable[[list[Any]], Any] | None = None
 
     def __call__(self, given: list[Any]) -> Any:
@@ -39,7 +42,7 @@ class InTorch:
         if are_plain(given):
             return None
         if self._run is None:
-            gm = self._whole.module({})
+            gm = self.whole.module({})
             _replace_operators(gm)
             self._run = generate_function("outer", *outer_code(gm, {}))
         return self._run(given)

@@ -42,7 +42,9 @@ class IslandCall:
     covers: str = ""
 
 
-def outer_code(gm: GraphModule, islands: Mapping[str, IslandCall]) -> tuple[list[str], dict[str, Any]]:
+def outer_code(
+    gm: GraphModule, islands: Mapping[str, IslandCall], shown: Mapping[Node, int] | None = None
+) -> tuple[list[str], dict[str, Any]]:
     """Write the function that an outer graph is.
 
     It takes its inputs out of a list, which it empties, and forgets each value after its last use:
@@ -61,11 +63,13 @@ def outer_code(gm: GraphModule, islands: Mapping[str, IslandCall]) -> tuple[list
     Args:
         gm: the outer graph.
         islands: name of a submodule that is an island -> how it is called.
+        shown: node -> a number. With it the function takes another argument, `show`, which it calls with the number and
+            the value of each of these nodes as soon as it has that, and hands to each island.
 
     Returns:
         The lines, and the values that they use by name.
     """
-    writer = _Writer(gm, islands)
+    writer = _Writer(gm, islands, shown)
     for node in gm.graph.nodes:
         writer.write(node)
     return writer.lines, writer.values
@@ -77,8 +81,11 @@ def run_name(island: str) -> str:
 
 
 class _Writer:
-    def __init__(self, gm: GraphModule, islands: Mapping[str, IslandCall]) -> None:
-        self.lines = ["def outer(given):"]
+    def __init__(
+        self, gm: GraphModule, islands: Mapping[str, IslandCall], shown: Mapping[Node, int] | None = None
+    ) -> None:
+        self.lines = ["def outer(given):" if shown is None else "def outer(given, show):"]
+        self._shown = shown
         self.values: dict[str, Any] = {}
         self._gm = gm
         self._islands = islands
@@ -102,6 +109,8 @@ class _Writer:
         elif node.op != "placeholder" and node not in self._unpacked:
             call = self._call(node)
             self._add(f"{name} = {call}" if node.users else call)
+        if self._shown is not None and node in self._shown:
+            self._add(f"show({self._shown[node]}, {name})")
         if dead := self._last.get(node):
             self._add(f"del {', '.join(map(self._names.__getitem__, dead))}")
 
@@ -138,9 +147,10 @@ class _Writer:
         self.values[run] = call.run
         stopped, error = self._constant(call.stopped, "Stopped"), self._constant(call.error, f"error_of_{name}")
         items = self._items(node)
+        arguments = [*([] if self._shown is None else ["show"]), *map(self._spell, node.args)]
         self._add(
             "try:",
-            f"    {self._listed(items) or self._names[node]} = {run}({', '.join(map(self._spell, node.args))})",
+            f"    {self._listed(items) or self._names[node]} = {run}({', '.join(arguments)})",
             f"except {stopped} as stopped:",
             f"    raise {error}(stopped) from stopped.__cause__",
         )
@@ -217,7 +227,7 @@ def _name_of(target: Any) -> str:
 
 RESERVED = frozenset(dir(builtins)) | {
     *keyword.kwlist,
-    *("DUAL_LEVEL", "in_spans", "in_torch", "note_run", "outer", "profiler", "results", "sees_calls"),
+    *("DUAL_LEVEL", "in_spans", "in_torch", "note_run", "outer", "profiler", "results", "sees_calls", "show"),
     *("transform_level", "unusual", "watches"),
 }
 """Names that no value of a graph has: Python's, and those of lines that are added to these."""

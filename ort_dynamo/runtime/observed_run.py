@@ -1,0 +1,125 @@
+"""Run an outer graph so that each value of it, and each inside its islands, is shown to observers.
+
+The results are those of the sessions that run anyway. The values inside an island come from a second session, which has
+the same nodes and gives these values as its results.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ort_dynamo.node_origins import IslandNodes, NodeOrigins
+from ort_dynamo.runtime.compiled_graph import CompiledGraph
+from ort_dynamo.runtime.generated_code import generate_function
+from ort_dynamo.runtime.outer_code import IslandCall, outer_code
+from ort_dynamo.spelled_graph import SpelledGraph, spelled
+from ort_dynamo.torch_internals.wrappers import are_plain
+
+__all__ = ["ObservedGraph", "Show", "forget_sessions"]
+
+Show = Callable[[int, torch.Tensor], None]
+"""Takes the index of a node, as in NodeOrigins, and its value, which is written over later."""
+
+_sessions: WeakKeyDictionary[CompiledGraph, tuple[CompiledGraph, tuple[int, ...]] | None] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def forget_sessions() -> None:
+    """Close the sessions that give values inside islands."""
+    with _lock:
+        _sessions.clear()
+
+
+class ObservedGraph:
+    """A graph, and the function that shows its values. Its code is written at the first run that is observed.
+
+    Args:
+        gm: the outer graph.
+        whole: the graph before it was cut into islands.
+        origins: where its nodes come from.
+        islands: the compiled islands by name, and how each is called.
+    """
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        whole: SpelledGraph,
+        origins: NodeOrigins,
+        islands: Mapping[str, tuple[CompiledGraph, IslandCall]],
+    ) -> None:
+        self.whole, self.origins = whole, origins
+        self._outer = spelled(gm)
+        self._islands = islands
+        self._run: Callable[[list[Any], Show], Any] | None = None
+
+    def can_show(self, given: Sequence[Any]) -> bool:
+        """Check whether the inputs of a call are plain, and no CUDA graph is being recorded, which runs nothing."""
+        return are_plain(given) and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+    def run(self, given: list[Any], observers: Sequence[Show]) -> Any:
+        """Run the graph on `given`, which it empties, and show each node's value once."""
+        if self._run is None:
+            self._run = self._written()
+        seen: set[int] = set()
+
+        def show(index: int, value: Any) -> None:
+            if index in seen or not isinstance(value, torch.Tensor):
+                return
+            seen.add(index)
+            with torch.no_grad():
+                for observer in observers:
+                    observer(index, value.detach())
+
+        return self._run(given, show)
+
+    def _written(self) -> Callable[[list[Any], Show], Any]:
+        gm = self._outer.module({name: torch.nn.Identity() for name in self._islands})
+        shown = {
+            node: index
+            for node, index in zip(gm.graph.nodes, self.origins.outer, strict=True)
+            if index >= 0 and node.users and not _is_of_island(node, self._islands)
+        }
+        calls = {
+            name: replace(call, run=_Shown(compiled, call.run, self.origins.islands[name]))
+            for name, (compiled, call) in self._islands.items()
+        }
+        return generate_function("outer", *outer_code(gm, calls, shown))
+
+
+def _is_of_island(node: Node, islands: Mapping[str, Any]) -> bool:
+    """Check whether a node is the call of an island, which shows its results itself, or takes one of these out."""
+    if node.target is operator.getitem and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node.op == "call_module" and node.target in islands
+
+
+class _Shown:
+    """Runs an island, and shows its values."""
+
+    def __init__(self, compiled: CompiledGraph, run: Callable[..., Any], island: IslandNodes) -> None:
+        self._compiled, self._run, self._island = compiled, run, island
+
+    def __call__(self, show: Show, *values: Any) -> tuple[torch.Tensor, ...]:
+        results = self._run(*values)
+        found = list(zip(self._island.results, results, strict=True))
+        if (inside := self._inside()) is not None:
+            session, nodes = inside
+            found += zip((self._island.nodes[node] for node in nodes), session.run(*values), strict=True)
+        for index, value in sorted(found, key=lambda pair: pair[0]):
+            if index >= 0:
+                show(index, value)
+        return results
+
+    def _inside(self) -> tuple[CompiledGraph, tuple[int, ...]] | None:
+        with _lock:
+            if self._compiled not in _sessions:
+                _sessions[self._compiled] = self._compiled.show()
+            return _sessions[self._compiled]

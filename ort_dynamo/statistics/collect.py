@@ -1,0 +1,196 @@
+"""Collects statistics of the values that compiled graphs compute while a block runs."""
+
+from __future__ import annotations
+
+import math
+import operator
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from ort_dynamo.errors import InvalidArgumentError
+from ort_dynamo.node_origins import NodeOrigin
+from ort_dynamo.passes.fx.analysis.views import VIEWS
+from ort_dynamo.runtime.boxed import RunWatch
+from ort_dynamo.runtime.observed_run import ObservedGraph, Show
+from ort_dynamo.statistics.run import RunStatistics
+from ort_dynamo.statistics.summarize import Numbers, summarize
+from ort_dynamo.statistics.values import ValueStatistics
+
+__all__ = ["CollectedStatistics", "collect_statistics"]
+
+
+@contextmanager
+def collect_statistics(*, every: int = 1, modules: str | Sequence[str] | None = None) -> Iterator[CollectedStatistics]:
+    """Collect statistics of the values of each compiled graph that runs in the block, forward and backward.
+
+    The models may be compiled before the block. Results, gradients and random numbers are those of a run without it. A
+    value inside an island is computed by a second session, which has the nodes of the first one and gives their values
+    as results. It needs memory for all values of one island at once. A value that is inside a fused ONNX operator is
+    not seen. Nor is any of a call that torch transforms (vmap, forward-mode gradients) or that CUDA graphs record.
+
+    Args:
+        every: collect of each `every`-th step alone: of steps 0, `every`, 2 · `every` and so on. A step begins with the
+            block; a next one begins when a forward runs after a backward, or a graph runs again that ran in this step.
+        modules: paths of modules, as in `named_modules()`, with the wildcards of fnmatch. Values are collected of these
+            and of the modules inside them. The path "" is that of the model's own operators, and of those outside of
+            modules. None collects of all, and of the inputs of the graphs.
+
+    Returns:
+        A context manager that gives the statistics, which grow as graphs run.
+
+    Raises:
+        InvalidArgumentError: `every` is not a number above 0.
+    """
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise InvalidArgumentError(function="collect_statistics", name="every", value=every, expected="an int above 0")
+    collected = CollectedStatistics()
+    patterns = (modules,) if isinstance(modules, str) else None if modules is None else tuple(modules)
+    with _Collector(collected, every, patterns):
+        yield collected
+
+
+class CollectedStatistics(RunStatistics):
+    """The statistics of a block of `collect_statistics`, which grow as graphs run.
+
+    Attributes:
+        step: the number of the present step; 0 at first.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = 0
+        self._counts = True
+
+    def next_step(self) -> None:
+        """Begin the next step. From the first call on, no step begins by itself."""
+        self.step += 1
+        self._counts = False
+
+
+class _Collector(RunWatch):
+    def __init__(self, collected: CollectedStatistics, every: int, patterns: Sequence[str] | None) -> None:
+        super().__init__()
+        self.collected, self.patterns = collected, patterns
+        self.lock = threading.Lock()
+        self._every = every
+        self._labels: list[Sequence[Any]] = []
+        self._ran: set[tuple[int, str]] = set()
+
+    def observe(self, label: Sequence[Any], graph: ObservedGraph) -> Show | None:
+        """Give the function that summarizes the values of this run, if the step is one of those to look at."""
+        role = graph.origins.role
+        with self.lock:
+            number = next((index for index, one in enumerate(self._labels) if one is label), len(self._labels))
+            if number == len(self._labels):
+                self._labels.append(label)
+            is_new = role != "backward" and ((number, role) in self._ran or any(r == "backward" for _, r in self._ran))
+            if is_new and self.collected._counts:
+                self.collected.step += 1
+                self._ran.clear()
+            self._ran.add((number, role))
+            step = self.collected.step
+        return None if step % self._every else _GraphRun(self, graph, number, step)
+
+
+class _GraphRun:
+    """One run of a graph: called with the index and the value of each node."""
+
+    def __init__(self, collector: _Collector, graph: ObservedGraph, number: int, step: int) -> None:
+        self._collector, self._graph, self._number, self._step = collector, graph, number, step
+        self._seen: dict[int, Numbers] = {}
+
+    def __call__(self, index: int, value: torch.Tensor) -> None:
+        if value.layout is not torch.strided or value.is_quantized:
+            return
+        whole, origins = self._graph.whole, self._graph.origins
+        node, item = index, ""
+        if whole.nodes[index].target is operator.getitem:
+            (node,), (place,) = whole.arguments(index)
+            item = f"[{place}]"
+        origin = origins.nodes[node]
+        if not self._is_wanted(origin):
+            return
+        numbers = self._seen[index] = summarize(value)
+        above = self._above(node) if numbers.nan or numbers.inf else _ABOVE
+        begins = _begins(origin, numbers, above)
+        row = ValueStatistics(
+            step=self._step,
+            graph=self._number,
+            role=origins.role,
+            index=index,
+            node=f"{origin.name}{item}",
+            overload=origin.overload or "input",
+            module=origin.module,
+            line=origin.line,
+            dtype=str(value.dtype).removeprefix("torch."),
+            shape=tuple(value.shape),
+            **numbers._asdict(),
+            begins=begins,
+            fused=above.unseen if begins else (),
+        )
+        with self._collector.lock:
+            self._collector.collected.statistics.append(row)
+
+    def _is_wanted(self, origin: NodeOrigin) -> bool:
+        patterns = self._collector.patterns
+        if patterns is None:
+            return True
+        path = origin.module.rpartition("(")[0].rstrip()
+        return bool(origin.overload) and any(
+            fnmatchcase(path, one) or fnmatchcase(path, f"{one}.*") for one in patterns
+        )
+
+    def _above(self, node: int) -> _Above:
+        """Look at the arguments of a node, and above those that were not seen."""
+        nan = inf = False
+        unseen: set[int] = set()
+        looked, waiting = {node}, [node]
+        while waiting:
+            inputs, constants = self._graph.whole.arguments(waiting.pop())
+            floats = [one for one in constants if isinstance(one, float)]
+            nan, inf = nan or any(map(math.isnan, floats)), inf or any(map(math.isinf, floats))
+            for one in inputs:
+                if (seen := self._seen.get(one)) is not None:
+                    nan, inf = nan or bool(seen.nan), inf or bool(seen.inf)
+                elif one not in looked:
+                    looked.add(one)
+                    waiting.append(one)
+                    unseen.add(one)
+        origins = self._graph.origins.nodes
+        names = (origins[one].overload for one in sorted(unseen) if self._is_wanted(origins[one]))
+        return _Above(nan, inf, tuple(name for name in dict.fromkeys(names) if name and name not in _NEUTRAL))
+
+
+class _Above(NamedTuple):
+    """The state of the values that a value was computed from.
+
+    Attributes:
+        nan: whether one has NaN, or is a constant NaN.
+        inf: the same of infinite elements.
+        unseen: the operators between these values and the value, whose values were not seen.
+    """
+
+    nan: bool
+    inf: bool
+    unseen: tuple[str, ...]
+
+
+_ABOVE = _Above(False, False, ())
+
+_NEUTRAL = {str(one) for one in VIEWS} | {str(operator.getitem)}
+"""Operators in which nothing begins."""
+
+
+def _begins(origin: NodeOrigin, numbers: Numbers, above: _Above) -> Literal["", "nan", "inf"]:
+    """Say whether NaN, or else infinite elements, begin at a value."""
+    is_tangent = origin.name.startswith("tangents")
+    if not origin.overload:
+        return "nan" if numbers.nan else "inf" if numbers.inf and is_tangent else ""
+    if numbers.nan and not above.nan:
+        return "nan"
+    return "inf" if numbers.inf and not (above.nan or above.inf) else ""

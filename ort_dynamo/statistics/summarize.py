@@ -1,0 +1,75 @@
+"""Summarizes a tensor in a few numbers, without holding it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Numbers", "summarize"]
+
+_CHUNK = 1 << 22
+"""Elements that are converted to float64 at a time: 32 MiB."""
+
+_LARGE = 1e100
+"""Elements above it are scaled, so that no square of a deviation overflows."""
+
+
+class Numbers(NamedTuple):
+    """Statistics of the finite elements of a tensor, and the number of the others.
+
+    Attributes:
+        min, max, mean: in the tensor's unit; None without finite elements.
+        std: the standard deviation of these elements as a population, so that one element has 0; None without.
+        nan: the number of elements that are NaN.
+        inf: the number that are infinite, of either sign.
+    """
+
+    min: float | None
+    max: float | None
+    mean: float | None
+    std: float | None
+    nan: int
+    inf: int
+
+
+def summarize(tensor: Tensor) -> Numbers:
+    """Compute the statistics of a strided tensor in float64; of complex elements those of their absolute values."""
+    nan = inf = finite = 0
+    low, high = math.inf, -math.inf
+    for chunk in _chunks(tensor):
+        kept = chunk[chunk.isfinite()]
+        not_numbers = int(chunk.isnan().sum())
+        nan, inf, finite = nan + not_numbers, inf + len(chunk) - len(kept) - not_numbers, finite + len(kept)
+        if len(kept):
+            least, most = torch.aminmax(kept)
+            low, high = min(low, least.item()), max(high, most.item())
+    if not finite:
+        return Numbers(None, None, None, None, nan, inf)
+    largest = max(abs(low), abs(high))
+    scale = 2.0 ** math.floor(math.log2(largest)) if largest > _LARGE else 1.0  # a power of two rounds nothing
+    mean, squares, count = 0.0, 0.0, 0
+    for chunk in _chunks(tensor):
+        kept = chunk[chunk.isfinite()] / scale
+        if not len(kept):
+            continue
+        own = kept.mean().item()
+        apart, total = own - mean, count + len(kept)
+        # Deviations from the mean of all so far (Chan et al., 1979).
+        squares += (kept - own).square().sum().item() + apart**2 * count * len(kept) / total
+        mean, count = mean + apart * len(kept) / total, total
+    mean = min(max(mean * scale, low), high)  # rounding may put the mean of equal elements beside them
+    return Numbers(low, high, mean, math.sqrt(squares / count) * scale, nan, inf)
+
+
+def _chunks(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the elements in float64, a part at a time."""
+    flat = tensor.reshape(-1)
+    for begin in range(0, len(flat), _CHUNK):
+        chunk = flat[begin : begin + _CHUNK]
+        if chunk.is_complex():
+            chunk = chunk.to(torch.complex128).abs()
+        yield chunk.to(torch.float64)

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ort_dynamo.explanation.explanation import Explanation
+    from ort_dynamo.explanation.run import explain
     from ort_dynamo.lowering.context import LoweringContext
     from ort_dynamo.lowering.registry import register_lowering
     from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DebugOptions",
+    "Explanation",
     "IODescription",
     "LogLevel",
     "LoweringContext",
@@ -43,6 +46,7 @@ __all__ = [
     "TrainStepInfo",
     "__version__",
     "amp",
+    "explain",
     "export_training_graph",
     "memory_plan",
     "optim",
@@ -54,6 +58,7 @@ __all__ = [
 
 _HOME = {
     "DebugOptions": "ort_dynamo.training.ortmodule",
+    "Explanation": "ort_dynamo.explanation.explanation",
     "IODescription": "ort_dynamo.training.legacy_descriptions",
     "LogLevel": "ort_dynamo.training.ortmodule",
     "LoweringContext": "ort_dynamo.lowering.context",
@@ -66,6 +71,7 @@ _HOME = {
     "Summary": "ort_dynamo.report.summary",
     "TrainStepInfo": "ort_dynamo.training.train_step_info",
     "amp": "ort_dynamo.training",
+    "explain": "ort_dynamo.explanation.run",
     "export_training_graph": "ort_dynamo.training.training_graph",
     "memory_plan": "ort_dynamo.report.memory_plan",
     "optim": "ort_dynamo.training",

@@ -68,12 +68,16 @@ class PassRecord:
         seconds: how long it took, checks not counted.
         modified: whether it changed the graph.
         summary: the pass's account of its changes (CastSummary of PropagateCasts); None for most.
+        before, after: nodes of the graph before and after it; those of an FX graph include inputs and output,
+            sub-graphs are not counted.
     """
 
     name: str
     seconds: float
     modified: bool
     summary: object | None = None
+    before: int = 0
+    after: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TextIO, TypeVar
 
-__all__ = ["SWITCH", "counted", "is_shown", "showing", "stage"]
+__all__ = ["SWITCH", "clocked", "counted", "is_shown", "showing", "stage"]
 
 SWITCH = "ORT_DYNAMO_PROGRESS"
 """The environment variable that switches it off by 0, and by 1 on where stderr is neither a terminal nor a notebook."""
@@ -35,6 +35,44 @@ _JOIN = 1.0
 """Seconds that a finished compile waits for the thread. It is late only if stderr does not take its text."""
 
 _T = TypeVar("_T")
+
+
+class _StageClock:
+    """Adds up the seconds of each stage, in order; stages are shown as well if they were.
+
+    Attributes:
+        seconds: stage -> seconds.
+    """
+
+    def __init__(self, shown: _Progress | None) -> None:
+        self.seconds: dict[str, float] = {}
+        self._shown = shown
+        self._now, self._since = "preparing", time.perf_counter()
+        self._done = 0
+
+    @property
+    def done(self) -> int:
+        """Number of nodes of the stage that are done."""
+        return self._done
+
+    @done.setter
+    def done(self, count: int) -> None:
+        self._done = count
+        if self._shown is not None:
+            self._shown.done = count
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        """End the stage, and begin another one."""
+        self.stop()
+        if self._shown is not None:
+            self._shown.stage(name, total)
+        self._now, self.done = name, 0
+
+    def stop(self) -> None:
+        """End the stage."""
+        now = time.perf_counter()
+        self.seconds[self._now] = self.seconds.get(self._now, 0.0) + now - self._since
+        self._since = now
 
 
 class _Progress:
@@ -94,7 +132,7 @@ class _Progress:
         return f"ort_train: {name}{counted}, {time.monotonic() - self.begin:.0f} s"
 
 
-_current: ContextVar[_Progress | None] = ContextVar("ort_dynamo progress", default=None)
+_current: ContextVar[_Progress | _StageClock | None] = ContextVar("ort_dynamo progress", default=None)
 
 
 @contextmanager
@@ -112,6 +150,19 @@ def showing() -> Iterator[None]:
         progress.close()
 
 
+@contextmanager
+def clocked() -> Iterator[dict[str, float]]:
+    """Add up the seconds of the stages that come while this is open, by stage."""
+    shown = _current.get()
+    clock = _StageClock(shown if isinstance(shown, _Progress) else None)
+    token = _current.set(clock)
+    try:
+        yield clock.seconds
+    finally:
+        clock.stop()
+        _current.reset(token)
+
+
 def stage(name: str) -> None:
     """Begin a stage that counts nothing."""
     if (progress := _current.get()) is not None:
@@ -124,7 +175,7 @@ def counted(nodes: Iterable[_T], name: str) -> Iterable[_T]:
     return nodes if progress is None else _counted(progress, list(nodes), name)
 
 
-def _counted(progress: _Progress, nodes: list[_T], name: str) -> Iterator[_T]:
+def _counted(progress: _Progress | _StageClock, nodes: list[_T], name: str) -> Iterator[_T]:
     progress.stage(name, len(nodes))
     for node in nodes:
         yield node

@@ -90,7 +90,14 @@ def compile_recorded(
 def _listeners(options: Options, records: Records, *others: Listener) -> list[Listener]:
     """List the listeners of each compile, in the order of their calls; the first records errors of later ones."""
     observers = [make() for make in OBSERVERS]
-    return [records, *others, CompareRanks(options.segment), RecordCudaGraphs(options.session), WriteTrace(), *observers]
+    return [
+        records,
+        *others,
+        CompareRanks(options.segment),
+        RecordCudaGraphs(options.session),
+        WriteTrace(),
+        *observers,
+    ]
 
 
 @showing()

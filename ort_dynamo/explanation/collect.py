@@ -16,7 +16,6 @@ from ort_dynamo.build import PassRecord
 from ort_dynamo.cache.open_island import OpenedIsland
 from ort_dynamo.events import GraphCompilation, Listener
 from ort_dynamo.explanation.data import Graph, Island, Operator, PassRun, Role, Saved
-from ort_dynamo.marks import FX_NODE
 from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.passes.fx.analysis.memory import SavedTensor, alive_alone, alive_bytes
 from ort_dynamo.passes.fx.analysis.saved_tensors import CASTS, bytes_of, calls
@@ -27,7 +26,7 @@ from ort_dynamo.report.recorder import graph_record
 from ort_dynamo.source_line import innermost_module, user_line
 from ort_dynamo.torch_internals.frames import current_compile_id
 
-__all__ = ["CHANGES", "Collect", "OpenedRole", "onnx_origins"]
+__all__ = ["CHANGES", "Collect"]
 
 CHANGES = {
     "chosen": 'options={"placement": "onnxruntime"}',
@@ -38,8 +37,6 @@ CHANGES = {
 }
 """Place -> the option or call that changes where such an operator runs."""
 
-OpenedRole = Callable[[GraphCompilation], None]
-
 
 class Collect(Listener):
     """The facts of one compile.
@@ -48,7 +45,7 @@ class Collect(Listener):
         opened: called with each graph whose islands are open, before it becomes a function.
     """
 
-    def __init__(self, opened: OpenedRole = lambda graph: None) -> None:
+    def __init__(self, opened: Callable[[GraphCompilation], None] = lambda graph: None) -> None:
         self.compile_id = current_compile_id()
         self.partition: PartitionRecord | None = None
         self.records: list[GraphRecord] = []
@@ -180,9 +177,7 @@ def pass_runs(records: Iterable[PassRecord], on: str) -> Iterator[PassRun]:
     for one in records:
         name, _, parameters = one.name.partition("(")
         summary = "" if one.summary is None else str(one.summary)
-        yield PassRun(
-            name, parameters.removesuffix(")"), on, one.modified, one.before, one.after, one.seconds, summary
-        )
+        yield PassRun(name, parameters.removesuffix(")"), on, one.modified, one.before, one.after, one.seconds, summary)
 
 
 def _operator(node: Node, outside: tuple[str, str] | None, island: str, alive: int, again: str) -> Operator:
@@ -253,23 +248,3 @@ def _island(name: str, island: OpenedIsland, operators: int) -> Island:
 
 def _cast_to(node: onnx.NodeProto) -> str:
     return next(onnx.TensorProto.DataType.Name(one.i).lower() for one in node.attribute if one.name == "to")
-
-
-def onnx_origins(island: OpenedIsland, operators: Iterable[Operator]) -> dict[str, str]:
-    """Name of an ONNX node of an island -> the FX node that it was lowered from.
-
-    A session that was made for an equal island has the names of that one, so the result is empty if names do not fit.
-    """
-    known = {one.name: one.overload for one in operators}
-    nodes = onnx.ModelProto.FromString(island.compiled.built.model).graph.node
-    makers = {
-        node.name: next((one.value for one in node.metadata_props if one.key == FX_NODE), "") for node in nodes
-    }
-    found = {}
-    for name, maker in makers.items():
-        operator_name, _, overload = maker.partition(": ")
-        if known.get(operator_name, overload) != overload:
-            return {}
-        if operator_name in known:
-            found[name] = operator_name
-    return found

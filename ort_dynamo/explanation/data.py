@@ -247,7 +247,7 @@ class Measured:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: dataclasses and mappings as dicts, sequences as lists, anything unknown as text."""
+    """Return a value as JSON has it: dataclasses and mappings as dicts, sequences as lists, others as text."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ort_dynamo.explanation.data import Graph, Measured, plain
-from ort_dynamo.explanation.groups import Group, Share, outside, saved_by, time_by
+from ort_dynamo.explanation.groups import Group, Share, outside, saved_by, step, time_by
 from ort_dynamo.explanation.text import lines
 from ort_dynamo.report.summary import Summary
 
@@ -49,6 +49,11 @@ class Explanation:
         """Measured seconds by operator, most first; empty without measure=True."""
         return time_by(self.graphs)
 
+    @property
+    def peak(self) -> int:
+        """Predicted most bytes alive in a step, inputs and parameters not counted."""
+        return max((one.alive for one in step(self.graphs)), default=0)
+
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as dicts, lists, texts and numbers, as JSON has them."""
         found: dict[str, Any] = plain(self)
@@ -56,7 +61,7 @@ class Explanation:
 
     def save(self, path: str | Path) -> Path:
         """Write the page, one HTML file that needs no other, and return its path."""
-        from ort_dynamo.explanation.page import page  # it takes longer to import than to explain without it
+        from ort_dynamo.explanation.html_page.page import page
 
         written = Path(path)
         written.write_text(page(self), encoding="utf-8")
@@ -69,6 +74,6 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """Return the page as a notebook shows it."""
-        from ort_dynamo.explanation.page import embedded
+        from ort_dynamo.explanation.html_page.page import embedded
 
         return embedded(self)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ort_dynamo.explanation.data import Graph, Operator, Role
 
-__all__ = ["Group", "Share", "outside", "saved_by", "shares", "time_by"]
+__all__ = ["Group", "Moment", "Share", "outside", "saved_by", "shares", "step", "time_by"]
 
 
 @dataclass(frozen=True)
@@ -108,3 +108,53 @@ def shares(entries: Iterable[tuple[str, float, str]]) -> tuple[Share, ...]:
         lines.setdefault(name, []).append(line)
     found = (Share(name, amount, counts[name], _once(lines[name])) for name, amount in amounts.items())
     return tuple(sorted(found, key=lambda one: -one.amount))
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One operator of a step, with the memory of all graphs.
+
+    Attributes:
+        role: "forward", "backward" or another graph's.
+        overload: the ATen overload.
+        place: where it runs.
+        module: path of the module that called it.
+        group: the part of the path up to its first number, such as a layer.
+        line: the user's line.
+        alive: bytes alive in all graphs, inputs and parameters not counted.
+    """
+
+    role: str
+    overload: str
+    place: str
+    module: str
+    group: str
+    line: str
+    alive: int
+
+
+def step(graphs: Sequence[Graph]) -> tuple[Moment, ...]:
+    """Give the operators of a step: the forwards, then the backwards from the last graph to the first.
+
+    While a graph runs, the saved tensors of the graphs before it are alive as well.
+    """
+    found: list[Moment] = []
+    saved = 0
+    held: list[int] = []
+    for graph in graphs:
+        held.append(saved)
+        found += (
+            _moment(role, one, saved) for role in graph.roles if role.name != "backward" for one in role.operators
+        )
+        saved += graph.saved_bytes
+    for graph, before in zip(reversed(graphs), reversed(held), strict=True):
+        found += (
+            _moment(role, one, before) for role in graph.roles if role.name == "backward" for one in role.operators
+        )
+    return tuple(found)
+
+
+def _moment(role: Role, one: Operator, before: int) -> Moment:
+    names = one.module.split(".") if one.module else []
+    count = next((index for index, name in enumerate(names, start=1) if name.isdecimal()), 2)
+    return Moment(role.name, one.overload, one.place, one.module, ".".join(names[:count]), one.line, one.alive + before)

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch.fx import GraphModule
 
+from ort_dynamo.build import BuildStage
 from ort_dynamo.cache.open_island import OpenedIsland
-from ort_dynamo.events import GraphCompilation
-from ort_dynamo.explanation.collect import onnx_origins
-from ort_dynamo.explanation.data import Graph, Island, Measured, OnnxNode, Operator, Role
+from ort_dynamo.events import GraphCompilation, Listener
+from ort_dynamo.explanation.data import Graph, Island, Measured, OnnxNode, Role
+from ort_dynamo.lowering.build_island import build_island
+from ort_dynamo.marks import FX_NODE
 from ort_dynamo.runtime.boxed import Island as IslandModule
 from ort_dynamo.runtime.profiled_run import Profile, ProfiledGraph
 from ort_dynamo.target import Target
@@ -45,6 +48,7 @@ class _Watched:
         island: the island.
         target: the target of its session.
         device: the device of its tensors.
+        origins: name of an ONNX node -> the FX node that it was lowered from.
         plain: runs its session.
         current: what runs at present.
         seconds: of the runs so far.
@@ -55,6 +59,7 @@ class _Watched:
     island: OpenedIsland
     target: Target
     device: torch.device
+    origins: Mapping[str, str]
     plain: Callable[..., Any]
     current: Callable[..., Any]
     seconds: list[float] = field(default_factory=list)
@@ -89,11 +94,21 @@ class _Stand:
         self.run = watched.run
 
 
-class Measuring:
-    """The islands of a dry run, and their times."""
+class Measuring(Listener):
+    """The islands of a dry run, and their times.
+
+    It hears of the compiles, since ONNX Runtime's optimizers drop the names of FX nodes from a model.
+    """
 
     def __init__(self) -> None:
         self._watched: list[_Watched] = []
+        self._origins: list[tuple[GraphModule, Mapping[str, str]]] = []
+
+    def built(self, stage: BuildStage) -> None:
+        """Note which ONNX node is of which FX node."""
+        if stage.stage == "rewritten" and stage.model is not None:
+            makers = ((str(node.name), node.metadata_props.get(FX_NODE, "")) for node in stage.model.graph.all_nodes())
+            self._origins.append((stage.island, {name: maker.partition(":")[0] for name, maker in makers if maker}))
 
     def open(self, graph: GraphCompilation, number: int) -> None:
         """Watch the islands of a graph, before its outer graph becomes a function.
@@ -104,10 +119,20 @@ class Measuring:
         """
         for name, island in graph.islands.items():
             run = island.compiled.run
-            one = _Watched((number, graph.role, name), island, graph.target, graph.device, run, run)
+            origins = self._origins_of(graph, name)
+            one = _Watched((number, graph.role, name), island, graph.target, graph.device, origins, run, run)
             stand: Any = _Stand(one)
             graph.segmented.gm.set_submodule(name, IslandModule(stand, island.places, island.covers))
             self._watched.append(one)
+
+    def _origins_of(self, graph: GraphCompilation, name: str) -> Mapping[str, str]:
+        """Return the FX node of each ONNX node of an island; one that a cache had is lowered again for that."""
+        gm = graph.segmented.islands[name]
+        if not any(known is gm for known, _ in self._origins):
+            settings = dataclasses.replace(graph.spec.session, graph_optimization="disable")
+            spec = dataclasses.replace(graph.spec, session=settings)
+            build_island(gm, spec, graph.islands[name].name, self.built)
+        return next(origins for known, origins in self._origins if known is gm)
 
     def measure(self, step: _StepTimes) -> Measured:
         """Run some steps with timed sessions, and some with profiled ones."""
@@ -171,7 +196,7 @@ class Measuring:
 
     def _role(self, number: int, role: Role) -> Role:
         watched = {one.at[2]: one for one in self._watched if one.at[:2] == (number, role.name)}
-        islands = tuple(_timed(one, watched[one.name], role.operators) for one in role.islands)
+        islands = tuple(_timed(one, watched[one.name]) for one in role.islands)
         times: dict[tuple[str, str], float] = {}
         for island in islands:
             for node in island.nodes:
@@ -183,14 +208,13 @@ class Measuring:
         )
 
 
-def _timed(island: Island, watched: _Watched, operators: tuple[Operator, ...]) -> Island:
+def _timed(island: Island, watched: _Watched) -> Island:
     """Return an island with its times; a node that ONNX Runtime fused counts for the one whose name it begins with."""
-    origins = onnx_origins(watched.island, [one for one in operators if one.island == island.name])
     nodes = watched.profile.nodes if watched.profile else ()
     return dataclasses.replace(
         island,
         measured=statistics.median(watched.seconds) if watched.seconds else None,
-        nodes=tuple(OnnxNode(one.name, one.op_type, _origin(one.name, origins), one.seconds) for one in nodes),
+        nodes=tuple(OnnxNode(one.name, one.op_type, _origin(one.name, watched.origins), one.seconds) for one in nodes),
     )
 
 

@@ -48,6 +48,4 @@ def breaks(notes: Sequence[FunctionNote], seen: Sequence[Frame]) -> tuple[Functi
         told = [f"line {line}: {linecache.getline(file, line).strip()}" for line in at]
         for frame in function:
             found[note(frame, "").name] = told
-    return tuple(
-        dataclasses.replace(one, reason="; ".join([one.reason, *found.get(one.name, ())])) for one in notes
-    )
+    return tuple(dataclasses.replace(one, reason="; ".join([one.reason, *found.get(one.name, ())])) for one in notes)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from ort_dynamo.backend import ort_train
 from ort_dynamo.choose_target import placement_threads, session_device
 from ort_dynamo.compiler import Compilation
 from ort_dynamo.errors import InvalidArgumentError
@@ -77,26 +78,31 @@ def explain(
     call = (inputs, dict(kwargs or {}))
     before = frames(RECORDS.since)
     begin = time.time()
-    with untouched(), _called_itself(plain), unchanged(plain, call) as state:
-        run = _DryRun(_without_effects(asked), state, Measuring() if measure else None)
-        compiled = compile_apart(plain, backend=run.backend, dynamic=dynamic)
-        step = _Step(compiled, call, state)
+    with (
+        untouched(),
+        _called_itself(plain),
+        unchanged(plain, call) as state,
+        closing(_DryRun(_without_effects(asked), state, Measuring() if measure else None)) as run,
+    ):
+        step = _Step(compile_apart(plain, backend=run, dynamic=dynamic), call, state)
         step()
         measured = run.measuring.measure(step) if run.measuring is not None else None
         seen = frames(begin)
-    records = [one.compiled() for one in run.collected]
-    graphs = [one.graph(function_name(one.compile_id, seen)) for one in run.collected]
-    summary = summarize(tuple(records), seen, ())
-    recompiles = (*summary.recompiles, *earlier_recompiles(before, seen))
-    if run.measuring is not None:
-        graphs = [run.measuring.fill(number, graph) for number, graph in enumerate(graphs)]
-    return Explanation(
-        graphs=tuple(graphs),
-        summary=dataclasses.replace(summary, recompiles=recompiles, breaks=breaks(summary.breaks, seen)),
-        runtime=run.runtime,
-        options=_spelled(mode, options),
-        measured=measured,
-    )
+        graphs = [one.graph(function_name(one.compile_id, seen)) for one in run.collected]
+        if run.measuring is not None:
+            graphs = [run.measuring.fill(number, graph) for number, graph in enumerate(graphs)]
+        summary = summarize(tuple(one.compiled() for one in run.collected), seen, ())
+        return Explanation(
+            graphs=tuple(graphs),
+            summary=dataclasses.replace(
+                summary,
+                recompiles=(*summary.recompiles, *earlier_recompiles(before, seen)),
+                breaks=breaks(summary.breaks, seen),
+            ),
+            runtime=run.runtime,
+            options=_spelled(mode, options),
+            measured=measured,
+        )
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,12 +141,14 @@ def _called_itself(function: Callable[..., Any]) -> Iterator[None]:
 
 
 class _DryRun:
-    """Compiles graphs as the backend does, without its records, files and caches of traces.
+    """The backend of a dry run: it compiles graphs as ort_train does, without records, files and caches of traces.
 
     Attributes:
         collected: the facts of each compile, in order.
         runtime: the target of the last one, as text.
     """
+
+    reset = staticmethod(ort_train.reset)  # type: ignore[attr-defined]  # torch._dynamo.reset() frees its sessions, too
 
     def __init__(self, options: Options, state: State, measuring: Measuring | None) -> None:
         self.collected: list[Collect] = []
@@ -150,7 +158,8 @@ class _DryRun:
         self._state = state
         self._threads = placement_threads(options)
 
-    def backend(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile one of Dynamo's graphs."""
         written: set[int] = set()
 
         def opened(graph: GraphCompilation) -> None:
@@ -160,13 +169,20 @@ class _DryRun:
 
         collect = Collect(opened)
         device = session_device(gm, example_inputs)
-        compilation = Compilation(self._options, device, self._threads, Listeners(collect))
+        compilation = Compilation(self._options, device, self._threads, Listeners(collect, *self._measurers()))
         with clocked() as seconds:
             compiled = compilation.run(gm, example_inputs)
         collect.stages = seconds
         self.runtime = _runtime(compilation.target)
         self.collected.append(collect)
         return self._state.watched(zeros_in_memory(compiled, example_inputs), written)
+
+    def close(self) -> None:
+        """Let go of tensors and sessions: Dynamo keeps its backends."""
+        self.collected, self.measuring, self._state = [], None, State()
+
+    def _measurers(self) -> list[Measuring]:
+        return [] if self.measuring is None else [self.measuring]
 
 
 def _runtime(target: Target) -> str:
@@ -181,7 +197,9 @@ class _Step:
         backward: seconds of its backward; None without gradients.
     """
 
-    def __init__(self, function: Callable[..., Any], call: tuple[tuple[Any, ...], dict[str, Any]], state: State) -> None:
+    def __init__(
+        self, function: Callable[..., Any], call: tuple[tuple[Any, ...], dict[str, Any]], state: State
+    ) -> None:
         self._function, (self._args, self._kwargs), self._state = function, call, state
         self.forward = 0.0
         self.backward: float | None = None

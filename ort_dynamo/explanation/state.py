@@ -42,12 +42,15 @@ class State:
             tensor.grad = None
 
     def restore(self) -> None:
-        """Put values and gradients back."""
+        """Put values and gradients back, and let go of them."""
         for tensor, grad in self._gradients.values():
             tensor.grad = grad
         with torch.no_grad():
             for tensor, value in self._values.values():
                 tensor.copy_(value)
+        self.leaves.clear()
+        self._values.clear()
+        self._gradients.clear()
 
     def watched(self, compiled: Callable[..., Any], written: Iterable[int]) -> Callable[..., Any]:
         """Have a compiled graph's inputs remembered before it runs.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ort_dynamo.explanation.data import Graph, Measured, Role
 from ort_dynamo.explanation.groups import Group, Share
-from ort_dynamo.explanation.units import spelled_bytes, spelled_seconds
+from ort_dynamo.explanation.units import shortened, spelled_bytes, spelled_seconds
 from ort_dynamo.report.by_module import module_lines
 from ort_dynamo.report.notes import grouped, repeated
 from ort_dynamo.report.places import BY_CHOICE, BY_DESIGN, FALLBACK, section, spoken
@@ -35,7 +35,7 @@ _NAMES = 3
 
 def lines(explanation: Explanation) -> list[str]:
     """Give the lines of an explanation: at most 60, of at most 100 columns."""
-    found = [part for text in _lines(explanation) for line in text.splitlines() for part in _wrapped(line)]
+    found = [part for text in _lines(explanation) for line in text.splitlines() for part in _wrapped(shortened(line))]
     if len(found) > _MOST:
         more = f"and {len(found) - _MOST + 1} more lines: the attributes have all, and save() writes a page"
         return [*found[: _MOST - 1], more]
@@ -75,7 +75,7 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     yield from section("graph breaks", grouped(summary.breaks))
     yield from section("skipped by Dynamo, their own code runs in eager", grouped(summary.skipped))
     yield from section("compiled again", repeated(summary.recompiles))
-    yield from _memory(graphs, explanation.saved)
+    yield from _memory(graphs, explanation.peak, explanation.saved)
     yield from _passes(graphs)
     if graphs:
         yield f"compile: {_stages(graphs)}"
@@ -141,8 +141,7 @@ def _named(groups: Sequence[Group]) -> str:
     return f"{sum(one.count for one in groups)} x {', '.join(names[:_NAMES] if more else names)}{more} ({roles})"
 
 
-def _memory(graphs: Sequence[Graph], saved: Sequence[Share]) -> Iterator[str]:
-    peak = max((graph.peak for graph in graphs), default=0)
+def _memory(graphs: Sequence[Graph], peak: int, saved: Sequence[Share]) -> Iterator[str]:
     if not graphs:
         return
     total = sum(graph.saved_bytes for graph in graphs)

@@ -107,13 +107,14 @@ def read_profile(events: Iterable[Mapping[str, Any]], skipped: int) -> Profile:
         skipped: how many of the first runs do not count.
     """
     kernels = [one for one in events if str(one["name"]).endswith(_SUFFIX)]
-    times: dict[tuple[str, str], list[float]] = {}
+    times: dict[tuple[str, str, str], list[float]] = {}
     for one in kernels:
-        key = str(one["name"]).removesuffix(_SUFFIX), str(one["args"]["op_name"])
+        given = one["args"]
+        key = str(one["name"]).removesuffix(_SUFFIX), str(given["op_name"]), str(given.get("node_index", ""))
         times.setdefault(key, []).append(one["dur"] / 1e6)
     nodes = tuple(
         NodeTime(name, op_type, statistics.median(seconds[skipped:] or seconds))
-        for (name, op_type), seconds in times.items()
+        for (name, op_type, _), seconds in times.items()
     )
     return Profile(nodes, _in_use(kernels))
 

@@ -54,9 +54,11 @@ def untouched() -> Iterator[None]:
         if kept is not None:
             kept.clear()
             kept.extend(attempts)
-        for name in [*counters]:
+        for name in counters.keys() - counted.keys():
+            del counters[name]
+        for name, values in counted.items():
             counters[name].clear()
-            counters[name].update(counted.get(name, {}))
+            counters[name].update(values)
         if _ISOLATES:
             if hasattr(_pgo, "_CODE_STATE"):
                 _pgo._CODE_STATE = state

@@ -23,7 +23,16 @@ from ort_dynamo.passes.fx.analysis.views import is_view, maker_of
 from ort_dynamo.source_line import user_line
 from ort_dynamo.torch_internals.operators import aten
 
-__all__ = ["MemoryRecord", "Recomputed", "SavedTensor", "alive_alone", "alive_bytes", "freed_by_backward", "memory_record", "peaks"]
+__all__ = [
+    "MemoryRecord",
+    "Recomputed",
+    "SavedTensor",
+    "alive_alone",
+    "alive_bytes",
+    "freed_by_backward",
+    "memory_record",
+    "peaks",
+]
 
 _SELECTIONS = frozenset(
     {

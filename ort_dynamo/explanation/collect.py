@@ -43,6 +43,14 @@ class Collect(Listener):
 
     Args:
         opened: called with each graph whose islands are open, before it becomes a function.
+
+    Attributes:
+        compile_id: torch's name for the compile.
+        partition: the record of the cut; None without gradients.
+        records: those of its graphs, as the backend keeps them.
+        roles: the facts of its graphs.
+        stages: stage, as progress shows it -> seconds; set by whoever has a clock.
+        runtime: package, version and provider of its sessions.
     """
 
     def __init__(self, opened: Callable[[GraphCompilation], None] = lambda graph: None) -> None:
@@ -51,6 +59,7 @@ class Collect(Listener):
         self.records: list[GraphRecord] = []
         self.roles: list[Role] = []
         self.stages: Mapping[str, float] = {}
+        self.runtime = ""
         self._opened = opened
         self._alive: dict[str, dict[str, int]] = {}
         self._start: dict[str, int] = {}
@@ -72,8 +81,9 @@ class Collect(Listener):
             self._alive[role], self._start[role] = dict(zip(names, at, strict=True)), start
 
     def begun(self, graph: GraphCompilation) -> None:
-        """Take the time."""
+        """Take the time, and the target."""
         self._graph_begin = time.perf_counter()
+        self.runtime = f"{graph.target.package} {graph.target.version}, {graph.target.provider}"
 
     def segmented(self, graph: GraphCompilation) -> None:
         """List the operators, while the graph has them."""

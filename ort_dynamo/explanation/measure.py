@@ -28,7 +28,7 @@ __all__ = ["Measuring"]
 _STEPS = 5
 """Steps that are timed, after the one that compiles."""
 
-_PROFILED = 3
+_PROFILED = 5
 """Steps under ONNX Runtime's profiler, of which the first does not count."""
 
 

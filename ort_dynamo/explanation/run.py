@@ -26,7 +26,6 @@ from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.progress import clocked
 from ort_dynamo.report.record import BACKEND, RECORDS
 from ort_dynamo.report.summary import summarize
-from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.dry_run import compile_apart, compiled_with, untouched
 from ort_dynamo.torch_internals.frames import frames, uncompiled
 from ort_dynamo.torch_internals.pytree import tree_leaves
@@ -99,7 +98,7 @@ def explain(
                 recompiles=(*summary.recompiles, *earlier_recompiles(before, seen)),
                 breaks=breaks(summary.breaks, seen),
             ),
-            runtime=run.runtime,
+            runtime=run.collected[-1].runtime if run.collected else "",
             options=_spelled(mode, options),
             measured=measured,
         )
@@ -145,14 +144,13 @@ class _DryRun:
 
     Attributes:
         collected: the facts of each compile, in order.
-        runtime: the target of the last one, as text.
+        measuring: measures its sessions; None if nothing is measured.
     """
 
     reset = staticmethod(ort_train.reset)  # type: ignore[attr-defined]  # torch._dynamo.reset() frees its sessions, too
 
     def __init__(self, options: Options, state: State, measuring: Measuring | None) -> None:
         self.collected: list[Collect] = []
-        self.runtime = ""
         self.measuring = measuring
         self._options = options
         self._state = state
@@ -173,7 +171,6 @@ class _DryRun:
         with clocked() as seconds:
             compiled = compilation.run(gm, example_inputs)
         collect.stages = seconds
-        self.runtime = _runtime(compilation.target)
         self.collected.append(collect)
         return self._state.watched(zeros_in_memory(compiled, example_inputs), written)
 
@@ -183,10 +180,6 @@ class _DryRun:
 
     def _measurers(self) -> list[Measuring]:
         return [] if self.measuring is None else [self.measuring]
-
-
-def _runtime(target: Target) -> str:
-    return f"{target.package} {target.version}, {target.provider}"
 
 
 class _Step:
@@ -219,5 +212,5 @@ class _Step:
 
 
 def _wait() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()

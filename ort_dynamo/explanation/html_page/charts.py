@@ -121,6 +121,6 @@ def _share(one: Share, total: float, largest: float, spelled: Callable[[float], 
         element("span", f"{one.count} x ", code(one.name)),
         element("span", f"{spelled(one.amount)}, {one.amount / total:.0%}", class_="n"),
         bar([("amount", one.amount, spelled(one.amount))], max(largest, one.amount), label=spelled(one.amount)),
-        element("code", shortened(line), class_="line soft") if line else "",
+        element("code", shortened(line), class_="line soft", title=shortened(line)) if line else "",
         class_="share",
     )

@@ -15,7 +15,7 @@ from ort_dynamo.explanation.html_page.style import SCRIPT, STYLE
 from ort_dynamo.explanation.html_page.tables import (
     compile_stages,
     graph_notes,
-    outside_table,
+    outside_cards,
     pass_table,
     recompute_table,
     session_table,
@@ -63,7 +63,7 @@ def _body(explanation: Explanation, title: str) -> Iterator[Html]:
     yield element("div", *_tiles(explanation), class_="tiles")
     yield element("p", *(element("span", WORDS[place], class_=f"t-{place}") for place in PLACES), class_="key")
     yield element("h2", "Not in ONNX Runtime")
-    yield outside_table(explanation.outside)
+    yield outside_cards(explanation.outside)
     notes = graph_notes(explanation.summary)
     if notes:
         yield element("h2", "Graph breaks and recompiles")
@@ -94,7 +94,7 @@ def _tiles(explanation: Explanation) -> Iterator[Html]:
     counts = Counter(every)
     computing = len(every) - counts["free"]
     parts = [(place, float(counts[place]), f"{counts[place]} {WORDS[place]}") for place in PLACES if place != "free"]
-    rest = ", ".join(title for place, count, title in parts if count and place != "native") or "nothing runs elsewhere"
+    rest = ", ".join(f"{counts[place]} {word}" for place, word in _SHORT.items() if counts[place]) or "none elsewhere"
     yield _tile(
         "Operators in ONNX Runtime",
         f"{counts['native']} of {computing}",
@@ -110,7 +110,11 @@ def _tiles(explanation: Explanation) -> Iterator[Html]:
         kind="note" if breaks or summary.skipped else "",
     )
     measured = explanation.measured
-    told = f"{spelled_bytes(measured.peak)} in {measured.peak_of}" if measured and measured.peak else "predicted"
+    told = (
+        f"predicted; measured {spelled_bytes(measured.peak)} in {measured.peak_of}"
+        if measured and measured.peak
+        else "predicted"
+    )
     yield _tile("Peak memory", spelled_bytes(explanation.peak), element("span", told, class_="soft"))
     saved = sum(graph.saved_bytes for graph in graphs)
     again = sum(sum(graph.recomputed.values()) for graph in graphs)
@@ -127,6 +131,10 @@ def _tiles(explanation: Explanation) -> Iterator[Html]:
         )
     seconds = sum(sum(graph.stages.values()) for graph in graphs)
     yield _tile("The compile", spelled_seconds(seconds), element("span", islands_of(explanation), class_="soft"))
+
+
+_SHORT = {"eager": "in eager (fallback)", "chosen": "by torch's choice", "by_design": "by design"}
+"""Place -> its words in a tile."""
 
 
 def _tile(name: str, figure: str, *more: Html, kind: str = "") -> Html:

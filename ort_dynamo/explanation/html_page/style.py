@@ -12,7 +12,8 @@ STYLE = """
 *{box-sizing:border-box}
 body{margin:0 auto;padding:16px;max-width:1240px;background:var(--back);color:var(--text);
 font:14px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
-h1{font-size:20px;margin:0;overflow-wrap:anywhere}h2{font-size:16px;margin:28px 0 8px}h3{font-size:14px;margin:14px 0 6px}
+h1{font-size:20px;margin:0;overflow-wrap:anywhere}
+h2{font-size:16px;margin:28px 0 8px}h3{font-size:14px;margin:14px 0 6px}
 p{margin:4px 0 8px}.soft{color:var(--soft)}code{font:12px/1.4 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;
 overflow-wrap:anywhere}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(190px,1fr));gap:10px;margin:14px 0}
@@ -31,6 +32,10 @@ width:9px;height:9px;border-radius:2px;margin-right:5px;background:currentColor}
 .wide{overflow-x:auto;max-width:100%}table{border-collapse:collapse;width:100%;font-size:13px}
 th{text-align:left;color:var(--soft);font-weight:600;font-size:12px}
 td,th{padding:4px 10px 4px 0;border-bottom:1px solid var(--line);vertical-align:top}
+td code{overflow-wrap:normal}
+.card{border-left-width:4px}.c-eager{border-left-color:var(--eager)}.c-chosen{border-left-color:var(--chosen)}
+.c-by_design{border-left-color:var(--by_design)}.count{font-size:18px}
+.names{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:12px}
 .n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
 .panel{background:var(--panel);border:1px solid var(--line);
 border-radius:8px;padding:10px 12px;margin:8px 0;min-width:0}
@@ -63,11 +68,13 @@ svg{display:block;width:100%;height:220px}.chart{position:relative}
 .strip.places i.by_design{background:var(--by_design)}.strip.places i.free{background:var(--free)}
 .ends{display:flex;justify-content:space-between;gap:8px;font-size:12px;color:var(--soft)}
 .read{min-height:2.9em;font-size:12px}.share{display:grid;grid-template-columns:minmax(0,1fr) auto;gap:0 10px;
-margin:4px 0}.share .bar{grid-column:1/3;margin:2px 0}.share .line{grid-column:1/3;font-size:12px}
+margin:4px 0}.share .bar{grid-column:1/3;margin:2px 0}.share .line{grid-column:1/3;font-size:12px;
+white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
 input{font:inherit;padding:5px 9px;width:100%;max-width:380px;border:1px solid var(--line);border-radius:6px;
 background:var(--back);color:var(--text)}
 .flow{display:inline-flex;align-items:center;gap:6px;white-space:nowrap}
-@media (max-width:600px){body{padding:10px}.tiles{grid-template-columns:1fr 1fr}.tile b{font-size:18px}
+@media (max-width:600px){table{min-width:640px}
+body{padding:10px}.tiles{grid-template-columns:1fr 1fr}.tile b{font-size:18px}
 .tile:first-child{grid-column:1/3}svg{height:160px}summary{grid-template-columns:minmax(0,1fr) 48px 64px}}
 """
 

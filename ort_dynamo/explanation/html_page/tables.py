@@ -12,30 +12,45 @@ from ort_dynamo.explanation.units import shortened, spelled_bytes, spelled_secon
 from ort_dynamo.report.places import spoken
 from ort_dynamo.report.summary import Summary
 
-__all__ = ["compile_stages", "graph_notes", "outside_table", "pass_table", "recompute_table", "session_table"]
+__all__ = ["compile_stages", "graph_notes", "outside_cards", "pass_table", "recompute_table", "session_table"]
 
 _LINES = 3
+_NAMES = 12
 
 
-def outside_table(groups: Sequence[Group]) -> Html:
-    """List the operators that torch runs."""
+def outside_cards(groups: Sequence[Group]) -> Html:
+    """List the operators that torch runs, a card for each reason."""
     if not groups:
         return element("p", "Nothing: ONNX Runtime runs all operators.")
-    merged: dict[tuple[str, str, str, str], list[Group]] = {}
+    reasons: dict[tuple[str, str, str], list[Group]] = {}
     for one in groups:
-        merged.setdefault((one.place, one.overload, one.reason, one.change), []).append(one)
-    rows = [
-        (
-            sum(one.count for one in same),
+        reasons.setdefault((one.place, one.reason, one.change), []).append(one)
+    return join(_card(place, reason, change, same) for (place, reason, change), same in reasons.items())
+
+
+def _card(place: str, reason: str, change: str, groups: Sequence[Group]) -> Html:
+    operators: dict[str, int] = {}
+    for one in groups:
+        operators[spoken(one.overload)] = operators.get(spoken(one.overload), 0) + one.count
+    names = [(element("span", f"{count} x ", code(name), class_="flow")) for name, count in operators.items()]
+    change_it = element("p", "Change it with ", code(change), class_="soft") if change else ""
+    roles = ", ".join(dict.fromkeys(one.role for one in groups))
+    return element(
+        "div",
+        element(
+            "p",
+            element("b", f"{sum(operators.values())} ", class_="count"),
             element("span", WORDS[place], class_=f"place t-{place}"),
-            join((code(spoken(overload)), element("div", ", ".join(one.role for one in same), class_="soft"))),
-            reason or "torch's generator, or torch's process group",
-            _lines([line for one in same for line in one.lines], [name for one in same for name in one.modules]),
-            code(change) if change else "",
-        )
-        for (place, overload, reason, change), same in merged.items()
-    ]
-    return table(("", "runs", "operator", "reason", "line and module", "change it with"), rows, numbers=(0,))
+            f" {reason or 'torch runs random numbers and communication'}",
+            element("span", f" ({roles})", class_="soft"),
+        ),
+        element(
+            "p", *names[:_NAMES], f"and {len(names) - _NAMES} others" if len(names) > _NAMES else "", class_="names"
+        ),
+        _lines([line for one in groups for line in one.lines], [name for one in groups for name in one.modules]),
+        change_it,
+        class_=f"panel card c-{place}",
+    )
 
 
 def _lines(lines: Sequence[str], modules: Sequence[str]) -> Html:

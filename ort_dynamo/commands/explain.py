@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not script.is_file():
         raise InvalidArgumentError(function="explain", name="script", value=str(script), expected="a Python file")
     given = _take_own(arguments)
-    with observing() as observed:
+    with observing(script.name) as observed:
         try:
             return run_script(script, given)
         finally:

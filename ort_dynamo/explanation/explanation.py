@@ -20,6 +20,7 @@ class Explanation:
     """The graphs of a function and where they run; its str and repr are a screen of text.
 
     Attributes:
+        name: the class of the module, the function's name, or the program's file.
         graphs: its graphs, one for each of Dynamo's, with forward and backward.
         summary: where operators run, graph breaks, skipped functions and recompiles, as `summary()` tells them. Its
             recompiles include the earlier ones of the same functions in this process.
@@ -28,6 +29,7 @@ class Explanation:
         measured: times and bytes of some steps; None without measure=True.
     """
 
+    name: str
     graphs: tuple[Graph, ...]
     summary: Summary
     runtime: str

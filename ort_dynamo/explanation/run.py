@@ -92,6 +92,7 @@ def explain(
             graphs = [run.measuring.fill(number, graph) for number, graph in enumerate(graphs)]
         summary = summarize(tuple(one.compiled() for one in run.collected), seen, ())
         return Explanation(
+            name=getattr(plain, "__qualname__", type(plain).__qualname__).rpartition("<locals>.")[2],
             graphs=tuple(graphs),
             summary=dataclasses.replace(
                 summary,

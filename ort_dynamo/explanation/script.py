@@ -24,10 +24,12 @@ class Observed:
     """The compiles of a program.
 
     Args:
+        name: the program's file.
         seconds: stage -> seconds of all compiles so far.
     """
 
-    def __init__(self, seconds: Mapping[str, float]) -> None:
+    def __init__(self, name: str, seconds: Mapping[str, float]) -> None:
+        self._name = name
         self._seconds = seconds
         self._before: Mapping[str, float] = {}
         self._collected: list[Collect] = []
@@ -55,6 +57,7 @@ class Observed:
         collected = [one for one in self._collected if one.roles]
         summary = summarize(tuple(one.compiled() for one in collected), seen, untraced_modules(BACKEND))
         return Explanation(
+            name=self._name,
             graphs=tuple(one.graph(function_name(one.compile_id, seen)) for one in collected),
             summary=dataclasses.replace(summary, breaks=breaks(summary.breaks, seen)),
             runtime=collected[-1].runtime if collected else "",
@@ -62,9 +65,13 @@ class Observed:
 
 
 @contextmanager
-def observing() -> Iterator[Observed]:
-    """Observe all compiles of the backend while this is open."""
+def observing(name: str) -> Iterator[Observed]:
+    """Observe all compiles of the backend while this is open.
+
+    Args:
+        name: the program's file.
+    """
     with clocked() as seconds:
-        found = Observed(seconds)
+        found = Observed(name, seconds)
         with observed(found.make):
             yield found

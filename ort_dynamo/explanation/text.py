@@ -60,10 +60,10 @@ def _wrapped(line: str) -> list[str]:
 def _lines(explanation: Explanation) -> Iterator[str]:
     graphs, summary = explanation.graphs, explanation.summary
     if not graphs:
-        yield "ort_train: nothing was compiled"
+        yield f"{explanation.name}: nothing was compiled by ort_train"
     else:
         given = ", ".join(f"{name}={value}" for name, value in explanation.options.items())
-        yield f"ort_train on {explanation.runtime}{f', with {given}' if given else ''}"
+        yield f"{explanation.name} with ort_train on {explanation.runtime}{f', with {given}' if given else ''}"
         breaks = len(summary.breaks)
         yield f"graphs: {len(graphs)}, graph breaks: {breaks}, recompiles: {len(summary.recompiles)}"
     for graph in graphs[:_FEW]:

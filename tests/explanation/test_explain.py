@@ -141,7 +141,7 @@ def test_keyword_arguments_are_those_of_the_call() -> None:
 def test_a_function_without_operators_has_no_graph() -> None:
     found = explain(lambda x: x, torch.randn(3))
     assert not found.graphs
-    assert str(found) == "ort_train: nothing was compiled"
+    assert str(found) == "<lambda>: nothing was compiled by ort_train"
 
 
 def test_earlier_recompiles_are_told_with_their_guard() -> None:

@@ -40,7 +40,7 @@ def test_it_prints_the_graphs_after_the_program(program: Path, capsys: pytest.Ca
     printed = capsys.readouterr().out
     program_said, _, told = printed.partition("arguments []\n")
     assert not program_said
-    assert told.startswith("ort_train on ")
+    assert told.startswith("train.py with ort_train on ")
     assert "\nforward: " in told
     assert "\nbackward: " in told
     assert "capture" in told
@@ -78,7 +78,7 @@ def test_a_program_that_compiles_nothing_is_told_so(tmp_path: Path, capsys: pyte
     path.write_text("raise SystemExit('no data')")
     assert main(["explain", str(path)]) == 1
     printed = capsys.readouterr()
-    assert printed.out == "ort_train: nothing was compiled\n"
+    assert printed.out == "empty.py: nothing was compiled by ort_train\n"
     assert printed.err == "no data\n"
 
 

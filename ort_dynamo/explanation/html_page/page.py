@@ -32,7 +32,7 @@ __all__ = ["embedded", "page"]
 
 def page(explanation: Explanation) -> str:
     """Write the page, which needs nothing from elsewhere."""
-    title = _title(explanation)
+    title = explanation.name
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -50,15 +50,12 @@ def embedded(explanation: Explanation) -> str:
     return f'<iframe srcdoc="{html.escape(page(explanation))}" style="{frame}"></iframe>'
 
 
-def _title(explanation: Explanation) -> str:
-    return shortened(explanation.graphs[0].function) if explanation.graphs else "nothing was compiled"
-
-
 def _body(explanation: Explanation, title: str) -> Iterator[Html]:
     yield element("h1", title)
     given = ", ".join(f"{name}={value}" for name, value in explanation.options.items())
     yield element("p", f"{explanation.runtime}{f', with {given}' if given else ''}", class_="soft")
     if not explanation.graphs:
+        yield element("p", "Nothing was compiled by ort_train.")
         return
     yield element("div", *_tiles(explanation), class_="tiles")
     yield element("p", *(element("span", WORDS[place], class_=f"t-{place}") for place in PLACES), class_="key")

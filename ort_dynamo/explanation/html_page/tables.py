@@ -41,7 +41,7 @@ def _card(place: str, reason: str, change: str, groups: Sequence[Group]) -> Html
             "p",
             element("b", f"{sum(operators.values())} ", class_="count"),
             element("span", WORDS[place], class_=f"place t-{place}"),
-            f" {reason or 'torch runs random numbers and communication'}",
+            f": {reason or 'torch runs random numbers and communication'}",
             element("span", f" ({roles})", class_="soft"),
         ),
         element(
@@ -57,15 +57,22 @@ def _lines(lines: Sequence[str], modules: Sequence[str]) -> Html:
     known = [code(shortened(line)) for line in dict.fromkeys(lines) if line.startswith("File ")]
     names = list(dict.fromkeys(modules))
     more = f" and {len(names) - _LINES} more" if len(names) > _LINES else ""
-    said = element("div", ", ".join(names[:_LINES]) + more, class_="soft") if names else ""
-    rest = element("div", f"and {len(known) - _LINES} more lines", class_="soft") if len(known) > _LINES else ""
+    said = element("div", f"in {', '.join(names[:_LINES])}{more}", class_="soft") if names else ""
+    rest = element("div", f"and {len(known) - _LINES} more", class_="soft") if len(known) > _LINES else ""
     return join((*(element("div", one) for one in known[:_LINES]), rest, said))
 
 
 def graph_notes(summary: Summary) -> Html | None:
     """List graph breaks, skipped functions and recompiles; None if there are none."""
-    rows = [
-        (kind, code(shortened(one.name)), shortened(one.reason))
+    found = [
+        element(
+            "p",
+            element("b", f"{kind} "),
+            code(shortened(one.name)),
+            element("br"),
+            shortened(one.reason),
+            class_="panel",
+        )
         for kind, notes in (
             ("graph break", summary.breaks),
             ("skipped, runs in eager", summary.skipped),
@@ -74,7 +81,7 @@ def graph_notes(summary: Summary) -> Html | None:
         )
         for one in notes
     ]
-    return table(("", "function", "reason"), rows) if rows else None
+    return join(found) if found else None
 
 
 def recompute_table(graphs: Sequence[Graph]) -> Html:

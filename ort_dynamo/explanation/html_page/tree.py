@@ -37,7 +37,7 @@ def module_tree(role: Role) -> Html:
         box.operators.append(one)
     boxes = [_joined(child) for child in root.children.values()]
     outside = [_operators(root.operators)] if root.operators else []
-    return element("div", *map(_drawn, boxes), *outside, class_="tree")
+    return element("div", *(_drawn(box, is_open=len(boxes) <= _FEW) for box in boxes), *outside, class_="tree")
 
 
 def _joined(box: _Box) -> _Box:
@@ -49,7 +49,11 @@ def _joined(box: _Box) -> _Box:
     return _Box(box.name, box.kind, box.operators, children)
 
 
-def _drawn(box: _Box) -> Html:
+_FEW = 4
+"""Most boxes that are open from the start."""
+
+
+def _drawn(box: _Box, *, is_open: bool = False) -> Html:
     every = box.every()
     counts = Counter(one.place for one in every)
     seconds = [one.seconds for one in every if one.seconds is not None]
@@ -69,6 +73,7 @@ def _drawn(box: _Box) -> Html:
         *map(_drawn, box.children.values()),
         _operators(box.operators) if box.operators else "",
         class_=worst,
+        open=is_open,
     )
 
 

@@ -20,7 +20,7 @@ from ort_dynamo.listeners.save_files import SaveFiles
 from ort_dynamo.listeners.trace_cache import TraceCache, kept_key, loading
 from ort_dynamo.listeners.write_trace import WriteTrace
 from ort_dynamo.options.groups import Options, parse_options
-from ort_dynamo.progress import showing, stage
+from ort_dynamo.progress import showing
 from ort_dynamo.report.counts import report_left_out, say_again
 from ort_dynamo.report.record import RECORDS, CompileRecord
 from ort_dynamo.report.recorder import Records
@@ -32,10 +32,7 @@ from ort_dynamo.torch_internals.frames import watch_attempts
 from ort_dynamo.torch_internals.versions import say_if_untested
 from ort_dynamo.torch_internals.wrappers import zeros_in_memory
 
-__all__ = ["RUNNING", "compile_recorded", "compile_step", "ort_train"]
-
-RUNNING = "running the program"
-"""The stage after a compile."""
+__all__ = ["compile_recorded", "compile_step", "ort_train"]
 
 restore_torch()  # before Dynamo traces the first model: the program may have imported onnxruntime itself
 print_at_exit()
@@ -87,7 +84,6 @@ def compile_recorded(
     with loading(compilation.cache, records):
         compiled = compilation.run(gm, example_inputs, kept_as)
     record = records.close(saved.close() if saved else None)
-    stage(RUNNING)
     return zeros_in_memory(compiled, example_inputs), record
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TextIO, TypeVar
 
-__all__ = ["SWITCH", "clocked", "counted", "is_shown", "showing", "stage"]
+__all__ = ["RUNNING", "SWITCH", "clocked", "counted", "is_shown", "showing", "stage"]
 
 SWITCH = "ORT_DYNAMO_PROGRESS"
 """The environment variable that switches it off by 0, and by 1 on where stderr is neither a terminal nor a notebook."""
@@ -37,17 +37,21 @@ _JOIN = 1.0
 _T = TypeVar("_T")
 
 
+RUNNING = "running the program"
+"""The stage of a clock between two compiles."""
+
+
 class _StageClock:
-    """Adds up the seconds of each stage, in order; stages are shown as well if they were.
+    """Adds up the seconds of each stage, in order; those of a compile are shown as well, if `is_shown`.
 
     Attributes:
         seconds: stage -> seconds.
     """
 
-    def __init__(self, shown: _Progress | None) -> None:
+    def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._shown = shown
-        self._now, self._since = "preparing", time.perf_counter()
+        self._shown: _Progress | None = None
+        self._now, self._since = RUNNING, time.perf_counter()
         self._done = 0
 
     @property
@@ -67,6 +71,19 @@ class _StageClock:
         if self._shown is not None:
             self._shown.stage(name, total)
         self._now, self.done = name, 0
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Take the stages that come while this is open for those of one compile."""
+        self._shown = _Progress(sys.stderr) if is_shown() else None
+        self.stage("preparing")
+        try:
+            yield
+        finally:
+            if self._shown is not None:
+                self._shown.close()
+                self._shown = None
+            self.stage(RUNNING)
 
     def stop(self) -> None:
         """End the stage."""
@@ -137,8 +154,13 @@ _current: ContextVar[_Progress | _StageClock | None] = ContextVar("ort_dynamo pr
 
 @contextmanager
 def showing() -> Iterator[None]:
-    """Show the stages that come while this is open, if `is_shown`."""
-    if not is_shown() or _current.get() is not None:
+    """Show the stages that come while this is open, if `is_shown`; a clock adds up their seconds."""
+    outer = _current.get()
+    if isinstance(outer, _StageClock):
+        with outer.compiling():
+            yield
+        return
+    if not is_shown() or outer is not None:
         yield
         return
     progress = _Progress(sys.stderr)
@@ -153,8 +175,7 @@ def showing() -> Iterator[None]:
 @contextmanager
 def clocked() -> Iterator[dict[str, float]]:
     """Add up the seconds of the stages that come while this is open, by stage."""
-    shown = _current.get()
-    clock = _StageClock(shown if isinstance(shown, _Progress) else None)
+    clock = _StageClock()
     token = _current.set(clock)
     try:
         yield clock.seconds

@@ -23,7 +23,7 @@ from ort_dynamo.explanation.measure import Measuring
 from ort_dynamo.explanation.notes import breaks, earlier_recompiles, function_name
 from ort_dynamo.explanation.state import State, unchanged, written_inputs
 from ort_dynamo.options.groups import Options, parse_options
-from ort_dynamo.progress import clocked
+from ort_dynamo.progress import RUNNING, clocked, showing
 from ort_dynamo.report.record import BACKEND, RECORDS
 from ort_dynamo.report.summary import summarize
 from ort_dynamo.torch_internals.dry_run import compile_apart, compiled_with, untouched
@@ -169,9 +169,9 @@ class _DryRun:
         collect = Collect(opened)
         device = session_device(gm, example_inputs)
         compilation = Compilation(self._options, device, self._threads, Listeners(collect, *self._measurers()))
-        with clocked() as seconds:
+        with clocked() as seconds, showing():
             compiled = compilation.run(gm, example_inputs)
-        collect.stages = seconds
+        collect.stages = {name: took for name, took in seconds.items() if name != RUNNING}
         self.collected.append(collect)
         return self._state.watched(zeros_in_memory(compiled, example_inputs), written)
 

@@ -7,12 +7,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from ort_dynamo.backend import RUNNING
 from ort_dynamo.events import observed
 from ort_dynamo.explanation.collect import Collect
 from ort_dynamo.explanation.explanation import Explanation
 from ort_dynamo.explanation.notes import breaks, function_name
-from ort_dynamo.progress import clocked
+from ort_dynamo.progress import RUNNING, clocked
 from ort_dynamo.report.record import BACKEND
 from ort_dynamo.report.summary import summarize
 from ort_dynamo.torch_internals.frames import frames, untraced_modules
@@ -47,7 +46,7 @@ class Observed:
         if self._collected:
             took = {name: seconds - self._before.get(name, 0.0) for name, seconds in self._seconds.items()}
             self._collected[-1].stages = {
-                name: seconds for name, seconds in took.items() if seconds and name not in (RUNNING, "preparing")
+                name: seconds for name, seconds in took.items() if seconds and name != RUNNING
             }
 
     def explanation(self) -> Explanation:

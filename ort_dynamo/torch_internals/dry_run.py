@@ -67,7 +67,7 @@ def untouched() -> Iterator[None]:
 
 
 class Compiled(NamedTuple):
-    """How torch.compile was called on a function.
+    """The arguments of torch.compile for a function.
 
     Attributes:
         backend: the Python module of the backend's function.

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ort_dynamo.explanation.explanation import Explanation
+    from ort_dynamo.explanation.run import explain
     from ort_dynamo.lowering.context import LoweringContext
     from ort_dynamo.lowering.registry import register_lowering
     from ort_dynamo.options.cast_strategy import PropagateCastOpsStrategy
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CollectedStatistics",
     "DebugOptions",
+    "Explanation",
     "IODescription",
     "LogLevel",
     "LoweringContext",
@@ -57,6 +60,7 @@ __all__ = [
     "amp",
     "collect_statistics",
     "compare_statistics",
+    "explain",
     "export_training_graph",
     "load_statistics",
     "memory_plan",
@@ -71,6 +75,7 @@ __all__ = [
 _HOME = {
     "CollectedStatistics": "ort_dynamo.statistics.collect",
     "DebugOptions": "ort_dynamo.training.ortmodule",
+    "Explanation": "ort_dynamo.explanation.explanation",
     "IODescription": "ort_dynamo.training.legacy_descriptions",
     "LogLevel": "ort_dynamo.training.ortmodule",
     "LoweringContext": "ort_dynamo.lowering.context",
@@ -90,6 +95,7 @@ _HOME = {
     "amp": "ort_dynamo.training",
     "collect_statistics": "ort_dynamo.statistics.collect",
     "compare_statistics": "ort_dynamo.statistics.compare",
+    "explain": "ort_dynamo.explanation.run",
     "export_training_graph": "ort_dynamo.training.training_graph",
     "load_statistics": "ort_dynamo.statistics.run",
     "memory_plan": "ort_dynamo.report.memory_plan",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import NamedTuple, NoReturn
 
-from ort_dynamo.commands import cache, demo, doctor, operators, passes, topics
+from ort_dynamo.commands import cache, demo, doctor, explain, operators, passes, topics
 from ort_dynamo.errors import OrtDynamoError
 from ort_dynamo.options.spelling import nearest
 
@@ -35,6 +35,7 @@ COMMANDS: dict[str, Command] = {
     "cache": Command(cache.SUMMARY, cache.add_arguments, cache.run),
     "demo": Command(demo.SUMMARY, demo.add_arguments, demo.run),
     "doctor": Command(doctor.SUMMARY, doctor.add_arguments, doctor.run),
+    "explain": Command(explain.SUMMARY, explain.add_arguments, explain.run),
     "help": Command(topics.SUMMARY, topics.add_arguments, topics.run),
     "operators": Command(operators.SUMMARY, operators.add_arguments, operators.run),
     "passes": Command(passes.SUMMARY, passes.add_arguments, passes.run),

@@ -13,7 +13,7 @@ from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.capture.whole_graphs import trace_whole
 from ort_dynamo.choose_target import placement_threads, session_device
 from ort_dynamo.compiler import Compilation
-from ort_dynamo.events import Listener, Listeners
+from ort_dynamo.events import EXTRA_LISTENERS, Listener, Listeners
 from ort_dynamo.listeners.compare_ranks import CompareRanks
 from ort_dynamo.listeners.record_cuda_graphs import RecordCudaGraphs
 from ort_dynamo.listeners.save_files import SaveFiles
@@ -78,7 +78,7 @@ def compile_recorded(
     calls = options.verify.verified_calls
     if calls:
         options = options.without_cuda_graphs()
-    kept_as = None if calls else kept_key(gm, options, threads)
+    kept_as = None if calls or EXTRA_LISTENERS else kept_key(gm, options, threads)
     saved = None if options.dump.save_onnx is None else SaveFiles(options.dump, gm, example_inputs)
     listeners = _listeners(options, records, *([saved] if saved else []))
     if kept_as is not None:
@@ -99,7 +99,15 @@ def compile_recorded(
 
 def _listeners(options: Options, records: Records, *others: Listener) -> list[Listener]:
     """List the listeners of each compile, in the order of their calls; the first records errors of later ones."""
-    return [records, *others, CompareRanks(options.segment), RecordCudaGraphs(options.session), WriteTrace()]
+    observers = [make() for make in EXTRA_LISTENERS]
+    return [
+        records,
+        *others,
+        CompareRanks(options.segment),
+        RecordCudaGraphs(options.session),
+        WriteTrace(),
+        *observers,
+    ]
 
 
 @showing()

@@ -68,12 +68,15 @@ class PassRecord:
         seconds: its time, without checks.
         modified: whether it changed the graph.
         summary: a summary of its changes (CastSummary for PropagateCasts); None for most passes.
+        before, after: the number of nodes before and after it. An FX graph's inputs and output count; subgraphs do not.
     """
 
     name: str
     seconds: float
     modified: bool
     summary: object | None = None
+    before: int = 0
+    after: int = 0
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ To add one, subclass `Listener`, and name it in `backend.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from ort_dynamo.segment.segment import Segmented
 from ort_dynamo.spelled_graph import SpelledGraph
 from ort_dynamo.target import Target
 
-__all__ = ["BoxedRun", "GraphCompilation", "Listener", "Listeners", "open_islands"]
+__all__ = ["EXTRA_LISTENERS", "BoxedRun", "GraphCompilation", "Listener", "Listeners", "observed", "open_islands"]
 
 BoxedRun = Callable[[list[Any]], Any]
 """Runs a graph on one list of inputs, which it empties."""
@@ -127,6 +128,21 @@ class Listeners(Listener):
         for one in self._all:
             run = one.finished(graph, run)
         return run
+
+
+EXTRA_LISTENERS: list[Callable[[], Listener]] = []
+"""Each makes a listener for each compile of the process. While there are some, no compile takes a trace from torch's
+cache, so that all events come."""
+
+
+@contextmanager
+def observed(make: Callable[[], Listener]) -> Iterator[None]:
+    """Have one more listener made for each compile while this is open."""
+    EXTRA_LISTENERS.append(make)
+    try:
+        yield
+    finally:
+        EXTRA_LISTENERS.remove(make)
 
 
 def open_islands(

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TextIO, TypeVar
 
-__all__ = ["SWITCH", "counted", "is_shown", "showing", "stage"]
+__all__ = ["RUNNING", "SWITCH", "clocked", "counted", "is_shown", "showing", "stage"]
 
 SWITCH = "ORT_DYNAMO_PROGRESS"
 """The environment variable that switches it off by 0, and by 1 on where stderr is neither a terminal nor a notebook."""
@@ -35,6 +35,61 @@ _JOIN = 1.0
 """Seconds that a finished compile waits for the thread. It is late only if stderr does not take its text."""
 
 _T = TypeVar("_T")
+
+
+RUNNING = "running the program"
+"""The stage of a clock between two compiles."""
+
+
+class _StageClock:
+    """Adds up the seconds of each stage, in order; those of a compile are shown as well, if `is_shown`.
+
+    Attributes:
+        seconds: stage -> seconds.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._shown: _Progress | None = None
+        self._now, self._since = RUNNING, time.perf_counter()
+        self._done = 0
+
+    @property
+    def done(self) -> int:
+        """Number of nodes of the stage that are done."""
+        return self._done
+
+    @done.setter
+    def done(self, count: int) -> None:
+        self._done = count
+        if self._shown is not None:
+            self._shown.done = count
+
+    def stage(self, name: str, total: int | None = None) -> None:
+        """End the stage, and begin another one."""
+        self.stop()
+        if self._shown is not None:
+            self._shown.stage(name, total)
+        self._now, self.done = name, 0
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Take the stages that come while this is open for those of one compile."""
+        self._shown = _Progress(sys.stderr) if is_shown() else None
+        self.stage("preparing")
+        try:
+            yield
+        finally:
+            if self._shown is not None:
+                self._shown.close()
+                self._shown = None
+            self.stage(RUNNING)
+
+    def stop(self) -> None:
+        """End the stage."""
+        now = time.perf_counter()
+        self.seconds[self._now] = self.seconds.get(self._now, 0.0) + now - self._since
+        self._since = now
 
 
 class _Progress:
@@ -94,13 +149,18 @@ class _Progress:
         return f"ort_train: {name}{counted}, {time.monotonic() - self.begin:.0f} s"
 
 
-_current: ContextVar[_Progress | None] = ContextVar("ort_dynamo progress", default=None)
+_current: ContextVar[_Progress | _StageClock | None] = ContextVar("ort_dynamo progress", default=None)
 
 
 @contextmanager
 def showing() -> Iterator[None]:
-    """Show the stages that come while this is open, if `is_shown`."""
-    if not is_shown() or _current.get() is not None:
+    """Show the stages that come while this is open, if `is_shown`; a clock adds up their seconds."""
+    outer = _current.get()
+    if isinstance(outer, _StageClock):
+        with outer.compiling():
+            yield
+        return
+    if not is_shown() or outer is not None:
         yield
         return
     progress = _Progress(sys.stderr)
@@ -110,6 +170,18 @@ def showing() -> Iterator[None]:
     finally:
         _current.reset(token)
         progress.close()
+
+
+@contextmanager
+def clocked() -> Iterator[dict[str, float]]:
+    """Add up the seconds of the stages that come while this is open, by stage."""
+    clock = _StageClock()
+    token = _current.set(clock)
+    try:
+        yield clock.seconds
+    finally:
+        clock.stop()
+        _current.reset(token)
 
 
 def stage(name: str) -> None:
@@ -124,7 +196,7 @@ def counted(nodes: Iterable[_T], name: str) -> Iterable[_T]:
     return nodes if progress is None else _counted(progress, list(nodes), name)
 
 
-def _counted(progress: _Progress, nodes: list[_T], name: str) -> Iterator[_T]:
+def _counted(progress: _Progress | _StageClock, nodes: list[_T], name: str) -> Iterator[_T]:
     progress.stage(name, len(nodes))
     for node in nodes:
         yield node

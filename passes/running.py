@@ -58,6 +58,7 @@ def run_passes(
     for pass_ in passes:
         name = repr(pass_) if dataclasses.is_dataclass(pass_) else type(pass_).__name__
         given = _text(graph) if check else None
+        before = _nodes(graph)
         begin = time.perf_counter()
         try:
             result = pass_(graph)
@@ -71,7 +72,8 @@ def run_passes(
             when = "as the pass left it" if given is None else "as the pass was given it"
             kind = f"{type(error).__name__}: {error}"
             raise PassFailedError(name=name, error=kind, when=when, place=place) from error
-        records.append(PassRecord(name, seconds, result.modified, getattr(result, "summary", None)))
+        summary = getattr(result, "summary", None)
+        records.append(PassRecord(name, seconds, result.modified, summary, before, _nodes(graph)))
         if checker is not None:
             checker.check(name)
     if _log.isEnabledFor(logging.DEBUG):
@@ -80,6 +82,10 @@ def run_passes(
         if changed:
             _log.debug("%d of %d passes changed the %s: %s", len(changed), len(records), kind, ", ".join(changed))
     return tuple(records)
+
+
+def _nodes(graph: GraphModule | ir.Model) -> int:
+    return len(graph.graph.nodes) if isinstance(graph, GraphModule) else len(graph.graph)
 
 
 class _OutputTypes:

@@ -15,7 +15,7 @@ from ort_dynamo import backend
 from ort_dynamo.build import BuildStage
 from ort_dynamo.cache import open_island
 from ort_dynamo.cache.open_island import CACHE
-from ort_dynamo.events import BoxedRun, GraphCompilation, Listener
+from ort_dynamo.events import BoxedRun, GraphCompilation, Listener, observed
 from ort_dynamo.options.groups import Options
 from ort_dynamo.report.recorder import Records
 
@@ -136,3 +136,20 @@ def test_a_listener_may_give_another_function(listening: Any) -> None:
 
     listening(Doubled())
     assert torch.compile(lambda x: x @ x, backend="ort_train")(torch.ones(2, 2)).sum() == 16
+
+
+def test_observers_hear_of_each_compile_while_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    CACHE.clear()
+    made: list[Notes] = []
+
+    def make() -> Notes:
+        made.append(Notes())
+        return made[-1]
+
+    with monkeypatch.context() as patched, observed(make):
+        patched.setattr(backend, "kept_key", lambda *_: pytest.fail("a trace would be taken from torch's cache"))
+        torch.compile(nn.Linear(3, 2), backend="ort_train")(torch.ones(4, 3))
+    torch.compile(nn.Linear(3, 5), backend="ort_train")(torch.ones(4, 3))
+    (notes,) = made
+    assert notes.events[0] == "cut forward and backward"
+    assert notes.events[-1] == "finished backward"

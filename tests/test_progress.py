@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ort_dynamo import progress
-from ort_dynamo.progress import SWITCH, counted, is_shown, showing, stage
+from ort_dynamo.progress import RUNNING, SWITCH, clocked, counted, is_shown, showing, stage
 
 THREAD = "ort_dynamo progress"
 
@@ -207,3 +207,21 @@ def test_a_shell_in_a_pipe_is_no_notebook(terminal: Terminal, monkeypatch: pytes
     monkeypatch.setattr(progress.sys, "stderr", io.StringIO())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
     assert not is_shown()
+
+
+def test_a_clock_adds_up_the_stages_of_compiles(terminal: Terminal) -> None:
+    with clocked() as seconds:
+        for _ in range(2):
+            with showing():
+                stage("tracing")
+                list(counted("ab", "letters"))
+            time.sleep(0.02)
+        assert list(seconds) == [RUNNING, "preparing", "tracing", "letters"]
+    assert seconds[RUNNING] >= 0.04 > seconds["letters"]
+
+
+def test_a_clock_leaves_the_line_on_the_terminal(terminal: Terminal) -> None:
+    with clocked(), showing():
+        for letter in counted("ab", "letters"):
+            if letter == "b":
+                wait_for("1 of 2 nodes", terminal)

@@ -42,8 +42,7 @@ def pack(built: BuiltGraph, key: str) -> bytes:
     """Spell a built graph as an entry.
 
     Args:
-        built: its records of passes lose all but name, time and modified, since summaries are of classes of this
-            process.
+        built: its records of passes lose their summaries, since these are of classes of this process.
         key: its cache key. The header holds it, so that a renamed entry is found out.
     """
     header = {
@@ -57,7 +56,7 @@ def pack(built: BuiltGraph, key: str) -> bytes:
         "kernels": fused_ops_to_json(built.kernels),
         "values": dict(built.values),
         "nodes": built.record.nodes,
-        "passes": [[one.name, one.seconds, one.modified] for one in built.record.passes],
+        "passes": [[one.name, one.seconds, one.modified, one.before, one.after] for one in built.record.passes],
         "seconds": dict(built.record.seconds),
     }
     spelled = json.dumps(header, separators=(",", ":")).encode()
@@ -198,8 +197,8 @@ def _read_element_type(name: Any) -> ir.DataType:
 
 def _read_pass(fields: Any) -> PassRecord:
     match fields:
-        case [str(name), float() | int() as seconds, bool(modified)]:
-            return PassRecord(name, float(seconds), modified)
+        case [str(name), float() | int() as seconds, bool(modified), int(before), int(after)]:
+            return PassRecord(name, float(seconds), modified, before=before, after=after)
     raise EntryError(f"it lists an invalid pass: {fields!r:.80}")
 
 

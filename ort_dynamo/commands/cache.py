@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import runpy
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ort_dynamo.commands.script import run_script
 
 if TYPE_CHECKING:
     from ort_dynamo.cache.entry import Entry
@@ -154,16 +154,7 @@ def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
     if cache_place() is None:
         raise CacheOffError(name=SWITCH)
     os.environ[DIRECTORY] = str(folder.path)
-    before, sys.argv = sys.argv, [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
-    status = 0
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as ended:
-        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    finally:
-        sys.argv = before
-        sys.path.remove(str(script.resolve().parent))
+    status = run_script(script, arguments)
     if precompiles():
         torch.compiler.save_cache_artifacts()  # Dynamo does not save its results by itself
     misses = sum(COUNTS.values()) - COUNTS["hit"]

@@ -14,7 +14,7 @@ from ort_dynamo.report.counts import report, report_first, report_not_recorded
 from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord, IslandRecord
 from ort_dynamo.torch_internals.frames import current_compile_id
 
-__all__ = ["Records"]
+__all__ = ["Records", "graph_record"]
 
 
 class Records(Listener):
@@ -47,24 +47,7 @@ class Records(Listener):
 
     def opened(self, graph: GraphCompilation) -> None:
         """Record the graph."""
-        found = graph.segmented
-        islands = (
-            IslandRecord(one.name, one.source, one.compiled.built.record, one.seconds, one.miss)
-            for one in graph.islands.values()
-        )
-        record = GraphRecord(
-            role=graph.role,
-            native=found.native,
-            by_design=found.by_design,
-            chosen=found.chosen,
-            eager=found.eager,
-            islands=tuple(islands),
-            passes=graph.passes,
-            seconds=time.perf_counter() - self._graph_begin,
-            not_recorded=graph.not_recorded,
-            modules=found.modules,
-        )
-        self.graphs.append(record)
+        self.graphs.append(graph_record(graph, time.perf_counter() - self._graph_begin))
         report_not_recorded(graph.role, graph.not_recorded)
 
     def read(self, graph: GraphRecord, partition: PartitionRecord | None) -> None:
@@ -87,3 +70,29 @@ class Records(Listener):
         self._keep(record)
         report_first(record.graphs)
         return record
+
+
+def graph_record(graph: GraphCompilation, seconds: float) -> GraphRecord:
+    """Make the record of a graph whose islands are open.
+
+    Args:
+        graph: the graph.
+        seconds: the time of its compile.
+    """
+    found = graph.segmented
+    islands = (
+        IslandRecord(one.name, one.source, one.compiled.built.record, one.seconds, one.miss)
+        for one in graph.islands.values()
+    )
+    return GraphRecord(
+        role=graph.role,
+        native=found.native,
+        by_design=found.by_design,
+        chosen=found.chosen,
+        eager=found.eager,
+        islands=tuple(islands),
+        passes=graph.passes,
+        seconds=seconds,
+        not_recorded=graph.not_recorded,
+        modules=found.modules,
+    )

@@ -23,6 +23,7 @@ __all__ = [
     "ModuleNodes",
     "Summary",
     "print_at_exit",
+    "summarize",
     "summary",
 ]
 
@@ -111,12 +112,19 @@ def summary() -> Summary:
     It looks at all objects of the process for modules that Dynamo never traces, some tenths of a second in a large
     program, so call it now and then, not in each step.
     """
-    return _collect(tuple(RECORDS), frames(RECORDS.since), untraced_modules(BACKEND))
+    return summarize(tuple(RECORDS), frames(RECORDS.since), untraced_modules(BACKEND))
 
 
-def _collect(
+def summarize(
     records: tuple[CompileRecord, ...], seen: tuple[Frame, ...], untraced: tuple[UntracedModule, ...]
 ) -> Summary:
+    """Summarize some compiles.
+
+    Args:
+        records: their records.
+        seen: the attempts of Dynamo's in that time.
+        untraced: the modules that Dynamo never traces.
+    """
     ours = {record.compile_id for record in records}
     mine = [frame for frame in seen if frame.compile_id in ours]
     models: dict[str | None, str] = {frame.compile_id: _model(frame) for frame in mine}

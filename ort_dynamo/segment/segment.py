@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.fx import GraphModule, Node
@@ -57,6 +57,7 @@ class Segmented:
         by_design: overload, as text -> its nodes that torch runs by design: random ops and collectives.
         chosen: "overload: reason" -> its nodes that torch runs by choice, since it is faster.
         modules: the modules that called the operators -> "native", "by_design", "chosen" or "eager" -> nodes.
+        outside: name of a node that torch runs, of those counted -> "by_design", "chosen" or "eager", and the reason.
     """
 
     gm: GraphModule
@@ -66,6 +67,7 @@ class Segmented:
     by_design: Counter[str]
     chosen: Counter[str]
     modules: dict[Owner, Counter[str]]
+    outside: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def segment(
@@ -92,7 +94,8 @@ def segment(
         for node, who in outside.items()
         if who == "eager" and (reason := placements[node].reason) is not None
     )
-    return Segmented(outer, islands, eager, native, by_design, chosen, _by_module(islands, outside))
+    by_name = {node.name: (who, placements[node].reason or "") for node, who in outside.items()}
+    return Segmented(outer, islands, eager, native, by_design, chosen, _by_module(islands, outside), by_name)
 
 
 def _who(node: Node, placement: Placement) -> str | None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from ort_dynamo.torch_internals.dynamo import counters
+from ort_dynamo.torch_internals.frames import backend_call
 from ort_dynamo.torch_internals.lookup import private
 
-__all__ = ["compile_apart", "untouched"]
+__all__ = ["Compiled", "compile_apart", "compiled_with", "untouched"]
 
 _pgo = private("torch._dynamo.pgo")
+_dynamo_utils = private("torch._dynamo.utils")
 _ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
@@ -31,7 +34,9 @@ def compile_apart(function: Callable[..., Any], **given: Any) -> Callable[..., A
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Restore Dynamo's knowledge of sizes afterwards, so that the next compile of the program is as static as it was.
+    """Restore Dynamo's knowledge of sizes, its records of attempts and its counters afterwards.
+
+    So the next compile of the program is as static as it was, and summaries do not show the attempts in between.
 
     torch before 2.13 cannot keep entries apart: everything compiled is forgotten there (torch.compiler.reset()).
     """
@@ -40,11 +45,53 @@ def untouched() -> Iterator[None]:
     state = getattr(_pgo, "_CODE_STATE", None)
     if state is not None:
         _pgo._CODE_STATE = copy.deepcopy(state)
+    counted = {name: copy.copy(values) for name, values in counters.items()}
+    attempts = tuple(getattr(_dynamo_utils, "_compilation_metrics", ()))
     try:
         yield
     finally:
+        kept = getattr(_dynamo_utils, "_compilation_metrics", None)
+        if kept is not None:
+            kept.clear()
+            kept.extend(attempts)
+        for name in counters.keys() - counted.keys():
+            del counters[name]
+        for name, values in counted.items():
+            counters[name].clear()
+            counters[name].update(values)
         if _ISOLATES:
             if hasattr(_pgo, "_CODE_STATE"):
                 _pgo._CODE_STATE = state
         else:
             torch.compiler.reset()
+
+
+class Compiled(NamedTuple):
+    """The arguments of torch.compile for a function.
+
+    Attributes:
+        backend: the Python module of the backend's function.
+        mode: the backend's mode.
+        options: the backend's options.
+        dynamic: torch.compile's `dynamic`.
+    """
+
+    backend: str
+    mode: str | None
+    options: Mapping[str, Any] | None
+    dynamic: bool | None
+
+
+def compiled_with(function: Any) -> Compiled | None:
+    """Find how a compiled function or module was compiled; None if it was not, or if torch does not tell."""
+    backend = backend_call(function)
+    if backend is None:
+        return None
+    inner = getattr(backend, "compiler_fn", backend)
+    given = getattr(backend, "kwargs", {})
+    return Compiled(
+        backend=getattr(inner, "__module__", ""),
+        mode=given.get("mode"),
+        options=given.get("options"),
+        dynamic=getattr(backend, "dynamic", None),
+    )

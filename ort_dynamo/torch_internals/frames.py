@@ -18,6 +18,7 @@ __all__ = [
     "CompileSettings",
     "Frame",
     "UntracedModule",
+    "backend_call",
     "by_function",
     "compile_settings",
     "current_compile_id",
@@ -42,6 +43,7 @@ _compile_context = private("torch._guards:CompileContext")
 _check_verbose = private("torch._dynamo.trace_rules:check_verbose")
 _dynamo_utils = private("torch._dynamo.utils")
 _external_utils = private("torch._dynamo.external_utils")
+_innermost_backend = private("torch._dynamo.eval_frame:innermost_backend")
 _optimized_module = private("torch._dynamo.eval_frame:OptimizedModule")
 _innermost_backend = private("torch._dynamo.eval_frame:innermost_backend")
 
@@ -311,6 +313,17 @@ def entered_codes(model: Any, call: Callable[..., Any]) -> frozenset[tuple[str, 
     functions = (_held(call, "fn"), inner, getattr(uncompiled(model), "forward", None))
     codes = (getattr(function, "__code__", None) for function in functions)
     return frozenset((code.co_name, (code.co_filename, code.co_firstlineno)) for code in codes if code is not None)
+
+
+def backend_call(function: Any) -> Any:
+    """Return torch's object that calls the backend of a compiled function or module, or None."""
+    if isinstance(function, nn.Module):
+        is_wrapper = _optimized_module and isinstance(function, _optimized_module)
+        call = function.__dict__.get("forward" if is_wrapper else "_compiled_call_impl")
+    else:
+        call = function
+    callback = _held(call, "callback")
+    return callback if callback is None or _innermost_backend is None else _innermost_backend(callback)
 
 
 def _callback(module: nn.Module) -> object:

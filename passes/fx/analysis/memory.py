@@ -23,7 +23,16 @@ from ort_dynamo.passes.fx.analysis.views import is_view, maker_of
 from ort_dynamo.source_line import user_line
 from ort_dynamo.torch_internals.operators import aten
 
-__all__ = ["MemoryRecord", "Recomputed", "SavedTensor", "alive_bytes", "freed_by_backward", "memory_record", "peaks"]
+__all__ = [
+    "MemoryRecord",
+    "Recomputed",
+    "SavedTensor",
+    "alive_alone",
+    "alive_bytes",
+    "freed_by_backward",
+    "memory_record",
+    "peaks",
+]
 
 _SELECTIONS = frozenset(
     {
@@ -194,6 +203,11 @@ def alive_bytes(forward: GraphModule, backward: GraphModule) -> tuple[list[int],
     """
     inputs = _inputs(forward)
     return _alive(forward, (), inputs), _alive(backward, backward.graph.find_nodes(op="placeholder"), inputs)
+
+
+def alive_alone(gm: GraphModule) -> list[int]:
+    """Give the same of a graph without a backward."""
+    return _alive(gm, (), _inputs(gm))
 
 
 def _inputs(gm: GraphModule) -> set[int]:

@@ -1,0 +1,73 @@
+"""python -m ort_dynamo explain: run a program, and explain the graphs that it compiles."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ort_dynamo.commands.script import run_script
+from ort_dynamo.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from ort_dynamo.explanation.explanation import Explanation
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "Run a program, and tell where its compiled operators run, and where memory and compile time go."
+
+_OWN = ("--html", "--json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--html", metavar="PAGE", type=Path, help="write a page that needs no other file")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the data")
+    parser.add_argument("script", type=Path, metavar="script.py")
+    rest = "the program's own arguments; --html and --json may also stand first among them, and -- ends these"
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help=rest)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the program, and print the explanation when it ends, also by an error.
+
+    Returns:
+        The program's own exit status.
+
+    Raises:
+        InvalidArgumentError: there is no such program, or an option has no value.
+    """
+    from ort_dynamo.explanation.script import observing
+
+    script: Path = arguments.script
+    if not script.is_file():
+        raise InvalidArgumentError(function="explain", name="script", value=str(script), expected="a Python file")
+    given = _take_own(arguments)
+    with observing(script.name) as observed:
+        try:
+            return run_script(script, given)
+        finally:
+            _tell(observed.explanation(), arguments.html, arguments.json)
+
+
+def _take_own(arguments: argparse.Namespace) -> list[str]:
+    """Take the options of ours that stand first behind the program, and return the program's arguments."""
+    rest = list(arguments.arguments)
+    while rest and rest[0].partition("=")[0] in _OWN:
+        name, is_joined, value = rest.pop(0).partition("=")
+        if not is_joined:
+            if not rest:
+                raise InvalidArgumentError(function="explain", name=name, value="", expected="a file")
+            value = rest.pop(0)
+        setattr(arguments, name.removeprefix("--"), Path(value))
+    return rest[1:] if rest[:1] == ["--"] else rest
+
+
+def _tell(explanation: Explanation, page: Path | None, data: Path | None) -> None:
+    print(explanation)
+    if page is not None:
+        print(f"The page is {explanation.save(page)}.")
+    if data is not None:
+        data.write_text(json.dumps(explanation.to_dict(), indent=1), encoding="utf-8")
+        print(f"The data is {data}.")

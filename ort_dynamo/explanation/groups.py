@@ -1,0 +1,160 @@
+"""Groups the facts of an explanation for people: by reason, by maker, by module and by time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ort_dynamo.explanation.data import Graph, Operator, Role
+
+__all__ = ["Group", "Moment", "Share", "outside", "saved_by", "shares", "step", "time_by"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Operators of one graph that torch runs for one reason.
+
+    Attributes:
+        role: the graph's.
+        place: "chosen", "eager" or "by_design".
+        overload: the ATen overload.
+        reason: why torch runs them; "" of those that it runs by design.
+        change: the option or call that changes it; "" if there is none.
+        count: how many there are.
+        lines: the user's lines, each once.
+        modules: the modules that call them, each once.
+    """
+
+    role: str
+    place: str
+    overload: str
+    reason: str
+    change: str
+    count: int
+    lines: tuple[str, ...]
+    modules: tuple[str, ...]
+
+
+def outside(roles: Iterable[Role]) -> tuple[Group, ...]:
+    """Group the operators that torch runs: fallbacks first, then those of its choice, then those by design."""
+    found: dict[tuple[str, str, str, str, str], list[Operator]] = {}
+    for role in roles:
+        for one in role.operators:
+            if one.place in _ORDER:
+                key = (role.name, one.place, one.overload, one.reason, one.change)
+                found.setdefault(key, []).append(one)
+    groups = [
+        Group(*key, len(every), _once(one.line for one in every), _once(one.module for one in every if one.kind))
+        for key, every in found.items()
+    ]
+    return tuple(sorted(groups, key=lambda one: (_ORDER.index(one.place), -one.count)))
+
+
+_ORDER = ("eager", "chosen", "by_design")
+
+
+def _once(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts))
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a sum.
+
+    Attributes:
+        name: the part's name.
+        amount: its bytes or seconds.
+        count: how many entries it has.
+        lines: the user's lines, each once.
+    """
+
+    name: str
+    amount: float
+    count: int
+    lines: tuple[str, ...] = ()
+
+
+def saved_by(graphs: Sequence[Graph]) -> tuple[Share, ...]:
+    """Add up saved tensors by the operator that made them and the class of the module that called it."""
+    entries = [
+        (f"{one.operator}{f' of {one.kind}' if one.kind else ''}", float(one.nbytes), one.line)
+        for graph in graphs
+        for one in graph.saved
+    ]
+    return shares(entries)
+
+
+def time_by(graphs: Sequence[Graph], *, module: bool = False) -> tuple[Share, ...]:
+    """Add up measured times by operator, or by the class of the module that called it."""
+    entries = [
+        ((one.kind or "outside of modules") if module else one.overload, one.seconds, one.line)
+        for graph in graphs
+        for role in graph.roles
+        for one in role.operators
+        if one.seconds is not None
+    ]
+    return shares(entries)
+
+
+def shares(entries: Iterable[tuple[str, float, str]]) -> tuple[Share, ...]:
+    """Add up (name, amount, line) by name, most first."""
+    amounts: dict[str, float] = {}
+    counts: Counter[str] = Counter()
+    lines: dict[str, list[str]] = {}
+    for name, amount, line in entries:
+        amounts[name] = amounts.get(name, 0.0) + amount
+        counts[name] += 1
+        lines.setdefault(name, []).append(line)
+    found = (Share(name, amount, counts[name], _once(lines[name])) for name, amount in amounts.items())
+    return tuple(sorted(found, key=lambda one: -one.amount))
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One operator of a step, with the memory of all graphs.
+
+    Attributes:
+        role: "forward", "backward" or another graph's.
+        overload: the ATen overload.
+        place: where it runs.
+        module: path of the module that called it.
+        group: the part of the path up to its first number, such as a layer.
+        line: the user's line.
+        alive: bytes alive in all graphs, inputs and parameters not counted.
+    """
+
+    role: str
+    overload: str
+    place: str
+    module: str
+    group: str
+    line: str
+    alive: int
+
+
+def step(graphs: Sequence[Graph]) -> tuple[Moment, ...]:
+    """Give the operators of a step: the forwards, then the backwards from the last graph to the first.
+
+    While a graph runs, the saved tensors of the graphs before it are alive as well.
+    """
+    found: list[Moment] = []
+    saved = 0
+    held: list[int] = []
+    for graph in graphs:
+        held.append(saved)
+        found += (
+            _moment(role, one, saved) for role in graph.roles if role.name != "backward" for one in role.operators
+        )
+        saved += graph.saved_bytes
+    for graph, before in zip(reversed(graphs), reversed(held), strict=True):
+        found += (
+            _moment(role, one, before) for role in graph.roles if role.name == "backward" for one in role.operators
+        )
+    return tuple(found)
+
+
+def _moment(role: Role, one: Operator, before: int) -> Moment:
+    names = one.module.split(".") if one.module else []
+    count = next((index for index, name in enumerate(names, start=1) if name.isdecimal()), 2)
+    return Moment(role.name, one.overload, one.place, one.module, ".".join(names[:count]), one.line, one.alive + before)

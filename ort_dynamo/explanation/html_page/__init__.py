@@ -1,0 +1,1 @@
+"""Writes an explanation as one HTML page that needs no other file."""

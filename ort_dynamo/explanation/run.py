@@ -1,0 +1,217 @@
+"""Compiles and runs a function once, as a dry run, and explains the graphs that this takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from ort_dynamo.backend import ort_train
+from ort_dynamo.choose_target import placement_threads, session_device
+from ort_dynamo.compiler import Compilation
+from ort_dynamo.errors import InvalidArgumentError
+from ort_dynamo.events import GraphCompilation, Listeners
+from ort_dynamo.explanation.collect import Collect
+from ort_dynamo.explanation.explanation import Explanation
+from ort_dynamo.explanation.measure import Measuring
+from ort_dynamo.explanation.notes import breaks, earlier_recompiles, function_name
+from ort_dynamo.explanation.state import State, unchanged, written_inputs
+from ort_dynamo.options.groups import Options, parse_options
+from ort_dynamo.progress import RUNNING, clocked, showing
+from ort_dynamo.report.record import BACKEND, RECORDS
+from ort_dynamo.report.summary import summarize
+from ort_dynamo.torch_internals.dry_run import compile_apart, compiled_with, untouched
+from ort_dynamo.torch_internals.frames import frames, uncompiled
+from ort_dynamo.torch_internals.pytree import tree_leaves
+from ort_dynamo.torch_internals.wrappers import zeros_in_memory
+
+__all__ = ["explain"]
+
+
+def explain(
+    function: Callable[..., Any],
+    *inputs: Any,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    dynamic: bool | None = None,
+    measure: bool = False,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Explanation:
+    """Compile and run a model once, and tell where its operators run, and where memory and time go.
+
+    The forward runs on the given inputs, and so does the backward if a result requires a gradient. Call this under
+    torch.no_grad() or torch.autocast if the program calls the model so, and in train() or eval() mode. Nothing is
+    changed: parameters, buffers, gradients, random generators, compiled functions and `summary()` are as before.
+    Sessions stay in the caches, so the first step of training finds them. Of a function without a module around it,
+    tensors are put back if a compiled graph writes to them. torch before 2.13 forgets everything compiled
+    (torch.compiler.reset()).
+
+    Args:
+        function: a module or function. One that was compiled with ort_train is explained with its options.
+        inputs: positional arguments of the call.
+        options, mode: those of torch.compile(backend="ort_train"); None takes those of a compiled function. Nothing is
+            saved, and no CUDA graph is recorded. Fallbacks are told, also with fallback="error".
+        dynamic: torch.compile's `dynamic`; None takes that of a compiled function.
+        measure: whether to run some more steps, and measure the time of each session and ONNX node.
+        kwargs: keyword arguments of the call.
+
+    Raises:
+        UnknownModeError, UnknownOptionError, InvalidOptionError: bad options.
+        InvalidArgumentError: the function was compiled with another backend.
+    """
+    given = compiled_with(function)
+    if given is not None:
+        if given.backend != BACKEND:
+            expected = 'a model that is not compiled, or compiled with backend="ort_train"'
+            raise InvalidArgumentError(function="explain", name="function", value=function, expected=expected)
+        options, mode = (given.options, given.mode) if options is None and mode is None else (options, mode)
+        dynamic = given.dynamic if dynamic is None else dynamic
+    asked = parse_options(mode, options)
+    plain = _uncompiled(function)
+    call = (inputs, dict(kwargs or {}))
+    before = frames(RECORDS.since)
+    begin = time.time()
+    with (
+        untouched(),
+        _called_itself(plain),
+        unchanged(plain, call) as state,
+        closing(_DryRun(_without_effects(asked), state, Measuring() if measure else None)) as run,
+    ):
+        step = _Step(compile_apart(plain, backend=run, dynamic=dynamic), call, state)
+        step()
+        measured = run.measuring.measure(step) if run.measuring is not None else None
+        seen = frames(begin)
+        graphs = [one.graph(function_name(one.compile_id, seen)) for one in run.collected]
+        if run.measuring is not None:
+            graphs = [run.measuring.fill(number, graph) for number, graph in enumerate(graphs)]
+        summary = summarize(tuple(one.compiled() for one in run.collected), seen, ())
+        return Explanation(
+            name=getattr(plain, "__qualname__", type(plain).__qualname__).rpartition("<locals>.")[2],
+            graphs=tuple(graphs),
+            summary=dataclasses.replace(
+                summary,
+                recompiles=(*summary.recompiles, *earlier_recompiles(before, seen)),
+                breaks=breaks(summary.breaks, seen),
+            ),
+            runtime=run.collected[-1].runtime if run.collected else "",
+            options=_spelled(mode, options),
+            measured=measured,
+        )
+
+
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    if isinstance(function, nn.Module):
+        return uncompiled(function)
+    return getattr(function, "_torchdynamo_orig_callable", function)
+
+
+def _spelled(mode: str | None, options: Mapping[str, Any] | None) -> Mapping[str, str]:
+    named = {} if mode is None else {"mode": mode}
+    return {**named, **{name: str(value) for name, value in (options or {}).items()}}
+
+
+def _without_effects(options: Options) -> Options:
+    """Return the options without files, CUDA graphs and refusals."""
+    return dataclasses.replace(
+        options,
+        segment=dataclasses.replace(options.segment, fallback="eager"),
+        session=dataclasses.replace(options.session, cuda_graphs=False),
+        dump=dataclasses.replace(options.dump, save_onnx=None),
+    )
+
+
+@contextmanager
+def _called_itself(function: Callable[..., Any]) -> Iterator[None]:
+    """Have a module that was compiled in place run its own code."""
+    call = function.__dict__.get("_compiled_call_impl") if isinstance(function, nn.Module) else None
+    if call is None:
+        yield
+        return
+    function._compiled_call_impl = None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        function._compiled_call_impl = call  # type: ignore[attr-defined]
+
+
+class _DryRun:
+    """The backend of a dry run: it compiles graphs as ort_train does, without records, files and caches of traces.
+
+    Attributes:
+        collected: the facts of each compile, in order.
+        measuring: measures its sessions; None if nothing is measured.
+    """
+
+    reset = staticmethod(ort_train.reset)  # type: ignore[attr-defined]  # torch._dynamo.reset() frees its sessions, too
+
+    def __init__(self, options: Options, state: State, measuring: Measuring | None) -> None:
+        self.collected: list[Collect] = []
+        self.measuring = measuring
+        self._options = options
+        self._state = state
+        self._threads = placement_threads(options)
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile one of Dynamo's graphs."""
+        written: set[int] = set()
+
+        def opened(graph: GraphCompilation) -> None:
+            written.update(written_inputs())
+            if self.measuring is not None:
+                self.measuring.open(graph, len(self.collected))
+
+        collect = Collect(opened)
+        device = session_device(gm, example_inputs)
+        compilation = Compilation(self._options, device, self._threads, Listeners(collect, *self._measurers()))
+        with clocked() as seconds, showing():
+            compiled = compilation.run(gm, example_inputs)
+        collect.stages = {name: took for name, took in seconds.items() if name != RUNNING}
+        self.collected.append(collect)
+        return self._state.watched(zeros_in_memory(compiled, example_inputs), written)
+
+    def close(self) -> None:
+        """Let go of tensors and sessions: Dynamo keeps its backends."""
+        self.collected, self.measuring, self._state = [], None, State()
+
+    def _measurers(self) -> list[Measuring]:
+        return [] if self.measuring is None else [self.measuring]
+
+
+class _Step:
+    """Calls the function, and computes the gradients of its results with respect to the leaves that it reads.
+
+    Attributes:
+        forward: seconds of the last call.
+        backward: seconds of its backward; None without gradients.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], call: tuple[tuple[Any, ...], dict[str, Any]], state: State
+    ) -> None:
+        self._function, (self._args, self._kwargs), self._state = function, call, state
+        self.forward = 0.0
+        self.backward: float | None = None
+
+    def __call__(self) -> None:
+        begin = time.perf_counter()
+        result = self._function(*self._args, **self._kwargs)
+        _wait()
+        self.forward, begin = time.perf_counter() - begin, time.perf_counter()
+        found = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        leaves = self._state.leaves
+        if not (found and leaves):
+            return
+        torch.autograd.grad(found, leaves, [torch.ones_like(one) for one in found], allow_unused=True)
+        _wait()
+        self.backward = time.perf_counter() - begin
+
+
+def _wait() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()

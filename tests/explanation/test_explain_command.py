@@ -1,0 +1,120 @@
+"""python -m ort_dynamo explain runs a program, and tells of its graphs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ort_dynamo.__main__ import main
+from ort_dynamo.events import EXTRA_LISTENERS
+
+PROGRAM = """
+import sys
+
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+step = torch.compile(model, backend="ort_train")
+step(torch.randn(3, 4)).sum().backward()
+print("arguments", sys.argv[1:])
+sys.exit(int(sys.argv[1]) if sys.argv[1:] else 0)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def test_it_prints_the_graphs_after_the_program(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(program)]) == 0
+    printed = capsys.readouterr().out
+    program_said, _, told = printed.partition("arguments []\n")
+    assert not program_said
+    assert told.startswith("train.py with ort_train on ")
+    assert "\nforward: " in told
+    assert "\nbackward: " in told
+    assert "capture" in told
+    assert not EXTRA_LISTENERS
+
+
+def test_the_exit_status_is_the_program_s(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(program), "3", "--html", "x"]) == 3
+    assert "arguments ['3', '--html', 'x']" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_files_are_written(program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], first: bool) -> None:
+    page, data = tmp_path / "page.html", tmp_path / "data.json"
+    own = ["--html", str(page), f"--json={data}"]
+    assert main(["explain", *own, str(program)] if first else ["explain", str(program), *own, "--", "0"]) == 0
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert [role["name"] for role in json.loads(data.read_text())["graphs"][0]["roles"]] == ["forward", "backward"]
+    assert f"arguments {[] if first else ['0']}" in capsys.readouterr().out
+
+
+def test_an_error_of_the_program_comes_after_the_explanation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "fails.py"
+    path.write_text(PROGRAM.replace("print(", "raise KeyError('lost')\nprint("))
+    with pytest.raises(KeyError, match="lost"):
+        main(["explain", str(path)])
+    assert "forward: " in capsys.readouterr().out
+    assert not EXTRA_LISTENERS
+
+
+def test_a_program_that_compiles_nothing_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "empty.py"
+    path.write_text("raise SystemExit('no data')")
+    assert main(["explain", str(path)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "empty.py: nothing was compiled by ort_train\n"
+    assert printed.err == "no data\n"
+
+
+def test_a_missing_program_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(tmp_path / "none.py")]) == 2
+    assert "a Python file" in capsys.readouterr().err
+    (tmp_path / "there.py").write_text("")
+    assert main(["explain", str(tmp_path / "there.py"), "--html"]) == 2
+
+
+def test_compiles_of_the_program_are_those_of_the_summary(program: Path, tmp_path: Path) -> None:
+    program.write_text(PROGRAM.replace("sys.exit(", "import ort_dynamo\nprint(ort_dynamo.summary())\nsys.exit("))
+    data = tmp_path / "data.json"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "ort_dynamo", "explain", "--json", str(data), str(program)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(data.read_text())
+    native = sum(told["summary"]["native"].values())
+    assert f"nodes: {native} in ONNX Runtime" in done.stdout
+    assert told["graphs"][0]["stages"]["capture"] > 0
+    assert "running the program" not in told["graphs"][0]["stages"]
+
+
+def test_stages_are_those_of_each_compile(program: Path, tmp_path: Path) -> None:
+    two = PROGRAM.replace("print(", "torch.compile(lambda x: x.sin(), backend='ort_train')(torch.randn(3))\nprint(")
+    program.write_text(two)
+    data = tmp_path / "data.json"
+    assert main(["explain", "--json", str(data), str(program)]) == 0
+    first, second = (graph["stages"] for graph in json.loads(data.read_text())["graphs"])
+    assert first.keys() >= {"capture", "mark and partition", "lower", "open"}
+    assert "mark and partition" not in second
+    assert second["lower"] < first["lower"] + first["capture"]
+    torch._dynamo.reset()

@@ -49,8 +49,7 @@ class Lowered:
         inputs, outputs: how they map to the FX graph's, in order.
         keyable: the model follows from the content of the graph's key: every question about sizes that came up was
             answered by records of the graph's nodes.
-        values: node of the FX graph -> its ir.Value, or a tuple of ir.Value | None for several outputs; a number or a
-            sub-graph stands for itself.
+        values: FX node -> its ir.Value, or a tuple of ir.Value | None; numbers and sub-graphs are there as they are.
     """
 
     model: ir.Model
@@ -80,8 +79,7 @@ def lower(gm: GraphModule, target: Target) -> Lowered:
     with answering_from(facts) as answered:
         walk = _lower(gm, target, inputs, outputs)
     model = ir.Model(walk.graph, ir_version=_IR_VERSION, producer_name="ort_dynamo")
-    taken, given = (tuple(spec for _, spec in pairs) for pairs in (inputs, outputs))
-    return Lowered(model, taken, given, keyable=not answered.missing, values=walk.values)
+    return Lowered(model, tuple(s for _, s in inputs), tuple(s for _, s in outputs), not answered.missing, walk.values)
 
 
 _Specs = Sequence[tuple[Node, ValueSpec]]
@@ -341,12 +339,11 @@ class _Walk:
 
     def add_output(self, node: Node, index: int, spec: ValueSpec) -> None:
         value, fake, order = self.values[node], node.meta["val"], spec.order
-        name = f"output_{index}"
         if order:
             value = self._builder.op.Transpose(value, perm=list(order))
         elif value.is_graph_input() or value in self.graph.outputs:
             value = self._builder.op.Identity(value)
-        value.name = name
+        value.name = f"output_{index}"
         value.type = ir.TensorType(onnx_dtype(fake.dtype))
         value.shape = ir.Shape([_dim(fake.shape[axis]) for axis in order or range(fake.dim())])
         self.graph.outputs.append(value)

@@ -15,13 +15,13 @@ from ort_dynamo.testing import TOLERANCES, Tolerance, assert_close
 __all__ = ["Difference", "difference", "differences", "first_problem", "largest"]
 
 _FACTOR = 4.0
-"""How many times eager's own error a value of a step may have."""
+"""A value of a step may have this many times eager's own error."""
 
 _FACTOR_OF_ONE = 16.0
 """The same of one operator's result, in which eager's error may be small by chance."""
 
 _CANCELLED = 1e-4
-"""How small a result counts as rounding, in units of the absolute tolerance for its largest input."""
+"""A result below this part of the absolute tolerance for its largest input is rounding."""
 
 _OTHERS = 0.01
 """The part of integers and truth values that may differ, as where rounding decides a comparison."""

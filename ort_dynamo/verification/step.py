@@ -22,7 +22,7 @@ from ort_dynamo.torch_internals.pytree import tree_leaves, tree_map
 __all__ = ["Step", "modules_of", "seeded"]
 
 _SEED = 0x5EED
-"""Of the generator that draws the gradients of outputs, which no program uses."""
+"""The seed of the generator of random gradients, which no program uses."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _comparable(leaf: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 _DEPTH = 4
-"""How deep in an object tensors are looked for."""
+"""Tensors are looked for this deep in an object."""
 
 
 def _gradients(outputs: Any, leaves: Mapping[str, torch.Tensor]) -> dict[str, Any]:

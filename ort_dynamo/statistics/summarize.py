@@ -41,8 +41,7 @@ def summarize(tensor: Tensor) -> Numbers:
     nan = inf = finite = 0
     low, high = math.inf, -math.inf
     for chunk in _chunks(tensor):
-        kept = chunk[chunk.isfinite()]
-        not_numbers = int(chunk.isnan().sum())
+        kept, not_numbers = _finite(chunk)
         nan, inf, finite = nan + not_numbers, inf + len(chunk) - len(kept) - not_numbers, finite + len(kept)
         if len(kept):
             least, most = torch.aminmax(kept)
@@ -53,16 +52,23 @@ def summarize(tensor: Tensor) -> Numbers:
     scale = 2.0 ** math.floor(math.log2(largest)) if largest > _LARGE else 1.0  # a power of two rounds nothing
     mean, squares, count = 0.0, 0.0, 0
     for chunk in _chunks(tensor):
-        kept = chunk[chunk.isfinite()] / scale
+        kept, _ = _finite(chunk)
         if not len(kept):
             continue
-        own = kept.mean().item()
+        variance, own = (one.item() for one in torch.var_mean(kept if scale == 1.0 else kept / scale, correction=0))
         apart, total = own - mean, count + len(kept)
         # Deviations from the mean of all so far (Chan et al., 1979).
-        squares += (kept - own).square().sum().item() + apart**2 * count * len(kept) / total
+        squares += variance * len(kept) + apart**2 * count * len(kept) / total
         mean, count = mean + apart * len(kept) / total, total
     mean = min(max(mean * scale, low), high)  # rounding may put the mean of equal elements beside them
     return Numbers(low, high, mean, math.sqrt(squares / count) * scale, nan, inf)
+
+
+def _finite(chunk: Tensor) -> tuple[Tensor, int]:
+    """Give the finite elements, and the number of those that are NaN."""
+    if not len(chunk) or all(math.isfinite(one.item()) for one in torch.aminmax(chunk)):  # which gives NaN if there is
+        return chunk, 0
+    return chunk[chunk.isfinite()], int(chunk.isnan().sum())
 
 
 def _chunks(tensor: Tensor) -> Iterator[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -175,6 +176,18 @@ def test_the_second_explanation_finds_the_sessions_of_the_first() -> None:
     model, x = Mlp(), torch.randn(3, 4)
     first, second = ([role.islands[0].source for role in explain(model, x).graphs[0].roles] for _ in range(2))
     assert (first, second) == (["built", "built"], ["memory", "memory"])
+
+
+def test_the_cache_on_disk_is_told(tmp_path: Path) -> None:
+    options = {"cache": str(tmp_path)}
+    first, second = (explain(Mlp(), torch.randn(3, 4), options=options) for _ in range(2))
+    torch.compiler.reset()
+    third = explain(Mlp(), torch.randn(3, 4), options=options)
+    islands = [found.graphs[0].roles[0].islands[0] for found in (first, second, third)]
+    assert [(one.source, one.miss) for one in islands] == [("built", "absent"), ("memory", ""), ("disk", "")]
+    assert islands[0].stored_at
+    assert third.cache == str(tmp_path)
+    assert not explain(Mlp(), torch.randn(3, 4), options={"cache": False}).cache
 
 
 def test_casts_are_counted() -> None:

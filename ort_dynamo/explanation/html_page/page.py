@@ -80,6 +80,7 @@ def _body(explanation: Explanation, title: str) -> Iterator[Html]:
     yield element("h2", "Passes")
     yield pass_table(explanation.graphs)
     yield element("h2", "Sessions and cache")
+    yield element("p", f"Cache on disk: {explanation.cache or 'off'}", class_="soft")
     yield session_table(explanation.graphs)
     yield element("h2", "Time of the compile")
     yield compile_stages(explanation.graphs)

@@ -27,6 +27,7 @@ class Explanation:
         runtime: package, version and provider of ONNX Runtime.
         options: the options that were given, as text.
         measured: times and bytes of some steps; None without measure=True.
+        cache: the folder of the cache on disk; "" if it is off.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Explanation:
     runtime: str
     options: Mapping[str, str] = field(default_factory=dict)
     measured: Measured | None = None
+    cache: str = ""
 
     @property
     def outside(self) -> tuple[Group, ...]:

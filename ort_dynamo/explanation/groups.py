@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ort_dynamo.explanation.data import Graph, Operator, Role
 
-__all__ = ["Group", "Moment", "Share", "outside", "saved_by", "shares", "step", "time_by"]
+__all__ = ["By", "Group", "Moment", "Share", "outside", "saved_by", "shares", "step", "time_by"]
 
 
 @dataclass(frozen=True)
@@ -75,26 +76,51 @@ class Share:
     lines: tuple[str, ...] = ()
 
 
-def saved_by(graphs: Sequence[Graph]) -> tuple[Share, ...]:
-    """Add up saved tensors by the operator that made them and the class of the module that called it."""
+By = Literal["operator", "class", "module"]
+"""The entry's operator, the class of the module that called it, or the module, such as a layer."""
+
+
+def saved_by(graphs: Sequence[Graph], by: By = "operator") -> tuple[Share, ...]:
+    """Add up saved tensors; operators are told apart by the class of the module that called them."""
     entries = [
-        (f"{one.operator}{f' of {one.kind}' if one.kind else ''}", float(one.nbytes), one.line)
+        (
+            f"{one.operator}{f' of {one.kind}' if one.kind else ''}"
+            if by == "operator"
+            else _named(one.module, one.kind, by),
+            float(one.nbytes),
+            one.line if by == "operator" else "",
+        )
         for graph in graphs
         for one in graph.saved
     ]
     return shares(entries)
 
 
-def time_by(graphs: Sequence[Graph], *, module: bool = False) -> tuple[Share, ...]:
-    """Add up measured times by operator, or by the class of the module that called it."""
+def time_by(graphs: Sequence[Graph], by: By = "operator") -> tuple[Share, ...]:
+    """Add up measured times."""
     entries = [
-        ((one.kind or "outside of modules") if module else one.overload, one.seconds, one.line)
+        (one.overload if by == "operator" else _named(one.module, one.kind, by), one.seconds, _line(one, by))
         for graph in graphs
         for role in graph.roles
         for one in role.operators
         if one.seconds is not None
     ]
     return shares(entries)
+
+
+def _line(one: Operator, by: By) -> str:
+    return one.line if by == "operator" else ""
+
+
+def _named(module: str, kind: str, by: By) -> str:
+    return (kind if by == "class" else layer(module)) or "outside of modules"
+
+
+def layer(module: str) -> str:
+    """Return the part of a module's path up to its first number, such as a layer; of others the first two names."""
+    names = module.split(".") if module else []
+    count = next((index for index, name in enumerate(names, start=1) if name.isdecimal()), 2)
+    return ".".join(names[:count])
 
 
 def shares(entries: Iterable[tuple[str, float, str]]) -> tuple[Share, ...]:
@@ -155,6 +181,4 @@ def step(graphs: Sequence[Graph]) -> tuple[Moment, ...]:
 
 
 def _moment(role: Role, one: Operator, before: int) -> Moment:
-    names = one.module.split(".") if one.module else []
-    count = next((index for index, name in enumerate(names, start=1) if name.isdecimal()), 2)
-    return Moment(role.name, one.overload, one.place, one.module, ".".join(names[:count]), one.line, one.alive + before)
+    return Moment(role.name, one.overload, one.place, one.module, layer(one.module), one.line, one.alive + before)

@@ -22,6 +22,7 @@ from ort_dynamo.explanation.explanation import Explanation
 from ort_dynamo.explanation.measure import Measuring
 from ort_dynamo.explanation.notes import breaks, earlier_recompiles, function_name
 from ort_dynamo.explanation.state import State, unchanged, written_inputs
+from ort_dynamo.options.cache_place import cache_place
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.progress import RUNNING, clocked, showing
 from ort_dynamo.report.record import BACKEND, RECORDS
@@ -102,6 +103,7 @@ def explain(
             runtime=run.collected[-1].runtime if run.collected else "",
             options=_spelled(mode, options),
             measured=measured,
+            cache=_folder(asked),
         )
 
 
@@ -114,6 +116,11 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def _spelled(mode: str | None, options: Mapping[str, Any] | None) -> Mapping[str, str]:
     named = {} if mode is None else {"mode": mode}
     return {**named, **{name: str(value) for name, value in (options or {}).items()}}
+
+
+def _folder(options: Options) -> str:
+    place = cache_place(options.cache.disk_cache, options.cache.cache_dir)
+    return "" if place is None else str(place.path)
 
 
 def _without_effects(options: Options) -> Options:

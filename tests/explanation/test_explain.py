@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import ort_dynamo
 from ort_dynamo import Explanation, explain
 from ort_dynamo.errors import InvalidArgumentError, UnknownOptionError
 from ort_dynamo.explanation.data import Operator
+from ort_dynamo.explanation.groups import By, saved_by, step, time_by
 
 
 def operators(explanation: Explanation) -> list[Operator]:
@@ -177,6 +180,18 @@ def test_the_second_explanation_finds_the_sessions_of_the_first() -> None:
     assert (first, second) == (["built", "built"], ["memory", "memory"])
 
 
+def test_the_cache_on_disk_is_told(tmp_path: Path) -> None:
+    options = {"cache": str(tmp_path)}
+    first, second = (explain(Mlp(), torch.randn(3, 4), options=options) for _ in range(2))
+    torch.compiler.reset()
+    third = explain(Mlp(), torch.randn(3, 4), options=options)
+    islands = [found.graphs[0].roles[0].islands[0] for found in (first, second, third)]
+    assert [(one.source, one.miss) for one in islands] == [("built", "absent"), ("memory", ""), ("disk", "")]
+    assert islands[0].stored_at
+    assert third.cache == str(tmp_path)
+    assert not explain(Mlp(), torch.randn(3, 4), options={"cache": False}).cache
+
+
 def test_casts_are_counted() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         (graph,) = explain(Mlp(), torch.randn(3, 4)).graphs
@@ -240,3 +255,25 @@ def test_what_is_not_measured_is_none() -> None:
     assert found.measured is None
     assert not found.times
     assert all(one.seconds is None for one in operators(found))
+
+
+def test_sums_by_operator_class_and_module_agree() -> None:
+    found = explain(Deep(), torch.randn(8, 4), measure=True)
+    for shares in (saved_by, time_by):
+        every: list[By] = ["operator", "class", "module"]
+        totals = [sum(one.amount for one in shares(found.graphs, by)) for by in every]
+        assert totals == pytest.approx([totals[0]] * 3)
+        assert totals[0] > 0
+    assert {"layers.0", "layers.1", "layers.2"} <= {one.name for one in time_by(found.graphs, "module")}
+
+
+def test_the_memory_of_a_step_has_the_saved_tensors_of_earlier_graphs() -> None:
+    w = torch.randn(8, 8, requires_grad=True)
+    found = explain(broken, torch.randn(4, 8), w)
+    first, second = found.graphs
+    moments = step(found.graphs)
+    assert [name for name, _ in itertools.groupby(one.role for one in moments)] == ["forward", "backward"]
+    ahead = len(first.roles[0].operators)
+    assert moments[ahead].alive == second.roles[0].operators[0].alive + first.saved_bytes
+    assert moments[-1].alive == first.roles[1].operators[-1].alive
+    assert found.peak == max(one.alive for one in moments)

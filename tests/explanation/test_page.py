@@ -115,6 +115,7 @@ def test_measured_times_are_on_the_page(pages: list[tuple[Explanation, str]]) ->
     measured, plain = Page(pages[0][1]).text, Page(pages[1][1]).text
     assert "By class of module" in measured
     assert "By class of module" not in plain
+    assert "Saved for the backward, by module" in plain
     assert "measure=True" in plain
 
 

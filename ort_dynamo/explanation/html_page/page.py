@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ort_dynamo.explanation.data import PLACES
-from ort_dynamo.explanation.groups import step, time_by
+from ort_dynamo.explanation.groups import By, Share, saved_by, step, time_by
 from ort_dynamo.explanation.html_page.charts import memory_chart, share_bars
 from ort_dynamo.explanation.html_page.elements import Html, bar, code, element, join
 from ort_dynamo.explanation.html_page.style import SCRIPT, STYLE
@@ -80,6 +80,7 @@ def _body(explanation: Explanation, title: str) -> Iterator[Html]:
     yield element("h2", "Passes")
     yield pass_table(explanation.graphs)
     yield element("h2", "Sessions and cache")
+    yield element("p", f"Cache on disk: {explanation.cache or 'off'}", class_="soft")
     yield session_table(explanation.graphs)
     yield element("h2", "Time of the compile")
     yield compile_stages(explanation.graphs)
@@ -152,16 +153,20 @@ def islands_of(explanation: Explanation) -> str:
 
 
 def _memory(explanation: Explanation) -> Iterator[Html]:
-    saved = explanation.saved
+    graphs, saved = explanation.graphs, explanation.saved
     columns = []
     if saved:
-        columns.append(
-            element("div", element("h3", "Saved for the backward, by operator"), share_bars(saved, spelled_bytes))
-        )
-    if any(graph.recomputed for graph in explanation.graphs):
-        columns.append(element("div", element("h3", "Recomputed in the backward"), recompute_table(explanation.graphs)))
+        columns.append(_shares("Saved for the backward, by operator", saved, spelled_bytes))
+        columns.append(_shares("Saved for the backward, by module", saved_by(graphs, "module"), spelled_bytes))
+    if any(graph.recomputed for graph in graphs):
+        inside = (element("h3", "Recomputed in the backward"), recompute_table(graphs))
+        columns.append(element("div", *inside, class_="panel"))
     if columns:
-        yield element("div", *(element("div", one, class_="panel") for one in columns), class_="two")
+        yield element("div", *columns, class_="two")
+
+
+def _shares(title: str, shares: Sequence[Share], spelled: Callable[[float], str]) -> Html:
+    return element("div", element("h3", title), share_bars(shares, spelled), class_="panel")
 
 
 def _time(explanation: Explanation) -> Iterator[Html]:
@@ -188,17 +193,12 @@ def _time(explanation: Explanation) -> Iterator[Html]:
         element("p", f"In sessions: {spelled_seconds(measured.sessions)}; {said}.", class_="soft"),
         class_="panel",
     )
-    operators, modules = explanation.times, time_by(explanation.graphs, module=True)
-    if operators:
-        columns = (("By operator", operators), ("By class of module", modules))
-        yield element(
-            "div",
-            *(
-                element("div", element("h3", title), share_bars(shares, spelled_seconds), class_="panel")
-                for title, shares in columns
-            ),
-            class_="two",
-        )
+    if explanation.times:
+        columns = (_shares(title, time_by(explanation.graphs, by), spelled_seconds) for by, title in _BY.items())
+        yield element("div", *columns, class_="two")
+
+
+_BY: dict[By, str] = {"operator": "By operator", "class": "By class of module", "module": "By module"}
 
 
 def _graphs(explanation: Explanation) -> Iterator[Html]:

@@ -10,17 +10,18 @@ from typing import Any, Self
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.node_origins import NodeOrigins
+from ort_dynamo.node_origins import NodeOrigin, NodeOrigins
 from ort_dynamo.options.groups import DumpOptions
 from ort_dynamo.runtime.checked_run import checked_once
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.data_errors import data_error
 from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.in_torch import InTorch
+from ort_dynamo.runtime.node_profile import IslandOrigins
 from ort_dynamo.runtime.observed_run import ObservedGraph, Show, forget_sessions
 from ort_dynamo.runtime.outer_code import IslandCall, outer_code, run_name
 from ort_dynamo.runtime.session_code import Stopped
-from ort_dynamo.runtime.spans import Spans
+from ort_dynamo.runtime.spans import Span, Spans
 
 __all__ = ["Island", "RunWatch", "boxed"]
 
@@ -128,7 +129,12 @@ def boxed(
         observed = ObservedGraph(gm, in_torch.whole, origins, both)
     lines, values = outer_code(gm, islands)
     asked, asking = in_torch.lines(gm) if in_torch is not None else ((), {})
-    spans = Spans({run_name(name): call.covers or name for name, call in islands.items()})
+    spans = Spans(
+        {
+            run_name(name): Span(call.covers or name, found[name].compiled, _of_island(origins, name))
+            for name, call in islands.items()
+        }
+    )
     looked, looking = spans.lines()
     lines[1:1] = [*looked, "    if watches:", *_NOTE, *asked]
     note_run = partial(_note_run, label, observed)
@@ -140,3 +146,14 @@ def boxed(
         return run
     checked = checked_once(gm, islands, run, note_run)
     return checked if in_torch is None else in_torch.around(checked, gm)
+
+
+def _of_island(origins: NodeOrigins | None, name: str) -> IslandOrigins:
+    if origins is None or name not in origins.islands:
+        return IslandOrigins()
+    island = origins.islands[name]
+
+    def of(indices: tuple[int, ...]) -> tuple[NodeOrigin | None, ...]:
+        return tuple(origins.nodes[index] if index >= 0 else None for index in indices)
+
+    return IslandOrigins(of(island.nodes), of(island.results))

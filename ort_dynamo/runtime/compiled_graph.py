@@ -42,6 +42,7 @@ class CompiledGraph:
         run: runs it on one value per input spec: tensors on the session's device, or Python scalars. Raises Stopped if
             ONNX Runtime did not come to the end, and torch's error if memory runs out.
         show: opens a session that gives the values inside, with the indices of their FX nodes; None if it has none.
+        target: the target of the session; None if it is not opened by `open_graph`.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class CompiledGraph:
         self.built = built
         self.device = device
         self.show: Callable[[], tuple[CompiledGraph, tuple[int, ...]] | None] = lambda: None
+        self.target: Target | None = None
         self._own = OwnSession(opened, None if stream is None else stream.around)
         options = onnxruntime().RunOptions()
         options.log_severity_level = 4  # an error is raised; ONNX Runtime need not print it, too
@@ -77,6 +79,7 @@ def open_graph(
         stream = SessionStream(device, dict(settings.provider_options), apart=settings.cuda_graphs)
         opened = partial(open_session, built, target, device, stream, store)
         compiled = CompiledGraph(built, opened, device, stream)
+    compiled.target = target
     compiled.show = partial(_show, built, target, device, store)
     if built.reference:
         compiled.run = compared(compiled.run, built, target, _open_reference(built))

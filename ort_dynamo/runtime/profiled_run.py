@@ -21,9 +21,9 @@ from ort_dynamo.runtime.session import open_session
 from ort_dynamo.runtime.streams import SessionStream
 from ort_dynamo.target import Target
 
-__all__ = ["NodeTime", "Profile", "ProfiledGraph"]
+__all__ = ["NODE_SUFFIX", "NodeTime", "Profile", "ProfiledGraph"]
 
-_SUFFIX = "_kernel_time"
+NODE_SUFFIX = "_kernel_time"
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,14 @@ class ProfiledGraph:
         Args:
             skipped: how many of the first runs do not count.
         """
+        return read_profile([one for one in self.events() if one.get("cat") == "Node"], skipped)
+
+    def events(self) -> list[dict[str, Any]]:
+        """End the profile, and give its events, in the format of Chrome's traces."""
         path = Path(self._sessions[0].end_profiling())
-        events = [one for one in json.loads(path.read_text(encoding="utf-8")) if one.get("cat") == "Node"]
+        events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
         shutil.rmtree(self._folder)
-        return read_profile(events, skipped)
+        return events
 
 
 def read_profile(events: Iterable[Mapping[str, Any]], skipped: int) -> Profile:
@@ -106,11 +110,11 @@ def read_profile(events: Iterable[Mapping[str, Any]], skipped: int) -> Profile:
         events: those of the category "Node", of all runs.
         skipped: how many of the first runs do not count.
     """
-    kernels = [one for one in events if str(one["name"]).endswith(_SUFFIX)]
+    kernels = [one for one in events if str(one["name"]).endswith(NODE_SUFFIX)]
     times: dict[tuple[str, str, str], list[float]] = {}
     for one in kernels:
         given = one["args"]
-        key = str(one["name"]).removesuffix(_SUFFIX), str(given["op_name"]), str(given.get("node_index", ""))
+        key = str(one["name"]).removesuffix(NODE_SUFFIX), str(given["op_name"]), str(given.get("node_index", ""))
         times.setdefault(key, []).append(one["dur"] / 1e6)
     nodes = tuple(
         NodeTime(name, op_type, statistics.median(seconds[skipped:] or seconds))

@@ -5,15 +5,31 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.profiler import record_function
 
+from ort_dynamo.runtime.compiled_graph import CompiledGraph
+from ort_dynamo.runtime.node_profile import IslandOrigins, node_profile
 from ort_dynamo.torch_internals.profiler import NO_PROFILER, PROFILER
 
-__all__ = ["Spans"]
+__all__ = ["Span", "Spans"]
 
 _NAME = "ort_train: "
+
+
+class Span(NamedTuple):
+    """The span of a session.
+
+    Attributes:
+        name: its name, after "ort_train: ".
+        compiled: the session.
+        origins: the places that the values of its island come from.
+    """
+
+    name: str
+    compiled: CompiledGraph
+    origins: IslandOrigins = IslandOrigins()
 
 
 class Spans:
@@ -23,17 +39,17 @@ class Spans:
     code, in which each island's name is bound to a function that opens a span around the run.
 
     Args:
-        names: the name of an island's `run` in the code -> the span's name, after "ort_train: ".
+        spans: the name of an island's `run` in the code -> its span.
     """
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self._names = names
+    def __init__(self, spans: Mapping[str, Span]) -> None:
+        self._spans = spans
         self._plain: Callable[[], Any] = lambda: None
         self._twin: Callable[[list[Any]], Any] | None = None
 
     def lines(self) -> tuple[list[str], dict[str, Any]]:
         """Return the first lines of the function, and the values that they use by name."""
-        if not self._names:
+        if not self._spans:
             return [], {}
         lines = ["    if profiler._is_profiler_enabled:", "        return in_spans(given)"]
         return lines, {"profiler": PROFILER, "in_spans": self}
@@ -47,14 +63,17 @@ class Spans:
         if self._twin is None:
             plain = self._plain()
             values = {**plain.__globals__, "profiler": NO_PROFILER, "in_spans": None}
-            values |= {name: _spanned(values[name], _NAME + shown) for name, shown in self._names.items()}
+            values |= {name: _spanned(values[name], span) for name, span in self._spans.items()}
             self._twin = FunctionType(plain.__code__, values, plain.__name__)
         return self._twin(given)
 
 
-def _spanned(run: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _spanned(run: Callable[..., Any], span: Span) -> Callable[..., Any]:
+    name = _NAME + span.name
+
     def run_in_span(*values: Any) -> Any:
         with record_function(name):
-            return run(*values)
+            profile = node_profile()
+            return run(*values) if profile is None else profile.run(span.compiled, span.origins, run, *values)
 
     return run_in_span

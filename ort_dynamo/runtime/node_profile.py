@@ -1,0 +1,191 @@
+"""Profile the ONNX nodes of sessions while torch's profiler records, and put them into torch's trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+import torch
+
+from ort_dynamo.build import BuiltGraph
+from ort_dynamo.node_origins import NodeOrigin
+from ort_dynamo.runtime.compiled_graph import CompiledGraph
+from ort_dynamo.runtime.profiled_run import NODE_SUFFIX, ProfiledGraph
+
+__all__ = ["IslandOrigins", "NodeProfile", "node_profile", "profile_nodes"]
+
+
+class IslandOrigins(NamedTuple):
+    """The places in the program that the values of an island come from.
+
+    Attributes:
+        nodes: of each FX node of the island; None if it is not known.
+        results: of each of its results.
+    """
+
+    nodes: tuple[NodeOrigin | None, ...] = ()
+    results: tuple[NodeOrigin | None, ...] = ()
+
+
+_RUN = "model_run"
+"""ONNX Runtime's event of a whole run."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run of a session: when it began, in nanoseconds since the epoch, and in which thread."""
+
+    began: int
+    thread: int
+
+
+@dataclass
+class _Profiled:
+    graph: ProfiledGraph
+    origins: dict[str, NodeOrigin]
+    runs: list[_Run] = field(default_factory=list)
+
+
+class NodeProfile:
+    """The ONNX nodes that ran in a block of `profile_nodes`, to be written beside the events of torch's profiler."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._graphs: dict[CompiledGraph, _Profiled] = {}
+        self._events: list[dict[str, Any]] = []
+
+    def export_chrome_trace(self, profiler: Any, path: str | os.PathLike[str]) -> None:
+        """Write the events of torch's profiler, and those of the nodes inside the spans of their sessions, as one file.
+
+        Args:
+            profiler: the torch.profiler.profile that recorded the block, after its end.
+            path: the file, for Perfetto or chrome://tracing. It is compressed if it ends in ".gz".
+        """
+        path = Path(path)
+        profiler.export_chrome_trace(str(path))
+        opened: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8") as file:
+            trace = json.load(file)
+        base = trace.get("baseTimeNanoseconds", 0) / 1e3
+        trace["traceEvents"] += [{**one, "ts": one["ts"] - base} for one in self._events]
+        with opened(path, "wt", encoding="utf-8") as file:
+            json.dump(trace, file)
+
+    def run(self, compiled: CompiledGraph, origins: IslandOrigins, run: Callable[..., Any], *values: Any) -> Any:
+        """Run a session on some values with ONNX Runtime's profiler, and note the time.
+
+        Args:
+            compiled: the session.
+            origins: the places that the values of its island come from.
+            run: runs the session without a profile, for one that cannot be profiled.
+            values: its inputs.
+        """
+        profiled = self._profiled(compiled, origins)
+        if profiled is None:
+            return run(*values)
+        begin = _Run(time.time_ns(), threading.get_native_id())
+        with self._lock:
+            profiled.runs.append(begin)
+        return profiled.graph.run(*values)
+
+    def _profiled(self, compiled: CompiledGraph, origins: IslandOrigins) -> _Profiled | None:
+        target = compiled.target
+        if target is None or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            return None
+        with self._lock:
+            if compiled not in self._graphs:
+                graph = ProfiledGraph(compiled.built, target, compiled.device)
+                self._graphs[compiled] = _Profiled(graph, _node_origins(compiled.built, origins))
+            return self._graphs[compiled]
+
+    def _close(self) -> None:
+        for one in self._graphs.values():
+            self._events += _placed(one)
+        self._graphs.clear()
+
+
+_profiles: list[NodeProfile] = []
+
+
+def node_profile() -> NodeProfile | None:
+    """Give the profile of the innermost block of `profile_nodes` that is open, or None."""
+    return _profiles[-1] if _profiles else None
+
+
+@contextmanager
+def profile_nodes() -> Iterator[NodeProfile]:
+    """Profile the ONNX nodes of each session that runs in the block while torch's profiler records.
+
+    ONNX Runtime's profiler watches sessions of their own, with the same models and the same results. Each is opened at
+    its first run in the block, so ignore the first step. Sessions that a CUDA graph records are not profiled. On CUDA,
+    the time of a node is the time to launch it.
+
+    Returns:
+        A context manager that gives the profile. Call its `export_chrome_trace(profiler, path)` after the block.
+    """
+    profile = NodeProfile()
+    _profiles.append(profile)
+    try:
+        yield profile
+    finally:
+        _profiles.remove(profile)
+        profile._close()
+
+
+def _node_origins(built: BuiltGraph, origins: IslandOrigins) -> dict[str, NodeOrigin]:
+    """Find the origin of each ONNX node by the values that FX nodes give; a node before such a value belongs to it."""
+    graph = onnx.ModelProto.FromString(built.model).graph
+    of_value = {name: origins.nodes[index] for name, index in built.values.items() if index < len(origins.nodes)}
+    of_value |= {value.name: origin for value, origin in zip(graph.output, origins.results, strict=False)}
+    found: dict[str, NodeOrigin] = {}
+    for node in reversed(graph.node):
+        origin = next((of_value[name] for name in node.output if name in of_value), None)
+        if origin is None:
+            continue
+        for name in node.input:
+            of_value.setdefault(name, origin)
+        found[node.name] = origin
+    return found
+
+
+def _placed(profiled: _Profiled) -> Iterator[dict[str, Any]]:
+    """Give the events of a session's nodes, with times in microseconds since the epoch.
+
+    ONNX Runtime counts from the opening of the session. Each run begins a little after the time that was noted for it,
+    so the greatest of the differences is the nearest to the clock's.
+    """
+    events = profiled.graph.events()
+    begins = sorted(one["ts"] for one in events if one["name"] == _RUN)
+    runs = sorted(profiled.runs, key=lambda one: one.began)
+    if len(begins) != len(runs) or not runs:
+        return  # a run was stopped by an error: nothing tells which
+    shift = max(run.began / 1e3 - ts for run, ts in zip(runs, begins, strict=True))
+    for one in events:
+        name = str(one["name"])
+        if one.get("cat") != "Node" or not name.endswith(NODE_SUFFIX):
+            continue
+        run = max(bisect_right(begins, one["ts"]) - 1, 0)
+        given = one["args"]
+        args = {"node": name.removesuffix(NODE_SUFFIX), "provider": given.get("provider", "")}
+        if origin := profiled.origins.get(args["node"]):
+            args |= {"operator": origin.overload, "module": origin.module, "line": origin.line}
+        yield {
+            "ph": "X",
+            "cat": "onnxruntime",
+            "name": str(given["op_name"]),
+            "pid": os.getpid(),
+            "tid": runs[run].thread,
+            "ts": one["ts"] + shift,
+            "dur": one["dur"],
+            "args": args,
+        }

@@ -106,22 +106,17 @@ def _origins(gm: GraphModule, model: ir.Model) -> dict[str, int]:
 
 
 def _values(gm: GraphModule, model: ir.Model) -> dict[str, int]:
-    """Name of a value in a model -> index of the FX node that gives it, one of several results by its getitem.
+    """Map names of values in a model to the index of the FX node that gives each, a getitem of one of several results.
 
-    Behind it come values that the node's own lowering casts to it: where a pass takes the cast away, they are left.
+    Values that the node's own lowering casts to it follow: a pass that removes the cast leaves them.
     """
-    indices = {node: index for index, node in enumerate(gm.graph.nodes)}
-    claims: dict[str, list[int | None]] = {}
+    names: dict[str, int] = {}
     for index, node in enumerate(gm.graph.nodes):
-        if node.op != "call_function" or node.target is operator.getitem:
-            continue
-        if not isinstance(fake := node.meta.get("val"), (tuple, list)):
-            claims.setdefault(node.name, []).append(index)
-            continue
-        items = {user.args[1]: indices[user] for user in node.users if user.target is operator.getitem}
-        for item in range(len(fake)):
-            claims.setdefault(f"{node.name}_{item}", []).append(items.get(item))
-    names = {name: claim[0] for name, claim in claims.items() if len(claim) == 1 and claim[0] is not None}
+        if node.target is operator.getitem:
+            maker, item = node.args
+            names[f"{maker}.{item}"] = index
+        elif node.op == "call_function":
+            names[node.name] = index
     values = {str(value.name): value for node in model.graph for value in node.outputs}
     found = {name: index for name, index in names.items() if name in values}
     for name, index in list(found.items()):

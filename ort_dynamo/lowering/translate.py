@@ -256,7 +256,7 @@ class _Walk:
             raise AssertionError(f"the lowering gives {result!r}, torch gives {len(fake)} outputs")
         settled = []
         for index, (value, one) in enumerate(zip(result, fake, strict=True)):
-            settled.append(value if value is None else self._settle_one(f"{node.name}_{index}", value, one))
+            settled.append(value if value is None else self._settle_one(f"{node.name}.{index}", value, one))
         self.values[node] = tuple(settled)
 
     def _settle_one(self, name: str, value: ir.Value, fake: torch.Tensor) -> ir.Value:

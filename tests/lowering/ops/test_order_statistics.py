@@ -30,6 +30,13 @@ def test_medians_and_gradients_equal_eager(function, dynamic):
     assert_like_eager(medians, r(5, 4, 6), dynamic=dynamic)
 
 
+def test_medians_along_an_axis_and_of_all_equal_eager_in_one_graph():
+    def medians(x):
+        return x.median(0).values.sum() + x.median(), x.median(0).indices  # FX nodes `median` and `median_1`
+
+    assert_like_eager(medians, r(5, 4))
+
+
 @pytest.mark.parametrize("function", [torch.median, torch.nanmedian])
 def test_medians_of_nan_equal_eager(function):
     values = lambda x: (function(x), function(x, 1).values, function(x, 0).values, function(x[1:3]))  # noqa: E731

@@ -73,7 +73,7 @@ def compile_recorded(
     """Compile a graph as `ort_train` does, and return the record of the compile too; raises the same errors."""
     say_if_untested()
     installed_runtime()
-    records, threads = Records(), placement_threads(options)
+    records, threads = _records(options), placement_threads(options)
     kept_as = kept_key(gm, options, threads)
     saved = None if options.dump.save_onnx is None else SaveFiles(options.dump, gm, example_inputs)
     listeners = _listeners(options, records, *([saved] if saved else []))
@@ -85,6 +85,10 @@ def compile_recorded(
         compiled = compilation.run(gm, example_inputs, kept_as)
     record = records.close(saved.close() if saved else None)
     return zeros_in_memory(compiled, example_inputs), record
+
+
+def _records(options: Options) -> Records:
+    return Records(refuses=options.segment.fallback == "error")
 
 
 def _listeners(options: Options, records: Records, *others: Listener) -> list[Listener]:
@@ -114,7 +118,7 @@ def compile_step(
     """
     say_if_untested()
     installed_runtime()
-    records, device = Records(), session_device(gm, example_inputs)
+    records, device = _records(options), session_device(gm, example_inputs)
     listeners = Listeners(*_listeners(options, records))
     threads = placement_threads(options)
     compilation = Compilation(options, device, threads, listeners, records.graphs, role="training")

@@ -137,17 +137,21 @@ def report_left_out(frame: Frame) -> None:
     """Log once a function that this backend was to compile, and that Dynamo left to eager.
 
     It is said where the recompile limit is reached, and of recurrent layers. Of other functions it is said only while
-    nothing has been compiled: many programs have some that do nothing with tensors.
+    nothing has been compiled: many programs have some that do nothing with tensors. Nothing is said where torch raises
+    the failure, since the function does not run.
     """
-    if frame.caller is None or frame.caller.backend != BACKEND:
+    if frame.caller is None or frame.caller.backend != BACKEND or frame.raised:
         return
-    left = frame.failure or next(filter(is_recurrent, frame.breaks), None)
+    left = frame.failure or next(filter(is_recurrent, (reason for reason, _ in frame.breaks)), None)
     if frame.limit:
         said = str(note(frame, limit_reason(frame)))
     elif left and is_recurrent(left):
-        said = f"{note(frame, '').name} runs in eager, at least in part: {in_a_line(left)}"
+        runs = " runs in eager" if frame.failure else ""
+        said = f"{note(frame, '').name}{runs}: {in_a_line(left)}"
     elif left and not len(RECORDS):
-        said = f"{note(frame, '').name} runs in eager, and what it calls may be compiled: {in_a_line(left)}"
+        said = (
+            f"{note(frame, '').name} runs in eager, and the functions that it calls may be compiled: {in_a_line(left)}"
+        )
     else:
         return
     if (said, "") not in _said:

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ort_dynamo.report.by_module import ModuleNodes, by_module, module_lines
-from ort_dynamo.report.notes import FunctionNote, at_limit, given_up, grouped, handed_over, note, repeated
+from ort_dynamo.report.notes import FunctionNote, at_limit, break_note, given_up, grouped, handed_over, note, repeated
 from ort_dynamo.report.places import BY_DESIGN, PLACE, EagerNodes, Places, section, spoken
-from ort_dynamo.report.reasons import in_a_line, mismatch, rule
+from ort_dynamo.report.reasons import mismatch, rule
 from ort_dynamo.report.record import BACKEND, RECORDS, CompileRecord
 from ort_dynamo.torch_internals.frames import Frame, UntracedModule, by_function, frames, untraced_modules
 
@@ -134,11 +134,11 @@ def _collect(
         eager=found.eager,
         not_recorded=Counter(f"{graph.role}: {graph.not_recorded}" for graph in graphs if graph.not_recorded),
         breaks=tuple(
-            note(frame, in_a_line(reason))
+            break_note(frame, ended)
             for function in by_function(seen)
             if _is_ours(function, seen, ours)
             for frame in function
-            for reason in frame.breaks
+            for ended in frame.breaks
         ),
         skipped=(
             *given_up(seen),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +62,73 @@ def test_a_graph_break_has_its_function_and_reason() -> None:
     assert "graph_break()" in one.reason
     assert not found.skipped
     assert f"function ({one.where}): {one.reason}" in str(found)
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if y.sum() > 0:  # the branch
+            return self.second(y) * 2
+        y = y * 3
+        torch._dynamo.graph_break()
+        y = y * 5
+        torch._dynamo.graph_break()
+        return y * 7
+
+
+def helper(x: Tensor) -> Tensor:
+    return x * 2 if x.sum() > 0 else x * 3  # the helper's branch
+
+
+def calls_a_helper(x: Tensor) -> Tensor:
+    return helper(x + 1) + 1
+
+
+def repeats(x: Tensor) -> Tensor:
+    x = x + 1
+    while x.sum() < 100:  # the loop
+        x = x * 2
+    return x
+
+
+def line_of(comment: str) -> str:
+    """The place of a line of this file."""
+    (number,) = (n for n, line in enumerate(Path(HERE).read_text().splitlines(), 1) if line.endswith(f"  # {comment}"))
+    return f"{HERE}:{number}"
+
+
+@pytest.mark.parametrize(
+    ("function", "comment", "names"),
+    [
+        (Branching(), "the branch", ["Branching.forward"]),
+        (calls_a_helper, "the helper's branch", ["calls_a_helper", "helper"]),
+        (repeats, "the loop", ["repeats", "repeats"]),
+    ],
+)
+def test_a_branch_on_the_value_of_a_tensor_is_a_graph_break_with_its_line(
+    function: Any, comment: str, names: list[str]
+) -> None:
+    torch.compile(function, backend="ort_train")(torch.ones(2, 3) if comment == "the loop" else torch.ones(1, 3))
+    found = ort_dynamo.summary()
+    breaks = [one for one in found.breaks if "Data-dependent branching" in one.reason]
+    assert [one.name.partition(" ")[0] for one in breaks] == names
+    assert {one.where for one in breaks} == {line_of(comment)}
+    assert f"graph breaks:\n  {names[0]} ({line_of(comment)})" in str(found)
+    assert found.skipped == ()
+
+
+def test_a_break_that_is_compiled_again_after_a_reset_is_listed_once() -> None:
+    for _ in range(2):
+        torch._dynamo.reset()
+        torch.compile(calls_a_helper, backend="ort_train")(torch.ones(2))
+    assert [one.function for one in ort_dynamo.summary().breaks] == ["calls_a_helper", "helper"]
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + 1, backend="ort_train")(torch.ones(2))
+    assert ort_dynamo.summary().breaks == ()
 
 
 def test_a_graph_break_before_the_first_operator_is_none_of_a_skipped_function() -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from ort_dynamo.report.by_module import ModuleNodes, by_module, module_lines
+from ort_dynamo.report.by_module import Model, ModuleNodes, by_module, module_lines
 from ort_dynamo.report.notes import FunctionNote, at_limit, break_note, given_up, grouped, handed_over, note, repeated
 from ort_dynamo.report.places import BY_DESIGN, PLACE, EagerNodes, Places, section, spoken
 from ort_dynamo.report.reasons import mismatch, rule
@@ -119,7 +119,7 @@ def _collect(
 ) -> Summary:
     ours = {record.compile_id for record in records}
     mine = [frame for frame in seen if frame.compile_id in ours]
-    models: dict[str | None, str] = {frame.compile_id: _model(frame) for frame in mine}
+    models = {frame.compile_id: _model(frame, function) for function in by_function(seen) for frame in function}
     graphs = [graph for record in records for graph in record.graphs]
     islands = [island for graph in graphs for island in graph.islands]
     found = Places.of(graphs)
@@ -147,13 +147,20 @@ def _collect(
         recompiles=tuple(note(frame, mismatch(frame.recompiled)) for frame in mine if frame.recompiled is not None),
         seconds=sum(record.seconds for record in records),
         limited=tuple(at_limit(seen)),
-        modules=by_module((models.get(record.compile_id, ""), graph) for record in records for graph in record.graphs),
+        modules=by_module(
+            (models.get(record.compile_id or "", _NO_MODEL), graph) for record in records for graph in record.graphs
+        ),
     )
 
 
-def _model(frame: Frame) -> str:
-    """Return the class of the module whose forward Dynamo compiled; "" where it compiled a function."""
-    return frame.caller.module if frame.caller and frame.caller.module else note(frame, "").module
+def _model(frame: Frame, function: Sequence[Frame]) -> Model:
+    """Return the function that Dynamo compiled, an attempt of which this is: a module is told by the object."""
+    name = frame.caller.module if frame.caller and frame.caller.module else note(frame, "").module
+    number = frame.caller.number if frame.caller and name else None
+    return Model(name, number if number is not None else (function[0].function, function[0].begins))
+
+
+_NO_MODEL = Model("", None)
 
 
 def _is_ours(function: Sequence[Frame], seen: Sequence[Frame], ours: Collection[str | None]) -> bool:

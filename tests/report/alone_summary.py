@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +333,108 @@ def test_the_modules_add_up_to_the_nodes() -> None:
     assert sum(one.eager for one in found.modules) == found.eager_nodes
     assert {one.model for one in found.modules} == {"Net"}
     assert ("blocks.3.conv", "Conv2d") in {(one.path, one.kind) for one in found.modules}
+
+
+def rows(found: ort_dynamo.Summary) -> Counter[str]:
+    """Add up the rows of the table of modules, and the headings that have numbers of their own."""
+    text = str(found).splitlines()
+    begin = next(index for index, line in enumerate(text) if line.startswith("modules"))
+    words = ("in ONNX Runtime", "in torch by choice", "in torch by design", "in eager (fallback)")
+    added = Counter[str]()
+    for line in text[begin:]:
+        if line.startswith(words) or line == "graph breaks:":
+            break
+        for word in words:
+            added.update({word: sum(int(number) for number in re.findall(rf"(\d+) {re.escape(word)}", line))})
+    return +added
+
+
+def branching() -> None:
+    model = torch.compile(Branching(), backend="ort_train")
+    for x in (torch.ones(2, 3), -torch.ones(2, 3), torch.ones(2, 3)):
+        model(x * 100).sum().backward()
+
+
+def branching_in_place() -> None:
+    model = Branching()
+    model.compile(backend="ort_train")
+    model(-torch.ones(2, 3) * 100).sum().backward()
+    model(torch.ones(2, 3) * 100).sum().backward()
+
+
+def conv_net() -> None:
+    torch.compile(Net(), backend="ort_train")(torch.randn(2, 3, 16, 16)).sum().backward()
+
+
+def models_and_a_function() -> None:
+    for width in (2, 3, 4, 5, 6):
+        torch.compile(nn.Sequential(nn.Linear(3, width)), backend="ort_train")(torch.ones(1, 3)).sum().backward()
+    conv_net()
+    torch.compile(Wide(3), backend="ort_train")(torch.ones(1, 3))
+    branching()
+    torch.compile(calls_a_helper, backend="ort_train")(torch.ones(2))
+
+
+def a_step_around_models() -> None:
+    first, second = nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def step(x: Tensor) -> Tensor:
+        y = first(x)
+        torch._dynamo.graph_break()
+        y = y * 2
+        torch._dynamo.graph_break()
+        return (second(y) * 2).sum()
+
+    torch.compile(step, backend="ort_train")(torch.ones(2, 3)).backward()
+
+
+@pytest.mark.parametrize(
+    "program", [branching, branching_in_place, conv_net, models_and_a_function, a_step_around_models]
+)
+def test_the_rows_of_the_modules_add_up_to_the_nodes(program: Callable[[], None]) -> None:
+    program()
+    found = ort_dynamo.summary()
+    expected = {
+        "in ONNX Runtime": found.native.total(),
+        "in torch by choice": found.chosen.total(),
+        "in torch by design": found.by_design.total(),
+        "in eager (fallback)": found.eager_nodes,
+    }
+    assert rows(found) == +Counter(expected), str(found)
+
+
+@pytest.mark.parametrize("run", [branching, branching_in_place])
+def test_the_rest_of_a_forward_after_breaks_is_of_its_model(run: Callable[[], None]) -> None:
+    run()
+    found = ort_dynamo.summary()
+    assert {one.model for one in found.modules} == {"Branching"}
+    assert {one.name.partition(" ")[0] for one in found.breaks} == {"Branching.forward"}
+
+
+def test_two_models_of_one_class_have_numbers() -> None:
+    models = [nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Sequential(nn.Linear(3, 2))]
+    for model in models:
+        compiled = torch.compile(model, backend="ort_train")
+        compiled(torch.ones(1, 3))
+        with torch.no_grad():
+            compiled(torch.ones(5, 3))
+    found = ort_dynamo.summary()
+    text = str(found)
+    assert found.compiles == 4
+    assert {(one.model, one.number) for one in found.modules} == {("Sequential", 1), ("Sequential", 2)}
+    assert [line for line in text.splitlines() if line.startswith("modules")] == [
+        "modules of Sequential 1:",
+        "modules of Sequential 2:",
+    ]
+    assert "ReLU" in text.partition("modules of Sequential 2:")[0]
+    assert "ReLU" not in text.partition("modules of Sequential 2:")[2]
+
+
+def test_many_models_of_one_class_share_a_heading() -> None:
+    for width in range(2, 7):
+        torch.compile(nn.Sequential(nn.Linear(width, 2)), backend="ort_train")(torch.ones(1, width))
+    headings = [line for line in str(ort_dynamo.summary()).splitlines() if line.startswith("modules")]
+    assert headings == ["modules of 5 x Sequential:"]
 
 
 def test_a_notebook_shows_the_page() -> None:

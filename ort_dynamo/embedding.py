@@ -18,7 +18,7 @@ from ort_dynamo.lowering.registry import named_lowering
 from ort_dynamo.marks import OBSERVERS
 from ort_dynamo.options.groups import Options, PassOptions, make_options, parse_options
 from ort_dynamo.options.spelling import nearest
-from ort_dynamo.report.notes import FunctionNote, at_limit, given_up, note
+from ort_dynamo.report.notes import FunctionNote, at_limit, break_note, given_up
 from ort_dynamo.report.places import Places
 from ort_dynamo.report.reasons import in_a_line
 from ort_dynamo.report.record import CompileRecord
@@ -89,7 +89,7 @@ class Gaps:
 def find_gaps(since: float) -> Gaps:
     """Find the gaps in Dynamo's compiles that began at or after `since` (seconds since the epoch), of any backend."""
     seen = frames(since)
-    breaks = (note(frame, in_a_line(why)) for frame in seen for why in frame.breaks)
+    breaks = (break_note(frame, ended) for frame in seen for ended in frame.breaks)
     return Gaps(tuple(breaks), (*given_up(seen), *at_limit(seen)))
 
 

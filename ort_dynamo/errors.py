@@ -197,7 +197,7 @@ class NotCompiledError(OrtDynamoError):
     """A model that must be compiled is not compiled, or only in part."""
 
     message = (
-        "{name} runs in eager, at least in part:{reasons}\n"
+        "{name} runs in eager:{reasons}\n"
         "ort_dynamo.summary() says what was compiled; python -m ort_dynamo help check_where_it_runs has the causes."
     )
 

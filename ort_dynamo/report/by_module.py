@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ort_dynamo.report.places import BY_DESIGN, FALLBACK
 from ort_dynamo.report.record import GraphRecord
 from ort_dynamo.source_line import Owner
 
-__all__ = ["ModuleNodes", "by_module", "module_lines"]
+__all__ = ["Model", "ModuleNodes", "by_module", "module_lines"]
 
 _WORDS = {
     "native": "in ONNX Runtime",
@@ -25,13 +26,14 @@ class ModuleNodes:
     """The nodes that one module's own code calls in forward and backward, by where they run; submodules have their own.
 
     Attributes:
-        model: the class of the module whose forward was compiled; "" for a function.
+        model: the class of the module whose forward was compiled; "" for a function that calls no module.
         path: the module's path in the model, as in named_modules(); "" for the model itself.
         kind: the module's class; "" for nodes that no submodule of the model calls.
         native: the number of nodes in ONNX Runtime.
         chosen: the number of nodes in torch by choice.
         by_design: the number of nodes in torch by design.
         eager: the number of fallbacks.
+        number: counts the models of one class from 1, in the order in which they were compiled.
     """
 
     model: str
@@ -41,22 +43,34 @@ class ModuleNodes:
     chosen: int
     by_design: int
     eager: int
+    number: int = 1
 
 
-def by_module(graphs: Iterable[tuple[str, GraphRecord]]) -> tuple[ModuleNodes, ...]:
-    """Add up graphs by module.
+class Model(NamedTuple):
+    """The function whose graphs are added up.
 
-    Args:
-        graphs: each with the class of the module whose forward was compiled, since Dynamo names only its submodules;
-            "" for a function.
+    Attributes:
+        name: the class of the module whose forward it is; "" for a function. Dynamo names only the submodules.
+        identity: distinguishes it from others of that name.
     """
-    found: dict[Owner, Counter[str]] = {}
+
+    name: str
+    identity: Hashable
+
+
+def by_module(graphs: Iterable[tuple[Model, GraphRecord]]) -> tuple[ModuleNodes, ...]:
+    """Add up graphs by module, each with the function that it is of."""
+    found: dict[tuple[Owner, int], Counter[str]] = {}
+    numbers: dict[str, dict[Hashable, int]] = {}
     for model, graph in graphs:
         for owner, nodes in graph.modules.items():
-            found.setdefault(owner._replace(model=owner.model or model), Counter()).update(nodes)
+            name = owner.model or model.name
+            same = numbers.setdefault(name, {})
+            number = same.setdefault(model.identity, len(same) + 1) if name else 1
+            found.setdefault((owner._replace(model=name), number), Counter()).update(nodes)
     return tuple(
-        ModuleNodes(*owner, nodes["native"], nodes["chosen"], nodes["by_design"], nodes["eager"])
-        for owner, nodes in found.items()
+        ModuleNodes(*owner, nodes["native"], nodes["chosen"], nodes["by_design"], nodes["eager"], number)
+        for (owner, number), nodes in found.items()
     )
 
 
@@ -105,26 +119,58 @@ def _follows(name: str, following: str) -> bool:
 
 
 def module_lines(modules: Sequence[ModuleNodes], most: int = 8) -> Iterator[str]:
-    """Yield a heading for each model, and lines of its modules.
+    """Yield a heading for each model, and lines of its modules; all lines add up to the nodes. None without modules.
 
     A module is listed with all that is inside it. If its submodules run in different places, they are listed instead,
-    as long as the model has few lines.
+    as long as the model has few lines. Models of one class have numbers.
+
+    Args:
+        modules: all modules.
+        most: the largest number of lines of one model.
     """
-    models: dict[str, list[ModuleNodes]] = {}
-    for one in modules:
-        if one.kind or one.model:
-            models.setdefault(one.model, []).append(one)
-    for model, members in list(models.items())[:_MODELS]:
-        yield f"modules of {model}:" if model else "modules:"
-        yield from (f"  {line}" for line in _lines(model, members, most))
+    functions = [one for one in modules if not one.kind and not one.model]
+    models = _models([one for one in modules if one.kind or one.model])
+    for heading, members in list(models.items())[:_MODELS]:
+        yield f"{heading}:"
+        yield from (f"  {line}" for line in _lines(members, most))
     if len(models) > _MODELS:
-        yield f"and modules of {len(models) - _MODELS} more models"
+        rest = [one for members in list(models.values())[_MODELS:] for one in members]
+        more = len(models) - _MODELS
+        yield f"modules of {more} more model{'s' * (more > 1)}: {_counts(_total(rest))}"
+    if models and _total(functions).total():
+        yield f"outside of modules: {_counts(_total(functions))}"
 
 
 _MODELS = 3
 
 
-def _lines(model: str, members: Sequence[ModuleNodes], most: int) -> Iterator[str]:
+def _models(modules: Sequence[ModuleNodes]) -> dict[str, list[ModuleNodes]]:
+    """Return the modules of each model by its heading; many models of one class share one."""
+    numbers: dict[str, set[int]] = {}
+    for one in modules:
+        numbers.setdefault(one.model, set()).add(one.number)
+    models: dict[str, list[ModuleNodes]] = {}
+    for one in modules:
+        count = len(numbers[one.model])
+        heading = f"modules of {one.model}" if one.model else "modules"
+        if count > _MODELS:
+            heading = f"modules of {count} x {one.model}"
+        elif count > 1:
+            heading = f"{heading} {one.number}"
+        models.setdefault(heading, []).append(one)
+    return models
+
+
+def _total(modules: Iterable[ModuleNodes]) -> Counter[str]:
+    return sum((_nodes(one) for one in modules), Counter[str]())
+
+
+def _nodes(one: ModuleNodes) -> Counter[str]:
+    return Counter({who: getattr(one, who) for who in _WORDS})
+
+
+def _lines(members: Sequence[ModuleNodes], most: int) -> Iterator[str]:
+    model = members[0].model
     shown = _opened(_tree(model, members).merged(), most)
     for path, tree in shown[:most]:
         kind = f"{tree.times} x {tree.kind}" if tree.times > 1 else tree.kind
@@ -142,7 +188,7 @@ def _tree(model: str, members: Sequence[ModuleNodes]) -> _Tree:
         for name in one.path.split(".") if one.path else ():
             tree = tree.children.setdefault(name, _Tree(name))
         tree.kind = one.kind or tree.kind
-        tree.nodes.update({who: getattr(one, who) for who in _WORDS})
+        tree.nodes.update(_nodes(one))
     return root
 
 

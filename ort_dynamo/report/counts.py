@@ -137,17 +137,21 @@ def report_left_out(frame: Frame) -> None:
     """Log once that Dynamo runs a function in eager that this backend should compile.
 
     It logs functions that reach the recompile limit, and recurrent layers. It logs others only while nothing has been
-    compiled, since many programs have functions without tensors.
+    compiled, since many programs have functions without tensors. It logs nothing if torch raises the failure, since the
+    function does not run then.
     """
-    if frame.caller is None or frame.caller.backend != BACKEND:
+    if frame.caller is None or frame.caller.backend != BACKEND or frame.raised:
         return
-    left = frame.failure or next(filter(is_recurrent, frame.breaks), None)
+    left = frame.failure or next(filter(is_recurrent, (reason for reason, _ in frame.breaks)), None)
     if frame.limit:
         said = str(note(frame, limit_reason(frame)))
     elif left and is_recurrent(left):
-        said = f"{note(frame, '').name} runs in eager, at least in part: {in_a_line(left)}"
+        runs = " runs in eager" if frame.failure else ""
+        said = f"{note(frame, '').name}{runs}: {in_a_line(left)}"
     elif left and not len(RECORDS):
-        said = f"{note(frame, '').name} runs in eager, and what it calls may be compiled: {in_a_line(left)}"
+        said = (
+            f"{note(frame, '').name} runs in eager, and the functions that it calls may be compiled: {in_a_line(left)}"
+        )
     else:
         return
     if (said, "") not in _said:

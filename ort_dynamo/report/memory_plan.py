@@ -76,7 +76,7 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         if not self.graphs:
-            return "No graph of this model has a backward: nothing is kept."
+            return "No graph of this model has a backward: no tensor is saved."
         count = len(self.graphs)
         return "\n\n".join(f"Graph {i} of {count}: {graph}" for i, graph in enumerate(self.graphs, start=1))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ort_dynamo.report.reasons import in_a_line, limit_reason
 from ort_dynamo.torch_internals.frames import Frame, by_function, resumed_at
+from ort_dynamo.torch_internals.graph_breaks import GraphBreak
 
-__all__ = ["FunctionNote", "at_limit", "given_up", "grouped", "handed_over", "note", "repeated"]
+__all__ = ["FunctionNote", "at_limit", "break_note", "given_up", "grouped", "handed_over", "note", "repeated"]
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ class FunctionNote:
 
     Attributes:
         function: the function's name; of a module compiled in place, its class and "forward".
-        where: "file:line" where it begins, or of the line that made Dynamo give up. Of a module of torch's own, the
-            line that called it. Empty where one of Dynamo's rules leaves the function out.
+        where: "file:line" where it begins, or of the line that made Dynamo give up, or at which a graph ends. Of a
+            module of torch's own, the line that called it. Empty where one of Dynamo's rules leaves the function out.
         reason: Dynamo's reason, in a line.
         module: class of the module whose forward the function is; "" if it is none's, or if it is not known.
     """
@@ -53,25 +54,38 @@ def note(frame: Frame, reason: str) -> FunctionNote:
     )
 
 
+def break_note(frame: Frame, ended: GraphBreak) -> FunctionNote:
+    """Return a note on a graph break of an attempt, with the line at which the graph ends."""
+    return replace(note(frame, in_a_line(ended.reason)), where=ended.where)
+
+
 def at_limit(seen: Sequence[Frame]) -> Iterator[FunctionNote]:
     """Yield the functions that reached torch's recompile limit."""
     return (note(frame, limit_reason(frame)) for frame in seen if frame.limit)
 
 
-def given_up(seen: Sequence[Frame]) -> Iterator[FunctionNote]:
-    """Yield the functions that Dynamo gave up on, each with its reason.
+def given_up(seen: Sequence[Frame], entered: Callable[[Frame], bool] = lambda frame: True) -> Iterator[FunctionNote]:
+    """Yield the functions that Dynamo gave up on, each with its reason, but none that did not run at all.
 
     If Dynamo cannot trace code before the first operator, torch up to 2.14 raises, and 2.15 breaks the graph. So a
     function counts as skipped if nothing of it was compiled, and it entered no other function where it broke. Otherwise
     it only calls another one, like a decorator's wrapper that logs.
+
+    Args:
+        seen: the attempts.
+        entered: picks functions by their attempts; those that they hand over to are looked at as well.
     """
+    following: Frame | None = None
     for function in by_function(seen):
+        if following not in function and not any(map(entered, function)):
+            continue
         for frame in function:
-            if frame.failure is not None and not frame.limit:
+            if frame.failure is not None and not frame.limit and not frame.raised:
                 yield note(frame, in_a_line(frame.failure))
         broken = _broken_before_operators(function)
-        if broken is not None and _entered_at(broken, seen) is None:
-            yield note(broken, in_a_line(broken.breaks[0]))
+        following = _entered_at(broken, seen) if broken is not None else None
+        if broken is not None and following is None:
+            yield break_note(broken, broken.breaks[0])
 
 
 def _broken_before_operators(function: Sequence[Frame]) -> Frame | None:

@@ -14,6 +14,7 @@ _CONTEXT = re.compile(r"Developer debug context: (.*)")
 _LAYER = re.compile(r"(LSTM|GRU|RNN)\(")
 _LOGGED = re.compile(r"method: <\w+ (\S+) \(\w+\)>\.(\w+)")
 _IGNORED = re.compile(r"torch\._dynamo\.config\.ignore_\w+")
+_RAISED = "backend="
 _HARMLESS = "ends the graph: results stay the same, and Python runs between two graphs"
 
 
@@ -56,6 +57,8 @@ def _context(text: str) -> str:
 
 def _general(text: str) -> str:
     title, _, rest = text.strip().partition("\n")
+    if title.startswith(_RAISED):
+        return " ".join([title, *rest.splitlines()[:1]]).rstrip(":")
     lines = rest.splitlines()
     said = [title, *(line.partition("Explanation:")[2] for line in lines if "Explanation:" in line)]
     settings = [line.partition("Hint:")[2].strip() for line in lines if _SETTING in line.partition("Hint:")[2]]

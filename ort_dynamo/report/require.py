@@ -16,9 +16,11 @@ from ort_dynamo.report.reasons import limit_reason, rule
 from ort_dynamo.report.record import RECORDS, GraphRecord
 from ort_dynamo.runtime.boxed import RunWatch
 from ort_dynamo.torch_internals.frames import (
+    Frame,
     entered_codes,
     frames,
     is_compiled_function,
+    module_number,
     uncompiled,
     why_untraced,
     wrap_compiled_call,
@@ -62,11 +64,11 @@ def require_compiled(model: _Model, *, whole: bool | Literal["onnxruntime"] = Fa
     if not isinstance(model, nn.Module):
         if not is_compiled_function(model):
             raise NotCompiledError(name=name, reasons=_NEVER)
-        return cast(_Model, _checked(model, name, whole, lambda: None, lambda: _limit_before(model, model)))
+        return cast(_Model, _checked(model, name, whole, lambda: None, lambda: _before(model, model)))
     undo: list[Callable[[], None]] = []
 
     def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
-        return _checked(call, name, whole, lambda: undo[0](), lambda: _rule(model) or _limit_before(model, call))
+        return _checked(call, name, whole, lambda: undo[0](), lambda: _rule(model) or _before(model, call))
 
     taken_out = wrap_compiled_call(model, wrap)
     if taken_out is None:
@@ -80,11 +82,24 @@ def _rule(module: nn.Module) -> str | None:
     return None if reason is None else rule(reason)
 
 
-def _limit_before(model: object, call: Callable[..., Any]) -> str | None:
-    """Return the recompile limit, if an earlier call reached it for the function that this one enters."""
-    codes = entered_codes(model, call)
-    reached = [frame for frame in frames(RECORDS.since) if frame.limit and (frame.function, frame.begins) in codes]
-    return f"{_name(model)}: {limit_reason(reached[-1])}" if reached else None
+def _before(model: object, call: Callable[..., Any]) -> str | None:
+    """Return why an earlier call left the function that this one enters in eager; None if none did.
+
+    torch counts the recompiles of a function for all modules that share its code, but gives up on it for one of them.
+    """
+    codes, seen = entered_codes(model, call), frames(RECORDS.since)
+    number = module_number(inner) if isinstance(inner := uncompiled(model), nn.Module) else None
+
+    def enters(frame: Frame) -> bool:
+        return (frame.function, frame.begins) in codes
+
+    def is_its(frame: Frame) -> bool:
+        return enters(frame) and (frame.caller is None or number in (None, frame.caller.number))
+
+    reached = [frame for frame in seen if frame.limit and enters(frame)]
+    if reached:
+        return f"{_name(model)}: {limit_reason(reached[-1])}"
+    return "\n".join(map(str, given_up(seen, is_its))) or None
 
 
 _NEVER = "\n  torch.compile was not called on it"
@@ -120,7 +135,7 @@ def _checked(
         left_out = [*map(str, given_up(seen)), *map(str, at_limit(seen))]
         if not watch.seen or (whole and left_out):
             reasons = left_out or [why() or "no graph was compiled by ort_train, or none of its graphs ran"]
-            raise NotCompiledError(name=name, reasons=_indented(reasons))
+            raise NotCompiledError(name=f"A part of {name}" if watch.seen else name, reasons=_indented(reasons))
         error = _refused(name, whole, [graph for graphs in watch.seen for graph in graphs])
         if error is not None:
             raise error

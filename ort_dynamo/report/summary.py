@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from ort_dynamo.report.by_module import ModuleNodes, by_module, module_lines
-from ort_dynamo.report.notes import FunctionNote, at_limit, given_up, grouped, handed_over, note, repeated
+from ort_dynamo.report.by_module import Model, ModuleNodes, by_module, module_lines
+from ort_dynamo.report.notes import FunctionNote, at_limit, break_note, given_up, grouped, handed_over, note, repeated
 from ort_dynamo.report.places import BY_DESIGN, PLACE, EagerNodes, Places, section, spoken
-from ort_dynamo.report.reasons import in_a_line, mismatch, rule
+from ort_dynamo.report.reasons import mismatch, rule
 from ort_dynamo.report.record import BACKEND, RECORDS, CompileRecord
 from ort_dynamo.torch_internals.frames import Frame, UntracedModule, by_function, frames, untraced_modules
 
@@ -127,7 +127,7 @@ def summarize(
     """
     ours = {record.compile_id for record in records}
     mine = [frame for frame in seen if frame.compile_id in ours]
-    models: dict[str | None, str] = {frame.compile_id: _model(frame) for frame in mine}
+    models = {frame.compile_id: _model(frame, function) for function in by_function(seen) for frame in function}
     graphs = [graph for record in records for graph in record.graphs]
     islands = [island for graph in graphs for island in graph.islands]
     found = Places.of(graphs)
@@ -142,11 +142,11 @@ def summarize(
         eager=found.eager,
         not_recorded=Counter(f"{graph.role}: {graph.not_recorded}" for graph in graphs if graph.not_recorded),
         breaks=tuple(
-            note(frame, in_a_line(reason))
+            break_note(frame, ended)
             for function in by_function(seen)
             if _is_ours(function, seen, ours)
             for frame in function
-            for reason in frame.breaks
+            for ended in frame.breaks
         ),
         skipped=(
             *given_up(seen),
@@ -155,13 +155,20 @@ def summarize(
         recompiles=tuple(note(frame, mismatch(frame.recompiled)) for frame in mine if frame.recompiled is not None),
         seconds=sum(record.seconds for record in records),
         limited=tuple(at_limit(seen)),
-        modules=by_module((models.get(record.compile_id, ""), graph) for record in records for graph in record.graphs),
+        modules=by_module(
+            (models.get(record.compile_id or "", _NO_MODEL), graph) for record in records for graph in record.graphs
+        ),
     )
 
 
-def _model(frame: Frame) -> str:
-    """Return the class of the module whose forward Dynamo compiled; "" where it compiled a function."""
-    return frame.caller.module if frame.caller and frame.caller.module else note(frame, "").module
+def _model(frame: Frame, function: Sequence[Frame]) -> Model:
+    """Return the function that Dynamo compiled, an attempt of which this is: a module is told by the object."""
+    name = frame.caller.module if frame.caller and frame.caller.module else note(frame, "").module
+    number = frame.caller.number if frame.caller and name else None
+    return Model(name, number if number is not None else (function[0].function, function[0].begins))
+
+
+_NO_MODEL = Model("", None)
 
 
 def _is_ours(function: Sequence[Frame], seen: Sequence[Frame], ours: Collection[str | None]) -> bool:

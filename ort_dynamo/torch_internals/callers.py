@@ -8,8 +8,10 @@ ours is a key under which the caller is found here.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,11 +25,21 @@ from torch import nn
 
 from ort_dynamo.torch_internals.lookup import private
 
-__all__ = ["Caller", "backend_module", "caller_of", "class_name", "uncompiled"]
+__all__ = [
+    "Caller",
+    "backend_module",
+    "caller_of",
+    "class_name",
+    "module_number",
+    "outside_torch",
+    "resumed_at",
+    "uncompiled",
+]
 
 _LIMIT = 1024  # as many as the records of attempts that are kept
 _INSIDE = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)
 _INSTALLED = (*(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")), "<frozen ")
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 _CALLS = ("__call__", "_call_impl", "_wrapped_call_impl")
 
 _register = private("torch._dynamo.utils:register_hook_for_recompile_user_context")
@@ -45,6 +57,9 @@ class Caller:
         function: name of the function that Dynamo was given; "" if it is not known.
         begins: file and first line of that function.
         backend: the Python module of the backend's function; "" if it is not known.
+        fullgraph: True if torch.compile was asked for one graph, and raises where it cannot give one.
+        number: number of the innermost module that was being called, or else of the one whose method made the call, by
+            which it is told from others of its class; None where there is none.
     """
 
     module: str
@@ -53,10 +68,13 @@ class Caller:
     function: str
     begins: tuple[str, int]
     backend: str
+    fullgraph: bool = False
+    number: int | None = None
 
 
 _callers: OrderedDict[str, Caller] = OrderedDict()
 _numbers = count()
+_modules: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
 
 
 def caller_of(contexts: Iterable[str] | None) -> Caller | None:
@@ -67,6 +85,26 @@ def caller_of(contexts: Iterable[str] | None) -> Caller | None:
 def uncompiled(model: Any) -> Any:
     """Return the module in a result of torch.compile(module); return anything else unchanged."""
     return getattr(model, "_orig_mod", model)
+
+
+def resumed_at(function: str) -> tuple[str, int] | None:
+    """Return the function and line that a function of this name continues after a graph break, or None."""
+    found = _RESUMED.fullmatch(function)
+    return (found[1], int(found[2])) if found else None
+
+
+def outside_torch(file: str) -> bool:
+    """Check whether a file is neither torch's nor ours."""
+    return not file.startswith(_INSIDE)
+
+
+def module_number(module: nn.Module) -> int:
+    """Return a number that no other module of this process has; a compiled one has that of the module in it."""
+    inner = uncompiled(module)
+    known = _modules.get(id(inner))
+    if known is None or known[0]() is not inner:
+        known = _modules[id(inner)] = (weakref.ref(inner), next(_numbers))
+    return known[1]
 
 
 def class_name(module: object) -> str:
@@ -84,32 +122,49 @@ def _remember() -> str:
 
 
 def _caller(innermost: FrameType | None) -> Caller:
-    module, around, outside, own = "", "", "", ""
+    outside, own = "", ""
+    module: nn.Module | None = None
+    around: nn.Module | None = None
     code: CodeType | None = None
     compiler: Any = None
+    fullgraph = False
     for frame in _outwards(innermost):
         file = frame.f_code.co_filename
-        if file.startswith(_INSIDE):
+        if not outside_torch(file):
             if outside:
                 continue
             if code is None and frame.f_code.co_name == "_compile":
                 code, compiler = frame.f_locals.get("code"), frame.f_locals.get("compiler_fn")
-            elif not module and frame.f_code.co_name in _CALLS:
+                fullgraph = bool(frame.f_locals.get("one_graph"))
+            elif module is None and frame.f_code.co_name in _CALLS:
                 module = _own_module(frame)
             continue
         where = f"{file}:{frame.f_lineno}"
-        if not outside:
-            outside, around = where, _own_module(frame)
+        resumed = resumed_at(frame.f_code.co_name) is not None
+        if not outside or (around is None and own):
+            around = _own_module(frame)
+        outside = outside or where
         if not file.startswith(_INSTALLED):
-            own = where
+            own = own or where
+        if own and (around is not None or not resumed):  # a resumed function may have lost its module
             break
-    begins = (code.co_filename, code.co_firstlineno) if code else ("", 0)
-    return Caller(module, around, own or outside, code.co_name if code else "", begins, backend_module(compiler))
+    called = module if module is not None else around
+    return Caller(
+        module="" if module is None else class_name(module),
+        around="" if around is None else class_name(around),
+        where=own or outside,
+        function=code.co_name if code else "",
+        begins=(code.co_filename, code.co_firstlineno) if code else ("", 0),
+        backend=backend_module(compiler),
+        fullgraph=fullgraph,
+        number=None if called is None else module_number(called),
+    )
 
 
-def _own_module(frame: FrameType) -> str:
-    called = frame.f_locals.get("self")
-    return class_name(called) if isinstance(called, nn.Module) else ""
+def _own_module(frame: FrameType) -> nn.Module | None:
+    first = frame.f_code.co_varnames[: frame.f_code.co_argcount][:1]
+    called = next((frame.f_locals[name] for name in ("self", *first) if name in frame.f_locals), None)
+    return called if isinstance(called, nn.Module) else None
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

@@ -11,7 +11,16 @@ from typing import Any
 
 from torch import nn
 
-from ort_dynamo.torch_internals.callers import Caller, backend_module, caller_of, class_name, uncompiled
+from ort_dynamo.torch_internals.callers import (
+    Caller,
+    backend_module,
+    caller_of,
+    class_name,
+    module_number,
+    resumed_at,
+    uncompiled,
+)
+from ort_dynamo.torch_internals.graph_breaks import GraphBreak, current_compile_id, end_attempt, logged_breaks
 from ort_dynamo.torch_internals.lookup import private
 
 __all__ = [
@@ -25,6 +34,7 @@ __all__ = [
     "entered_codes",
     "frames",
     "is_compiled_function",
+    "module_number",
     "resumed_at",
     "uncompiled",
     "untraced_modules",
@@ -33,19 +43,18 @@ __all__ = [
     "wrap_compiled_call",
 ]
 
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
 _LIMIT = 1024  # torch keeps 64, fewer than a large model has graph breaks
 
 _metrics_of = private("torch._dynamo.utils:get_compilation_metrics")
 _kept = private("torch._dynamo.utils:_compilation_metrics")
 _set_limit = private("torch._dynamo.utils:set_compilation_metrics_limit")
-_compile_context = private("torch._guards:CompileContext")
 _check_verbose = private("torch._dynamo.trace_rules:check_verbose")
 _dynamo_utils = private("torch._dynamo.utils")
 _external_utils = private("torch._dynamo.external_utils")
 _innermost_backend = private("torch._dynamo.eval_frame:innermost_backend")
 _optimized_module = private("torch._dynamo.eval_frame:OptimizedModule")
 _innermost_backend = private("torch._dynamo.eval_frame:innermost_backend")
+_exceptions = private("torch._dynamo.exc")
 
 if _set_limit is not None and (getattr(_kept, "maxlen", None) or _LIMIT) < _LIMIT:
     _set_limit(_LIMIT)
@@ -61,13 +70,14 @@ class Frame:
         begins: the file and line of the function.
         where: "file:line" of the function, or of the line that Dynamo could not trace.
         failure: why Dynamo skipped the function, which then runs in eager; None if it did not.
-        breaks: the reason of each graph break in the function.
+        breaks: the place and reason of each graph break in the function.
         operators: the number of operators of its graph, for any backend; 0 without a graph.
         recompiled: the failed guard of the attempt before; None for a first attempt.
         began: the start, in seconds since the epoch.
         limit: the setting of torch._dynamo.config whose limit was reached, so that calls run in eager if no earlier
             attempt fits; None if no limit was reached. With a limit, `failure` is set, too.
         caller: the caller of the function; None if it is unknown.
+        raised: True if torch raises the failure to the caller, so that the function does not run at all.
     """
 
     compile_id: str
@@ -75,12 +85,13 @@ class Frame:
     begins: tuple[str, int]
     where: str
     failure: str | None
-    breaks: tuple[str, ...]
+    breaks: tuple[GraphBreak, ...]
     operators: int
     recompiled: str | None
     began: float
     limit: str | None = None
     caller: Caller | None = None
+    raised: bool = False
 
     @property
     def is_resumed(self) -> bool:
@@ -91,12 +102,6 @@ class Frame:
     def is_wrapper(self) -> bool:
         """True if the function is Dynamo's own, around a module of torch's or another callable object."""
         return self.begins[0] == getattr(_external_utils, "__file__", None)
-
-
-def resumed_at(function: str) -> tuple[str, int] | None:
-    """Return the function and line that a function of this name continues after a graph break, or None."""
-    found = _RESUMED.fullmatch(function)
-    return (found[1], int(found[2])) if found else None
 
 
 def frames(since: float) -> tuple[Frame, ...]:
@@ -142,13 +147,32 @@ def _frame(metrics: Any) -> Frame:
         begins=begins,
         where=f"{file}:{line}",
         failure=failure,
-        breaks=tuple(sorted(of("restart_reasons") or ())) if failure is None else (),
+        breaks=_breaks(metrics, f"{file}:{line}") if failure is None else (),
         operators=of("graph_op_count") or 0,
         recompiled=of("recompile_reason"),
         began=(of("start_time_us") or 0) / 1e6,
         limit=limit,
         caller=caller,
+        raised=failure is not None and _is_raised(of("fail_type"), of("config_suppress_errors"), caller),
     )
+
+
+def _breaks(metrics: Any, where: str) -> tuple[GraphBreak, ...]:
+    """Return the graph breaks of an attempt: as Dynamo logged them, else the reasons why it began anew."""
+    reasons = sorted(getattr(metrics, "restart_reasons", None) or ())
+    return logged_breaks(metrics) or tuple(GraphBreak(reason, where) for reason in reasons)
+
+
+def _is_raised(kind: str, suppressed: bool | None, caller: Caller | None) -> bool:
+    """Check whether torch raises a failure to the program: all but graph breaks where one graph is not asked for."""
+    found = getattr(_exceptions, kind, None)
+    left_to_eager = tuple(getattr(_exceptions, name) for name in _LEFT_TO_EAGER if hasattr(_exceptions, name))
+    if isinstance(found, type) and issubclass(found, left_to_eager):
+        return caller is not None and caller.fullgraph
+    return not suppressed
+
+
+_LEFT_TO_EAGER = ("Unsupported", "UserError")
 
 
 def watch_attempts(tell: Callable[[Frame], None]) -> bool:
@@ -167,6 +191,7 @@ def watch_attempts(tell: Callable[[Frame], None]) -> bool:
     @functools.wraps(log)
     def log_and_tell(metrics: Any) -> None:
         log(metrics)
+        end_attempt(metrics)
         if _is_frame(metrics):
             tell(_frame(metrics))
 
@@ -193,12 +218,6 @@ def by_function(seen: Sequence[Frame]) -> tuple[tuple[Frame, ...], ...]:
         begin = max((line for line in begins.get((file, name), ()) if line <= at), default=at)
         groups.setdefault((file, name, begin), []).append(frame)
     return tuple(map(tuple, groups.values()))
-
-
-def current_compile_id() -> str | None:
-    """torch's name for the attempt that a backend is called in, as in `Frame.compile_id`; None outside of one."""
-    found = _compile_context.current_compile_id() if _compile_context else None
-    return None if found is None else str(found)
 
 
 @dataclass(frozen=True)

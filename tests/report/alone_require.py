@@ -137,6 +137,40 @@ def test_the_reasons_have_functions_and_lines() -> None:
         compiled(torch.ones(2, 1, 3))
 
 
+class Around(nn.Module):
+    """Its own code does nothing, and calls a module that Dynamo leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = Recurrent()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.child(x)
+
+
+@pytest.mark.parametrize("compile_", [in_place, wrapped])
+@pytest.mark.parametrize("model", [Recurrent, Around])
+def test_an_earlier_call_does_not_hide_the_cause(
+    model: type[nn.Module], compile_: Callable[[nn.Module], nn.Module]
+) -> None:
+    compiled = compile_(model())
+    compiled(torch.ones(2, 1, 3))
+    with pytest.raises(NotCompiledError, match=r"(?s)^\w+ runs in eager:\n.*alone_require.py:\d+\).*allow_rnn = True"):
+        ort_dynamo.require_compiled(compiled)(torch.ones(2, 1, 3))
+
+
+def test_the_cause_of_another_model_is_not_given() -> None:
+    wrapped(nn.Sequential(nn.LSTM(3, 4)))(torch.ones(2, 1, 3))
+    model = wrapped(nn.Sequential(nn.Linear(3, 4)))
+    with torch.compiler.set_stance("force_eager"), pytest.raises(NotCompiledError, match="no graph was compiled"):
+        ort_dynamo.require_compiled(model)(torch.ones(1, 3))
+
+
+def test_a_part_in_eager_is_called_a_part() -> None:
+    with pytest.raises(NotCompiledError, match=r"^A part of Half runs in eager:\n"):
+        ort_dynamo.require_compiled(wrapped(Half()), whole=True)(torch.ones(2, 1, 3))
+
+
 def test_a_part_in_eager_is_taken_where_the_whole_is_not_asked_for() -> None:
     ort_dynamo.require_compiled(wrapped(Half()))(torch.ones(2, 1, 3))
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +64,73 @@ def test_a_graph_break_has_its_function_and_reason() -> None:
     assert "graph_break()" in one.reason
     assert not found.skipped
     assert f"function ({one.where}): {one.reason}" in str(found)
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if y.sum() > 0:  # the branch
+            return self.second(y) * 2
+        y = y * 3
+        torch._dynamo.graph_break()
+        y = y * 5
+        torch._dynamo.graph_break()
+        return y * 7
+
+
+def helper(x: Tensor) -> Tensor:
+    return x * 2 if x.sum() > 0 else x * 3  # the helper's branch
+
+
+def calls_a_helper(x: Tensor) -> Tensor:
+    return helper(x + 1) + 1
+
+
+def repeats(x: Tensor) -> Tensor:
+    x = x + 1
+    while x.sum() < 100:  # the loop
+        x = x * 2
+    return x
+
+
+def line_of(comment: str) -> str:
+    """The place of a line of this file."""
+    (number,) = (n for n, line in enumerate(Path(HERE).read_text().splitlines(), 1) if line.endswith(f"  # {comment}"))
+    return f"{HERE}:{number}"
+
+
+@pytest.mark.parametrize(
+    ("function", "comment", "names"),
+    [
+        (Branching(), "the branch", ["Branching.forward"]),
+        (calls_a_helper, "the helper's branch", ["calls_a_helper", "helper"]),
+        (repeats, "the loop", ["repeats", "repeats"]),
+    ],
+)
+def test_a_branch_on_the_value_of_a_tensor_is_a_graph_break_with_its_line(
+    function: Any, comment: str, names: list[str]
+) -> None:
+    torch.compile(function, backend="ort_train")(torch.ones(2, 3) if comment == "the loop" else torch.ones(1, 3))
+    found = ort_dynamo.summary()
+    breaks = [one for one in found.breaks if "Data-dependent branching" in one.reason]
+    assert [one.name.partition(" ")[0] for one in breaks] == names
+    assert {one.where for one in breaks} == {line_of(comment)}
+    assert f"graph breaks:\n  {names[0]} ({line_of(comment)})" in str(found)
+    assert found.skipped == ()
+
+
+def test_a_break_that_is_compiled_again_after_a_reset_is_listed_once() -> None:
+    for _ in range(2):
+        torch._dynamo.reset()
+        torch.compile(calls_a_helper, backend="ort_train")(torch.ones(2))
+    assert [one.function for one in ort_dynamo.summary().breaks] == ["calls_a_helper", "helper"]
+    torch._dynamo.reset()
+    torch.compile(lambda x: x + 1, backend="ort_train")(torch.ones(2))
+    assert ort_dynamo.summary().breaks == ()
 
 
 def test_a_graph_break_before_the_first_operator_is_none_of_a_skipped_function() -> None:
@@ -263,6 +333,108 @@ def test_the_modules_add_up_to_the_nodes() -> None:
     assert sum(one.eager for one in found.modules) == found.eager_nodes
     assert {one.model for one in found.modules} == {"Net"}
     assert ("blocks.3.conv", "Conv2d") in {(one.path, one.kind) for one in found.modules}
+
+
+def rows(found: ort_dynamo.Summary) -> Counter[str]:
+    """Add up the rows of the table of modules, and the headings that have numbers of their own."""
+    text = str(found).splitlines()
+    begin = next(index for index, line in enumerate(text) if line.startswith("modules"))
+    words = ("in ONNX Runtime", "in torch by choice", "in torch by design", "in eager (fallback)")
+    added = Counter[str]()
+    for line in text[begin:]:
+        if line.startswith(words) or line == "graph breaks:":
+            break
+        for word in words:
+            added.update({word: sum(int(number) for number in re.findall(rf"(\d+) {re.escape(word)}", line))})
+    return +added
+
+
+def branching() -> None:
+    model = torch.compile(Branching(), backend="ort_train")
+    for x in (torch.ones(2, 3), -torch.ones(2, 3), torch.ones(2, 3)):
+        model(x * 100).sum().backward()
+
+
+def branching_in_place() -> None:
+    model = Branching()
+    model.compile(backend="ort_train")
+    model(-torch.ones(2, 3) * 100).sum().backward()
+    model(torch.ones(2, 3) * 100).sum().backward()
+
+
+def conv_net() -> None:
+    torch.compile(Net(), backend="ort_train")(torch.randn(2, 3, 16, 16)).sum().backward()
+
+
+def models_and_a_function() -> None:
+    for width in (2, 3, 4, 5, 6):
+        torch.compile(nn.Sequential(nn.Linear(3, width)), backend="ort_train")(torch.ones(1, 3)).sum().backward()
+    conv_net()
+    torch.compile(Wide(3), backend="ort_train")(torch.ones(1, 3))
+    branching()
+    torch.compile(calls_a_helper, backend="ort_train")(torch.ones(2))
+
+
+def a_step_around_models() -> None:
+    first, second = nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def step(x: Tensor) -> Tensor:
+        y = first(x)
+        torch._dynamo.graph_break()
+        y = y * 2
+        torch._dynamo.graph_break()
+        return (second(y) * 2).sum()
+
+    torch.compile(step, backend="ort_train")(torch.ones(2, 3)).backward()
+
+
+@pytest.mark.parametrize(
+    "program", [branching, branching_in_place, conv_net, models_and_a_function, a_step_around_models]
+)
+def test_the_rows_of_the_modules_add_up_to_the_nodes(program: Callable[[], None]) -> None:
+    program()
+    found = ort_dynamo.summary()
+    expected = {
+        "in ONNX Runtime": found.native.total(),
+        "in torch by choice": found.chosen.total(),
+        "in torch by design": found.by_design.total(),
+        "in eager (fallback)": found.eager_nodes,
+    }
+    assert rows(found) == +Counter(expected), str(found)
+
+
+@pytest.mark.parametrize("run", [branching, branching_in_place])
+def test_the_rest_of_a_forward_after_breaks_is_of_its_model(run: Callable[[], None]) -> None:
+    run()
+    found = ort_dynamo.summary()
+    assert {one.model for one in found.modules} == {"Branching"}
+    assert {one.name.partition(" ")[0] for one in found.breaks} == {"Branching.forward"}
+
+
+def test_two_models_of_one_class_have_numbers() -> None:
+    models = [nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Sequential(nn.Linear(3, 2))]
+    for model in models:
+        compiled = torch.compile(model, backend="ort_train")
+        compiled(torch.ones(1, 3))
+        with torch.no_grad():
+            compiled(torch.ones(5, 3))
+    found = ort_dynamo.summary()
+    text = str(found)
+    assert found.compiles == 4
+    assert {(one.model, one.number) for one in found.modules} == {("Sequential", 1), ("Sequential", 2)}
+    assert [line for line in text.splitlines() if line.startswith("modules")] == [
+        "modules of Sequential 1:",
+        "modules of Sequential 2:",
+    ]
+    assert "ReLU" in text.partition("modules of Sequential 2:")[0]
+    assert "ReLU" not in text.partition("modules of Sequential 2:")[2]
+
+
+def test_many_models_of_one_class_share_a_heading() -> None:
+    for width in range(2, 7):
+        torch.compile(nn.Sequential(nn.Linear(width, 2)), backend="ort_train")(torch.ones(1, width))
+    headings = [line for line in str(ort_dynamo.summary()).splitlines() if line.startswith("modules")]
+    assert headings == ["modules of 5 x Sequential:"]
 
 
 def test_a_notebook_shows_the_page() -> None:

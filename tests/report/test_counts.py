@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 from torch._dynamo.utils import counters
 
 import ort_dynamo
@@ -174,3 +175,52 @@ def test_warnings_say_who_speaks(caplog: pytest.LogCaptureFixture) -> None:
         torch.compile(lambda x: halve(x) + 1, backend="ort_train")(torch.ones(3))
     assert caplog.messages
     assert all(message.startswith("ort_train: ") for message in caplog.messages)
+
+
+def singular_values(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.svd(x.sin())[1] + torch.linalg.svd(x.cos())[1]
+
+
+ERRORS = [(nn.Sequential(nn.Linear(3, 2)), {"memory_budget": 2}), (singular_values, {"fallback": "error"})]
+
+
+@pytest.mark.parametrize(("function", "options"), ERRORS)
+def test_a_compile_error_comes_without_a_line_that_something_runs_in_eager(
+    function: Any,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(counts, "is_shown", lambda: True)
+    with caplog.at_level(logging.WARNING, logger="ort_dynamo"), pytest.raises(BackendCompilerFailed):
+        torch.compile(function, backend="ort_train", options=options)(torch.ones(3, 3))
+    assert "ort_train" not in capsys.readouterr().err
+    assert caplog.messages == []
+    assert ort_dynamo.summary().skipped == ()
+    assert not counters["ort_train_eager"]
+
+
+@pytest.mark.parametrize(("function", "options"), ERRORS)
+def test_a_compile_error_that_torch_suppresses_is_said_with_its_cause(
+    function: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(counts, "is_shown", lambda: True)
+    with torch._dynamo.config.patch(suppress_errors=True):
+        torch.compile(function, backend="ort_train", options=options)(torch.ones(3, 3))
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ort_train: ")]
+    (skipped,) = ort_dynamo.summary().skipped
+    cause = "InvalidOptionError: ort_train option 'memory_budget'" if "memory_budget" in options else "FallbackRefused"
+    assert " runs in eager, and the functions that it calls may be compiled: backend='ort_train' raised: " in line
+    assert cause in line
+    assert cause in skipped.reason
+
+
+def test_a_graph_break_that_torch_raises_is_not_said_to_run_in_eager(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(counts, "is_shown", lambda: True)
+    with pytest.raises(Unsupported):
+        torch.compile(Recurrent(), backend="ort_train", fullgraph=True)(torch.ones(2, 1, 3))
+    assert "ort_train" not in capsys.readouterr().err
+    assert ort_dynamo.summary().skipped == ()

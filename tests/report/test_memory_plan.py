@@ -68,7 +68,7 @@ def test_every_graph_between_breaks_has_its_table() -> None:
 def test_a_model_without_a_backward_has_no_table() -> None:
     plan = memory_plan(lambda x: x.exp(), torch.randn(3))
     assert plan == MemoryPlan(())
-    assert str(plan) == "No graph of this model has a backward: nothing is kept."
+    assert str(plan) == "No graph of this model has a backward: no tensor is saved."
 
 
 def test_the_tables_do_not_depend_on_the_options_and_the_record_does() -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "PassFailedError",
     "PassOrderError",
     "ProcessGroupError",
+    "ProgramFileError",
     "ProviderNotAvailableError",
     "RanksDisagreeError",
     "RuntimeNotInstalledError",
@@ -102,6 +103,12 @@ class ModelFileError(OrtDynamoError):
     """A model file of the command line cannot be read or written."""
 
     message = "Cannot {what} the ONNX model {path}: {error}"
+
+
+class ProgramFileError(OrtDynamoError):
+    """A program of the command line cannot be read."""
+
+    message = "Cannot run the program {path}: {error}"
 
 
 class ProviderNotAvailableError(OrtDynamoError):

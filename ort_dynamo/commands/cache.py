@@ -21,8 +21,10 @@ SUMMARY = "Look at, check, clear or fill the cache of compiled graphs."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    said = "another folder than the one that compiles use, before or after the action"
+    parser.add_argument("--dir", metavar="DIR", help=said)
     folder = argparse.ArgumentParser(add_help=False)
-    folder.add_argument("--dir", metavar="DIR", help="another folder than the one that compiles use")
+    folder.add_argument("--dir", metavar="DIR", default=argparse.SUPPRESS, help=said)  # keeps one before the action
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     actions.add_parser("info", parents=[folder], help="say where it is, and how much it holds")
     actions.add_parser("list", parents=[folder], help="name each entry, the one used last first")
@@ -32,9 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     clear.add_argument(
         "--older-than", type=_days, default=0.0, metavar="DAYS", help="only entries not used for so many days"
     )
-    warm = actions.add_parser("warm", parents=[folder], help="run a program that compiles, and say what it found")
+    said = "run a program that compiles; report what it read and what it built"
+    warm = actions.add_parser("warm", parents=[folder], epilog=_BEHIND, help=said)
     warm.add_argument("script", type=Path, metavar="script.py")
     warm.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")
+
+
+_BEHIND = "Give --dir before the program: all that comes after script.py is the program's."
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -46,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         CacheRefusedError: others could have put something into the folder.
         CacheOffError: `warm` where ORT_DYNAMO_CACHE is 0.
+        ProgramFileError: `warm` of a program that is not there or cannot be read.
         InvalidVariableError: an environment variable of the cache has a value that it cannot take.
     """
     from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
@@ -145,6 +152,7 @@ def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
 
     if cache_place() is None:
         raise CacheOffError(name=SWITCH)
+    _check_program(script)
     os.environ[DIRECTORY] = str(folder.path)
     before, sys.argv = sys.argv, [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
@@ -162,6 +170,16 @@ def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(COUNTS.items()) if reason != "hit")
     print(f"{COUNTS['hit']} graphs read from {folder.path}, {misses} built{f' ({reasons})' if misses else ''}")
     return status
+
+
+def _check_program(script: Path) -> None:
+    """Raise ProgramFileError unless a program can be read; a folder is one if it has a __main__.py."""
+    from ort_dynamo.errors import ProgramFileError
+
+    try:
+        (script / "__main__.py" if script.is_dir() else script).open("rb").close()
+    except OSError as error:
+        raise ProgramFileError(path=script, error=error) from error
 
 
 def _size(nbytes: float) -> str:

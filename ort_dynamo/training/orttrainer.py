@@ -87,7 +87,9 @@ class ORTTrainer:
             isinstance(optim_config, _OptimizerConfig),
             "'optim_config' is required and must be any of 'AdamConfig', 'LambConfig' or 'SGDConfig'",
         )
-        require(loss_fn is None or _takes_two(loss_fn), "'loss_fn' must be either 'None' or a callable with two parameters")
+        require(
+            loss_fn is None or _takes_two(loss_fn), "'loss_fn' must be either 'None' or a callable with two parameters"
+        )
         is_options = options is None or isinstance(options, ORTTrainerOptions)
         require(is_options, "'options' must be either 'None' or 'ORTTrainerOptions'")
         self._torch_model: nn.Module | None = None

@@ -19,7 +19,7 @@ from ort_dynamo.marks import OBSERVERS
 from ort_dynamo.options.groups import Options, PassOptions, make_options, parse_options
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.report.notes import FunctionNote, at_limit, given_up, note
-from ort_dynamo.report.places import Places
+from ort_dynamo.report.places import FALLBACK, Places
 from ort_dynamo.report.reasons import in_a_line
 from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.runtime.boxed import RunWatch
@@ -34,6 +34,8 @@ from ort_dynamo.target import OPSET
 from ort_dynamo.torch_internals.frames import frames
 
 __all__ = [
+    "FALLBACK",
+    "FALLBACK_LOG",
     "OBSERVERS",
     "OPSET",
     "CompileRecord",
@@ -66,6 +68,10 @@ __all__ = [
     "write_model",
     "write_optimized",
 ]
+
+
+FALLBACK_LOG = "ort_dynamo.report.counts"
+"""Name of the logger that warns of each fallback, in words that hold FALLBACK."""
 
 
 def forget_compiles() -> None:

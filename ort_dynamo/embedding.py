@@ -18,6 +18,7 @@ from ort_dynamo.lowering.registry import named_lowering
 from ort_dynamo.marks import OBSERVERS
 from ort_dynamo.options.groups import Options, PassOptions, make_options, parse_options
 from ort_dynamo.options.spelling import nearest
+from ort_dynamo.program_warning import warn_program
 from ort_dynamo.report.notes import FunctionNote, at_limit, given_up, note
 from ort_dynamo.report.places import FALLBACK, Places
 from ort_dynamo.report.reasons import in_a_line
@@ -65,6 +66,7 @@ __all__ = [
     "parse_options",
     "read_program",
     "run_model",
+    "warn_program",
     "write_model",
     "write_optimized",
 ]

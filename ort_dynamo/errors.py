@@ -46,7 +46,9 @@ __all__ = [
     "TrainingGraphError",
     "UnknownModeError",
     "UnknownOptionError",
+    "UnknownSettingError",
     "UnsupportedNodeError",
+    "UnwritableFolderError",
 ]
 
 
@@ -125,7 +127,7 @@ class DeviceNotAvailableError(OrtDynamoError):
 
     message = (
         "The trainer's options have device.id = {device!r}, and torch {version} finds no such device here. "
-        "Give 'cpu' or another device, or install a torch that has CUDA."
+        "Give 'cpu', or a device such as 'cuda:0' with a torch that has CUDA."
     )
 
 
@@ -139,6 +141,18 @@ class InvalidOptionError(OrtDynamoError, ValueError):
     """A value that an option cannot take."""
 
     message = "ort_train option {name!r} cannot be {value!r}: expected {expected}."
+
+
+class UnknownSettingError(InvalidOptionError):
+    """A name in session_options that ONNX Runtime does not have."""
+
+    message = "ort_train option {name!r}: {owner} has no {kind} {value!r}{nearest}."
+
+
+class UnwritableFolderError(InvalidOptionError, OSError):
+    """The folder of save_onnx cannot be made, or a file in it not be written."""
+
+    message = "ort_train option {name!r} cannot be {value!r}: {error}. Give a folder that can be written."
 
 
 class InvalidArgumentError(OrtDynamoError, ValueError):

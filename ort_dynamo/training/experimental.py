@@ -49,7 +49,7 @@ def export_gradient_graph(
         loss_fn: takes the model's output, and the labels; returns a scalar.
         example_input: a batch of inputs; only its shape and dtype matter.
         example_labels: its labels, as `example_input`.
-        gradient_graph_path: where to write.
+        gradient_graph_path: where to write. A missing folder is made.
         opset_version: version of ONNX's operators, as far as onnx can convert to it.
 
     Raises:

@@ -66,7 +66,8 @@ def export_training_graph(
         model_desc: names and shapes of inputs and outputs, as for ORTTrainer; one output is the loss.
         optim_config: optim.SGDConfig, AdamConfig or LambConfig.
         inputs: a batch; only shapes and dtypes matter. Sizes that model_desc names may be others when it runs.
-        path: where to write the model, with its tensors beside it if they are over 2 GiB. None writes nothing.
+        path: where to write the model, with its tensors beside it if they are over 2 GiB. A missing folder is made.
+            None writes nothing.
         loss_fn: takes the model's output, and the last input; gives a scalar. None where the model gives the loss.
         part: "forward" for the model and its loss, "gradients" for these with "<weight>.grad", with the weights as
             constants; "step" for all.

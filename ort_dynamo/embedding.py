@@ -18,8 +18,9 @@ from ort_dynamo.lowering.registry import named_lowering
 from ort_dynamo.marks import OBSERVERS
 from ort_dynamo.options.groups import Options, PassOptions, make_options, parse_options
 from ort_dynamo.options.spelling import nearest
+from ort_dynamo.program_warning import warn_program
 from ort_dynamo.report.notes import FunctionNote, at_limit, break_note, given_up
-from ort_dynamo.report.places import Places
+from ort_dynamo.report.places import FALLBACK, Places
 from ort_dynamo.report.reasons import in_a_line
 from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.runtime.boxed import RunWatch
@@ -34,6 +35,8 @@ from ort_dynamo.target import OPSET
 from ort_dynamo.torch_internals.frames import frames
 
 __all__ = [
+    "FALLBACK",
+    "FALLBACK_LOG",
     "OBSERVERS",
     "OPSET",
     "CompileRecord",
@@ -63,9 +66,14 @@ __all__ = [
     "parse_options",
     "read_program",
     "run_model",
+    "warn_program",
     "write_model",
     "write_optimized",
 ]
+
+
+FALLBACK_LOG = "ort_dynamo.report.counts"
+"""Name of the logger that warns of each fallback, in words that hold FALLBACK."""
 
 
 def forget_compiles() -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "PassFailedError",
     "PassOrderError",
     "ProcessGroupError",
+    "ProgramFileError",
     "ProviderNotAvailableError",
     "RanksDisagreeError",
     "ResultsDifferError",
@@ -46,7 +47,9 @@ __all__ = [
     "TrainingGraphError",
     "UnknownModeError",
     "UnknownOptionError",
+    "UnknownSettingError",
     "UnsupportedNodeError",
+    "UnwritableFolderError",
 ]
 
 
@@ -105,6 +108,12 @@ class ModelFileError(OrtDynamoError):
     message = "Cannot {what} the ONNX model {path}: {error}"
 
 
+class ProgramFileError(OrtDynamoError):
+    """A program of the command line cannot be read."""
+
+    message = "Cannot run the program {path}: {error}"
+
+
 class ProviderNotAvailableError(OrtDynamoError):
     """The execution provider that a device needs is not in the installed ONNX Runtime, or does not load."""
 
@@ -119,7 +128,7 @@ class DeviceNotAvailableError(OrtDynamoError):
 
     message = (
         "The trainer's options have device.id = {device!r}, and torch {version} finds no such device here. "
-        "Give 'cpu' or another device, or install a torch that has CUDA."
+        "Give 'cpu', or a device such as 'cuda:0' with a torch that has CUDA."
     )
 
 
@@ -133,6 +142,18 @@ class InvalidOptionError(OrtDynamoError, ValueError):
     """A value that an option cannot take."""
 
     message = "ort_train option {name!r} cannot be {value!r}: expected {expected}."
+
+
+class UnknownSettingError(InvalidOptionError):
+    """A name in session_options that ONNX Runtime does not have."""
+
+    message = "ort_train option {name!r}: {owner} has no {kind} {value!r}{nearest}."
+
+
+class UnwritableFolderError(InvalidOptionError, OSError):
+    """The folder of save_onnx cannot be made, or a file in it not be written."""
+
+    message = "ort_train option {name!r} cannot be {value!r}: {error}. Give a folder that can be written."
 
 
 class InvalidArgumentError(OrtDynamoError, ValueError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import NamedTuple
 
 from torch.fx import Node
@@ -32,8 +34,16 @@ def user_line(node: Node) -> str:
     trace = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
     if not trace:
         return _without_line(node)
-    where = next((i for i in range(len(trace) - 1, -1, -1) if trace[i].startswith("File ")), 0)
+    places = [index for index, line in enumerate(trace) if line.startswith("File ")]
+    of_program = [index for index in places if not trace[index].startswith(_FRONT_ENDS)]
+    if places and not of_program:
+        return _without_line(node)
+    where = of_program[-1] if places else 0
     return " ".join(trace[where : where + 2])
+
+
+_FRONT_ENDS = tuple(f'File "{Path(__file__).parent / name}{os.sep}' for name in ("onnx_module", "training"))
+"""The beginning of a line of our own front ends, which call the program's model."""
 
 
 def _without_line(node: Node) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.fx import Graph, Node
 
-from ort_dynamo.source_line import covered_modules
+import ort_dynamo
+from ort_dynamo.source_line import covered_modules, user_line
 
 
 def nodes(*paths: str | None) -> list[Node]:
@@ -39,3 +42,18 @@ def nodes(*paths: str | None) -> list[Node]:
 )
 def test_covered_modules(paths: list[str | None], named: str) -> None:
     assert covered_modules(nodes(*paths)) == named
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [(None, "(no source line: "), ("layers.0", "(no line of the program: an operator that torch's module layers.0 ")],
+)
+def test_a_line_of_a_front_end_of_ours_is_no_line_of_the_program(path: str | None, named: str) -> None:
+    _, node = nodes(path)
+    package = Path(ort_dynamo.__file__).parent
+    own = f'  File "{package / "training/trainer/model_with_loss.py"}", line 106, in called\n    return self.model(x)\n'
+    program = '  File "app.py", line 3, in forward\n    return -x\n'
+    node.meta["stack_trace"] = program + own
+    assert user_line(node) == 'File "app.py", line 3, in forward return -x'
+    node.meta["stack_trace"] = own
+    assert user_line(node).startswith(named)

@@ -21,8 +21,10 @@ SUMMARY = "Show, verify, clear or fill the on-disk cache of compiled graphs."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    said = "the cache folder (default: the one that compiles use); before or after the action"
+    parser.add_argument("--dir", metavar="DIR", help=said)
     folder = argparse.ArgumentParser(add_help=False)
-    folder.add_argument("--dir", metavar="DIR", help="the cache folder (default: the one that compiles use)")
+    folder.add_argument("--dir", metavar="DIR", default=argparse.SUPPRESS, help=said)  # keeps one before the action
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     actions.add_parser("info", parents=[folder], help="print the folder, its size and the number of entries")
     actions.add_parser("list", parents=[folder], help="list the entries, the most recently used first")
@@ -38,11 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DAYS",
         help="remove only entries that nothing has used for this many days",
     )
-    warm = actions.add_parser(
-        "warm", parents=[folder], help="fill the cache: run a program, and print its cache hits and misses"
-    )
+    said = "fill the cache: run a program, and print its cache hits and misses"
+    warm = actions.add_parser("warm", parents=[folder], epilog=_BEHIND, help=said)
     warm.add_argument("script", type=Path, metavar="script.py", help="the program to run")
     warm.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own arguments")
+
+
+_BEHIND = "Give --dir before the program: all that comes after script.py is the program's."
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         CacheRefusedError: other users can write to the folder.
         CacheOffError: `warm` while ORT_DYNAMO_CACHE is 0.
+        ProgramFileError: `warm` of a program that is missing or cannot be read.
         InvalidVariableError: an environment variable of the cache has an invalid value.
     """
     from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
@@ -153,6 +158,7 @@ def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
 
     if cache_place() is None:
         raise CacheOffError(name=SWITCH)
+    _check_program(script)
     os.environ[DIRECTORY] = str(folder.path)
     status = run_script(script, arguments)
     if precompiles():
@@ -161,6 +167,16 @@ def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(COUNTS.items()) if reason != "hit")
     print(f"{COUNTS['hit']} graphs read from {folder.path}, {misses} built{f' ({reasons})' if misses else ''}")
     return status
+
+
+def _check_program(script: Path) -> None:
+    """Raise ProgramFileError unless a program can be read; a folder is one if it has a __main__.py."""
+    from ort_dynamo.errors import ProgramFileError
+
+    try:
+        (script / "__main__.py" if script.is_dir() else script).open("rb").close()
+    except OSError as error:
+        raise ProgramFileError(path=script, error=error) from error
 
 
 def _size(nbytes: float) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch.fx import GraphModule
 
 from ort_dynamo.build import BuildStage
+from ort_dynamo.errors import UnwritableFolderError
 from ort_dynamo.events import GraphCompilation, Listener
 from ort_dynamo.marks import WRITTEN_FOR
 from ort_dynamo.options.groups import DumpOptions
@@ -33,11 +35,16 @@ class SaveFiles(Listener):
         options: the options with the folder, which is not None.
         gm: Dynamo's graph.
         inputs: its inputs.
+
+    Raises:
+        UnwritableFolderError: of this and of the methods: the folder cannot be written.
     """
 
     def __init__(self, options: DumpOptions, gm: GraphModule, inputs: Sequence[Any]) -> None:
         assert options.save_onnx is not None
         self._folder = Path(options.save_onnx)
+        with self._writing():
+            self._folder.mkdir(parents=True, exist_ok=True)
         self._program = read_program(gm, inputs)
         self._files: IslandFiles
         self._graphs: list[Mapping[str, Any]] = []
@@ -58,14 +65,15 @@ class SaveFiles(Listener):
         """Write the model of one stage."""
         if stage.stage == "lowered":  # the first; islands without a key share a name
             self._files = IslandFiles(self._folder, stage.name, stage.island)
-        self._files.write(stage)
+        with self._writing():
+            self._files.write(stage)
 
     def opened(self, graph: GraphCompilation) -> None:
         """Describe the outer graph, while nothing has rewritten it to run."""
         self._graphs.append(describe_graph(graph.segmented, graph.role, self._folder, graph.seen))
 
     def close(self) -> Path:
-        """Write how the models of the graphs join, as JSON, and give the file; raises OSError.
+        """Write how the models of the graphs join, as JSON, and give the file.
 
         The file's name ends in a hash of its description of the graphs: a compile for other shapes is another file, and
         the same program gives the same files.
@@ -85,5 +93,13 @@ class SaveFiles(Listener):
         digest = hashlib.sha256(json.dumps(content["graphs"], sort_keys=True).encode()).hexdigest()[:12]
         called = "".join(letter if letter.isalnum() or letter in "._" else "_" for letter in self._program.name)
         path = self._folder / f"{called}-{digest}.json"
-        write_json(content, path)
+        with self._writing():
+            write_json(content, path)
         return path
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UnwritableFolderError(name="save_onnx", value=str(self._folder), error=error) from error

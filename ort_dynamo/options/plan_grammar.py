@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ort_dynamo.errors import InvalidOptionError
 
-__all__ = ["Plan", "PlanType", "read_plans"]
+__all__ = ["GRAMMAR", "Plan", "PlanType", "is_plan", "read_plans"]
 
 
 class PlanType(IntEnum):
@@ -55,8 +55,13 @@ class Plan:
 
 
 _PLAN = re.compile(r"(?P<cluster>([A-Za-z]\w*\+)+):(?P<type>[012]):(?P<count>-1|\d+)")
-_GRAMMAR = "'<cluster>:<type>:<count>' with a type of 0, 1 or 2 and a count of -1 or more, e.g. 'Gelu+Dropout+:1:-1'"
+GRAMMAR = "'<cluster>:<type>:<count>' with a type of 0, 1 or 2 and a count of -1 or more, e.g. 'Gelu+Dropout+:1:-1'"
 _ACCEPTED = "plans as text joined by commas, a list of such texts, or the path of a .json file that holds such a list"
+
+
+def is_plan(text: str) -> bool:
+    """Tell if a text is one plan of the grammar."""
+    return _PLAN.fullmatch(text) is not None
 
 
 def read_plans(given: object) -> tuple[Plan, ...]:
@@ -94,7 +99,7 @@ def read_plans(given: object) -> tuple[Plan, ...]:
 def _parse(text: str) -> Plan:
     match = _PLAN.fullmatch(text.strip())
     if match is None:
-        raise _refused(text, _GRAMMAR)
+        raise _refused(text, GRAMMAR)
     return Plan(match["cluster"], PlanType(int(match["type"])), int(match["count"]))
 
 

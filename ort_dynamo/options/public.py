@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ort_dynamo.errors import InvalidOptionError, UnknownOptionError
+from ort_dynamo.options.plan_grammar import GRAMMAR, is_plan
 from ort_dynamo.options.spelling import nearest
+from ort_dynamo.program_warning import warn_program
 
 __all__ = ["DEBUG", "DEPRECATED", "OPTIONS", "POLICIES", "public_name", "read_options"]
 
@@ -51,7 +52,7 @@ def _cast_strategy(value: Any) -> Fields:
 
 
 def _recompute_plan(value: Any) -> Fields:
-    """Tell policies from plans; any other text is refused where plans are parsed."""
+    """Tell policies from plans, and refuse any other text."""
     if isinstance(value, str) and not value.strip().endswith(".json"):
         texts: list[Any] = value.split(",")
     elif isinstance(value, (list, tuple)):
@@ -66,6 +67,10 @@ def _recompute_plan(value: Any) -> Fields:
             fields |= POLICIES[name]
         elif match := _COUNTED.fullmatch(name):
             fields |= {**POLICIES["layers"], "number_recompute_layers": int(match[1])}
+        elif name and not is_plan(name):
+            near = nearest(name, (*POLICIES, "layers:N"))
+            expected = f"{', '.join(map(repr, POLICIES))}, 'layers:N' or a cluster {GRAMMAR}{near}"
+            raise InvalidOptionError(name="recompute_plan", value=name, expected=expected)
         else:
             plans.append(text)
     return {**fields, "recompute_plan": plans} if plans or not fields else fields
@@ -109,8 +114,11 @@ OPTIONS: Mapping[str, Callable[[Any], Fields]] = {
 }
 """Name of an option -> function from a value to the fields that it sets."""
 
+_DEBUG_THEN = ("verify", "verify_values", "verify_sessions", "fuse", "contrib_ops", "compare_ranks", "trace_cache")
+"""The keys of the option `debug` that were options once; later ones never were."""
+
 DEPRECATED: Mapping[str, str] = {
-    **{name: f'debug={{"{name}": …}}' for name in DEBUG},
+    **{name: f'debug={{"{name}": …}}' for name in _DEBUG_THEN},
     **{long: f'cast_strategy={{"{short}": …}}' for short, long in _CASTS.items()},
     "propagate_cast_ops_config": 'cast_strategy={"strategy": …, "level": …, "allow": …}',
     "attn_dropout_recompute": 'recompute_plan="attention_dropout"',
@@ -150,7 +158,7 @@ def read_options(options: Mapping[str, Any]) -> Fields:
         if name in OPTIONS and not (name in DEPRECATED and isinstance(value, bool)):  # `verify` was a flag
             found = OPTIONS[name](value)
         elif name in DEPRECATED:
-            warnings.warn(f"the ort_train option {name!r} is now {DEPRECATED[name]}", DeprecationWarning, stacklevel=3)
+            warn_program(f"the ort_train option {name!r} is now {DEPRECATED[name]}", FutureWarning)
             found = cast_config(value) if name == "propagate_cast_ops_config" else {name: value}
         else:
             near = _ELSEWHERE.get(str(name)) or nearest(str(name), OPTIONS)

@@ -7,8 +7,9 @@ from functools import lru_cache
 
 import torch
 
-from ort_dynamo.errors import InvalidOptionError, ProviderNotAvailableError
+from ort_dynamo.errors import ProviderNotAvailableError, UnknownSettingError
 from ort_dynamo.options.groups import SessionSettings
+from ort_dynamo.options.spelling import nearest
 from ort_dynamo.runtime.capabilities import (
     TESTED_RUNTIMES,
     InstalledRuntime,
@@ -172,13 +173,18 @@ def provider_options(device: torch.device, settings: SessionSettings, stream: st
         stream: the address of the CUDA stream for the session's kernels and copies.
 
     Raises:
-        InvalidOptionError: no provider has such an option. CUDA's provider itself refuses unknown ones.
+        UnknownSettingError: no provider has such an option. CUDA's provider itself refuses unknown ones.
     """
     given = dict(settings.provider_options)
     if device.type != "cuda":
         if unknown := sorted(given.keys() - _CUDA_OPTIONS):
-            expected = f"no {unknown[0]!r}, which {_PROVIDERS['cpu']} does not know: it has no options"
-            raise InvalidOptionError(name="session_options['provider_options']", value=given, expected=expected)
+            raise UnknownSettingError(
+                name="session_options['provider_options']",
+                owner=_PROVIDERS["cpu"],
+                kind="option",
+                value=unknown[0],
+                nearest=nearest(unknown[0], _CUDA_OPTIONS),
+            )
         return {}
     return {
         # The first device is the provider's default. Releases from 1.26 print a warning for each device_id, which

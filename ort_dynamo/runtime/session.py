@@ -13,8 +13,9 @@ import onnx
 import torch
 
 from ort_dynamo.build import BuiltGraph
-from ort_dynamo.errors import InvalidOptionError, SessionError
+from ort_dynamo.errors import InvalidOptionError, SessionError, UnknownSettingError
 from ort_dynamo.options.groups import SessionSettings
+from ort_dynamo.options.spelling import nearest
 from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.binding import keep_order
 from ort_dynamo.runtime.capabilities import omitted_optimizers, waiting_threads
@@ -194,7 +195,10 @@ def _session_settings(options: SessionSettings, target: Target) -> Any:
     settings.use_deterministic_compute = options.deterministic
     for attribute, given in options.session_options:
         if not hasattr(settings, attribute):
-            expected = "attributes of this ONNX Runtime's SessionOptions"
-            raise InvalidOptionError(name="session_options", value=attribute, expected=expected)
+            near = nearest(attribute, [name for name in dir(settings) if not name.startswith("_")])
+            owner = f"SessionOptions of {target.package} {target.version}"
+            raise UnknownSettingError(
+                name="session_options", owner=owner, kind="attribute", value=attribute, nearest=near
+            )
         setattr(settings, attribute, type(getattr(settings, attribute))(given))  # an enumeration is an integer here
     return settings

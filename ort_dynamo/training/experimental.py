@@ -49,7 +49,7 @@ def export_gradient_graph(
         loss_fn: a function of the model's output and the labels that returns a scalar.
         example_input: a batch of inputs; only its shape and dtype matter.
         example_labels: its labels; only their shape and dtype matter.
-        gradient_graph_path: the file to write.
+        gradient_graph_path: the file to write. A missing folder is made.
         opset_version: the ONNX opset, if onnx can convert to it.
 
     Raises:

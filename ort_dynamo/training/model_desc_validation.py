@@ -89,7 +89,7 @@ class _ORTTrainerModelDesc:
 
     def __init__(self, model_desc: Mapping[str, Any]) -> None:
         if not isinstance(model_desc, Mapping):
-            raise ValueError(f"Invalid model_desc: '{model_desc}' is not a document, must be a dict")
+            raise ValueError(f"Invalid model_desc: expected a dict with 'inputs' and 'outputs', got {model_desc!r}")
         if odd := unsorted_keys(model_desc):
             raise ValueError(f"Invalid model_desc: {odd}")
         schema = _schema()

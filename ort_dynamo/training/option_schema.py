@@ -161,7 +161,7 @@ def checked(options: object) -> dict[str, Any]:
         ValueError: they are no dict, or do not match the schema; the message has cerberus's errors.
     """
     if not isinstance(options, Mapping):
-        raise ValueError(f"Invalid options: '{options}' is not a document, must be a dict")
+        raise ValueError(f"Invalid options: expected a dict, got {options!r}")
     values = copied(options)
     _check_keys(values)
     for old, new in SPELLINGS.items():

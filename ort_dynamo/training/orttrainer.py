@@ -24,6 +24,7 @@ from ort_dynamo.training.requirements import require
 from ort_dynamo.training.train_step_info import TrainStepInfo
 from ort_dynamo.training.trainer.building import Parts, step_files
 from ort_dynamo.training.trainer.files import StepFiles, check_export
+from ort_dynamo.training.trainer.guarded_step import GuardedSteps
 from ort_dynamo.training.trainer.model_with_loss import OnnxCombined
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.settings import check_device, training_device
@@ -116,6 +117,7 @@ class ORTTrainer:
         self._running: RunningModel | None = None
         self._waiting: tuple[Mapping[str, Any], bool] | None = None
         self._example: list[Tensor] = []
+        self._guarded = GuardedSteps()
         self._is_fresh = True
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -134,11 +136,17 @@ class ORTTrainer:
 
         Raises:
             AssertionError: there are more or fewer inputs than model_desc has, or sizes of one name differ.
+            InvalidArgumentError: the step failed, and an input has another shape than model_desc says.
             RuntimeError: `fetches` has an unknown name.
             OrtDynamoError: the step cannot be compiled or run.
         """
         inputs = self._inputs(args, kwargs)
         wanted = self._wanted()
+        outputs = self._guarded("train_step", lambda: self._train(inputs), inputs, self.model_desc.inputs)
+        self._remember(inputs)
+        return self._selected(outputs, wanted)
+
+    def _train(self, inputs: list[Tensor]) -> list[Tensor]:
         running = self._run(inputs)
         info, options = self._train_step_info, self.options
         info.step += 1
@@ -158,7 +166,7 @@ class ORTTrainer:
                 info.all_finite = all_finite
                 scaler.update(info)
             info.optimization_step += all_finite
-        return self._selected(outputs, wanted)
+        return outputs
 
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model in evaluation mode, without gradients: dropout is off, and no buffer changes.
@@ -169,10 +177,15 @@ class ORTTrainer:
         wanted = self._wanted()
         predicts = self.loss_fn is not None and self.model_desc.loss_index not in wanted
         inputs = self._inputs(args, kwargs, may_lack_label=predicts)
-        running = self._run(inputs)
-        if len(inputs) < len(self.model_desc.inputs):
-            return self._selected(running.predict(inputs), [index - 1 for index in wanted])
-        return self._selected(running.evaluate(inputs), wanted)
+        lacks_label = len(inputs) < len(self.model_desc.inputs)
+
+        def run() -> list[Tensor]:
+            running = self._run(inputs)
+            return running.predict(inputs) if lacks_label else running.evaluate(inputs)
+
+        outputs = self._guarded("eval_step", run, inputs, self.model_desc.inputs)
+        self._remember(inputs)
+        return self._selected(outputs, [index - 1 for index in wanted] if lacks_label else wanted)
 
     def _inputs(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, may_lack_label: bool = False
@@ -187,13 +200,7 @@ class ORTTrainer:
         require(len(given) == len(names), f"model_desc has {len(names)} inputs, and {len(given)} are given")
         if self._running is None:
             check_device(self._device)
-        tensors = [self._tensor(value, name) for value, name in zip(given, names, strict=True)]
-        sizes: dict[str, int] = {}
-        for tensor, described in zip(tensors, self.model_desc.inputs, strict=False):
-            for axis, size in zip(described.shape, tensor.shape, strict=False):
-                if isinstance(axis, str):
-                    require(sizes.setdefault(axis, size) == size, f"Mismatch in dynamic shape {axis}")
-        return tensors
+        return [self._tensor(value, name) for value, name in zip(given, names, strict=True)]
 
     def _tensor(self, value: Any, name: str) -> Tensor:
         require(isinstance(value, (Tensor, int, float)), f"the input '{name}' is {type(value).__name__}, not a tensor")
@@ -237,10 +244,14 @@ class ORTTrainer:
                     self._running = None  # the next step tries again, rather than train weights that were not loaded
                     raise
                 self._waiting = None
+        return self._running
+
+    def _remember(self, inputs: Sequence[Tensor]) -> None:
+        """Keep the inputs of the first step that succeeds with all of them, as an example for files."""
         if not self._example and len(inputs) == len(self.model_desc.inputs):
             self._example = list(inputs)
-            self._note_dtypes(inputs)
-        return self._running
+            for index, tensor in enumerate(inputs):
+                self.model_desc.add_type_to_input_description(index, tensor.dtype)
 
     def _made(self, inputs: Sequence[Tensor]) -> RunningModel:
         self.options._settle()
@@ -249,10 +260,6 @@ class ORTTrainer:
             return parts.of_onnx(self._given_onnx)
         assert self._torch_model is not None
         return parts.of_module(self._torch_model, self.loss_fn, inputs)
-
-    def _note_dtypes(self, inputs: Sequence[Tensor]) -> None:
-        for index, tensor in enumerate(inputs):
-            self.model_desc.add_type_to_input_description(index, tensor.dtype)
 
     def _before_first_step(self, running: RunningModel, inputs: Sequence[Tensor], lr: float) -> None:
         """Make the checks and files that debug options ask for, once."""

@@ -15,6 +15,7 @@ from torch.autograd import Variable
 
 from ort_dynamo.torch_internals.dispatcher import forget_dispatch, python_kernels, without_python_kernels
 from ort_dynamo.torch_internals.dynamo import raised_by_backend
+from ort_dynamo.torch_internals.fakes import FAKE_TENSOR_LOG
 from ort_dynamo.torch_internals.lookup import private
 from ort_dynamo.torch_internals.operators import OpOverload, is_absent, namespace
 from ort_dynamo.torch_internals.program import spell_outputs
@@ -23,6 +24,7 @@ from ort_dynamo.torch_internals.symbols import optimization_hint
 
 __all__ = [
     "AUTOGRAD_KEYS",
+    "FAKE_TENSOR_LOG",
     "MOST_GRAPHS",
     "CompiledModule",
     "OpOverload",

@@ -17,6 +17,7 @@ from ort_dynamo.errors import InvalidArgumentError, OpsetError, TrainingGraphErr
 from ort_dynamo.training.model_desc_validation import InputDescription, InputDescriptionTyped, _ORTTrainerModelDesc
 from ort_dynamo.training.optim.config import _OptimizerConfig
 from ort_dynamo.training.trainer.files import StepFiles
+from ort_dynamo.training.trainer.guarded_step import SpelledInputs, misfit
 from ort_dynamo.training.trainer.model_with_loss import CombinedModel
 from ort_dynamo.training.trainer.settings import rules_of
 from ort_dynamo.training.trainer.training_state import TrainingState
@@ -65,7 +66,8 @@ def export_training_graph(
         model_desc: names and shapes of inputs and outputs, as for ORTTrainer; one output is the loss.
         optim_config: optim.SGDConfig, AdamConfig or LambConfig.
         inputs: a batch; only shapes and dtypes matter. Sizes that model_desc names may be others when it runs.
-        path: where to write the model, with its tensors beside it if they are over 2 GiB. None writes nothing.
+        path: where to write the model, with its tensors beside it if they are over 2 GiB. A missing folder is made.
+            None writes nothing.
         loss_fn: takes the model's output, and the last input; gives a scalar. None where the model gives the loss.
         part: "forward" for the model and its loss, "gradients" for these with "<weight>.grad", with the weights as
             constants; "step" for all.
@@ -83,6 +85,7 @@ def export_training_graph(
             cannot convert it to the opset: the message names each operator, with the reason.
         OSError: the file cannot be written.
     """
+    _check("model", model, isinstance(model, nn.Module), "an nn.Module")
     _check("optim_config", optim_config, isinstance(optim_config, _OptimizerConfig), _CONFIGS)
     _check("part", part, part in get_args(_Part), "one of " + ", ".join(map(repr, get_args(_Part))))
     newest = onnx.defs.onnx_opset_version()
@@ -124,37 +127,12 @@ def export_training_graph(
 def _check_inputs(inputs: Sequence[Tensor], described: Sequence[InputDescription | InputDescriptionTyped]) -> None:
     """Raise InvalidArgumentError unless the example inputs are tensors of the described shapes."""
     tensors = not isinstance(inputs, Tensor) and all(isinstance(one, Tensor) for one in inputs)
-    _check("inputs", _Spelled(inputs), tensors, "a list or tuple of tensors, one for each input of model_desc")
+    _check("inputs", SpelledInputs(inputs), tensors, "a list or tuple of tensors, one for each input of model_desc")
     names = ", ".join(repr(one.name) for one in described)
     expected = f"{len(described)} tensors, for the inputs of model_desc: {names}"
-    _check("inputs", _Spelled(inputs), len(inputs) == len(described), expected)
-    sizes: dict[str, int] = {}
-    for tensor, one in zip(inputs, described, strict=True):
-        agree = tensor.dim() == len(one.shape) and all(
-            (sizes.setdefault(size, own) if isinstance(size, str) else size) == own
-            for size, own in zip(one.shape, tensor.shape, strict=True)
-        )
-        known = [f"{name} = {size}" for name, size in sizes.items() if name in one.shape]
-        shape = f"the shape {one.shape}{f' with {known[0]}' if known else ''}"
-        _check("inputs", _Spelled(inputs), agree, f"{one.name!r} of {shape}, as model_desc says")
-
-
-class _Spelled:
-    """The repr of an error's value: dtypes and shapes in place of numbers."""
-
-    def __init__(self, inputs: object) -> None:
-        self._inputs = inputs
-
-    def __repr__(self) -> str:
-        if isinstance(self._inputs, Tensor):
-            return _spelled(self._inputs)
-        return f"[{', '.join(map(_spelled, self._inputs))}]"  # type: ignore[call-overload]
-
-
-def _spelled(one: object) -> str:
-    if not isinstance(one, Tensor):
-        return type(one).__name__
-    return f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}"
+    _check("inputs", SpelledInputs(inputs), len(inputs) == len(described), expected)
+    wrong = misfit(inputs, described)
+    _check("inputs", SpelledInputs(inputs), wrong is None, wrong or "")
 
 
 def _check(name: str, value: object, is_right: bool, expected: str) -> None:

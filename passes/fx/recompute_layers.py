@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from ort_dynamo.passes.fx.analysis.layers import Layer, find_layers
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, can_recompute, is_tensor, tag
 from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.passes.ordering import Condition, ordering
+from ort_dynamo.program_warning import warn_program
 
 __all__ = ["RecomputeLayers"]
 
@@ -44,18 +44,16 @@ class RecomputeLayers(PassBase):
             return PassResult(graph_module, False)
         layers = find_layers(joint)
         if len(layers) < 2:
-            warnings.warn(
+            warn_program(
                 "transformer_layer_recompute changes nothing: the graph has no two numbered sibling modules of one "
-                "class that keep tensors for the backward, and no repeated piece between single tensors",
-                stacklevel=2,
+                "class that keep tensors for the backward, and no repeated piece between single tensors"
             )
             return PassResult(graph_module, False)
         count = self.count or len(layers) - 1
         if count > len(layers) - 1:
-            warnings.warn(
+            warn_program(
                 f"layers:{count} is asked for; of the {len(layers)} layers found, the first {len(layers) - 1} "
-                "are recomputed",
-                stacklevel=2,
+                "are recomputed"
             )
             count = len(layers) - 1
         modified = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from ort_dynamo.options.plan_grammar import Plan, PlanType
 from ort_dynamo.passes.fx.analysis.plans import Candidate, decide, find_candidates
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, tag
 from ort_dynamo.passes.ordering import Condition, ordering
+from ort_dynamo.program_warning import warn_program
 
 __all__ = ["RecomputePlan"]
 
@@ -66,16 +66,14 @@ class RecomputePlan(PassBase):
             if not found:
                 unmatched.append(plan)
             elif plan.count > len(found):
-                warnings.warn(
-                    f"recompute_plan '{plan}': a graph has only {len(found)} of this cluster; all are recomputed",
-                    stacklevel=2,
+                warn_program(
+                    f"recompute_plan '{plan}': a graph has only {len(found)} of this cluster; all are recomputed"
                 )
             chosen += found if plan.count < 0 else found[: plan.count]
         if unmatched and candidates:
-            warnings.warn(
+            warn_program(
                 f"recompute_plan {_quoted(unmatched)} matches nothing in a graph that has "
-                f"{_existing(candidates, unmatched)}; ort_dynamo.memory_plan shows all with their bytes",
-                stacklevel=2,
+                f"{_existing(candidates, unmatched)}; ort_dynamo.memory_plan shows all with their bytes"
             )
         return chosen
 

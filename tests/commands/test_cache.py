@@ -155,6 +155,27 @@ def test_warm_runs_a_program_and_says_what_it_found(place: Path, script: Path) -
     assert warm() == (0, ["arguments [] __main__", f"2 graphs read from {place}, 0 built"])
 
 
+@pytest.mark.parametrize("name", ["nofile.py", "."])
+def test_warm_says_that_a_program_cannot_be_read(
+    name: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cache", "warm", str(tmp_path / name)]) == 2
+    err = capsys.readouterr().err
+    assert f"error: Cannot run the program {tmp_path / name}: " in err
+    assert "No such file" in err
+
+
+def test_the_folder_may_be_given_before_or_after_the_action(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = str(tmp_path / "other")
+    for arguments in (["--dir", other, "info"], ["info", "--dir", other], ["--dir", "unused", "info", "--dir", other]):
+        assert main(["cache", *arguments]) == 0
+        assert capsys.readouterr().out.startswith(f"folder   {other} (not there yet)\n")
+    assert main(["cache", "info"]) == 0
+    assert capsys.readouterr().out.startswith(f"folder   {place} ")
+
+
 def test_warm_needs_the_cache_on(
     script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,7 +53,8 @@ def test_every_promised_fact_is_printed_for_both_models(short_run: Run) -> None:
         "first step, with compilation: eager ",
         "median step: eager ",
         "graphs compiled: ",
-        "in eager: 0",
+        "ok          no node in eager (fallback): 0",
+        " in torch by design, ",
     ):
         assert short_run.output.count(fact) >= 2, fact
     assert short_run.output.count("test accuracy: eager ") == 1
@@ -172,6 +173,19 @@ def test_low_accuracy_and_nodes_in_eager_are_not_ok() -> None:
     in_eager = _outcome(counts=counts, reasons={"aten.cumprod.default: no lowering": 1})
     assert _states(in_eager) == ["ok", "ok", "ok", "NOT OK"]
     assert "  1 of aten.cumprod.default: no lowering" in verdict.describe(in_eager)
+
+
+def test_where_the_nodes_run_is_in_the_summarys_words() -> None:
+    counts = {"graphs": 3, "native_nodes": 0, "by_design_nodes": 1, "chosen_nodes": 98, "eager_nodes": 0}
+    lines = verdict.describe(_outcome(counts=counts))
+    assert lines[-2:] == [
+        "graphs compiled: 3; nodes: 0 in ONNX Runtime, 1 in torch by design, 98 in torch by choice (placement), "
+        "0 in eager (fallback)",
+        '  torch runs conv nets on a CPU by choice, since it is faster. Set options={"placement": "onnxruntime"} to '
+        "run in ONNX Runtime what torch runs by choice.",
+    ]
+    assert "by choice, since" not in "".join(verdict.describe(_outcome()))
+    assert str(verdict.judge(_outcome())[-1]) == "ok          no node in eager (fallback): 0"
 
 
 def test_a_run_in_which_nothing_was_compiled_is_not_ok() -> None:

@@ -80,7 +80,7 @@ def test_several_distributions_are_one_fault_whatever_they_break() -> None:
     what, fix, is_fault = only(replace(CUDA, runtime=replace(STOCK, distributions=both)))
     assert is_fault
     assert "(onnxruntime 1.31.1, onnxruntime-gpu 1.31.1), which overwrite one another's files" in what
-    assert "what is imported says that it is onnxruntime 1.31.1" in what
+    assert "`import onnxruntime` loads onnxruntime 1.31.1" in what
     assert (
         fix
         == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]>=1.28'"

@@ -54,6 +54,14 @@ def test_operators_are_found_by_a_part_of_their_names(capsys: pytest.CaptureFixt
     assert "aten._linalg_svd.default: eager mode (fallback)\n" in out
     assert main(["operators", "--fallback", "_softmax", "linalg_svd"]) == 0
     assert capsys.readouterr().out.startswith("aten._linalg_svd.default: eager mode (fallback)\n")
+    assert main(["operators", "aten.relu.default"]) == 0
+    assert "composed:" not in capsys.readouterr().out
+    assert main(["operators", "relu"]) == 0
+    legend = capsys.readouterr().out.splitlines()[-2:]
+    assert legend == [
+        "?: not known, since no test arguments could be generated from the schema",
+        "composed: the gradient consists of ordinary operators",
+    ]
     assert main(["operators", "sofmax"]) == 1
     assert "No operator in the table has a name with 'sofmax' (did you mean 'softmax'?)." in capsys.readouterr().err
     assert main(["operators", "softmax", "--write"]) == 2

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from ort_dynamo import PropagateCastOpsStrategy
 from ort_dynamo.errors import InvalidOptionError, UnknownModeError, UnknownOptionError
+from ort_dynamo.options import public
 from ort_dynamo.options.groups import (
     MODES,
     CacheOptions,
@@ -85,13 +89,21 @@ def test_a_path_object_is_a_path(tmp_path: Path) -> None:
         ({"session_options": 1}, InvalidOptionError, "an onnxruntime.SessionOptions or a dict"),
         ({"debug": {"contrib_ops": 1}}, InvalidOptionError, "expected True or False"),
         ({"cache": 3}, InvalidOptionError, "None, True, False or the path of a folder"),
-        ({"recompute_plan": "layer"}, InvalidOptionError, r"'layer': expected '<cluster>:<type>:<count>'"),
-        ({"recompute_plan": "layers:x"}, InvalidOptionError, r"'layers:x': expected"),
+        (
+            {"recompute_plan": "layer"},
+            InvalidOptionError,
+            r"'layer': expected .* 'layers:N' or a cluster .*\(did you mean 'layers'\?\)",
+        ),
+        ({"recompute_plan": "layers:x"}, InvalidOptionError, r"'layers:x': .* \(did you mean 'layers:N'\?\)"),
         ([("fallback", "eager")], InvalidOptionError, "expected a dict"),
-        ({"recompute_plan": "Gelu:1:-1"}, InvalidOptionError, r"'Gelu:1:-1': expected '<cluster>:<type>:<count>'"),
+        (
+            {"recompute_plan": "Gelu:1:-1"},
+            InvalidOptionError,
+            r"'Gelu:1:-1': .* or a cluster '<cluster>:<type>:<count>'",
+        ),
         ({"recompute_plan": "Gelu+:3:-1"}, InvalidOptionError, r"a type of 0, 1 or 2"),
         ({"recompute_plan": "Gelu+:1:-2"}, InvalidOptionError, r"a count of -1 or more"),
-        ({"recompute_plan": "Gelu+:1"}, InvalidOptionError, r"'Gelu\+:1': expected '<cluster>"),
+        ({"recompute_plan": "Gelu+:1"}, InvalidOptionError, r"'Gelu\+:1': expected .* '<cluster>"),
         ({"recompute_plan": ["Gelu+:1:1", "Gelu+:1:2"]}, InvalidOptionError, r"Gelu\+:1 is there twice"),
         ({"recompute_plan": ["Gelu+:1:1", 3]}, InvalidOptionError, "plans as text joined by commas, a list"),
         ({"recompute_plan": 1}, InvalidOptionError, "plans as text joined by commas, a list"),
@@ -185,22 +197,22 @@ OLD: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", OLD)
 def test_a_name_of_an_earlier_release_works_and_names_the_new_one(name: str) -> None:
     value, new = OLD[name]
-    with pytest.warns(DeprecationWarning, match=f"the ort_train option '{name}' is now {re.escape(DEPRECATED[name])}"):
+    with pytest.warns(FutureWarning, match=f"the ort_train option '{name}' is now {re.escape(DEPRECATED[name])}"):
         old = parse_options(None, {name: value})
     assert old == parse_options(None, new) != Options() or name in ("fuse", "contrib_ops", "compare_ranks")
 
 
 def test_names_of_earlier_releases_without_one_option_in_their_place(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="is now cache=FOLDER"):
+    with pytest.warns(FutureWarning, match="is now cache=FOLDER"):
         assert parse_options(None, {"cache_dir": tmp_path}).cache == CacheOptions(cache_dir=str(tmp_path))
-    with pytest.warns(DeprecationWarning, match='is now recompute_plan="layers:N"'):
+    with pytest.warns(FutureWarning, match='is now recompute_plan="layers:N"'):
         parsed = parse_options(None, {"recompute_plan": "layers", "number_recompute_layers": 4})
     assert parsed == parse_options(None, {"recompute_plan": "layers:4"})
 
 
 def test_a_field_is_set_once() -> None:
     with (
-        pytest.warns(DeprecationWarning, match="is now threads"),
+        pytest.warns(FutureWarning, match="is now threads"),
         pytest.raises(InvalidOptionError, match="'threads' cannot be 3: expected 2, as another option has it"),
     ):
         parse_options(None, {"threads": 2, "intra_op_num_threads": 3})
@@ -208,7 +220,7 @@ def test_a_field_is_set_once() -> None:
 
 def test_an_error_says_the_name_that_was_given() -> None:
     with (
-        pytest.warns(DeprecationWarning, match="is now threads"),
+        pytest.warns(FutureWarning, match="is now threads"),
         pytest.raises(InvalidOptionError, match="'intra_op_num_threads' cannot be"),
     ):
         parse_options(None, {"intra_op_num_threads": 0})
@@ -268,10 +280,61 @@ def test_each_level_of_a_session_is_heeded(level: int, named: str) -> None:
 
 
 def test_an_unknown_attribute_of_a_session_is_refused_at_the_compile() -> None:
-    compiled = torch.compile(torch.sin, backend="ort_train", options={"session_options": {"profiling": True}})
-    with pytest.raises(BackendCompilerFailed, match="attributes of this ONNX Runtime's SessionOptions") as raised:
+    compiled = torch.compile(torch.sin, backend="ort_train", options={"session_options": {"enable_profilng": True}})
+    said = (
+        r"option 'session_options': SessionOptions of onnxruntime\S* \S+ has no attribute 'enable_profilng' "
+        r"\(did you mean 'enable_profiling'\?\)"
+    )
+    with pytest.raises(BackendCompilerFailed, match=said) as raised:
         compiled(torch.randn(2))
     assert isinstance(raised.value.inner_exception, InvalidOptionError)
+
+
+def test_an_unknown_option_of_the_provider_is_named() -> None:
+    options = {"session_options": {"provider_options": {"nope": "1"}}}
+    with pytest.raises(BackendCompilerFailed, match="CPUExecutionProvider has no option 'nope'") as raised:
+        torch.compile(torch.sin, backend="ort_train", options=options)(torch.randn(2))
+    assert isinstance(raised.value.inner_exception, InvalidOptionError)
+
+
+@pytest.mark.parametrize("below", [".", "folder"])
+def test_a_folder_that_cannot_be_written_is_refused_with_the_option(below: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / below
+    compiled = torch.compile(torch.sin, backend="ort_train", options={"save_onnx": folder})
+    with pytest.raises(BackendCompilerFailed, match=f"'save_onnx' cannot be '{folder}': ") as raised:
+        compiled(torch.randn(2))
+    inner = raised.value.inner_exception
+    assert isinstance(inner, InvalidOptionError)
+    assert isinstance(inner, OSError)
+    assert isinstance(inner.__cause__, OSError)
+
+
+def test_debug_keys_of_later_releases_are_no_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public, "DEBUG", (*DEBUG, "later"))
+    assert public.read_options({"debug": {"later": True}}) == {"later": True}
+    with pytest.raises(UnknownOptionError, match="no option 'later'"):
+        public.read_options({"later": True})
+
+
+PROGRAM = """
+import torch
+
+compiled = torch.compile(torch.sin, backend="ort_train", options={"gelu_recompute": True, "debug": {"fuse": False}})
+compiled(torch.randn(2))
+"""
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_an_old_name_is_shown_at_the_programs_line_by_default(as_module: bool, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    what = ["-c", "import program"] if as_module else ["program.py"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    finished = subprocess.run(
+        [sys.executable, *what], cwd=tmp_path, capture_output=True, text=True, check=True, env=environment
+    )
+    line = "program.py:5: FutureWarning: the ort_train option 'gelu_recompute' is now recompute_plan=\"gelu\""
+    assert line in finished.stderr
 
 
 def test_options_of_a_session_reach_it(tmp_path: Path) -> None:

@@ -187,6 +187,7 @@ def test_what_has_no_form_in_an_opset_is_named() -> None:
             InvalidArgumentError,
             r"expected 'y' of the shape \['n'\] with n = 3, as model_desc says",
         ),
+        ({"model": len}, InvalidArgumentError, "cannot take model=<built-in function len>: expected an nn.Module"),
         ({"model": nn.Bilinear(4, 4, 2)}, TrainingGraphError, r"Bilinear.forward\(\) cannot take 1 input: missing"),
     ],
 )

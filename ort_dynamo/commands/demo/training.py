@@ -56,7 +56,7 @@ class Outcome:
 
     Attributes:
         eager, ort: the two trainings.
-        counts: the backend's counters: graphs, islands, native_nodes, chosen_nodes, eager_nodes.
+        counts: the backend's counters: graphs, islands, native_nodes, by_design_nodes, chosen_nodes, eager_nodes.
         reasons: why nodes stayed in eager -> how many.
     """
 
@@ -93,7 +93,8 @@ def train_side_by_side(
     if task.test is not None:
         eager.test(*task.test)
         ort.test(*task.test)
-    return Outcome(eager.trace, ort.trace, dict(counters["ort_train"]), dict(counters["ort_train_eager"]))
+    counts = {**counters["ort_train"], "by_design_nodes": counters["ort_train_by_design"].total()}
+    return Outcome(eager.trace, ort.trace, counts, dict(counters["ort_train_eager"]))
 
 
 class _Trainee:

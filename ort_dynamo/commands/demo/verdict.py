@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from ort_dynamo.commands.demo.training import Outcome, Trace
+from ort_dynamo.report.places import BY_CHOICE, BY_DESIGN, FALLBACK, PLACE
 
 __all__ = ["Verdict", "describe", "judge", "relative_differences"]
 
@@ -59,7 +60,7 @@ def judge(outcome: Outcome) -> list[Verdict]:
             verdicts.append(Verdict(state, f"{claim}: {outcome.ort.accuracy:.3f}"))
     compiled = outcome.counts.get("native_nodes", 0) + outcome.counts.get("chosen_nodes", 0)
     in_eager = outcome.counts.get("eager_nodes", 0)
-    verdicts.append(Verdict(_state(compiled > 0 and in_eager == 0), f"no node in eager: {in_eager}"))
+    verdicts.append(Verdict(_state(compiled > 0 and in_eager == 0), f"no node {FALLBACK}: {in_eager}"))
     return verdicts
 
 
@@ -94,8 +95,11 @@ def describe(outcome: Outcome) -> list[str]:
     lines += _step_times(eager, ort)
     lines.append(
         f"graphs compiled: {counts.get('graphs', 0)}; nodes: {counts.get('native_nodes', 0)} in ONNX Runtime, "
-        f"{counts.get('chosen_nodes', 0)} in torch by choice, {counts.get('eager_nodes', 0)} in eager (fallback)"
+        f"{counts.get('by_design_nodes', 0)} {BY_DESIGN}, {counts.get('chosen_nodes', 0)} {BY_CHOICE}, "
+        f"{counts.get('eager_nodes', 0)} {FALLBACK}"
     )
+    if counts.get("chosen_nodes", 0):
+        lines.append(f"  torch runs conv nets on a CPU by choice, since it is faster. {PLACE}")
     lines += [f"  {count} of {reason}" for reason, count in sorted(outcome.reasons.items())]
     return lines
 

@@ -119,7 +119,7 @@ def _named(runtime: RuntimeFacts) -> tuple[str, str]:
 
 
 def _now_of(runtime: RuntimeFacts) -> str:
-    return f"; what is imported says that it is {' '.join(runtime.says)}" if runtime.says else ""
+    return f"; `import onnxruntime` loads {' '.join(runtime.says)}" if runtime.says else ""
 
 
 def _plain(named: tuple[str, str]) -> tuple[str, str]:

@@ -64,15 +64,26 @@ _WORDS = {
 }
 
 
+_LEGEND = {
+    "?": "not known, since no test arguments could be generated from the schema",
+    "composed": "the gradient consists of ordinary operators",
+}
+"""Dtypes or gradient of a row that need words -> the words, as on the page."""
+
+
 def _print_rows(parts: list[str], fallback: bool) -> int:
     from ort_dynamo.commands.operators.table import names, rows
 
+    explained = set()
     for row in rows(parts, fallback=fallback):
+        explained |= {row.dtypes, row.gradient} & _LEGEND.keys()
         print(f"{row.overload}: {_WORDS[row.how]}")
         facts = {"dtypes": row.dtypes, "gradient": row.gradient, "note": row.notes}
         for name, value in facts.items():
             if value:
                 print(f"  {name:9} {value}")
+    for value in sorted(explained):
+        print(f"{value}: {_LEGEND[value]}")
     known = names()
     unknown = [part for part in parts if not any(part in name for name in known)]
     words = {word for name in known for word in (name.split(".")[1], name.split(".")[1].strip("_"))}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from ort_dynamo.embedding import warn_program
 from ort_dynamo.errors import SeveralProcessesError
 from ort_dynamo.onnx_module import OnnxModule
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
@@ -141,12 +141,8 @@ def _copied(model: nn.Module) -> nn.Module:
             "properly exported to ONNX. Compute will continue, but unexpected results may occur! "
             f"The model itself is trained, not a copy: {error}"
         )
-        warnings.warn(message, stacklevel=_OF_THE_PROGRAM)
+        warn_program(message)
         return model
-
-
-_OF_THE_PROGRAM = 6
-"""The call of train_step or eval_step, counted from the warning."""
 
 
 def step_files(

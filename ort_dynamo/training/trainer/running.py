@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from types import FunctionType
 from typing import Any, NoReturn, cast
 
@@ -17,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from ort_dynamo.embedding import CompileRecord, Options, compile_recorded, in_a_line
+from ort_dynamo.embedding import CompileRecord, Options, compile_recorded, in_a_line, warn_program
 from ort_dynamo.errors import InputDtypeError, OrtDynamoError, TrainingGraphError
 from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.torch_internals import (
@@ -170,7 +166,7 @@ class RunningModel:
             self._raise(error, inputs)
         if self._split.trained_nothing and not self._said_nothing_trains:
             self._said_nothing_trains = True
-            _warn_the_program(_NOTHING_TRAINS)
+            warn_program(_NOTHING_TRAINS)
         return list(outputs), all_finite
 
     def _made_step(self) -> SplitStep:
@@ -272,24 +268,13 @@ def _say_that_it_runs_apart(error: Exception) -> None:
         "The training step of this model cannot be one graph, so forward, backward and update run apart: "
         f"{reason or type(raised).__name__}{f' ({place})' if place else ''}"
     )
-    _warn_the_program(message)
+    warn_program(message)
 
 
 _NOTHING_TRAINS = (
     "This step trains nothing: the loss depends on no parameter of the model that requires a gradient. train_step "
     "gives the outputs and changes no weight."
 )
-
-
-def _warn_the_program(message: str) -> None:
-    """Warn at the line outside of this package that called the trainer."""
-    frame, depth = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame, depth = frame.f_back, depth + 1
-    warnings.warn(message, stacklevel=depth)
-
-
-_PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 
 
 _SPELLED = {

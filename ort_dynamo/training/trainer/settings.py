@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import distributed
 
-from ort_dynamo.embedding import Options, make_options
+from ort_dynamo.embedding import Options, make_options, warn_program
 from ort_dynamo.errors import DeviceNotAvailableError, ProcessGroupError, SeveralProcessesError
 from ort_dynamo.training.environment import TORCHRUN, local_rank_of_environment, torchrun_says
 from ort_dynamo.training.optim.config import AdamConfig, LambConfig, _OptimizerConfig
@@ -35,11 +34,14 @@ def training_device(options: ORTTrainerOptions | None) -> torch.device:
     "cuda" is local_rank's device where there are several processes.
 
     Raises:
-        RuntimeError: torch knows no such device, or there is no CUDA.
+        DeviceNotAvailableError: torch knows no device of that name.
     """
     if options is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(options.device.id)
+    try:
+        device = torch.device(options.device.id)
+    except RuntimeError as error:
+        raise DeviceNotAvailableError(device=options.device.id, version=torch.__version__) from error
     if device.type == "cuda" and device.index is None and options.distributed.world_size > 1:
         return torch.device("cuda", options.distributed.local_rank)
     return device
@@ -135,7 +137,7 @@ def rules_of(
     given = {name: group for group in reversed(config.params) for name in group["params"]}
     by_name = {tied.get(name, name): group for name, group in given.items()}
     if unknown := sorted(set(given) - set(known)):
-        warnings.warn(f"The optimizer's groups name parameters that the model does not have: {unknown}", stacklevel=4)
+        warn_program(f"The optimizer's groups name parameters that the model does not have: {unknown}")
     return {name: _rule(config, by_name.get(name, config.defaults)) for name in names}
 
 

@@ -200,8 +200,9 @@ def test_a_plan_that_is_switched_off_does_nothing(joint_graph: Capture, switched
 
 def test_a_count_above_the_occurrences_takes_all_with_a_warning(joint_graph: Capture) -> None:
     gm = chain_graph(joint_graph)
-    with pytest.warns(UserWarning, match=r"recompute_plan 'Gelu\+:1:4': a graph has only 3 of this cluster"):
+    with pytest.warns(UserWarning, match=r"recompute_plan 'Gelu\+:1:4': a graph has only 3 of this cluster") as warned:
         RecomputePlan(read_plans("Gelu+:1:4"))(gm)
+    assert warned[0].filename == __file__  # and no line of ours or of torch
     assert recomputed(gm) == ["gelu", "gelu_1", "gelu_2"]
 
 
@@ -226,8 +227,11 @@ def test_plans_go_together_and_do_not_depend_on_one_another(joint_graph: Capture
 
 def test_the_nearest_of_what_exists_is_named_first(joint_graph: Capture) -> None:
     gm = chain_graph(joint_graph)
-    with pytest.warns(UserWarning, match=r"'Gelu\+:2:-1', 'Matmul\+:1:1' matches nothing .* has 'Gelu\+:1:-1', 'MatM"):
+    with pytest.warns(
+        UserWarning, match=r"'Gelu\+:2:-1', 'Matmul\+:1:1' matches nothing .* has 'Gelu\+:1:-1', 'MatM"
+    ) as warned:
         RecomputePlan(read_plans("Gelu+:2:-1,Matmul+:1:1"))(gm)
+    assert warned[0].filename == __file__
 
 
 # -- type 2 ------------------------------------------------------------------------------------------------------

@@ -1,12 +1,16 @@
-"""A trainer names the input whose dtype the model does not take."""
+"""A trainer names the input whose dtype or shape the model does not take."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 from small_trainers import batches, make_trainer
+from torch import nn
 
-from ort_dynamo.errors import InputDtypeError
+from ort_dynamo.errors import InputDtypeError, InvalidArgumentError
+from ort_dynamo.training import ORTTrainer, ORTTrainerOptions, optim
 
 
 @pytest.mark.parametrize("one_session", [True, False], ids=["one session", "two halves"])
@@ -29,3 +33,68 @@ def test_a_label_of_another_dtype_is_named() -> None:
     x, label = batches(1)[0]
     with pytest.raises(InputDtypeError, match="'label' is int32"):
         make_trainer().train_step(x, label.to(torch.int32))
+
+
+@pytest.mark.parametrize("one_session", [True, False], ids=["one session", "two halves"])
+def test_a_refused_step_warns_of_no_fallback_and_is_no_example(
+    one_session: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch._dynamo.reset()  # each fallback is warned about once
+    x, label = batches(1)[0]
+    trainer = make_trainer(one_session=one_session)
+    for step in (trainer.train_step, trainer.eval_step):
+        with pytest.raises(InputDtypeError):
+            step(x.double(), label)
+    assert "in eager (fallback)" not in caplog.text
+    trainer.train_step(x, label)
+    trainer.save_as_onnx(tmp_path / "model.onnx")
+    assert (tmp_path / "model.onnx").exists()
+
+
+class Spectrum(nn.Module):
+    """Has an operator that runs in eager, and takes inputs of any width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(x * self.scale).abs().mean()
+
+
+def spectrum_trainer() -> ORTTrainer:
+    description = {"inputs": [("x", ["batch", 4])], "outputs": [("loss", [], True)]}
+    options = ORTTrainerOptions({"device": {"id": "cpu"}})
+    return ORTTrainer(Spectrum(), description, optim.SGDConfig(lr=0.1), options=options)
+
+
+def test_a_step_that_runs_warns_of_its_fallbacks(caplog: pytest.LogCaptureFixture) -> None:
+    torch._dynamo.reset()
+    spectrum_trainer().train_step(torch.randn(2, 4))
+    said = [record.getMessage() for record in caplog.records if "in eager (fallback)" in record.getMessage()]
+    assert any("_fft" in one and "test_input_dtypes.py" in one for one in said)
+
+
+def test_other_static_sizes_run_if_the_model_takes_them() -> None:
+    trainer = spectrum_trainer()
+    assert trainer.train_step(torch.randn(2, 4)).isfinite()
+    assert trainer.train_step(torch.randn(2, 5)).isfinite()
+    assert trainer.eval_step(torch.randn(3, 6)).isfinite()
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("one_session", [True, False], ids=["one session", "two halves"])
+def test_an_input_of_another_shape_is_named(one_session: bool, warm: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    x, label = batches(1)[0]
+    trainer = make_trainer(one_session=one_session)
+    if warm:
+        trainer.train_step(x, label)
+    for step in (trainer.train_step, trainer.eval_step):
+        with pytest.raises(InvalidArgumentError) as raised:
+            step(torch.cat([x, x], 1), label)
+        given = f"[float32{[x.shape[0], 2 * x.shape[1]]}, int64{[*label.shape]}]"
+        assert str(raised.value).startswith(f"{step.__name__}() cannot take inputs={given}: expected 'input1' of ")
+        assert str(raised.value).endswith(", as model_desc says.")
+        assert raised.value.__cause__ is not None
+    assert "Traceback" not in capfd.readouterr().err  # of torch's log
+    assert trainer.train_step(x, label)[0].isfinite()

@@ -148,7 +148,9 @@ def test_a_refusal_has_its_old_text(model_desc: Any, message: str) -> None:
 
 @pytest.mark.parametrize("model_desc", [None, 5, "a", [("inputs", [])]])
 def test_a_description_is_a_dict(model_desc: Any) -> None:
-    assert message_of(model_desc) == f"Invalid model_desc: '{model_desc}' is not a document, must be a dict"
+    assert (
+        message_of(model_desc) == f"Invalid model_desc: expected a dict with 'inputs' and 'outputs', got {model_desc!r}"
+    )
 
 
 def test_dtypes_are_checked() -> None:

@@ -245,7 +245,7 @@ def test_the_nearest_name_follows_the_old_text(options: Any, text: str) -> None:
 def test_options_are_a_dict(options: Any) -> None:
     with pytest.raises(ValueError) as caught:
         ORTTrainerOptions(options)
-    assert str(caught.value) == f"Invalid options: '{options}' is not a document, must be a dict"
+    assert str(caught.value) == f"Invalid options: expected a dict, got {options!r}"
 
 
 def test_mixed_precision_has_a_loss_scaler_and_nothing_else_has() -> None:

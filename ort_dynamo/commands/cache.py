@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ort_dynamo.commands.script import run_script
+from ort_dynamo.commands.script import check_program, run_script
 
 if TYPE_CHECKING:
     from ort_dynamo.cache.entry import Entry
@@ -158,7 +158,7 @@ def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
 
     if cache_place() is None:
         raise CacheOffError(name=SWITCH)
-    _check_program(script)
+    check_program(script)
     os.environ[DIRECTORY] = str(folder.path)
     status = run_script(script, arguments)
     if precompiles():
@@ -167,16 +167,6 @@ def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(COUNTS.items()) if reason != "hit")
     print(f"{COUNTS['hit']} graphs read from {folder.path}, {misses} built{f' ({reasons})' if misses else ''}")
     return status
-
-
-def _check_program(script: Path) -> None:
-    """Raise ProgramFileError unless a program can be read; a folder is one if it has a __main__.py."""
-    from ort_dynamo.errors import ProgramFileError
-
-    try:
-        (script / "__main__.py" if script.is_dir() else script).open("rb").close()
-    except OSError as error:
-        raise ProgramFileError(path=script, error=error) from error
 
 
 def _size(nbytes: float) -> str:

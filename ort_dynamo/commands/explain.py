@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ort_dynamo.commands.script import run_script
+from ort_dynamo.commands.script import check_program, run_script
 from ort_dynamo.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ def run(arguments: argparse.Namespace) -> int:
         The program's own exit status.
 
     Raises:
-        InvalidArgumentError: there is no such program, or an option has no value.
+        ProgramFileError: the program is missing or cannot be read.
+        InvalidArgumentError: an option has no value.
     """
     from ort_dynamo.explanation.script import observing
 
     script: Path = arguments.script
-    if not script.is_file():
-        raise InvalidArgumentError(function="explain", name="script", value=str(script), expected="a Python file")
+    check_program(script)
     given = _take_own(arguments)
     with observing(script.name) as observed:
         try:

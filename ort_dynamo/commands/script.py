@@ -7,7 +7,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["run_script"]
+__all__ = ["check_program", "run_script"]
+
+
+def check_program(script: Path) -> None:
+    """Raise ProgramFileError unless a program can be read; a folder is one if it has a __main__.py."""
+    from ort_dynamo.errors import ProgramFileError
+
+    try:
+        (script / "__main__.py" if script.is_dir() else script).open("rb").close()
+    except OSError as error:
+        raise ProgramFileError(path=script, error=error) from error
 
 
 def run_script(script: Path, arguments: Sequence[str]) -> int:

@@ -84,7 +84,7 @@ def test_a_program_that_compiles_nothing_is_told_so(tmp_path: Path, capsys: pyte
 
 def test_a_missing_program_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(tmp_path / "none.py")]) == 2
-    assert "a Python file" in capsys.readouterr().err
+    assert "Cannot run the program" in capsys.readouterr().err
     (tmp_path / "there.py").write_text("")
     assert main(["explain", str(tmp_path / "there.py"), "--html"]) == 2
 

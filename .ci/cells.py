@@ -34,7 +34,7 @@ SAMPLE = (
     "tests/passes/fx/test_batch_norm.py",
     "tests/passes/fx/test_hoist_random.py",
     "tests/passes/fx/test_keep_statistics_wide.py",
-    "tests/passes/fx/test_own_results.py",
+    "tests/passes/fx/test_copy_small_results.py",
     "tests/passes/fx/test_recompute_casts.py",
     "tests/passes/fx/test_recompute_plan.py",
     "tests/passes/fx/test_remove_no_ops.py",

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from bench.cuda_checks import CHECKS, Found
-from bench.cuda_place import Place
+from bench.cuda_device import Place
 from bench.cuda_speed import SPEEDS
 
 __all__ = ["PARTS", "about", "main", "run_parts", "table"]

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from bench.contestants import compile_with
+from bench.cuda_device import Place, resident_bytes
 from bench.cuda_models import SMALL, build_model
-from bench.cuda_place import Place, resident_bytes
 from bench.workloads import Workload
 
 __all__ = ["CHECKS", "Found", "copies", "memcpy_nodes"]

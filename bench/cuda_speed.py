@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench.contestants import compile_with
 from bench.cuda_checks import Found
+from bench.cuda_device import Place
 from bench.cuda_models import LARGE, SMALL, build_model
-from bench.cuda_place import Place
 from bench.interleaved import Spread
 from bench.workloads import Workload
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
+from bench.cuda_device import Place
 from bench.cuda_models import SMALL, build_model
-from bench.cuda_place import Place
 from bench.workloads import Workload
 
 __all__ = ["TRAININGS", "Training", "train"]

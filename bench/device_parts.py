@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from bench.cuda_checks import CHECKS
+from bench.cuda_device import Place
 from bench.cuda_models import Scale
-from bench.cuda_place import Place
 from bench.device_models import TRAININGS, train
 
 ROOT = Path(__file__).resolve().parent.parent

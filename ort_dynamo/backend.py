@@ -21,7 +21,7 @@ from ort_dynamo.listeners.trace_cache import TraceCache, kept_key, loading
 from ort_dynamo.listeners.write_trace import WriteTrace
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.progress import showing
-from ort_dynamo.report.counts import report_left_out, say_again
+from ort_dynamo.report.counts import report_left_out, reset_messages
 from ort_dynamo.report.record import RECORDS, CompileRecord
 from ort_dynamo.report.recorder import Records
 from ort_dynamo.report.summary import print_at_exit
@@ -148,7 +148,7 @@ def _reset() -> None:
     """Forget all compiled graphs, the records of their compiles and the warnings that were given."""
     CACHE.clear()
     RECORDS.clear()
-    say_again()
+    reset_messages()
     forget_recordings()
 
 

@@ -34,7 +34,7 @@ from ort_dynamo.runtime.boxed import Island, boxed
 from ort_dynamo.runtime.in_torch import InTorch
 from ort_dynamo.segment.probe_lowering import LoweringProbe
 from ort_dynamo.segment.segment import check_fallback, segment
-from ort_dynamo.spelled_graph import spelled
+from ort_dynamo.serialized_graph import spelled
 from ort_dynamo.target import Target
 
 __all__ = ["Compilation", "build_spec"]

@@ -19,8 +19,8 @@ from ort_dynamo.marks import OBSERVERS
 from ort_dynamo.options.groups import Options, PassOptions, make_options, parse_options
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.program_warning import warn_program
+from ort_dynamo.report.node_counts import FALLBACK, NodeCounts
 from ort_dynamo.report.notes import FunctionNote, at_limit, break_note, given_up
-from ort_dynamo.report.places import FALLBACK, Places
 from ort_dynamo.report.reasons import in_a_line
 from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.runtime.boxed import RunWatch
@@ -104,7 +104,7 @@ def find_gaps(since: float) -> Gaps:
 def count_places(records: Sequence[CompileRecord]) -> str:
     """Count in a line the nodes of some compiles by who runs them; empty where they have no graphs."""
     graphs = [graph for record in records for graph in record.graphs]
-    return str(Places.of(graphs)) if graphs else ""
+    return str(NodeCounts.of(graphs)) if graphs else ""
 
 
 def write_optimized(model: ir.Model, path: Path) -> None:

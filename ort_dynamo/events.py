@@ -18,7 +18,7 @@ from ort_dynamo.cache.open_island import OpenedIsland
 from ort_dynamo.node_origins import NodeOrigins
 from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.segment.segment import Segmented
-from ort_dynamo.spelled_graph import SpelledGraph
+from ort_dynamo.serialized_graph import SerializedGraph
 from ort_dynamo.target import Target
 
 __all__ = ["EXTRA_LISTENERS", "BoxedRun", "GraphCompilation", "Listener", "Listeners", "observed", "open_islands"]
@@ -56,7 +56,7 @@ class GraphCompilation:
     spec: BuildSpec = field(init=False)
     functions: Mapping[str, Callable[..., Any]] = field(init=False)
     islands: dict[str, OpenedIsland] = field(init=False)
-    whole: SpelledGraph = field(init=False)
+    whole: SerializedGraph = field(init=False)
     origins: NodeOrigins = field(init=False)
     passes: tuple[PassRecord, ...] = ()
     not_recorded: str = ""

@@ -20,20 +20,19 @@ from ort_dynamo.options.groups import PassOptions, RecomputeOptions
 from ort_dynamo.passes.fx.call_foreach import CallForeach
 from ort_dynamo.passes.fx.cast_statistics import CastStatistics
 from ort_dynamo.passes.fx.compare_in_forward import CompareInForward
+from ort_dynamo.passes.fx.copy_small_results import CopySmallResults
 from ort_dynamo.passes.fx.cut_into_sections import CutIntoSections
-from ort_dynamo.passes.fx.drop_kept_dims import DropKeptDims
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
+from ort_dynamo.passes.fx.drop_unit_dims import DropUnitDims
 from ort_dynamo.passes.fx.expand_log_softmax import ExpandLogSoftmax
 from ort_dynamo.passes.fx.give_strides import GiveStrides
 from ort_dynamo.passes.fx.hide_seedless import HideSeedless
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
-from ort_dynamo.passes.fx.keep_nothing import KeepNothing
 from ort_dynamo.passes.fx.keep_statistics_wide import KeepStatisticsWide
 from ort_dynamo.passes.fx.locate_assertions import LocateAssertions
 from ort_dynamo.passes.fx.mark_gates import MarkGates
 from ort_dynamo.passes.fx.merge_statistics import MergeStatistics
 from ort_dynamo.passes.fx.merge_views import MergeViews
-from ort_dynamo.passes.fx.own_results import OwnResults
 from ort_dynamo.passes.fx.recompute_arithmetic import RecomputeArithmetic
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
@@ -43,10 +42,11 @@ from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
 from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
 from ort_dynamo.passes.fx.recompute_pointwise import RecomputePointwise
 from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
-from ort_dynamo.passes.fx.remake_views import RemakeViews
+from ort_dynamo.passes.fx.recreate_views import RecreateViews
 from ort_dynamo.passes.fx.remove_no_ops import RemoveNoOps
 from ort_dynamo.passes.fx.restore_seedless import RestoreSeedless
 from ort_dynamo.passes.fx.return_no_views import ReturnNoViews
+from ort_dynamo.passes.fx.save_no_tensors import SaveNoTensors
 from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
 from ort_dynamo.passes.fx.split_statistics import SplitStatistics
 from ort_dynamo.passes.fx.torch_graph.give_kernel_dtypes import GiveKernelDtypes
@@ -57,8 +57,8 @@ from ort_dynamo.passes.fx.torch_graph.place_foreach import PlaceForeach
 from ort_dynamo.passes.fx.torch_graph.place_in_torch import PlaceInTorch
 from ort_dynamo.passes.fx.torch_graph.place_slower_operators import PlaceSlowerOperators
 from ort_dynamo.passes.fx.torch_graph.place_whole_kernels import PlaceWholeKernels
+from ort_dynamo.passes.fx.torch_graph.reinplace import Reinplace
 from ort_dynamo.passes.fx.torch_graph.reshape_views import ReshapeViews
-from ort_dynamo.passes.fx.torch_graph.write_in_place import WriteInPlace
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_cross_entropy_gradient import FuseCrossEntropyGradient
@@ -67,11 +67,11 @@ from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG
 from ort_dynamo.passes.onnx.keep_half import KeepHalf
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
-from ort_dynamo.passes.onnx.read_late import ReadLate
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.remove_unread_nodes import RemoveUnreadNodes
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
+from ort_dynamo.passes.onnx.sink_reads import SinkReads
 from ort_dynamo.passes.onnx.take_shapes_early import TakeShapesEarly
 from ort_dynamo.passes.onnx.transpose_once import TransposeOnce
 from ort_dynamo.passes.ordering import AT_FIRST, Condition, check_order
@@ -144,7 +144,7 @@ def fx_passes(options: PassOptions, *, draws: bool = False, deterministic: bool 
         deterministic: whether the graph runs under torch.use_deterministic_algorithms(True).
     """
     drawn = () if draws else (HoistRandom(deterministic),)
-    ours = (RemoveNoOps(), DropKeptDims(), DropRunningStatistics(), KeepStatisticsWide(), MarkGates(), *drawn)
+    ours = (RemoveNoOps(), DropUnitDims(), DropRunningStatistics(), KeepStatisticsWide(), MarkGates(), *drawn)
     return (*outside_fx_passes(first=True), *ours, *outside_fx_passes(options.extra_passes, first=False))
 
 
@@ -220,7 +220,7 @@ def recompute_passes(
 @_checked(MARKED)
 def cut_passes() -> tuple[PassBase, ...]:
     """Give the passes on a joint graph when all is tagged, right before the partitioner cuts it."""
-    return (SplitStatistics(), HideSeedless(), MergeViews(), RemakeViews())
+    return (SplitStatistics(), HideSeedless(), MergeViews(), RecreateViews())
 
 
 @_checked(CUT)
@@ -254,13 +254,13 @@ def section_passes(
 
 def plan_passes(outputs: int) -> tuple[PassBase, ...]:
     """Give the passes on a forward with `outputs` results of its own, which runs in eager for a memory plan."""
-    return (KeepNothing(outputs),)
+    return (SaveNoTensors(outputs),)
 
 
 @_checked()
 def outer_passes(seen: slice) -> tuple[PassBase, ...]:
     """Give the passes on an outer graph around islands, of whose outputs the program sees those in `seen`."""
-    return (OwnResults(seen), LocateAssertions(), CastStatistics())
+    return (CopySmallResults(seen), LocateAssertions(), CastStatistics())
 
 
 @_checked(OWNED)
@@ -275,7 +275,7 @@ def running_passes(
         returned: which of its outputs go to the program or to autograd.
         strides: index of an output -> its strides in eager, where they are known and the graph may give others.
     """
-    return (GiveStrides(returned, strides), ReturnNoViews(seen, views), ReshapeViews(), CallForeach(), WriteInPlace())
+    return (GiveStrides(returned, strides), ReturnNoViews(seen, views), ReshapeViews(), CallForeach(), Reinplace())
 
 
 @_checked(until=FINISHED)
@@ -316,7 +316,7 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
 @_checked()
 def order_passes(model: ir.Model) -> tuple[ir.passes.InPlacePass, ...]:
     """Give the passes on ONNX Runtime's optimized form of `model`, whose order is wanted."""
-    return (RestoreOrder.of(model), ReadLate())
+    return (RestoreOrder.of(model), SinkReads())
 
 
 def opset_passes(version: int) -> tuple[ir.passes.InPlacePass, ...]:

@@ -16,7 +16,7 @@ import torch
 cuda = pytest.importorskip("bench.cuda", reason="bench is importable under `python -m pytest` only")
 checks = pytest.importorskip("bench.cuda_checks")
 models = pytest.importorskip("bench.cuda_models")
-places = pytest.importorskip("bench.cuda_place")
+places = pytest.importorskip("bench.cuda_device")
 speed = pytest.importorskip("bench.cuda_speed")
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from workers import ENDS_ITS_PROCESS
 device = pytest.importorskip("bench.device", reason="bench is importable under `python -m pytest` only")
 parts = pytest.importorskip("bench.device_parts")
 models = pytest.importorskip("bench.device_models")
-places = pytest.importorskip("bench.cuda_place")
+places = pytest.importorskip("bench.cuda_device")
 
 PLAN = parts.Plan("cpu", "tiny", units=5)
 

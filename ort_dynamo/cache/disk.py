@@ -25,7 +25,7 @@ from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
 from ort_dynamo.cache.graph_key import GraphKey
 from ort_dynamo.cache.source_code import source_digest
 from ort_dynamo.errors import SessionError
-from ort_dynamo.options.cache_place import cache_place, traces_are_kept
+from ort_dynamo.options.cache_location import cache_location, traces_are_cached
 from ort_dynamo.options.groups import CacheOptions
 from ort_dynamo.torch_internals.artifacts import record_artifact, register_artifacts
 
@@ -72,7 +72,7 @@ def disk_cache(options: CacheOptions) -> DiskCache | None:
     Raises:
         InvalidVariableError: an environment variable of the cache has a value that it cannot take.
     """
-    place = cache_place(options.disk_cache, options.cache_dir)
+    place = cache_location(options.disk_cache, options.cache_dir)
     return None if place is None else DiskCache(CacheFolder(place.path, place.max_bytes))
 
 
@@ -81,7 +81,7 @@ def keeps_traces(options: CacheOptions) -> bool | None:
 
     None leaves the decision to the gain. Raises as `disk_cache`.
     """
-    return cache_place(options.disk_cache, options.cache_dir) is not None and traces_are_kept(options.trace_cache)
+    return cache_location(options.disk_cache, options.cache_dir) is not None and traces_are_cached(options.trace_cache)
 
 
 class DiskCache:

@@ -60,7 +60,7 @@ class MemoryCache(Generic[_T]):
             this = weakref.ref(self)
             os.register_at_fork(after_in_child=lambda: _forget_other_threads(this()))
 
-    def get_or_make(self, key: Hashable | None, make: Callable[[], _T]) -> _T:
+    def get_or_build(self, key: Hashable | None, make: Callable[[], _T]) -> _T:
         """Return the value of `key`, from `make` if it is new. With key None the value is made and not stored.
 
         An error that `make` raises reaches its caller alone: others that wait for the same key try themselves.

@@ -114,7 +114,7 @@ def open_island(
                 stored.store(place, graph)
             return compiled
 
-    compiled = CACHE.get_or_make(key, make)
+    compiled = CACHE.get_or_build(key, make)
     seconds = time.perf_counter() - begin
     if _log.isEnabledFor(logging.DEBUG):
         operators = sum(node.op == "call_function" for node in island.graph.nodes)

@@ -63,9 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
     from ort_dynamo.errors import CacheRefusedError
-    from ort_dynamo.options.cache_place import cache_place
+    from ort_dynamo.options.cache_location import cache_location
 
-    place = cache_place(True, arguments.dir)
+    place = cache_location(True, arguments.dir)
     assert place is not None
     folder = CacheFolder(place.path, place.max_bytes)
     try:
@@ -97,12 +97,12 @@ _days.__name__ = "number of days"  # in argparse's message about a text that is 
 
 
 def _info(folder: CacheFolder) -> int:
-    from ort_dynamo.options.cache_place import cache_place
+    from ort_dynamo.options.cache_location import cache_location
 
     entries = folder.entries()
     kernels = folder.kernels().entries()
     print(f"folder   {folder.path}{'' if folder.path.is_dir() else ' (not there yet)'}")
-    print(f"in use   {'yes' if cache_place() is not None else 'no: ORT_DYNAMO_CACHE is 0'}")
+    print(f"in use   {'yes' if cache_location() is not None else 'no: ORT_DYNAMO_CACHE is 0'}")
     print(f"entries  {len(entries)}")
     print(f"size     {_size(sum(one.nbytes for one in entries))} of {_size(folder.max_bytes)}")
     print(f"kernels  {len(kernels)}, {_size(sum(one.nbytes for one in kernels))}")
@@ -153,10 +153,10 @@ def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
 
     from ort_dynamo.cache.disk import COUNTS
     from ort_dynamo.errors import CacheOffError
-    from ort_dynamo.options.cache_place import DIRECTORY, SWITCH, cache_place
+    from ort_dynamo.options.cache_location import DIRECTORY, SWITCH, cache_location
     from ort_dynamo.torch_internals.aot_cache import precompiles
 
-    if cache_place() is None:
+    if cache_location() is None:
         raise CacheOffError(name=SWITCH)
     check_program(script)
     os.environ[DIRECTORY] = str(folder.path)

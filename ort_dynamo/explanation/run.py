@@ -22,7 +22,7 @@ from ort_dynamo.explanation.explanation import Explanation
 from ort_dynamo.explanation.measure import Measuring
 from ort_dynamo.explanation.notes import breaks, earlier_recompiles, function_name
 from ort_dynamo.explanation.state import State, unchanged, written_inputs
-from ort_dynamo.options.cache_place import cache_place
+from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.progress import RUNNING, clocked, showing
 from ort_dynamo.report.record import BACKEND, RECORDS
@@ -119,7 +119,7 @@ def _spelled(mode: str | None, options: Mapping[str, Any] | None) -> Mapping[str
 
 
 def _folder(options: Options) -> str:
-    place = cache_place(options.cache.disk_cache, options.cache.cache_dir)
+    place = cache_location(options.cache.disk_cache, options.cache.cache_dir)
     return "" if place is None else str(place.path)
 
 

@@ -11,7 +11,7 @@ from ort_dynamo.events import observed
 from ort_dynamo.explanation.collect import Collect
 from ort_dynamo.explanation.explanation import Explanation
 from ort_dynamo.explanation.notes import breaks, function_name
-from ort_dynamo.options.cache_place import cache_place
+from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.progress import RUNNING, clocked
 from ort_dynamo.report.record import BACKEND
 from ort_dynamo.report.summary import summarize
@@ -61,7 +61,7 @@ class Observed:
             graphs=tuple(one.graph(function_name(one.compile_id, seen)) for one in collected),
             summary=dataclasses.replace(summary, breaks=breaks(summary.breaks, seen)),
             runtime=collected[-1].runtime if collected else "",
-            cache=str(place.path) if (place := cache_place()) is not None else "",
+            cache=str(place.path) if (place := cache_location()) is not None else "",
         )
 
 

@@ -10,8 +10,8 @@ from ort_dynamo.explanation.data import Graph, Measured, Role
 from ort_dynamo.explanation.groups import Group, Share
 from ort_dynamo.explanation.units import shortened, spelled_bytes, spelled_seconds
 from ort_dynamo.report.by_module import module_lines
+from ort_dynamo.report.node_counts import BY_CHOICE, BY_DESIGN, FALLBACK, section, spoken
 from ort_dynamo.report.notes import grouped, repeated
-from ort_dynamo.report.places import BY_CHOICE, BY_DESIGN, FALLBACK, section, spoken
 
 if TYPE_CHECKING:
     from ort_dynamo.explanation.explanation import Explanation

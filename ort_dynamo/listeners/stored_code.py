@@ -34,7 +34,7 @@ from ort_dynamo.runtime.capabilities import runtime_facts
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.in_torch import InTorch
 from ort_dynamo.runtime.providers import usable_target
-from ort_dynamo.spelled_graph import SpelledGraph, spelled
+from ort_dynamo.serialized_graph import SerializedGraph, spelled
 from ort_dynamo.torch_internals.aot_cache import BypassError, CacheMissError, IslandMissError, OutputCode
 from ort_dynamo.torch_internals.frames import current_compile_id
 
@@ -100,7 +100,7 @@ class StoredCode(OutputCode):
     def __init__(
         self,
         outer: GraphModule,
-        whole: SpelledGraph,
+        whole: SerializedGraph,
         origins: NodeOrigins,
         islands: Mapping[str, IslandPlace | None],
         record: GraphRecord,
@@ -217,5 +217,5 @@ def _opened(place: IslandPlace, entry: Entry, disk: DiskCache) -> tuple[Island, 
         built = entry.built(entry.name, place.session, in_order=place.in_order)
         return open_graph(built, usable_target(place.device.type), place.device, kernel_files(disk))
 
-    compiled = CACHE.get_or_make(place.key, make)
+    compiled = CACHE.get_or_build(place.key, make)
     return Island(compiled, place.places, place.covers), source[0] if source else "memory"

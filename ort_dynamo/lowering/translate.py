@@ -17,8 +17,8 @@ from ort_dynamo.errors import LoweringError, UnsupportedNodeError
 from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.builder import LoweringBuilder, MixedTypesError
 from ort_dynamo.lowering.context import LoweringContext
-from ort_dynamo.lowering.draws import DRAWS
 from ort_dynamo.lowering.kernel_checks import node_left_to_torch
+from ort_dynamo.lowering.random_ops import DRAWS
 from ort_dynamo.lowering.registry import find_lowering, is_from_outside
 from ort_dynamo.lowering.symbols import Symbols, known_dims, symbols_of
 from ort_dynamo.progress import counted

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ort_dynamo.report.places import BY_DESIGN, FALLBACK
+from ort_dynamo.report.node_counts import BY_DESIGN, FALLBACK
 from ort_dynamo.report.record import GraphRecord
 from ort_dynamo.source_line import Owner
 

@@ -8,15 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ort_dynamo.progress import is_shown
+from ort_dynamo.report.node_counts import BY_CHOICE, BY_DESIGN, FALLBACK, NodeCounts, by_reason, spoken
 from ort_dynamo.report.notes import note
-from ort_dynamo.report.places import BY_CHOICE, BY_DESIGN, FALLBACK, Places, by_reason, spoken
 from ort_dynamo.report.reasons import in_a_line, is_recurrent, limit_reason
 from ort_dynamo.report.record import BACKEND, RECORDS, GraphRecord
 from ort_dynamo.segment.segment import EagerNode
 from ort_dynamo.torch_internals.dynamo import counters
 from ort_dynamo.torch_internals.frames import Frame
 
-__all__ = ["report", "report_first", "report_left_out", "report_not_recorded", "say_again"]
+__all__ = ["report", "report_first", "report_left_out", "report_not_recorded", "reset_messages"]
 
 _log = logging.getLogger(__name__)  # TORCH_LOGS=ort_dynamo shows all of it
 _said: set[tuple[str, str]] = set()
@@ -66,7 +66,7 @@ def report(
                 node.where,
             )
     _say_choice(role, native.total(), chosen)
-    _log.info("%s graph, %d island(s): %s", role, islands, Places(native, by_design, chosen, by_reason(eager)))
+    _log.info("%s graph, %d island(s): %s", role, islands, NodeCounts(native, by_design, chosen, by_reason(eager)))
     for reason, count in chosen.items():
         _log.info("%s: %d x %s", BY_CHOICE, count, reason)
 
@@ -112,7 +112,7 @@ def report_first(graphs: Sequence[GraphRecord]) -> None:
     if _FIRST in _said:
         return
     _said.add(_FIRST)
-    places = Places.of(graphs)
+    places = NodeCounts.of(graphs)
     native, design, chosen = places.native.total(), places.by_design.total(), places.chosen.total()
     eager = places.eager_nodes
     rest = [
@@ -166,6 +166,6 @@ def _show(line: str) -> None:
         print(line, file=sys.stderr)
 
 
-def say_again() -> None:
+def reset_messages() -> None:
     """Let warnings that were given come again: a graph that is compiled after a reset belongs to a new program."""
     _said.clear()

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar, cast
 from torch import nn
 
 from ort_dynamo.errors import InvalidArgumentError, NotCompiledError, NotInOnnxRuntimeError
+from ort_dynamo.report.node_counts import PLACE, NodeCounts
 from ort_dynamo.report.notes import at_limit, given_up
-from ort_dynamo.report.places import PLACE, Places
 from ort_dynamo.report.reasons import limit_reason, rule
 from ort_dynamo.report.record import RECORDS, GraphRecord
 from ort_dynamo.runtime.boxed import RunWatch
@@ -148,7 +148,7 @@ def _checked(
 
 def _refused(name: str, whole: bool | Literal["onnxruntime"], graphs: Sequence[GraphRecord]) -> NotCompiledError | None:
     """Return the error for compiled graphs, if they run elsewhere than they have to."""
-    found = Places.of(graphs)
+    found = NodeCounts.of(graphs)
     roles = ", ".join(dict.fromkeys(graph.role for graph in graphs))
     reasons = _indented([f"nodes ({roles}): {found}", *found.outside_sessions()])
     if found.eager and not (found.native or found.chosen):

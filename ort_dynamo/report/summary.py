@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ort_dynamo.report.by_module import Model, ModuleNodes, by_module, module_lines
+from ort_dynamo.report.node_counts import BY_DESIGN, PLACE, EagerNodes, NodeCounts, section, spoken
 from ort_dynamo.report.notes import FunctionNote, at_limit, break_note, given_up, grouped, handed_over, note, repeated
-from ort_dynamo.report.places import BY_DESIGN, PLACE, EagerNodes, Places, section, spoken
 from ort_dynamo.report.reasons import mismatch, rule
 from ort_dynamo.report.record import BACKEND, RECORDS, CompileRecord
 from ort_dynamo.torch_internals.frames import Frame, UntracedModule, by_function, frames, untraced_modules
@@ -86,7 +86,7 @@ class Summary:
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def _lines(self) -> Iterator[str]:
-        found = Places(self.native, self.by_design, self.chosen, self.eager)
+        found = NodeCounts(self.native, self.by_design, self.chosen, self.eager)
         if self.graphs:
             yield (
                 f"ort_train: compiles {self.compiles}, graphs {self.graphs}, islands {self.islands} "
@@ -130,7 +130,7 @@ def summarize(
     models = {frame.compile_id: _model(frame, function) for function in by_function(seen) for frame in function}
     graphs = [graph for record in records for graph in record.graphs]
     islands = [island for graph in graphs for island in graph.islands]
-    found = Places.of(graphs)
+    found = NodeCounts.of(graphs)
     return Summary(
         compiles=len(records),
         graphs=len(graphs),

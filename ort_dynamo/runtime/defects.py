@@ -132,7 +132,7 @@ DEFECTS = (
         ALL,
         "ArgMax and ArgMin of CUDA take no integers, and need not give the first of equal numbers: they are cuDNN's "
         "reductions (reduction_ops.cc of the published source; not seen on a device).",
-        ("lowering/recipes/first_place.py", "lowering/ops/ordering.py", "lowering/ops/fractional_pool.py"),
+        ("lowering/recipes/first_index.py", "lowering/ops/ordering.py", "lowering/ops/fractional_pool.py"),
         CUDA,
     ),
     Defect(
@@ -340,7 +340,7 @@ DEFECTS = (
         "slow_scatter_along_leading_axes",
         (STOCK,),
         "ScatterElements along any axis but the last takes 8 to 21 ns an entry, on a flat tensor 5.",
-        ("lowering/recipes/scatter_places.py",),
+        ("lowering/recipes/scatter_indices.py",),
         CPU,
     ),
 )

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 
 from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.outer_code import outer_code
-from ort_dynamo.spelled_graph import SpelledGraph
+from ort_dynamo.serialized_graph import SerializedGraph
 from ort_dynamo.torch_internals.decompositions import prim_function
 from ort_dynamo.torch_internals.dispatcher import sees_calls
 from ort_dynamo.torch_internals.operators import aten, prims
@@ -33,7 +33,7 @@ class InTorch:
         whole: the same.
     """
 
-    def __init__(self, whole: SpelledGraph) -> None:
+    def __init__(self, whole: SerializedGraph) -> None:
         self.whole = whole
         self._run: Callable[[list[Any]], Any] | None = None
 

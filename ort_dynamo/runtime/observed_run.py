@@ -20,7 +20,7 @@ from ort_dynamo.node_origins import IslandNodes, NodeOrigins
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.outer_code import IslandCall, outer_code
-from ort_dynamo.spelled_graph import SpelledGraph, spelled
+from ort_dynamo.serialized_graph import SerializedGraph, spelled
 from ort_dynamo.torch_internals.wrappers import are_plain
 
 __all__ = ["ObservedGraph", "Show", "forget_sessions"]
@@ -51,7 +51,7 @@ class ObservedGraph:
     def __init__(
         self,
         gm: GraphModule,
-        whole: SpelledGraph,
+        whole: SerializedGraph,
         origins: NodeOrigins,
         islands: Mapping[str, tuple[CompiledGraph, IslandCall]],
     ) -> None:

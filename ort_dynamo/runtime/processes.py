@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["current", "own_session", "profiles_until_exit", "stays_at_exit"]
+__all__ = ["current", "keep_alive_at_exit", "own_session", "profiles_until_exit"]
 
 current = 0
 """Number of forks between the first process and this one; it differs in a forked child."""
@@ -34,7 +34,7 @@ def own_session(opened: Callable[[], Any]) -> Any:
     return session
 
 
-def stays_at_exit(session: Any) -> None:
+def keep_alive_at_exit(session: Any) -> None:
     """Leave an InferenceSession to the system at exit, since freeing it would call Python."""
     _staying.add(session)
 

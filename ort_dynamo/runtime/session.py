@@ -21,7 +21,7 @@ from ort_dynamo.runtime.binding import keep_order
 from ort_dynamo.runtime.capabilities import omitted_optimizers, waiting_threads
 from ort_dynamo.runtime.importing import onnxruntime
 from ort_dynamo.runtime.kernel_compiler import KernelStore
-from ort_dynamo.runtime.processes import profiles_until_exit, stays_at_exit
+from ort_dynamo.runtime.processes import keep_alive_at_exit, profiles_until_exit
 from ort_dynamo.runtime.providers import not_loaded, provider_options
 from ort_dynamo.runtime.session_kernels import register_kernels, session_kernels
 from ort_dynamo.runtime.severity import errors_only
@@ -134,7 +134,7 @@ def _open(
         raise not_loaded(target, device)
     if stream is not None:
         stream.hold(session)
-        stays_at_exit(session)
+        keep_alive_at_exit(session)
     if settings.enable_profiling:
         profiles_until_exit(session)
     return session

@@ -304,6 +304,6 @@ _ONNX: Mapping[str, _Spelled] = {
     "aten.transpose.int": _swapped,
     "aten.unsqueeze.default": _unsqueezed,
     "aten.view.default": _reshaped,
-    "ort_dynamo.passes.fx.own_results.owned": _same,
+    "ort_dynamo.passes.fx.copy_small_results.owned": _same,
 }
 """ONNX's spellings of operators that torch runs between sessions; all else is an ATen node."""

@@ -14,8 +14,8 @@ from ort_dynamo.passes.fx.analysis.mutation import mutated_storages
 from ort_dynamo.passes.fx.analysis.saved_tensors import (
     JointGraph,
     allocations,
-    draws,
     is_number,
+    is_random,
     is_tensor,
     must_recompute,
 )
@@ -116,7 +116,7 @@ def _is_given(node: Node) -> bool:
 def _is_pure(node: Node) -> bool:
     if node.target is operator.getitem or is_number(node):
         return True
-    return isinstance(node.target, OpOverload) and not is_mutable(node.target) and not draws(node)
+    return isinstance(node.target, OpOverload) and not is_mutable(node.target) and not is_random(node)
 
 
 def _compared(joint: JointGraph, storage: int, known: set[Node]) -> set[Node] | None:

@@ -8,7 +8,7 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.passes.fx.analysis.saved_tensors import draws
+from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
 from ort_dynamo.passes.fx.analysis.untagged_operators import stand_in
 from ort_dynamo.passes.ordering import Condition, ordering
 
@@ -30,7 +30,7 @@ class HideSeedless(PassBase):
         """Rewrite a joint graph in place."""
         modified = False
         for node in graph_module.graph.nodes:
-            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not draws(node):
+            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not is_random(node):
                 node.target = stand_in(node.target)
                 modified = True
         if modified:

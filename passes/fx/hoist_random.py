@@ -14,14 +14,14 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ort_dynamo.marks import DRAWN, HALF, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.fake_values import add_call
-from ort_dynamo.passes.fx.analysis.saved_tensors import draws, must_recompute, tag
+from ort_dynamo.passes.fx.analysis.saved_tensors import is_random, must_recompute, tag
 from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.torch_internals.dropout_mask import DROPOUT_MASK
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
 from ort_dynamo.torch_internals.operators import aten, prims
 
-__all__ = ["HoistRandom", "is_draw"]
+__all__ = ["HoistRandom", "is_random_op"]
 
 
 # Random ops that read only the shape, strides, dtype and device of their first argument, never its data.
@@ -86,7 +86,7 @@ class HoistRandom(PassBase):
             elif self.deterministic and _is_one_of(node.target, _EMPTY, ()):
                 _Rewriter(graph_module, node).hoist_empty()
                 modified = True
-            elif draws(node) and must_recompute(node):
+            elif is_random(node) and must_recompute(node):
                 results = [user for user in node.users if user.target is operator.getitem]
                 modified |= tag((node, *results), CheckpointPolicy.MUST_SAVE, self.name)
         if modified:
@@ -95,7 +95,7 @@ class HoistRandom(PassBase):
         return PassResult(graph_module, modified)
 
 
-def is_draw(target: object) -> bool:
+def is_random_op(target: object) -> bool:
     """Check whether HoistRandom takes calls of `target` out of the sessions."""
     return (
         target is aten.native_dropout.default
@@ -156,7 +156,7 @@ class _Rewriter:
         node = self._node
         source = node.args[0]
         assert isinstance(source, Node)
-        if not is_draw(source.target):  # in rand_like(x).uniform_() both ops advance the generator
+        if not is_random_op(source.target):  # in rand_like(x).uniform_() both ops advance the generator
             fake: torch.Tensor = source.meta["val"]
             with self._graph.inserting_before(node):
                 node.update_arg(0, self._empty_like(fake, fake.dtype))

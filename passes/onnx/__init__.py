@@ -5,11 +5,11 @@ from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_cross_entropy_gradient import FuseCrossEntropyGradient
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
-from ort_dynamo.passes.onnx.read_late import ReadLate
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.remove_unread_nodes import RemoveUnreadNodes
 from ort_dynamo.passes.onnx.restore_order import RestoreOrder
 from ort_dynamo.passes.onnx.separate_outputs import SeparateOutputs
+from ort_dynamo.passes.onnx.sink_reads import SinkReads
 from ort_dynamo.passes.onnx.take_shapes_early import TakeShapesEarly
 from ort_dynamo.passes.onnx.transpose_once import TransposeOnce
 
@@ -20,11 +20,11 @@ __all__ = [
     "FuseRowSum",
     "LowerOpset",
     "PropagateCasts",
-    "ReadLate",
     "RemoveRoundTrips",
     "RemoveUnreadNodes",
     "RestoreOrder",
     "SeparateOutputs",
+    "SinkReads",
     "TakeShapesEarly",
     "TransposeOnce",
 ]

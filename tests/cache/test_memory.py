@@ -47,40 +47,40 @@ def unexpected() -> str:
 
 def made_anew(cache: MemoryCache[str], key: str) -> str:
     """Make a key's value again in a cache of one entry. A key that is still being made would never come."""
-    cache.get_or_make("in its place", lambda: "another")
-    thread, found = start(lambda: cache.get_or_make(key, lambda: "again"))
+    cache.get_or_build("in its place", lambda: "another")
+    thread, found = start(lambda: cache.get_or_build(key, lambda: "again"))
     finish(thread)
     return found[0]
 
 
 def test_a_key_is_made_once() -> None:
     cache: MemoryCache[str] = MemoryCache()
-    assert cache.get_or_make("a", lambda: "A") == "A"
-    assert cache.get_or_make("a", unexpected) == "A"
+    assert cache.get_or_build("a", lambda: "A") == "A"
+    assert cache.get_or_build("a", unexpected) == "A"
     assert (cache.hits, cache.misses, len(cache)) == (1, 1, 1)
 
 
 def test_without_a_key_nothing_is_kept() -> None:
     cache: MemoryCache[str] = MemoryCache()
-    assert [cache.get_or_make(None, lambda: "A") for _ in range(2)] == ["A", "A"]
+    assert [cache.get_or_build(None, lambda: "A") for _ in range(2)] == ["A", "A"]
     assert (cache.hits, cache.misses, len(cache)) == (0, 0, 0)
 
 
 def test_the_least_recently_used_goes_first() -> None:
     cache: MemoryCache[str] = MemoryCache(max_entries=2)
     for key in ("a", "b", "a", "c"):
-        cache.get_or_make(key, lambda key=key: key)  # type: ignore[misc]
+        cache.get_or_build(key, lambda key=key: key)  # type: ignore[misc]
     assert len(cache) == 2
-    assert cache.get_or_make("a", unexpected) == "a"
-    assert cache.get_or_make("b", lambda: "again") == "again"
+    assert cache.get_or_build("a", unexpected) == "a"
+    assert cache.get_or_build("b", lambda: "again") == "again"
 
 
 def test_bytes_are_bounded_and_counted() -> None:
     cache: MemoryCache[str] = MemoryCache(max_bytes=10, size=len)
     for value in ("aaaa", "bbbb", "cccc"):
-        cache.get_or_make(value, lambda value=value: value)  # type: ignore[misc]
+        cache.get_or_build(value, lambda value=value: value)  # type: ignore[misc]
     assert (len(cache), cache.nbytes) == (2, 8)
-    assert cache.get_or_make("large", lambda: "x" * 11) == "x" * 11
+    assert cache.get_or_build("large", lambda: "x" * 11) == "x" * 11
     assert (len(cache), cache.nbytes) == (2, 8)  # it did not drive the others out
     cache.clear()
     assert cache.nbytes == 0
@@ -88,20 +88,20 @@ def test_bytes_are_bounded_and_counted() -> None:
 
 def test_what_is_not_to_be_kept_is_made_for_each() -> None:
     cache: MemoryCache[str] = MemoryCache(keep=lambda value: value != "mine")
-    assert cache.get_or_make("a", lambda: "mine") == "mine"
-    assert cache.get_or_make("a", lambda: "shared") == "shared"
-    assert cache.get_or_make("a", unexpected) == "shared"
+    assert cache.get_or_build("a", lambda: "mine") == "mine"
+    assert cache.get_or_build("a", lambda: "shared") == "shared"
+    assert cache.get_or_build("a", unexpected) == "shared"
 
 
 def test_threads_that_ask_for_one_key_get_one_value() -> None:
     cache: MemoryCache[str] = MemoryCache(max_entries=1)
     making, barrier = Making("A"), threading.Barrier(4)
-    first, made = start(lambda: cache.get_or_make("a", making))
+    first, made = start(lambda: cache.get_or_build("a", making))
     assert making.began.wait(TIMEOUT)
 
     def second() -> str:
         barrier.wait(TIMEOUT)
-        return cache.get_or_make("a", unexpected)
+        return cache.get_or_build("a", unexpected)
 
     others = [start(second) for _ in range(3)]
     barrier.wait(TIMEOUT)
@@ -115,9 +115,9 @@ def test_threads_that_ask_for_one_key_get_one_value() -> None:
 def test_another_key_does_not_wait() -> None:
     cache: MemoryCache[str] = MemoryCache()
     making = Making("A")
-    thread, _ = start(lambda: cache.get_or_make("a", making))
+    thread, _ = start(lambda: cache.get_or_build("a", making))
     assert making.began.wait(TIMEOUT)
-    assert cache.get_or_make("b", lambda: "B") == "B"
+    assert cache.get_or_build("b", lambda: "B") == "B"
     making.go.set()
     finish(thread)
 
@@ -125,10 +125,10 @@ def test_another_key_does_not_wait() -> None:
 def test_clear_forgets_what_is_being_made() -> None:
     cache: MemoryCache[str] = MemoryCache()
     old, new = Making("old"), Making("new")
-    first, made = start(lambda: cache.get_or_make("a", old))
+    first, made = start(lambda: cache.get_or_build("a", old))
     assert old.began.wait(TIMEOUT)
     cache.clear()
-    second, remade = start(lambda: cache.get_or_make("a", new))
+    second, remade = start(lambda: cache.get_or_build("a", new))
     assert new.began.wait(TIMEOUT)  # it does not wait for the old one
     old.go.set()
     finish(first)
@@ -137,13 +137,13 @@ def test_clear_forgets_what_is_being_made() -> None:
     new.go.set()
     finish(second)
     assert remade == ["new"]
-    assert cache.get_or_make("a", unexpected) == "new"
+    assert cache.get_or_build("a", unexpected) == "new"
 
 
 def test_clear_leaves_nothing_behind() -> None:
     cache: MemoryCache[str] = MemoryCache(max_entries=1)
     making = Making("A")
-    thread, _ = start(lambda: cache.get_or_make("a", making))
+    thread, _ = start(lambda: cache.get_or_build("a", making))
     assert making.began.wait(TIMEOUT)
     cache.clear()
     making.go.set()
@@ -163,12 +163,12 @@ def test_what_raises_leaves_nothing_and_others_try_themselves() -> None:
 
     def first() -> None:
         with pytest.raises(ValueError, match="no"):
-            cache.get_or_make("a", fail)
+            cache.get_or_build("a", fail)
         errors.append("no")
 
     failing, _ = start(first)
     assert making.began.wait(TIMEOUT)
-    waiting, found = start(lambda: cache.get_or_make("a", lambda: "A"))
+    waiting, found = start(lambda: cache.get_or_build("a", lambda: "A"))
     making.go.set()
     finish(failing, waiting)
     assert errors == ["no"]
@@ -181,20 +181,20 @@ def test_what_raises_leaves_nothing_and_others_try_themselves() -> None:
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_child_does_not_wait_for_threads_it_lacks() -> None:
     cache: MemoryCache[str] = MemoryCache()
-    cache.get_or_make("kept", lambda: "K")
+    cache.get_or_build("kept", lambda: "K")
     making = Making("A")
-    thread, _ = start(lambda: cache.get_or_make("a", making))
+    thread, _ = start(lambda: cache.get_or_build("a", making))
     assert making.began.wait(TIMEOUT)
     child = os.fork()
     if not child:
         signal.alarm(round(TIMEOUT))  # ends a child that waits
         found = None
         try:
-            found = cache.get_or_make("a", lambda: "mine"), cache.get_or_make("kept", unexpected)
+            found = cache.get_or_build("a", lambda: "mine"), cache.get_or_build("kept", unexpected)
         finally:
             os._exit(found != ("mine", "K"))
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     making.go.set()
     finish(thread)
-    assert cache.get_or_make("a", unexpected) == "A"  # the parent's
+    assert cache.get_or_build("a", unexpected) == "A"  # the parent's

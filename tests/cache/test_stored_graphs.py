@@ -26,7 +26,7 @@ from ort_dynamo.cache.entry import read_entry, read_header
 from ort_dynamo.cache.folder import SUFFIX
 from ort_dynamo.errors import InvalidOptionError, InvalidVariableError
 from ort_dynamo.listeners import trace_cache
-from ort_dynamo.options.cache_place import DEFAULT_BYTES, cache_place
+from ort_dynamo.options.cache_location import DEFAULT_BYTES, cache_location
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.report.record import RECORDS
 
@@ -365,7 +365,7 @@ def test_the_default_is_the_platforms_folder_for_caches(monkeypatch: pytest.Monk
     monkeypatch.delenv("ORT_DYNAMO_CACHE", raising=False)
     monkeypatch.delenv("ORT_DYNAMO_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = cache_place()
+    found = cache_location()
     assert found is not None
     assert found.max_bytes == DEFAULT_BYTES
     if sys.platform == "linux":
@@ -377,7 +377,7 @@ def test_the_default_is_the_platforms_folder_for_caches(monkeypatch: pytest.Monk
 )
 def test_a_size_has_a_unit(monkeypatch: pytest.MonkeyPatch, text: str, nbytes: int) -> None:
     monkeypatch.setenv("ORT_DYNAMO_CACHE_SIZE", text)
-    found = cache_place(True)
+    found = cache_location(True)
     assert found is not None
     assert found.max_bytes == nbytes
 
@@ -387,7 +387,7 @@ def test_a_variable_with_another_value_is_an_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("ORT_DYNAMO_CACHE", raising=False)
     monkeypatch.setenv(name, value)
     with pytest.raises(InvalidVariableError, match=f"{name} cannot be '{value}'"):
-        cache_place()
+        cache_location()
 
 
 @pytest.mark.parametrize("options", [{"cache": 1}, {"cache": ""}, {"cache": 3}], ids=str)

@@ -204,6 +204,6 @@ def test_an_option_that_the_provider_does_not_know_is_named() -> None:
 )
 def test_a_check_of_the_benchmark_passes(name: str) -> None:
     checks = pytest.importorskip("bench.cuda_checks", reason="bench is importable under `python -m pytest` only")
-    place = pytest.importorskip("bench.cuda_place").Place(torch.device("cuda", 0), "tiny", time.monotonic() + 600)
+    place = pytest.importorskip("bench.cuda_device").Place(torch.device("cuda", 0), "tiny", time.monotonic() + 600)
     found = checks.CHECKS[name](place)
     assert found["ok"], found

@@ -53,17 +53,17 @@ def test_a_record_names_each_pass_in_order_with_what_is_kept() -> None:
     model, x, options = Network(), torch.randn(3, 4), {"recompute_plan": "gelu", "debug": {"verify": True}}
     (record,) = partitioned(model, x, **options)
     assert [one.name.split("(")[0] for one in record.passes] == [
-        *["RemoveNoOps", "DropKeptDims", "DropRunningStatistics", "KeepStatisticsWide"],
+        *["RemoveNoOps", "DropUnitDims", "DropRunningStatistics", "KeepStatisticsWide"],
         *["MarkGates", "HoistRandom"],
         *["PlaceInTorch", "PlaceSlowerOperators", "GiveKernelDtypes", "LayOutChannelsLast"],
         *["CompareInForward", "SaveReadsOfMutated", "RecomputeCasts", "RecomputeArithmetic", "RecomputeGelu"],
-        *["SplitStatistics", "HideSeedless", "MergeViews", "RemakeViews"],
+        *["SplitStatistics", "HideSeedless", "MergeViews", "RecreateViews"],
         *["RestoreSeedless", "MergeStatistics"],  # on the forward
         *["RestoreSeedless", "RestoreSeedless"],  # on the backward, and on the joint graph
         "CutIntoSections",  # on the backward
     ]
     changed = {one.name.split("(")[0] for one in record.passes if one.modified}
-    assert changed == {"DropKeptDims", "DropRunningStatistics", "SaveReadsOfMutated", "RecomputeGelu", "MergeViews"}
+    assert changed == {"DropUnitDims", "DropRunningStatistics", "SaveReadsOfMutated", "RecomputeGelu", "MergeViews"}
     assert all(one.seconds > 0 for one in record.passes)
     (graph,) = memory_plan(model, x, options=options).graphs
     assert record.memory == graph.record

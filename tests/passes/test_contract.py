@@ -74,7 +74,7 @@ def writes(m: Any, x: Tensor) -> Tensor:
     return m.n(y).relu_().sum()
 
 
-def draws(m: Any, x: Tensor) -> Tensor:
+def is_random(m: Any, x: Tensor) -> Tensor:
     return m.l(x + torch.rand_like(x)) * torch.bernoulli(x.sigmoid())
 
 
@@ -195,4 +195,4 @@ def test_each_pass_leaves_a_valid_graph_and_nothing_to_do(
     loss.backward()  # type: ignore[union-attr]
     with torch.no_grad():
         compiled(x)
-    assert any(name.startswith("WriteInPlace") for name in ran)
+    assert any(name.startswith("Reinplace") for name in ran)

@@ -110,10 +110,10 @@ def test_a_pass_that_states_nothing_may_stand_anywhere() -> None:
 
 def test_the_message_names_the_pass_that_would_help() -> None:
     with pytest.raises(PassOrderError) as caught:
-        check_order([pipelines.RemakeViews()])
+        check_order([pipelines.RecreateViews()])
     assert str(caught.value) == (
-        "The pass RemakeViews is in the wrong place: it needs that views of views are views of their base, and no pass "
-        "before it gives that; MergeViews would."
+        "The pass RecreateViews is in the wrong place: it needs that views of views are views of their base, and no "
+        "pass before it gives that; MergeViews would."
     )
-    with pytest.raises(PassOrderError, match="and WriteInPlace, which runs before it, ends that"):
-        check_order([pipelines.WriteInPlace(), pipelines.CallForeach()], pipelines.OWNED | {Condition.STRIDES_GIVEN})
+    with pytest.raises(PassOrderError, match="and Reinplace, which runs before it, ends that"):
+        check_order([pipelines.Reinplace(), pipelines.CallForeach()], pipelines.OWNED | {Condition.STRIDES_GIVEN})

@@ -49,7 +49,7 @@ def test_a_pass_is_frozen_and_is_run_by_pipelines(module: str) -> None:
 
 
 def test_there_are_passes_to_look_at() -> None:
-    assert {"ort_dynamo.passes.fx.own_results", "ort_dynamo.passes.onnx.restore_order"} <= {
+    assert {"ort_dynamo.passes.fx.copy_small_results", "ort_dynamo.passes.onnx.restore_order"} <= {
         module for module in MODULES if passes(module)
     }
 

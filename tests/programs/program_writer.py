@@ -141,7 +141,7 @@ class _Writer:
         if self._accept(self._program.with_line(Line(f"{', '.join(made)} = {text}", made, region), draft.parts)):
             self._made += count
 
-    def _read_late(self, name: str) -> str:
+    def _sink_reads(self, name: str) -> str:
         """Read a value in one of the last lines, so that it is alive while others are made, and no result."""
         new = f"v{self._made}"
         line = Line(f"{new} = {self._choose.choice(_LATE).format(name)}", (new,))
@@ -172,7 +172,7 @@ class _Writer:
         while not results or (len(results) < count and choose.random() < 0.5):
             results.append(choose.choice([*self._values]))
         if choose.random() < 0.6:
-            results = [self._read_late(name) for name in results]
+            results = [self._sink_reads(name) for name in results]
         after = ""
         if choose.random() < (0.3 if self._mode == "training" else 0.05):
             result = f"results[{choose.randrange(len(results))}]"

@@ -38,7 +38,7 @@ def test_a_training_graph_leaves_one_record_with_both_halves_and_the_partition()
         assert graph.eager == ()
     for graph in record.graphs:
         build = graph.islands[0].build
-        assert [run.name.partition("(")[0] for run in build.passes[-2:]] == ["RestoreOrder", "ReadLate"]
+        assert [run.name.partition("(")[0] for run in build.passes[-2:]] == ["RestoreOrder", "SinkReads"]
         assert "optimize" in build.seconds
 
 

@@ -577,7 +577,7 @@ class Severities:
             monkeypatch.setattr(user, "onnxruntime", lambda: module)
         monkeypatch.setattr(TORCH_MEMORY, "register", lambda *_: None)
         monkeypatch.setattr(SessionStream, "hold", lambda *_: None)
-        monkeypatch.setattr(session, "stays_at_exit", lambda _: None)
+        monkeypatch.setattr(session, "keep_alive_at_exit", lambda _: None)
 
     def of(self, index: int, **given: Any) -> list[object]:
         graph = dataclasses.replace(built(NEG), session=SessionOptions(**given).resolved(on_cuda=True))
@@ -622,7 +622,7 @@ def test_the_interpreters_end_frees_no_session_on_cuda() -> None:
         pass
 
     one = Session()
-    processes.stays_at_exit(one)
+    processes.keep_alive_at_exit(one)
     assert one in processes._staying
     processes._never_freed(processes._staying)
     assert not processes._staying

@@ -42,7 +42,7 @@ CALLS: Mapping[str, Callable[..., Any]] = {
     "aten.transpose.int": transpose,
     "aten.unsqueeze.default": np.expand_dims,
     "aten.view.default": view,
-    "ort_dynamo.passes.fx.own_results.owned": lambda x: x,
+    "ort_dynamo.passes.fx.copy_small_results.owned": lambda x: x,
 }
 
 

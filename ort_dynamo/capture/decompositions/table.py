@@ -62,7 +62,7 @@ def _decompositions(
         and overload not in whole
         and (overload in COMPOSITES or not _draws(overload))
     }
-    kept |= {overload: _with_own_results(kept[overload]) for overload in kept.keys() & _OWN_RESULTS}
+    kept |= {overload: _with_copy_small_results(kept[overload]) for overload in kept.keys() & _OWN_RESULTS}
     laid = {
         overload: _either(function, kept.get(overload))
         for overload, function in _left_whole(LAYOUTS).items()
@@ -71,7 +71,7 @@ def _decompositions(
     return {overload: checked(overload, function) for overload, function in {**kept, **laid}.items()}
 
 
-def _with_own_results(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_copy_small_results(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a decomposition whose results are no views to whoever reads the graph."""
 
     @functools.wraps(function)

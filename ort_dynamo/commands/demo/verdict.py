@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from ort_dynamo.commands.demo.training import Outcome, Trace
-from ort_dynamo.report.places import BY_CHOICE, BY_DESIGN, FALLBACK, PLACE
+from ort_dynamo.report.node_counts import BY_CHOICE, BY_DESIGN, FALLBACK, PLACE
 
 __all__ = ["Verdict", "describe", "judge", "relative_differences"]
 

@@ -18,7 +18,7 @@ import ort_dynamo
 from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
 from ort_dynamo.commands.doctor.facts import CacheFacts, Facts, MachineFacts, RuntimeFacts, Trial
 from ort_dynamo.errors import InvalidVariableError, OrtDynamoError
-from ort_dynamo.options.cache_place import cache_place
+from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.runtime.capabilities import find_distributions
 from ort_dynamo.runtime.cuda_build import installed_cuda_build, torch_cuda
 from ort_dynamo.runtime.importing import build_info, onnxruntime
@@ -123,7 +123,7 @@ def explain(status: int, out: str, err: str) -> str:
 
 def _cache() -> CacheFacts:
     try:
-        in_use, place = cache_place() is not None, cache_place(True)
+        in_use, place = cache_location() is not None, cache_location(True)
         assert place is not None
     except InvalidVariableError as error:
         return CacheFacts("", True, False, 0, 0, 0, str(error).removesuffix("."))

@@ -15,7 +15,7 @@ from ort_dynamo.commands.operators.probe_dtypes import gradient_overloads, taken
 from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.registry import find_lowering, kept_in_eager, registered
-from ort_dynamo.passes.fx.hoist_random import is_draw
+from ort_dynamo.passes.fx.hoist_random import is_random_op
 from ort_dynamo.runtime.providers import recorded_cpu_targets
 from ort_dynamo.torch_internals.operators import OpOverload, all_overloads, can_decompose, schema_of
 
@@ -192,7 +192,7 @@ def _arrives(overload: OpOverload, packet: str) -> bool:
 def _how(overload: OpOverload) -> tuple[str, str]:
     if (reason := kept_in_eager().get(overload)) is not None:
         return "eager", reason
-    if is_draw(overload):
+    if is_random_op(overload):
         return "random", ""
     if (function := find_lowering(overload)) is not None:
         return "ours", _first_sentence(function)

@@ -9,7 +9,7 @@ from ort_dynamo.explanation.groups import Group
 from ort_dynamo.explanation.html_page.elements import Html, bar, code, element, join, table
 from ort_dynamo.explanation.text import WORDS, source
 from ort_dynamo.explanation.units import shortened, spelled_bytes, spelled_seconds
-from ort_dynamo.report.places import spoken
+from ort_dynamo.report.node_counts import spoken
 from ort_dynamo.report.summary import Summary
 
 __all__ = ["compile_stages", "graph_notes", "outside_cards", "pass_table", "recompute_table", "session_table"]

@@ -12,7 +12,7 @@ import torch
 
 from ort_dynamo.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
-from ort_dynamo.lowering.ops.normalization import inverse_root, optional, read_what_is_kept, settled
+from ort_dynamo.lowering.ops.normalization import inverse_root, optional, read_saved_statistics, settled
 from ort_dynamo.lowering.recipes.channel_sum import channel_product_sum, channel_sum
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering, register
@@ -64,7 +64,7 @@ def _by_batch(
     """With the statistics of the batch, which also move the running ones."""
     op, dtype, rank = ctx.op, float_dtype(ctx.dtype(input)), ctx.rank(input)
     _check_not_empty(ctx.sizes(input))
-    read_what_is_kept(ctx, (ctx.sizes(input)[0], *ctx.sizes(input)[2:]))
+    read_saved_statistics(ctx, (ctx.sizes(input)[0], *ctx.sizes(input)[2:]))
     x, w, b = ctx.cast(input, dtype), optional(ctx, weight, dtype), optional(ctx, bias, dtype)
     if _has_training_kernel(ctx, ctx.sizes(input)) and dtype != torch.float64:  # whose epsilon an attribute cannot hold
         y, mean, variance = _by_one_kernel(ctx, x, w, b, rank, eps)

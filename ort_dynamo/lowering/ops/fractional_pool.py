@@ -17,7 +17,7 @@ from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.ops.creation import filled
 from ort_dynamo.lowering.ops.reduction import extremum, is_extremum
 from ort_dynamo.lowering.recipes.branches import all_finite, either
-from ort_dynamo.lowering.recipes.first_place import first_place
+from ort_dynamo.lowering.recipes.first_index import first_index
 from ort_dynamo.lowering.recipes.positions import positions_along
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.recipes.zeros import zeros
@@ -79,8 +79,8 @@ def _best(ctx: LoweringContext, values: ir.Value, under: int) -> ir.Value:
     """Return the index of the greatest of the last axis' `under` values: the first one, or the last nan."""
     op, nan = ctx.op, ctx.op.IsNaN(values)
     kept = extremum(ctx, "ReduceMax", values, [3], True)
-    first = first_place(ctx, is_extremum(ctx, values, kept), 3, under, 4)
-    return op.Where(op.IsNaN(kept), first_place(ctx, nan, 3, under, 4, last=True), first)
+    first = first_index(ctx, is_extremum(ctx, values, kept), 3, under, 4)
+    return op.Where(op.IsNaN(kept), first_index(ctx, nan, 3, under, 4, last=True), first)
 
 
 def _each(numbers: Sequence[int], rank: int) -> list[int]:

@@ -16,7 +16,7 @@ from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
 from ort_dynamo.torch_internals.operators import aten
 
-__all__ = ["inverse_root", "optional", "read_what_is_kept", "settled"]
+__all__ = ["inverse_root", "optional", "read_saved_statistics", "settled"]
 
 
 def inverse_root(ctx: LoweringContext, variance: ir.Value, eps: float) -> ir.Value:
@@ -24,7 +24,7 @@ def inverse_root(ctx: LoweringContext, variance: ir.Value, eps: float) -> ir.Val
     return ctx.op.Reciprocal(square_root(ctx, ctx.op.Add(variance, eps)))
 
 
-def read_what_is_kept(ctx: LoweringContext, sizes: Sequence[Size]) -> None:
+def read_saved_statistics(ctx: LoweringContext, sizes: Sequence[Size]) -> None:
     """Compute statistics over `sizes` of two or three elements from the values that the gradient will read.
 
     The gradient then nearly vanishes, for two elements up to eps. It would not with the statistics of values that were
@@ -111,7 +111,7 @@ def native_layer_norm(
     op = ctx.op
     if is_empty(ctx.sizes(input)):
         return _filled(ctx, 0, 0, math.nan)
-    read_what_is_kept(ctx, normalized_shape)
+    read_saved_statistics(ctx, normalized_shape)
     axes = _inner_axes(ctx.rank(input), normalized_shape)
     dtype = _fused_dtype(ctx, input, weight, bias) if _has_kernel(ctx, math.prod(normalized_shape)) else None
     if dtype is not None:
@@ -186,7 +186,7 @@ def fused_rms_norm(
     op, dtype = ctx.op, float_dtype(ctx.dtype(input))
     if is_empty(ctx.sizes(input)):
         return _filled(ctx, 0, math.nan)
-    read_what_is_kept(ctx, normalized_shape)
+    read_saved_statistics(ctx, normalized_shape)
     axes = _inner_axes(ctx.rank(input), normalized_shape)
     x, w = ctx.cast(input, dtype), optional(ctx, weight, dtype)
     square = _mean(ctx, op.Mul(x, x), ctx.sizes(input), axes)
@@ -247,7 +247,7 @@ def native_group_norm(
     op = ctx.op
     if is_empty(ctx.sizes(input)):
         return _filled(ctx, 0, 0, math.nan)
-    read_what_is_kept(ctx, (C // group, HxW))
+    read_saved_statistics(ctx, (C // group, HxW))
     dtype = float_dtype(ctx.dtype(input))
     w, b = optional(ctx, weight, dtype), optional(ctx, bias, dtype)
     x = op.Reshape(ctx.cast(input, dtype), [0, group, -1])

@@ -16,7 +16,7 @@ from ort_dynamo.lowering.ops.ordering import sorted_along, sorted_with_nan
 from ort_dynamo.lowering.ops.views import axis, cut
 from ort_dynamo.lowering.recipes.branches import all_finite, either
 from ort_dynamo.lowering.recipes.checks import called, has_elements, none_missing
-from ort_dynamo.lowering.recipes.first_place import first_greatest, first_place
+from ort_dynamo.lowering.recipes.first_index import first_greatest, first_index
 from ort_dynamo.lowering.recipes.positions import positions_along
 from ort_dynamo.lowering.recipes.prefix_scan import prefix_scan
 from ort_dynamo.lowering.recipes.promotion import float_dtype
@@ -104,7 +104,7 @@ def _median(ctx: LoweringContext, x: ir.Value, a: int, size: Size, rank: int) ->
         flag = op.Cast(nan, to=ir.DataType.INT32)
         some = op.Cast(op.ReduceMax(flag, [a], keepdims=1), to=ir.DataType.BOOL)
         value, position = _middle(op, op.Where(nan, math.inf, x), a, half)
-        first = first_place(ctx, nan, a, size, rank, flags=flag, op=op)
+        first = first_index(ctx, nan, a, size, rank, flags=flag, op=op)
         return op.Where(some, math.nan, value), op.Where(some, first, position)
 
     value, position = either(ctx, all_finite(ctx, x), lambda op: _middle(op, x, a, half), with_nan)

@@ -16,7 +16,7 @@ from ort_dynamo.lowering.ops.reduction import extremum, is_extremum
 from ort_dynamo.lowering.ops.views import axis, cut
 from ort_dynamo.lowering.recipes.branches import all_finite, either
 from ort_dynamo.lowering.recipes.checks import called, none_missing
-from ort_dynamo.lowering.recipes.first_place import first_place
+from ort_dynamo.lowering.recipes.first_index import first_index
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering, register
 from ort_dynamo.torch_internals.operators import aten
@@ -115,7 +115,7 @@ def _extreme(
         flat = dim is None or ctx.rank(self) == 0
         sizes = (ctx.fake(self).numel(),) if flat else ctx.sizes(self)
         kept = extremum(ctx, f"Reduce{op_type.removeprefix('Arg')}", x, [a], True)
-        return ctx.reshape(first_place(ctx, is_extremum(ctx, x, kept), a, sizes[a], len(sizes)), ctx.out.shape)
+        return ctx.reshape(first_index(ctx, is_extremum(ctx, x, kept), a, sizes[a], len(sizes)), ctx.out.shape)
     if not ctx.dtype(self).is_floating_point:
         return ctx.reshape(_place(ctx, op_type, x, a), ctx.out.shape)
 

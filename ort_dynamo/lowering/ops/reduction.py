@@ -17,7 +17,7 @@ from ort_dynamo.lowering.recipes.accurate_sum import average, integer_total, sum
 from ort_dynamo.lowering.recipes.all_are import all_are
 from ort_dynamo.lowering.recipes.branches import all_finite, either
 from ort_dynamo.lowering.recipes.checks import called, has_elements, none_missing
-from ort_dynamo.lowering.recipes.first_place import first_place
+from ort_dynamo.lowering.recipes.first_index import first_index
 from ort_dynamo.lowering.recipes.prefix_scan import prefix_scan
 from ort_dynamo.lowering.recipes.promotion import float_dtype
 from ort_dynamo.lowering.registry import lowering
@@ -234,7 +234,7 @@ def _with_index(
         return values, None
     found = is_extremum(ctx, value, kept)
     (a,), rank = axes, ctx.rank(self)
-    return values, first_place(ctx, found, a, ctx.sizes(self)[a], rank, keepdims=keepdim)
+    return values, first_index(ctx, found, a, ctx.sizes(self)[a], rank, keepdims=keepdim)
 
 
 # -- truth -------------------------------------------------------------------------------------------------------

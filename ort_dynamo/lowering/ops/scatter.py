@@ -16,7 +16,7 @@ from ort_dynamo.lowering.ops.views import axis, size_is_zero
 from ort_dynamo.lowering.recipes.branches import either
 from ort_dynamo.lowering.recipes.positions import from_start
 from ort_dynamo.lowering.recipes.promotion import accumulator
-from ort_dynamo.lowering.recipes.scatter_places import ScatterPlaces, of_entries, of_rows, slice_numbers
+from ort_dynamo.lowering.recipes.scatter_indices import ScatterIndices, of_entries, of_rows, slice_numbers
 from ort_dynamo.lowering.recipes.zeros import zeros
 from ort_dynamo.lowering.registry import lowering, register
 from ort_dynamo.lowering.symbols import same_size
@@ -126,7 +126,7 @@ def _scatter(
 def _reduced(
     ctx: LoweringContext,
     self: ir.Value,
-    places: ScatterPlaces,
+    places: ScatterIndices,
     source: ir.Value,
     reduce: str | None,
     include_self: bool = True,
@@ -152,7 +152,7 @@ def _reduced(
 
 
 def _greatest_or_least(
-    ctx: LoweringContext, places: ScatterPlaces, data: ir.Value, source: ir.Value, reduction: str
+    ctx: LoweringContext, places: ScatterIndices, data: ir.Value, source: ir.Value, reduction: str
 ) -> ir.Value:
     """Return a maximum or minimum, and NaN where one takes part: comparisons lose it (defect comparisons_lose_nan)."""
 
@@ -173,7 +173,7 @@ def _greatest_or_least(
 def _divide_by_count(
     ctx: LoweringContext,
     self: ir.Value,
-    places: ScatterPlaces,
+    places: ScatterIndices,
     source: ir.Value,
     total: ir.Value,
     include_self: bool,
@@ -209,7 +209,7 @@ def _neutral(reduce: str | None, dtype: torch.dtype) -> int | float:
 # -- an index for each slice -------------------------------------------------------------------------------------
 
 
-def _slices(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, sizes: Sequence[Size]) -> ScatterPlaces:
+def _slices(ctx: LoweringContext, self: ir.Value, dim: int, index: ir.Value, sizes: Sequence[Size]) -> ScatterIndices:
     """Return the slices of `self` along `dim` that a 1-D `index` names, for a source of shape `sizes`."""
     data_sizes, place = _sizes_1d(ctx, self), axis(dim, ctx.rank(self))
     if place == 0 and ctx.rank(self) > 1 and ctx.target.facts.walks_entries:

@@ -52,7 +52,7 @@ def solve_triangular(
     size = ctx.sizes(self)[-1]
     if is_empty((*ctx.sizes(self), *ctx.sizes(b))):
         return filled(ctx, 0)
-    _refuse_what_takes_longer(ctx, size, ctx.sizes(b)[-1 if left else -2], ctx.sizes(self)[:-2])
+    _refuse_slow_shapes(ctx, size, ctx.sizes(b)[-1 if left else -2], ctx.sizes(self)[:-2])
     rank = ctx.rank(self)
     turn = [*range(rank - 2), rank - 1, rank - 2]
     lower = op.Transpose(self, perm=turn) if upper else self
@@ -67,7 +67,7 @@ def solve_triangular(
     return result
 
 
-def _refuse_what_takes_longer(ctx: LoweringContext, size: Size, sides: Size, batch: Sequence[Size]) -> None:
+def _refuse_slow_shapes(ctx: LoweringContext, size: Size, sides: Size, batch: Sequence[Size]) -> None:
     known = [int(count) for count in batch if isinstance(count, int)]
     if not isinstance(size, int):
         return

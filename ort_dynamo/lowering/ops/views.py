@@ -152,7 +152,7 @@ def expand_to(ctx: LoweringContext, value: ir.Value, sizes: Sequence[Size], new:
     target = [n if i < lead or not same_size(sizes[i - lead], n) else 1 for i, n in enumerate(new)]
     if lead == 0 and all(isinstance(size, int) and size == 1 for size in target):
         return value
-    # An expanded index stays an Expand, so that its source can be found (recipes/scatter_places.py).
+    # An expanded index stays an Expand, so that its source can be found (recipes/scatter_indices.py).
     floats = value.dtype is not None and value.dtype.is_floating_point()
     if floats and lead == 0 and ctx.target.facts.walks_entries and not is_small(new) and _repeats_entries(sizes, new):
         # Repeated as a whole, and transposed.

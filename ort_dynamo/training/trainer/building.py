@@ -34,7 +34,7 @@ from ort_dynamo.training.trainer.settings import (
     rules_of,
 )
 from ort_dynamo.training.trainer.stages import Stages, cuts_of, mesh_of_stages
-from ort_dynamo.training.trainer.traceable_model import answer_mask_questions
+from ort_dynamo.training.trainer.traceable_model import patch_mask_checks
 from ort_dynamo.training.trainer.training_state import TrainingState
 
 __all__ = ["Parts", "step_files"]
@@ -74,7 +74,7 @@ class Parts:
         assert loss is not None
         names = [one.name for one in self.description.inputs]
         own = _copied(model)
-        answer_mask_questions(own)
+        patch_mask_checks(own)
         combined = CombinedModel(own, loss_fn, names, len(self.description.outputs), loss, self._narrow)
         if self.options._internal_use.extra_postprocess is not None:
             combined = self._postprocessed(combined, inputs)

@@ -150,7 +150,7 @@ class RunningModel:
                 result = self._train_apart(inputs, lr, scale, updates)  # raises the program's own errors once more
                 self._one_session = False
                 if self._split is not None and not self._split.trained_nothing:
-                    _say_that_it_runs_apart(error)
+                    _warn_step_is_split(error)
                 return result
             return list(outputs), all_finite
 
@@ -259,7 +259,7 @@ class RunningModel:
             torch.use_deterministic_algorithms(before, warn_only=warns)
 
 
-def _say_that_it_runs_apart(error: Exception) -> None:
+def _warn_step_is_split(error: Exception) -> None:
     """Warn the program, at its call of train_step, that a step cannot be one graph, with the reason and the line."""
     raised = raised_by_backend(error) or error
     reason = raised.facts["reason"] if isinstance(raised, TrainingGraphError) else in_a_line(str(raised))

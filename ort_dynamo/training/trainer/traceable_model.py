@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["answer_mask_questions", "mask_questions_answered", "unchanged"]
+__all__ = ["mask_questions_answered", "patch_mask_checks", "unchanged"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ _HOOKS: dict[type[Any], _NotCausal] = {
 }
 
 
-def answer_mask_questions(model: nn.Module) -> list[Any]:
+def patch_mask_checks(model: nn.Module) -> list[Any]:
     """Set `is_causal` to False in the transformers of a model; give the handles that undo it.
 
     Subclasses with another forward do not change.
@@ -61,7 +61,7 @@ def answer_mask_questions(model: nn.Module) -> list[Any]:
 @contextmanager
 def mask_questions_answered(model: nn.Module) -> Iterator[None]:
     """Set `is_causal` to False in the transformers of a model while this is open."""
-    handles = answer_mask_questions(model)
+    handles = patch_mask_checks(model)
     try:
         yield
     finally:

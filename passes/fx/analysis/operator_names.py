@@ -6,7 +6,7 @@ import operator
 
 from torch.fx import Node
 
-from ort_dynamo.passes.fx.analysis.saved_tensors import calls, draws
+from ort_dynamo.passes.fx.analysis.saved_tensors import calls, is_random
 from ort_dynamo.passes.fx.analysis.views import is_view
 from ort_dynamo.torch_internals.operators import aten
 
@@ -121,6 +121,6 @@ def _noise(node: Node) -> tuple[Node, ...]:
                 mask = cast.all_input_nodes[0]
                 if mask.target is operator.getitem:
                     mask = mask.all_input_nodes[0]
-                if draws(mask):
+                if is_random(mask):
                     return scaled, cast
     return ()

@@ -32,8 +32,8 @@ __all__ = [
     "bytes_of",
     "calls",
     "can_recompute",
-    "draws",
     "is_number",
+    "is_random",
     "is_tangent",
     "is_tensor",
     "must_recompute",
@@ -217,11 +217,11 @@ def can_recompute(node: Node) -> bool:
         isinstance(target, OpOverload)
         and target.namespace in ("aten", "prims")
         and not is_mutable(target)
-        and not draws(node)
+        and not is_random(node)
     )
 
 
-def draws(node: Node) -> bool:
+def is_random(node: Node) -> bool:
     """Check whether `node` is a random op, which advances a generator.
 
     ATen tags attention as random for its dropout; with dropout probability 0 it is not random.

@@ -16,7 +16,7 @@ from ort_dynamo.boundary import has_strides, inverse, physical_order
 from ort_dynamo.marks import CHOSEN, HALF, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.aliases import AliasSets
 from ort_dynamo.passes.fx.analysis.fake_values import propagate
-from ort_dynamo.passes.fx.analysis.saved_tensors import draws
+from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
 from ort_dynamo.passes.fx.analysis.views import ALIASES
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
     CONVOLUTIONS,
@@ -182,7 +182,7 @@ class _Layout:
             return _CHANNELS_LAST, [one for one in tensors if one.meta["val"].dim() == 4 and one is not weight]
         if node.target in IMAGE_OPERATORS:
             images = [one for one in tensors if one.meta["val"].dim() == 4]
-        elif follows_layout(node.target) and not draws(node):
+        elif follows_layout(node.target) and not is_random(node):
             value = next(one for one in _values(node) if isinstance(one, torch.Tensor))
             images = [one for one in tensors if _has_shape(one, value) and not _is_repeated(one.meta["val"])]
         else:
@@ -334,7 +334,7 @@ def _is_of_one_expanded(node: Node) -> bool:
         is_pointwise(node.target)
         and node.target is not aten.clone.default
         and len(node.all_input_nodes) == 1
-        and not draws(node)
+        and not is_random(node)
         and _is_expanded(node.args[0])
         and _is_contiguous(node.meta["val"])
     )

@@ -14,7 +14,7 @@ from ort_dynamo.boundary import has_strides
 from ort_dynamo.marks import CHANNELS_LAST, CHOSEN
 from ort_dynamo.passes.fx.analysis.fake_values import add_call, propagate
 from ort_dynamo.passes.fx.analysis.fused_readers import is_pointwise
-from ort_dynamo.passes.fx.analysis.saved_tensors import draws
+from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
 from ort_dynamo.passes.fx.torch_graph.batch_norm_sums import FORWARD, GRADIENTS, gradients_of, normalized
 from ort_dynamo.passes.fx.torch_graph.image_nodes import ImageNodes
 from ort_dynamo.passes.fx.torch_graph.images import (
@@ -177,7 +177,7 @@ class _Images(ImageNodes):
     def _compute(self, node: Node) -> bool:
         """Compute a pointwise op on activations in channels_last."""
         value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or value.dim() < 3 or draws(node):
+        if not isinstance(value, torch.Tensor) or value.dim() < 3 or is_random(node):
             return False
         if not (is_pointwise(node) or node.target in POINTWISE):
             return False

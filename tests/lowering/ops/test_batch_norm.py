@@ -91,7 +91,7 @@ def test_running_statistics_follow_eager_over_many_steps():
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_infinity_in_the_first_place_of_a_channel_equals_eager(training):
+def test_infinity_in_the_first_index_of_a_channel_equals_eager(training):
     x = torch.randn(2, 3, 4, 4)
     x[0, 1, 0, 0], x[0, 2, 0, 0] = float("inf"), float("nan")
     assert_like_eager(nn.BatchNorm2d(3).train(training), x, gradients=False)

@@ -21,7 +21,7 @@ from ort_dynamo.options.groups import RecomputeOptions
 from ort_dynamo.options.plan_grammar import read_plans
 from ort_dynamo.passes.fx.analysis.layers import find_layers
 from ort_dynamo.passes.fx.analysis.plans import plan_rows
-from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, can_recompute, draws, must_recompute
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, can_recompute, is_random, must_recompute
 from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
 from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
 from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
@@ -328,10 +328,10 @@ def test_attention_without_dropout_draws_nothing_and_can_be_computed_again() -> 
     query = graph.placeholder("query")
     for arguments, drawing in (((), False), ((0.0,), False), ((0.1,), True)):
         node = graph.call_function(attention, (query, query, query, *arguments))
-        assert draws(node) is drawing
+        assert is_random(node) is drawing
         assert can_recompute(node) is not drawing
-    assert draws(graph.call_function(torch.ops.aten.native_dropout.default, (query, 0.0, True)))
-    assert not draws(graph.call_function(torch.ops.aten.exp.default, (query,)))
+    assert is_random(graph.call_function(torch.ops.aten.native_dropout.default, (query, 0.0, True)))
+    assert not is_random(graph.call_function(torch.ops.aten.exp.default, (query,)))
 
 
 def test_what_a_checkpoint_policy_has_decided_stays(joint_graph: Capture) -> None:

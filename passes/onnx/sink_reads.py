@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ort_dynamo.passes.onnx.analysis.makers import makers_of
 from ort_dynamo.passes.ordering import Condition, ordering
 
-__all__ = ["ReadLate"]
+__all__ = ["SinkReads"]
 
 _REARRANGE = frozenset(["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"])
 """Operators whose result has the elements of their first input."""
@@ -18,7 +18,7 @@ _REARRANGE = frozenset(["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Tr
 
 @ordering(needs=[Condition.IN_ORDER])
 @dataclass(frozen=True)
-class ReadLate(ir.passes.InPlacePass):
+class SinkReads(ir.passes.InPlacePass):
     """Moves a node that reads only inputs and constants to just before the first node that reads its result.
 
     A run holds its inputs until it ends, so only the lifetime of the result changes, and becomes shorter. Nodes that

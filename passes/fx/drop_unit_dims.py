@@ -14,18 +14,18 @@ from ort_dynamo.passes.fx.analysis.views import REARRANGEMENTS
 from ort_dynamo.torch_internals.operators import aten
 from ort_dynamo.torch_internals.symbols import given_expression
 
-__all__ = ["DropKeptDims"]
+__all__ = ["DropUnitDims"]
 
 
 @dataclass(frozen=True)
-class DropKeptDims(PassBase):
+class DropUnitDims(PassBase):
     """Rewrite `view(sum(x, dims, keepdim=True), sizes)` as `sum(x, dims)`, if that has these sizes.
 
     The gradient of each linear layer's bias is such a sum. Nothing else may read the sum, and both nodes or none must
     be tagged for recomputation.
     """
 
-    name: str = "drop_kept_dims"
+    name: str = "drop_unit_dims"
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Rewrite `graph_module` in place."""

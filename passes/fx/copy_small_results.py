@@ -14,7 +14,7 @@ from ort_dynamo.boundary import promised_strides
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.passes.ordering import Condition, ordering
 
-__all__ = ["OwnResults", "owned"]
+__all__ = ["CopySmallResults", "owned"]
 
 _SMALL = 1 << 16
 """Bytes."""
@@ -30,7 +30,7 @@ owned.keeps_value = True  # type: ignore[attr-defined]  # its size at run time d
 
 @ordering(needs=[Condition.FUNCTIONAL], gives=[Condition.RESULTS_OWNED])
 @dataclass(frozen=True)
-class OwnResults(PassBase):
+class CopySmallResults(PassBase):
     """Copy islands' results that the program sees into torch's memory, at run time, by `owned`.
 
     `result.resize_(…)` and `torch.add(…, out=result)` then work as in eager. A copy of that size takes about a
@@ -42,7 +42,7 @@ class OwnResults(PassBase):
     """
 
     seen: slice
-    name: str = "own_results"
+    name: str = "copy_small_results"
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Rewrite, in place, an outer graph with fake values, in which an island is a call_module node."""

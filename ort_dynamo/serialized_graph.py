@@ -14,7 +14,7 @@ from torch.fx.node import map_aggregate, map_arg
 from ort_dynamo.torch_internals.lazy_code import graph_module
 from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload, overload
 
-__all__ = ["SpelledGraph", "spelled"]
+__all__ = ["SerializedGraph", "spelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Spelled:
 
 
 @dataclass(frozen=True)
-class SpelledGraph:
+class SerializedGraph:
     """A graph without the metadata of its nodes.
 
     Attributes:
@@ -51,7 +51,7 @@ class SpelledGraph:
     """
 
     nodes: tuple[_Spelled, ...]
-    subgraphs: Mapping[str, SpelledGraph] = field(default_factory=dict)
+    subgraphs: Mapping[str, SerializedGraph] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     is_storable: bool = True
 
@@ -87,11 +87,11 @@ class SpelledGraph:
         return graph_module({**self.constants, **inner, **modules}, graph)
 
 
-def spelled(gm: GraphModule) -> SpelledGraph:
+def spelled(gm: GraphModule) -> SerializedGraph:
     """Spell a graph, without its modules."""
     indices: dict[Node, _Ref] = {}
     nodes = []
-    subgraphs: dict[str, SpelledGraph] = {}
+    subgraphs: dict[str, SerializedGraph] = {}
     constants: dict[str, Any] = {}
     is_storable = True
     for node in gm.graph.nodes:
@@ -113,7 +113,7 @@ def spelled(gm: GraphModule) -> SpelledGraph:
         nodes.append(_Spelled(node.op, target, *arguments))
         indices[node] = _Ref(len(indices))
     is_storable &= not constants and all(one.is_storable for one in subgraphs.values())
-    return SpelledGraph(tuple(nodes), subgraphs, constants, is_storable)
+    return SerializedGraph(tuple(nodes), subgraphs, constants, is_storable)
 
 
 _MODULES = ("_operator", "math", "torch", "ort_dynamo")

@@ -24,7 +24,7 @@ from ort_dynamo.torch_internals.operators import (
 )
 from ort_dynamo.torch_internals.symbols import known_true
 
-__all__ = ["WriteInPlace"]
+__all__ = ["Reinplace"]
 
 _OVER_GRADIENT: Mapping[OpOverload, OpOverload] = {
     aten.elu_backward.default: aten.elu_backward.grad_input,
@@ -68,7 +68,7 @@ _FRESH = frozenset(
 
 @ordering(needs=[Condition.FUNCTIONAL, Condition.RESULTS_OWNED, Condition.STRIDES_GIVEN], ends=[Condition.FUNCTIONAL])
 @dataclass(frozen=True)
-class WriteInPlace(PassBase):
+class Reinplace(PassBase):
     """Run pointwise operators of an outer graph in place, over an input of the same layout that is dead.
 
     Memory that was just written is in the processor's cache, or at least mapped. New memory is loaded into the cache
@@ -77,7 +77,7 @@ class WriteInPlace(PassBase):
     be a view of a whole allocation, such as the result of a linear layer.
     """
 
-    name: str = "write_in_place"
+    name: str = "reinplace"
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Rewrite, in place, an outer graph with fake values."""

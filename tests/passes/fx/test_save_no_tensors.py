@@ -8,7 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
-from ort_dynamo.passes.fx.keep_nothing import KeepNothing
+from ort_dynamo.passes.fx.save_no_tensors import SaveNoTensors
 
 
 def half(x: Tensor) -> tuple[Tensor, ...]:
@@ -21,7 +21,7 @@ def test_what_is_kept_is_a_husk_and_the_graphs_own_result_is_not() -> None:
     x = torch.randn(8, 4)
     gm = make_fx(half)(x)
     assert_fx_rewrites(
-        KeepNothing(1),
+        SaveNoTensors(1),
         """
         x_1: f32[8, 4]
         tanh = aten.tanh.default(x_1)  # f32[8, 4]
@@ -48,4 +48,4 @@ def test_what_is_kept_is_a_husk_and_the_graphs_own_result_is_not() -> None:
 def test_inputs_and_a_graph_that_keeps_nothing_stay() -> None:
     for function, outputs in ((half, 4), (lambda x: (x.tanh(), x, x), 1)):
         gm = make_fx(function)(torch.randn(8, 4))
-        assert_fx_untouched(KeepNothing(outputs), gm)
+        assert_fx_untouched(SaveNoTensors(outputs), gm)

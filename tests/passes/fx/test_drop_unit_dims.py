@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
-from ort_dynamo.passes.fx.drop_kept_dims import DropKeptDims
+from ort_dynamo.passes.fx.drop_unit_dims import DropUnitDims
 
 aten = torch.ops.aten
 X = torch.randn(2, 3, 4)
@@ -64,7 +64,7 @@ DROPPED = {
 
 @pytest.mark.parametrize("name", DROPPED)
 def test_dimensions_that_a_view_drops_are_not_kept(name: str) -> None:
-    assert_fx_rewrites(DropKeptDims(), *DROPPED[name])
+    assert_fx_rewrites(DropUnitDims(), *DROPPED[name])
 
 
 def test_symbolic_dimensions_that_a_view_drops_are_not_kept() -> None:
@@ -74,7 +74,7 @@ def test_symbolic_dimensions_that_a_view_drops_are_not_kept() -> None:
     gm = make_fx(function, tracing_mode="symbolic")(X)
     given = torch.randn(5, 6, 4)
     assert_fx_rewrites(
-        DropKeptDims(),
+        DropUnitDims(),
         """
         x_1: f32[s0, s1, s2]
         sum = aten.sum.dim_IntList(x_1, [1], True)  # f32[s0, 1, s2]
@@ -105,7 +105,7 @@ def test_all_views_that_read_a_sum_become_it() -> None:
 
     gm = make_fx(twice, tracing_mode="symbolic")(X)
     assert_fx_rewrites(
-        DropKeptDims(),
+        DropUnitDims(),
         """
         x_1: f32[s0, s1, s2]
         sum = aten.sum.dim_IntList(x_1, [0], True)  # f32[1, s1, s2]
@@ -139,9 +139,9 @@ RECOMPUTED = """
 
 
 def test_a_sum_that_is_computed_again_is_not_a_view_that_is_kept() -> None:
-    assert_fx_untouched(DropKeptDims(), RECOMPUTED)
+    assert_fx_untouched(DropUnitDims(), RECOMPUTED)
     assert_fx_rewrites(
-        DropKeptDims(),
+        DropUnitDims(),
         """
         x: f32[2, 3]
         sum = aten.sum.dim_IntList(x, [0], True)  # f32[1, 3]
@@ -171,4 +171,4 @@ def test_a_sum_that_is_computed_again_is_not_a_view_that_is_kept() -> None:
 )
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 def test_the_nearest_other_sums_stay(function: Callable[..., Any], mode: str) -> None:
-    assert_fx_untouched(DropKeptDims(), make_fx(function, tracing_mode=mode)(X))
+    assert_fx_untouched(DropUnitDims(), make_fx(function, tracing_mode=mode)(X))

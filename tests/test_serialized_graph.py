@@ -7,7 +7,7 @@ import pickle
 import torch
 from torch.fx import Graph, GraphModule
 
-from ort_dynamo.spelled_graph import spelled
+from ort_dynamo.serialized_graph import spelled
 
 aten = torch.ops.aten
 

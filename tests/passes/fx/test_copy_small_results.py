@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
-from ort_dynamo.passes.fx.own_results import OwnResults, owned
+from ort_dynamo.passes.fx.copy_small_results import CopySmallResults, owned
 from ort_dynamo.segment.segment import segment
 
 
@@ -25,7 +25,7 @@ def outer(function: Callable[..., Any], eager: tuple[Any, ...] = ()) -> GraphMod
     return segment(gm, refuse, torch.device("cpu")).gm
 
 
-EVERY = OwnResults(slice(None))
+EVERY = CopySmallResults(slice(None))
 
 
 def test_a_result_of_an_island_is_copied() -> None:
@@ -92,7 +92,7 @@ def test_views_of_one_result_share_its_copy() -> None:
 )
 def test_the_nearest_others_stay(function: Callable[[Tensor], Any], eager: tuple[Any, ...], seen: slice) -> None:
     gm = outer(lambda x: tuple(y) if isinstance(y := function(x), tuple) else (y,), eager)
-    assert_fx_untouched(OwnResults(seen), gm)
+    assert_fx_untouched(CopySmallResults(seen), gm)
 
 
 def test_only_what_is_small_is_copied_when_it_runs() -> None:

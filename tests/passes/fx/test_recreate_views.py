@@ -18,7 +18,7 @@ from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.marks import HALF, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, is_number
 from ort_dynamo.passes.fx.merge_views import MergeViews
-from ort_dynamo.passes.fx.remake_views import RemakeViews
+from ort_dynamo.passes.fx.recreate_views import RecreateViews
 
 aten = torch.ops.aten
 Capture = Callable[..., GraphModule]
@@ -40,7 +40,7 @@ def test_a_transposed_weight_is_saved_as_it_is(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: F.linear(x, w).exp().sum(), weight(5, 3), weight(4, 3))
     assert saved(gm) == ["primals_1", "t", "exp"]
     assert_fx_rewrites(
-        RemakeViews(),
+        RecreateViews(),
         """
         primals_1: f32[5, 3]
         primals_2: f32[4, 3]
@@ -92,7 +92,7 @@ def test_three_views_of_one_tensor_are_one_saved_tensor(joint_graph: Capture) ->
     gm = joint_graph(attention, weight(2, 5, 3), *(weight(3, 3) for _ in range(3)))
     MergeViews()(gm)
     assert_fx_rewrites(
-        RemakeViews(),
+        RecreateViews(),
         """
         primals_1: f32[2, 5, 3]
         primals_2: f32[3, 3]
@@ -200,7 +200,7 @@ def test_three_views_of_one_tensor_are_one_saved_tensor(joint_graph: Capture) ->
 def test_a_chain_of_views_begins_at_what_is_saved(joint_graph: Capture) -> None:
     gm = joint_graph(lambda x, w: (x.sin().transpose(0, 1).view(-1, 6) @ w).exp().sum(), weight(2, 1, 6), weight(6, 2))
     assert_fx_rewrites(
-        RemakeViews(),
+        RecreateViews(),
         """
         primals_1: f32[2, 1, 6]
         primals_2: f32[6, 2]
@@ -259,7 +259,7 @@ def test_the_numbers_of_a_symbolic_view_are_ones_that_the_backward_reads(joint_g
     gm = joint_graph(function, weight(2, 5, 3), weight(3, 3), dynamic=True)
     before = numbers(gm)
     assert_fx_rewrites(
-        RemakeViews(),
+        RecreateViews(),
         """
         primals_1: s0
         primals_2: s1
@@ -325,7 +325,7 @@ def test_the_numbers_of_a_symbolic_view_are_ones_that_the_backward_reads(joint_g
 )
 def test_parts_and_repetitions_cross_as_they_are(function: Callable[..., Any], joint_graph: Capture) -> None:
     gm = joint_graph(function, weight(2, 3), weight(1, 3))
-    assert_fx_untouched(RemakeViews(), gm)
+    assert_fx_untouched(RecreateViews(), gm)
 
 
 def test_what_is_computed_again_stays_the_partitioners(joint_graph: Capture) -> None:
@@ -334,9 +334,9 @@ def test_what_is_computed_again_stays_the_partitioners(joint_graph: Capture) -> 
     (reader,) = (user for user in view.users if JointGraph(gm).is_forward(user))
     for node in (*view.all_input_nodes, view, reader):
         node.meta[RECOMPUTE] = CheckpointPolicy.MUST_RECOMPUTE
-        assert_fx_untouched(RemakeViews(), gm)
+        assert_fx_untouched(RecreateViews(), gm)
         del node.meta[RECOMPUTE]
-    assert run_twice(RemakeViews(), gm)
+    assert run_twice(RecreateViews(), gm)
 
 
 def test_a_view_of_an_input_that_is_written_to_is_saved_itself(joint_graph: Capture) -> None:
@@ -345,6 +345,6 @@ def test_a_view_of_an_input_that_is_written_to_is_saved_itself(joint_graph: Capt
     with gm.graph.inserting_before(JointGraph(gm).forward[-1]):
         copied = gm.graph.call_function(aten.copy_.default, (written, written))
     copied.meta = {**JointGraph(gm).forward[-1].meta, "val": written.meta["val"]}
-    assert_fx_untouched(RemakeViews(), gm)
+    assert_fx_untouched(RecreateViews(), gm)
     gm.graph.erase_node(copied)
-    assert run_twice(RemakeViews(), gm)
+    assert run_twice(RecreateViews(), gm)

@@ -15,14 +15,14 @@ from ort_dynamo.lowering.recipes.add_rows import row_places
 from ort_dynamo.lowering.recipes.positions import from_start, positions_along
 from ort_dynamo.lowering.symbols import same_size
 
-__all__ = ["ScatterPlaces", "of_entries", "of_rows", "slice_numbers"]
+__all__ = ["ScatterIndices", "of_entries", "of_rows", "slice_numbers"]
 
 _FAR = 1 << 40
 """Beyond any size, and small enough to be multiplied by one."""
 
 
 @dataclass(frozen=True)
-class ScatterPlaces:
+class ScatterIndices:
     """The entries of a tensor that a scatter writes, in the order of its source.
 
     Attributes:
@@ -46,23 +46,23 @@ class ScatterPlaces:
         return op.Reshape(written, self.shape, allowzero=1)
 
 
-def of_rows(ctx: LoweringContext, sizes: Sequence[Size], rows: ir.Value) -> ScatterPlaces:
+def of_rows(ctx: LoweringContext, sizes: Sequence[Size], rows: ir.Value) -> ScatterIndices:
     """Give whole rows of a tensor of shape `sizes`: `rows` is 1-D; negative indices are out of bounds."""
     op = ctx.op
     numbers = op.Max(op.Min(from_start(ctx, ctx.cast(rows, torch.int64)), _FAR), -_FAR)
-    return ScatterPlaces(row_places(ctx, numbers, math.prod(sizes[1:])), None, ctx.shape(sizes), numbers)
+    return ScatterIndices(row_places(ctx, numbers, math.prod(sizes[1:])), None, ctx.shape(sizes), numbers)
 
 
 def of_entries(
     ctx: LoweringContext, sizes: Sequence[Size], axis: int, index: ir.Value, counts: Sequence[Size]
-) -> ScatterPlaces:
+) -> ScatterIndices:
     """Return the entries that `index`, of shape `counts`, names along `axis` of a tensor of shape `sizes`.
 
     A negative index is out of bounds.
     """
     index, shape = ctx.cast(index, torch.int64), ctx.shape(sizes)
     if axis == len(sizes) - 1 or not ctx.target.has_defect("slow_scatter_along_leading_axes"):
-        return ScatterPlaces(from_start(ctx, index), axis, shape)
+        return ScatterIndices(from_start(ctx, index), axis, shape)
     op = ctx.op
     place = op.Mul(index, ctx.scalar(math.prod(sizes[axis + 1 :]), torch.int64))
     for other, count in enumerate(counts):
@@ -72,7 +72,7 @@ def of_entries(
     inside = op.Less(index, ctx.scalar(sizes[axis], torch.int64))
     if not ctx.target.stands_alone:
         inside = op.And(inside, op.GreaterOrEqual(index, 0))
-    return ScatterPlaces(op.Reshape(op.Where(inside, place, _FAR), [-1]), None, shape)
+    return ScatterIndices(op.Reshape(op.Where(inside, place, _FAR), [-1]), None, shape)
 
 
 def slice_numbers(ctx: LoweringContext, sizes: Sequence[Size], axis: int, index: ir.Value) -> ir.Value | None:

@@ -8,12 +8,12 @@ import torch
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.op_builder import OpBuilder
 
-__all__ = ["first_greatest", "first_place"]
+__all__ = ["first_greatest", "first_index"]
 
 _MOST_IN_FLOAT = 1 << 24
 
 
-def first_place(
+def first_index(
     ctx: LoweringContext,
     found: ir.Value,
     axis: int,
@@ -68,7 +68,7 @@ def first_greatest(ctx: LoweringContext, x: ir.Value, axis: int, size: Size, ran
         return place
     wide = op.Cast(x, to=ir.DataType.DOUBLE)
     found = op.Equal(wide, op.ReduceMax(wide, [axis], keepdims=1))
-    return first_place(ctx, found, axis, size, rank)
+    return first_index(ctx, found, axis, size, rank)
 
 
 def _holding(size: Size) -> ir.DataType:

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
-from ort_dynamo.passes.fx.torch_graph.write_in_place import WriteInPlace
+from ort_dynamo.passes.fx.torch_graph.reinplace import Reinplace
 from ort_dynamo.segment.segment import segment
 from ort_dynamo.torch_internals.operators import aten
 
@@ -37,7 +37,7 @@ X, Y = square(), square() + 1
 
 def test_a_product_is_overwritten() -> None:
     assert_fx_rewrites(
-        WriteInPlace(),
+        Reinplace(),
         """
         x: f32[4, 4]
         mm = aten.mm.default(x, x)  # f32[4, 4]
@@ -55,7 +55,7 @@ def test_a_product_is_overwritten() -> None:
 
 def test_a_chain_is_one_tensor() -> None:
     assert_fx_rewrites(
-        WriteInPlace(),
+        Reinplace(),
         """
         x: f32[4, 4]
         mm = aten.mm.default(x, x)  # f32[4, 4]
@@ -77,7 +77,7 @@ def test_a_chain_is_one_tensor() -> None:
 
 def test_the_second_input_of_a_sum_is_overwritten_if_the_first_is_not_the_graphs() -> None:
     assert_fx_rewrites(
-        WriteInPlace(),
+        Reinplace(),
         """
         x: f32[4, 4]
         y: f32[4, 4]
@@ -96,16 +96,16 @@ def test_the_second_input_of_a_sum_is_overwritten_if_the_first_is_not_the_graphs
 
 
 def test_a_difference_is_not_turned_round() -> None:
-    assert_fx_untouched(WriteInPlace(), traced(lambda x, y: x - y @ y, X, Y))
+    assert_fx_untouched(Reinplace(), traced(lambda x, y: x - y @ y, X, Y))
 
 
 def test_a_factor_of_the_second_input_stays_with_it() -> None:
-    assert_fx_untouched(WriteInPlace(), traced(lambda x, y: torch.add(x, y @ y, alpha=3), X, Y))
+    assert_fx_untouched(Reinplace(), traced(lambda x, y: torch.add(x, y @ y, alpha=3), X, Y))
 
 
 def test_a_gradient_is_written_over_the_gradient_that_it_is_made_of() -> None:
     assert_fx_rewrites(
-        WriteInPlace(),
+        Reinplace(),
         """
         x: f32[4, 4]
         y: f32[4, 4]
@@ -139,7 +139,7 @@ def test_a_gradient_is_written_over_the_gradient_that_it_is_made_of() -> None:
 )
 def test_the_other_gradients_likewise(name: str, arguments: str) -> None:
     assert_fx_rewrites(
-        WriteInPlace(),
+        Reinplace(),
         f"""
         x: f32[4, 4]
         y: f32[4, 4]
@@ -162,7 +162,7 @@ def test_part_of_a_tuple_is_overwritten() -> None:
         return torch.relu(aten.native_layer_norm.default(x, [4], None, None, 1e-5)[0])
 
     assert_fx_rewrites(
-        WriteInPlace(),
+        Reinplace(),
         """
         x: f32[4, 4]
         native_layer_norm = aten.native_layer_norm.default(x, [4], None, None, 1e-05)
@@ -186,7 +186,7 @@ def test_part_of_a_tuple_is_overwritten() -> None:
 
 def test_a_view_of_a_product_is_overwritten() -> None:
     assert_fx_rewrites(
-        WriteInPlace(),
+        Reinplace(),
         """
         x: f32[4, 4]
         mm = aten.mm.default(x, x)  # f32[4, 4]
@@ -207,7 +207,7 @@ def test_a_view_of_a_product_is_overwritten() -> None:
         """,
     )
     assert_fx_rewrites(
-        WriteInPlace(),
+        Reinplace(),
         """
         x: f32[4, 4]
         mm = aten.mm.default(x, x)  # f32[4, 4]
@@ -229,11 +229,11 @@ def test_a_view_of_a_product_is_overwritten() -> None:
 
 
 def test_an_input_is_not_overwritten() -> None:
-    assert_fx_untouched(WriteInPlace(), traced(torch.relu, X))
+    assert_fx_untouched(Reinplace(), traced(torch.relu, X))
 
 
 def test_a_view_of_an_input_is_not_overwritten() -> None:
-    assert_fx_untouched(WriteInPlace(), traced(lambda x: torch.relu(x.t()), X))
+    assert_fx_untouched(Reinplace(), traced(lambda x: torch.relu(x.t()), X))
 
 
 def test_what_leaves_the_graph_is_not_overwritten() -> None:
@@ -241,7 +241,7 @@ def test_what_leaves_the_graph_is_not_overwritten() -> None:
         product = x @ x
         return product, torch.relu(product)
 
-    assert_fx_untouched(WriteInPlace(), traced(both, X))
+    assert_fx_untouched(Reinplace(), traced(both, X))
 
 
 def test_what_is_read_later_is_not_overwritten() -> None:
@@ -249,7 +249,7 @@ def test_what_is_read_later_is_not_overwritten() -> None:
         product = x @ x
         return torch.relu(product) @ product
 
-    assert_fx_untouched(WriteInPlace(), traced(late, X))
+    assert_fx_untouched(Reinplace(), traced(late, X))
 
 
 def test_what_was_read_before_is_overwritten() -> None:
@@ -258,7 +258,7 @@ def test_what_was_read_before_is_overwritten() -> None:
         return (product @ x) @ torch.relu(product)
 
     assert_fx_rewrites(
-        WriteInPlace(),
+        Reinplace(),
         """
         x: f32[4, 4]
         mm = aten.mm.default(x, x)  # f32[4, 4]
@@ -284,7 +284,7 @@ def test_what_has_a_view_that_is_read_later_is_not_overwritten() -> None:
         turned = product.t()
         return torch.relu(product) @ turned
 
-    assert_fx_untouched(WriteInPlace(), traced(viewed, X))
+    assert_fx_untouched(Reinplace(), traced(viewed, X))
 
 
 def test_a_view_of_what_is_read_later_is_not_overwritten() -> None:
@@ -292,7 +292,7 @@ def test_a_view_of_what_is_read_later_is_not_overwritten() -> None:
         product = x @ x
         return torch.relu(product.view(2, 8)).view(4, 4) @ product
 
-    assert_fx_untouched(WriteInPlace(), traced(viewed, X))
+    assert_fx_untouched(Reinplace(), traced(viewed, X))
 
 
 def test_what_is_read_in_another_order_while_it_is_written_is_not_overwritten() -> None:
@@ -300,20 +300,20 @@ def test_what_is_read_in_another_order_while_it_is_written_is_not_overwritten() 
         product = x @ x
         return product.view(4, 4).add(product.t())
 
-    assert_fx_untouched(WriteInPlace(), traced(turned, X))
+    assert_fx_untouched(Reinplace(), traced(turned, X))
 
 
 def test_a_part_is_not_overwritten() -> None:
-    assert_fx_untouched(WriteInPlace(), traced(lambda x: torch.relu((x @ x)[:2]), X))
+    assert_fx_untouched(Reinplace(), traced(lambda x: torch.relu((x @ x)[:2]), X))
 
 
 def test_another_shape_is_not_overwritten() -> None:
-    assert_fx_untouched(WriteInPlace(), traced(lambda x, row: (x[:1] @ x) + row, X, Y))
+    assert_fx_untouched(Reinplace(), traced(lambda x, row: (x[:1] @ x) + row, X, Y))
 
 
 def test_another_layout_is_not_overwritten() -> None:
     assert_fx_rewrites(
-        WriteInPlace(),
+        Reinplace(),
         """
         x: f32[4, 4]
         y: f32[4, 4]
@@ -333,16 +333,16 @@ def test_another_layout_is_not_overwritten() -> None:
         return threshold_backward
         """,
     )
-    assert_fx_untouched(WriteInPlace(), traced(lambda x, y: x + (y @ y).t(), X, Y))
+    assert_fx_untouched(Reinplace(), traced(lambda x, y: x + (y @ y).t(), X, Y))
 
 
 def test_another_dtype_is_not_overwritten() -> None:
-    assert_fx_untouched(WriteInPlace(), traced(lambda x: (x @ x) > 0, X))
+    assert_fx_untouched(Reinplace(), traced(lambda x: (x @ x) > 0, X))
 
 
 def test_what_a_session_gives_is_not_overwritten() -> None:
     gm = outer(lambda x: torch.relu(x @ x), X, islands=(aten.mm.default,))
-    assert_fx_untouched(WriteInPlace(), gm)
+    assert_fx_untouched(Reinplace(), gm)
 
 
 def test_what_a_session_reads_is_not_overwritten() -> None:
@@ -351,4 +351,4 @@ def test_what_a_session_reads_is_not_overwritten() -> None:
         return torch.exp(product), torch.relu(product)
 
     gm = outer(read, X, islands=(aten.exp.default,))
-    assert_fx_untouched(WriteInPlace(), gm)
+    assert_fx_untouched(Reinplace(), gm)

@@ -10,7 +10,7 @@ from ort_dynamo.report.record import GraphRecord
 from ort_dynamo.segment.segment import EagerNode
 from ort_dynamo.torch_internals.dropout_mask import DROPOUT_MASK
 
-__all__ = ["BY_CHOICE", "BY_DESIGN", "FALLBACK", "PLACE", "EagerNodes", "Places", "by_reason", "section", "spoken"]
+__all__ = ["BY_CHOICE", "BY_DESIGN", "FALLBACK", "PLACE", "EagerNodes", "NodeCounts", "by_reason", "section", "spoken"]
 
 BY_DESIGN = "in torch by design"
 BY_CHOICE = "in torch by choice (placement)"
@@ -50,7 +50,7 @@ def by_reason(nodes: Iterable[EagerNode]) -> tuple[EagerNodes, ...]:
 
 
 @dataclass(frozen=True)
-class Places:
+class NodeCounts:
     """Counts of the nodes of some graphs by where they run; str() leaves out the chosen nodes if there are none.
 
     Attributes:
@@ -66,7 +66,7 @@ class Places:
     eager: tuple[EagerNodes, ...]
 
     @classmethod
-    def of(cls, graphs: Sequence[GraphRecord]) -> Places:
+    def of(cls, graphs: Sequence[GraphRecord]) -> NodeCounts:
         """Add up several graphs."""
         return cls(
             native=sum((graph.native for graph in graphs), Counter()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ort_dynamo.passes.onnx.read_late import ReadLate
+from ort_dynamo.passes.onnx.sink_reads import SinkReads
 from ort_dynamo.testing import assert_rewrites
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
@@ -18,24 +18,24 @@ ABS, Y, Z = "abs = Abs (a)", "y = Sin (abs)", "z = Add (twice, abs)"
 
 
 def test_what_reads_only_inputs_and_what_rearranges_that_waits_for_its_reader() -> None:
-    assert_rewrites(ReadLate(), graph(B, A, TURNED, TWICE, ABS, Y, Z), graph(A, ABS, Y, B, TURNED, TWICE, Z))
+    assert_rewrites(SinkReads(), graph(B, A, TURNED, TWICE, ABS, Y, Z), graph(A, ABS, Y, B, TURNED, TWICE, Z))
 
 
 def test_the_first_of_several_readers_counts() -> None:
     read = "y = Sin (abs)", "z = Add (b, abs)", "unread = Mul (b, b)"
-    assert_rewrites(ReadLate(), graph(B, A, ABS, *read), graph(A, ABS, read[0], B, *read[1:]))
+    assert_rewrites(SinkReads(), graph(B, A, ABS, *read), graph(A, ABS, read[0], B, *read[1:]))
 
 
 def test_arithmetic_on_what_waits_has_its_place() -> None:
     log, y, z = "log = Log (b)", "y = Sin (log)", "z = Add (log, y)"
-    assert_rewrites(ReadLate(), graph(A, B, log, ABS, y, z), graph(B, log, A, ABS, y, z))
+    assert_rewrites(SinkReads(), graph(A, B, log, ABS, y, z), graph(B, log, A, ABS, y, z))
 
 
 def test_a_rearrangement_that_also_reads_what_is_computed_has_its_place() -> None:
     sizes = "sizes = Shape (abs)"
     shaped, y, z = "shaped = Reshape (b, sizes)", "y = Sin (abs)", "z = Add (shaped, y)"
     before = graph(B, A, ABS, sizes, shaped, y, z)
-    assert_rewrites(ReadLate(), before, graph(A, ABS, sizes, B, shaped, y, z))
+    assert_rewrites(SinkReads(), before, graph(A, ABS, sizes, B, shaped, y, z))
 
 
 def test_what_a_branch_captures_waits_for_it() -> None:
@@ -43,9 +43,9 @@ def test_what_a_branch_captures_waits_for_it() -> None:
         then_branch = t () => (float[2, 2] p) { p = Neg (turned) },
         else_branch = e () => (float[2, 2] q) { q = Abs (x) }
     >"""
-    assert_rewrites(ReadLate(), graph(B, TURNED, A, ABS, Y, branch), graph(A, ABS, Y, B, TURNED, branch))
+    assert_rewrites(SinkReads(), graph(B, TURNED, A, ABS, Y, branch), graph(A, ABS, Y, B, TURNED, branch))
 
 
 def test_what_is_only_returned_stays() -> None:
     model = graph("z = Exp (x)", "a = Sin (x)", "y = Abs (a)")
-    assert_rewrites(ReadLate(), model, model)
+    assert_rewrites(SinkReads(), model, model)

@@ -17,9 +17,9 @@ __all__ = [
     "SIZE",
     "SWITCH",
     "TRACE_SWITCH",
-    "CachePlace",
-    "cache_place",
-    "traces_are_kept",
+    "CacheLocation",
+    "cache_location",
+    "traces_are_cached",
 ]
 
 SWITCH = "ORT_DYNAMO_CACHE"
@@ -34,7 +34,7 @@ _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmgt]?)(?P<binary>i?)b?
 
 
 @dataclass(frozen=True)
-class CachePlace:
+class CacheLocation:
     """A folder for entries.
 
     Attributes:
@@ -46,7 +46,7 @@ class CachePlace:
     max_bytes: int
 
 
-def cache_place(disk_cache: bool | None = None, cache_dir: str | None = None) -> CachePlace | None:
+def cache_location(disk_cache: bool | None = None, cache_dir: str | None = None) -> CacheLocation | None:
     """Decide where compiled graphs are stored; None if they are not stored.
 
     Args:
@@ -60,10 +60,10 @@ def cache_place(disk_cache: bool | None = None, cache_dir: str | None = None) ->
         return None
     named = cache_dir or os.environ.get(DIRECTORY, "")
     path = Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("ort_dynamo", appauthor=False))
-    return CachePlace(path.absolute(), _max_bytes())
+    return CacheLocation(path.absolute(), _max_bytes())
 
 
-def traces_are_kept(trace_cache: bool | None = None) -> bool | None:
+def traces_are_cached(trace_cache: bool | None = None) -> bool | None:
     """Check whether torch should store AOTAutograd's results; None if neither option nor variable is set.
 
     Args:

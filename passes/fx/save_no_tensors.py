@@ -8,7 +8,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-__all__ = ["KeepNothing", "husk"]
+__all__ = ["SaveNoTensors", "husk"]
 
 
 def husk(tensor: torch.Tensor) -> torch.Tensor:
@@ -20,7 +20,7 @@ husk.keeps_value = True  # type: ignore[attr-defined]  # the fake value is that 
 
 
 @dataclass(frozen=True)
-class KeepNothing(PassBase):
+class SaveNoTensors(PassBase):
     """Return a `husk` of each tensor that the forward would save for the backward.
 
     The saved tensors may take gigabytes, and the process would not return all of them to the system.
@@ -30,7 +30,7 @@ class KeepNothing(PassBase):
     """
 
     outputs: int
-    name: str = "keep_nothing"
+    name: str = "save_no_tensors"
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Rewrite a forward graph in place."""

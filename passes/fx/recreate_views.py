@@ -14,12 +14,12 @@ from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.passes.fx.analysis.views import REARRANGEMENTS
 from ort_dynamo.passes.ordering import Condition, ordering
 
-__all__ = ["RemakeViews"]
+__all__ = ["RecreateViews"]
 
 
 @ordering(needs=[Condition.VIEWS_MERGED])
 @dataclass(frozen=True)
-class RemakeViews(PassBase):
+class RecreateViews(PassBase):
     """Rebuild the forward's views in the backward instead of saving them.
 
     The forward then saves the viewed tensor once, not one or several views of it. Memory is the same, but time is not:
@@ -31,17 +31,17 @@ class RemakeViews(PassBase):
     their readers are left to the partitioner. A view of an input that is written to has the content before the write.
     """
 
-    name: str = "remake_views"
+    name: str = "recreate_views"
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Rewrite a joint graph in place, after all tags are given."""
-        remaker = _Remaker(graph_module)
+        remaker = _Recreator(graph_module)
         if modified := remaker.run():
             graph_module.recompile()
         return PassResult(graph_module, modified)
 
 
-class _Remaker:
+class _Recreator:
     def __init__(self, gm: GraphModule) -> None:
         self._joint = JointGraph(gm)
         self._numbers = {n for reader in self._joint.backward for n in reader.all_input_nodes if is_number(n)}

@@ -12,7 +12,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 
 
-@pytest.mark.parametrize("name", ["summary", "require"])
+@pytest.mark.parametrize("name", ["summary", "modules", "require"])
 def test_in_a_process_of_its_own(name: str) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(

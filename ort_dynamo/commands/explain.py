@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _take_own(arguments: argparse.Namespace) -> list[str]:
-    """Take the options of ours that stand first behind the program, and return the program's arguments."""
+    """Take our options that follow the program directly, and return the program's arguments."""
     rest = list(arguments.arguments)
     while rest and rest[0].partition("=")[0] in _OWN:
         name, is_joined, value = rest.pop(0).partition("=")

@@ -63,6 +63,7 @@ class PassRun:
         before, after: nodes of the graph; both 0 if nobody counted.
         seconds: how long it took.
         summary: the pass's account of its changes; "" for most.
+        operators: (operator, nodes before, nodes after) of each operator whose number of nodes it changed.
     """
 
     name: str
@@ -73,6 +74,7 @@ class PassRun:
     after: int
     seconds: float
     summary: str = ""
+    operators: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)

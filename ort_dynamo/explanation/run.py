@@ -20,7 +20,7 @@ from ort_dynamo.events import GraphCompilation, Listeners
 from ort_dynamo.explanation.collect import Collect
 from ort_dynamo.explanation.explanation import Explanation
 from ort_dynamo.explanation.measure import Measuring
-from ort_dynamo.explanation.notes import breaks, earlier_recompiles, function_name
+from ort_dynamo.explanation.notes import earlier_recompiles, function_name
 from ort_dynamo.explanation.state import State, unchanged, written_inputs
 from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.options.groups import Options, parse_options
@@ -95,11 +95,7 @@ def explain(
         return Explanation(
             name=getattr(plain, "__qualname__", type(plain).__qualname__).rpartition("<locals>.")[2],
             graphs=tuple(graphs),
-            summary=dataclasses.replace(
-                summary,
-                recompiles=(*summary.recompiles, *earlier_recompiles(before, seen)),
-                breaks=breaks(summary.breaks, seen),
-            ),
+            summary=dataclasses.replace(summary, recompiles=(*summary.recompiles, *earlier_recompiles(before, seen))),
             runtime=run.collected[-1].runtime if run.collected else "",
             options=_spelled(mode, options),
             measured=measured,

@@ -118,3 +118,8 @@ def test_stages_are_those_of_each_compile(program: Path, tmp_path: Path) -> None
     assert "mark and partition" not in second
     assert second["lower"] < first["lower"] + first["capture"]
     torch._dynamo.reset()
+
+
+def test_a_program_may_remove_its_folder_from_the_path(program: Path) -> None:
+    program.write_text("import sys\nsys.path.pop(0)\nsys.exit(3)\n")
+    assert main(["explain", str(program)]) == 3

@@ -136,7 +136,7 @@ class StoredCode(OutputCode):
 
     def __getstate__(self) -> dict[str, Any]:
         """Give the pickled state: it leaves out the islands' models."""
-        entries = None if self._run is None else {}
+        entries: dict[str, Entry] | None = None if self._run is None else {}
         return {**self.__dict__, "_entries": entries, _CONTEXT: context_key((), runtime_facts())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,8 +1,7 @@
 """A compiled graph as torch's own cache stores it: the outer graph, with its islands by key.
 
-torch writes and reads it in its own folder, and unpickles it, as it does for inductor. The models of the
-islands are not in it: they are in the cache of compiled graphs, which unpickles nothing. An island that is gone from
-there makes the whole a miss, and all is compiled anew.
+torch writes it to its own folder and unpickles it from there, as it does for inductor. The models of the islands are
+in the cache of compiled graphs, which unpickles nothing. If one of them is missing, torch compiles the whole graph.
 """
 
 from __future__ import annotations

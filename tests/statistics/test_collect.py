@@ -1,4 +1,4 @@
-"""What a block of collect_statistics sees, and that a run in it computes what one outside it computes."""
+"""A block of collect_statistics sees each value, and its runs have the results of those outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where NaN and infinities begin."""
+"""The operators in which NaN and infinities begin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of equal elements an operator may choose any."""
+"""An operator may choose any of equal elements."""
 
 from __future__ import annotations
 

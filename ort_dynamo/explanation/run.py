@@ -21,12 +21,13 @@ from ort_dynamo.explanation.collect import Collect
 from ort_dynamo.explanation.explanation import Explanation
 from ort_dynamo.explanation.measure import Measuring
 from ort_dynamo.explanation.notes import earlier_recompiles, function_name
-from ort_dynamo.explanation.state import State, unchanged, written_inputs
 from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.options.groups import Options, parse_options
+from ort_dynamo.program_state import State, read_by, unchanged
 from ort_dynamo.progress import RUNNING, clocked, showing
 from ort_dynamo.report.record import BACKEND, RECORDS
 from ort_dynamo.report.summary import summarize
+from ort_dynamo.torch_internals.aot import metadata
 from ort_dynamo.torch_internals.dry_run import compile_apart, compiled_with, untouched
 from ort_dynamo.torch_internals.frames import frames, uncompiled
 from ort_dynamo.torch_internals.pytree import tree_leaves
@@ -48,10 +49,10 @@ def explain(
 
     The forward runs on the given inputs, and so does the backward if a result requires a gradient. Call this under
     torch.no_grad() or torch.autocast if the program calls the model so, and in train() or eval() mode. Nothing is
-    changed: parameters, buffers, gradients, random generators, compiled functions and `summary()` are as before.
-    Sessions stay in the caches, so the first step of training finds them. Of a function without a module around it,
-    tensors are put back if a compiled graph writes to them. torch before 2.13 forgets everything compiled
-    (torch.compiler.reset()).
+    changed: attributes of modules, parameters, buffers, gradients, random generators, compiled functions and
+    `summary()` are as before. Sessions stay in the caches, so the first step of training finds them. Of a function,
+    modules, optimizers and tensors that it names are put back, and tensors that a compiled graph writes to. torch
+    before 2.13 forgets everything compiled (torch.compiler.reset()).
 
     Args:
         function: a module or function. One that was compiled with ort_train is explained with its options.
@@ -81,7 +82,7 @@ def explain(
     with (
         untouched(),
         _called_itself(plain),
-        unchanged(plain, call) as state,
+        unchanged([*read_by(plain).values(), *tree_leaves(call)]) as state,
         closing(_DryRun(_without_effects(asked), state, Measuring() if measure else None)) as run,
     ):
         step = _Step(compile_apart(plain, backend=run, dynamic=dynamic), call, state)
@@ -165,7 +166,7 @@ class _DryRun:
         written: set[int] = set()
 
         def opened(graph: GraphCompilation) -> None:
-            written.update(written_inputs())
+            written.update(_written_inputs())
             if self.measuring is not None:
                 self.measuring.open(graph, len(self.collected))
 
@@ -213,6 +214,13 @@ class _Step:
         torch.autograd.grad(found, leaves, [torch.ones_like(one) for one in found], allow_unused=True)
         _wait()
         self.backward = time.perf_counter() - begin
+
+
+def _written_inputs() -> tuple[int, ...]:
+    """Return the indices of the inputs that the graph writes to that AOTAutograd is at."""
+    known = metadata()
+    inputs = known.input_info if known is not None else []
+    return tuple(index for index, info in enumerate(inputs) if info.mutates_data)
 
 
 def _wait() -> None:

@@ -16,6 +16,7 @@ from ort_dynamo.choose_target import placement_threads, session_device
 from ort_dynamo.compiler import Compilation
 from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.options.groups import Options, parse_options
+from ort_dynamo.program_state import read_by
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.torch_internals.dry_run import compile_apart, untouched
 from ort_dynamo.torch_internals.frames import compile_settings, uncompiled
@@ -24,7 +25,7 @@ from ort_dynamo.verification.check import check
 from ort_dynamo.verification.record import Recorder
 from ort_dynamo.verification.repeat import FOLDER
 from ort_dynamo.verification.result import Verification
-from ort_dynamo.verification.step import Step, modules_of
+from ort_dynamo.verification.step import Step
 
 __all__ = ["verify"]
 
@@ -44,8 +45,9 @@ def verify(
     outputs get random gradients. Outputs, gradients of parameters and inputs, buffers and inputs after the call are
     compared. A difference counts if the result's error against float64 is clearly larger than eager's own.
 
-    The model's state, its gradients, the random generators and everything compiled before are put back. The model
-    runs in the mode, train() or eval(), that it is in, and under the autocast that is on.
+    The model's state, its gradients, the random generators and everything compiled before are put back. So are the
+    modules, optimizers and tensors that a function names. The model runs in the mode, train() or eval(), that it is
+    in, and under the autocast that is on.
 
     Args:
         model: a module or function. A result of torch.compile(backend="ort_train") is checked with its own options.
@@ -73,7 +75,9 @@ def verify(
     inner, recorder = uncompiled(model), Recorder()
     if settings is not None:
         inner = getattr(inner, "_torchdynamo_orig_callable", inner)
-    step = Step(args, kwargs, modules_of(inner))
+    read = read_by(inner)
+    modules = {name: one for name, one in read.items() if isinstance(one, nn.Module)}
+    step = Step(args, kwargs, modules, others=tuple(one for one in read.values() if not isinstance(one, nn.Module)))
     with untouched(), _uncompiled_in_place(step.modules.values()):
         compiled = compile_apart(inner, backend=_backend(parsed, recorder), dynamic=dynamic)
         return check(step, partial(_in_eager, inner), compiled, recorder, Path(folder))

@@ -28,7 +28,7 @@ from ort_dynamo.progress import RUNNING, clocked, showing
 from ort_dynamo.report.record import BACKEND, RECORDS
 from ort_dynamo.report.summary import summarize
 from ort_dynamo.torch_internals.aot import metadata
-from ort_dynamo.torch_internals.dry_run import compile_apart, compiled_with, untouched
+from ort_dynamo.torch_internals.dry_run import compile_apart, compiled_with, released, untouched
 from ort_dynamo.torch_internals.frames import frames, uncompiled
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.wrappers import zeros_in_memory
@@ -83,7 +83,8 @@ def explain(
         untouched(),
         _called_itself(plain),
         unchanged([*read_by(plain).values(), *tree_leaves(call)]) as state,
-        closing(_DryRun(_without_effects(asked), state, Measuring() if measure else None)) as run,
+        released() as around,
+        closing(_DryRun(_without_effects(asked), state, around, Measuring() if measure else None)) as run,
     ):
         step = _Step(compile_apart(plain, backend=run, dynamic=dynamic), call, state)
         step()
@@ -154,11 +155,18 @@ class _DryRun:
 
     reset = staticmethod(ort_train.reset)  # type: ignore[attr-defined]  # torch._dynamo.reset() frees its sessions, too
 
-    def __init__(self, options: Options, state: State, measuring: Measuring | None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        state: State,
+        around: Callable[[Callable[..., Any]], Callable[..., Any]],
+        measuring: Measuring | None,
+    ) -> None:
         self.collected: list[Collect] = []
         self.measuring = measuring
         self._options = options
         self._state = state
+        self._around = around
         self._threads = placement_threads(options)
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -177,7 +185,7 @@ class _DryRun:
             compiled = compilation.run(gm, example_inputs)
         collect.stages = {name: took for name, took in seconds.items() if name != RUNNING}
         self.collected.append(collect)
-        return self._state.watched(zeros_in_memory(compiled, example_inputs), written)
+        return self._around(self._state.watched(zeros_in_memory(compiled, example_inputs), written))
 
     def close(self) -> None:
         """Let go of tensors and sessions: Dynamo keeps its backends."""

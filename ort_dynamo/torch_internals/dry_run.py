@@ -14,7 +14,7 @@ from ort_dynamo.torch_internals.dynamo import counters
 from ort_dynamo.torch_internals.frames import backend_call
 from ort_dynamo.torch_internals.lookup import private
 
-__all__ = ["Compiled", "compile_apart", "compiled_with", "untouched"]
+__all__ = ["Compiled", "compile_apart", "compiled_with", "released", "untouched"]
 
 _pgo = private("torch._dynamo.pgo")
 _dynamo_utils = private("torch._dynamo.utils")
@@ -64,6 +64,26 @@ def untouched() -> Iterator[None]:
                 _pgo._CODE_STATE = state
         else:
             torch.compiler.reset()
+
+
+@contextmanager
+def released() -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Free compiled graphs at the end, although Dynamo keeps what a backend returns until it is reset.
+
+    It yields a function that takes a compiled graph and gives what the backend is to return, which runs the graph
+    while this is open.
+    """
+    held: list[Callable[..., Any]] = []
+
+    def around(compiled: Callable[..., Any]) -> Callable[..., Any]:
+        number = len(held)
+        held.append(compiled)
+        return lambda *inputs: held[number](*inputs)
+
+    try:
+        yield around
+    finally:
+        held.clear()
 
 
 class Compiled(NamedTuple):

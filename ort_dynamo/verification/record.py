@@ -68,6 +68,11 @@ class Recorder(Listener):
         self.graphs: list[GraphCompilation] = []
         self.runs: list[GraphRun] = []
         self._records = False
+        self._closed = False
+
+    def close(self) -> None:
+        """Let go of all graphs and runs, and record no more: compiled graphs keep the recorder."""
+        self.graphs, self.runs, self._closed = [], [], True
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -80,19 +85,25 @@ class Recorder(Listener):
 
     def opened(self, graph: GraphCompilation) -> None:
         """Put something around each island."""
+        if self._closed:
+            return
         self.graphs.append(graph)
+        number = len(self.graphs) - 1
         outer = graph.segmented.gm
         for name, island in list(outer.named_children()):
             if isinstance(island, Island):
-                outer.set_submodule(name, _Recorded(island, self._record(graph, name, island.compiled)))
+                outer.set_submodule(name, _Recorded(island, self._record(number, name, island.compiled)))
 
     def finished(self, graph: GraphCompilation, run: BoxedRun) -> BoxedRun:
         """Put something around the graph."""
+        if self._closed:
+            return run
+        number = next(number for number, one in enumerate(self.graphs) if one is graph)
 
         def recorded(given: list[Any]) -> Any:
             if not self._records:
                 return run(given)
-            now = GraphRun(graph, [copied(one) for one in given], torch.get_rng_state())
+            now = GraphRun(self.graphs[number], [copied(one) for one in given], torch.get_rng_state())
             self.runs.append(now)
             results = run(given)
             now.outputs = tuple(tree_map(_kept, results))
@@ -101,7 +112,7 @@ class Recorder(Listener):
         recorded._boxed_call = True  # type: ignore[attr-defined]
         return recorded
 
-    def _record(self, graph: GraphCompilation, name: str, compiled: CompiledGraph) -> Callable[..., Any]:
+    def _record(self, number: int, name: str, compiled: CompiledGraph) -> Callable[..., Any]:
         def note(run: Callable[..., Any]) -> Callable[..., Any]:
             def recorded(*values: Any) -> Any:
                 if not self._records:
@@ -109,7 +120,7 @@ class Recorder(Listener):
                 inputs = tuple(copied(one) for one in values)
                 outputs = run(*values)
                 kept = tuple(map(_kept, outputs))
-                self.runs[-1].islands.append(IslandRun(graph, name, compiled, inputs, kept))
+                self.runs[-1].islands.append(IslandRun(self.graphs[number], name, compiled, inputs, kept))
                 return outputs
 
             return recorded

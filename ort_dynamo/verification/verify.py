@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.program_state import read_by
 from ort_dynamo.runtime.capabilities import installed_runtime
-from ort_dynamo.torch_internals.dry_run import compile_apart, untouched
+from ort_dynamo.torch_internals.dry_run import compile_apart, released, untouched
 from ort_dynamo.torch_internals.frames import compile_settings, uncompiled
 from ort_dynamo.torch_internals.wrappers import zeros_in_memory
 from ort_dynamo.verification.check import check
@@ -78,8 +78,8 @@ def verify(
     read = read_by(inner)
     modules = {name: one for name, one in read.items() if isinstance(one, nn.Module)}
     step = Step(args, kwargs, modules, others=tuple(one for one in read.values() if not isinstance(one, nn.Module)))
-    with untouched(), _uncompiled_in_place(step.modules.values()):
-        compiled = compile_apart(inner, backend=_backend(parsed, recorder), dynamic=dynamic)
+    with untouched(), _uncompiled_in_place(step.modules.values()), closing(recorder), released() as around:
+        compiled = compile_apart(inner, backend=_backend(parsed, recorder, around), dynamic=dynamic)
         return check(step, partial(_in_eager, inner), compiled, recorder, Path(folder))
 
 
@@ -89,15 +89,17 @@ def _in_eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
 
-def _backend(options: Options, recorder: Recorder) -> Callable[..., Any]:
-    """Give a backend that compiles as ort_train does, and leaves no record of it."""
+def _backend(
+    options: Options, recorder: Recorder, around: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Give a backend that compiles as ort_train does, and leaves no record of it; `around` is that of `released`."""
     apart = options.without_cuda_graphs()
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         installed_runtime()
         device = session_device(gm, example_inputs)
         compilation = Compilation(apart, device, placement_threads(apart), recorder)
-        return zeros_in_memory(compilation.run(gm, example_inputs), example_inputs)
+        return around(zeros_in_memory(compilation.run(gm, example_inputs), example_inputs))
 
     return backend
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from ort_dynamo.runtime.outer_code import IslandCall
 from ort_dynamo.testing import copied
 from ort_dynamo.torch_internals.pytree import tree_map
 
-__all__ = ["GraphRun", "IslandRun", "Recorder"]
+__all__ = ["GraphRun", "IslandRun", "Recorder", "drawing_from"]
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class GraphRun:
     Attributes:
         graph: the graph.
         inputs, outputs: copies of its values.
-        generator: the state of torch's generator when it began.
+        generators: device, the CPU and the graph's -> the state of torch's generator when it began.
         islands: the runs of its islands, in order.
     """
 
     graph: GraphCompilation
     inputs: list[Any]
-    generator: torch.Tensor
+    generators: Mapping[torch.device, torch.Tensor]
     outputs: tuple[Any, ...] = ()
     islands: list[IslandRun] = field(default_factory=list)
 
@@ -103,7 +103,7 @@ class Recorder(Listener):
         def recorded(given: list[Any]) -> Any:
             if not self._records:
                 return run(given)
-            now = GraphRun(self.graphs[number], [copied(one) for one in given], torch.get_rng_state())
+            now = GraphRun(self.graphs[number], [copied(one) for one in given], _states(self.graphs[number].device))
             self.runs.append(now)
             results = run(given)
             now.outputs = tuple(tree_map(_kept, results))
@@ -139,6 +139,24 @@ class _Recorded(Island):
         """Give the island's call, with its run noted."""
         call = self._call
         return dataclasses.replace(call, run=self._note(call.run))
+
+
+def _states(device: torch.device) -> dict[torch.device, torch.Tensor]:
+    states = {torch.device("cpu"): torch.get_rng_state()}
+    return states if device.type == "cpu" else {**states, device: torch.get_device_module(device).get_rng_state(device)}
+
+
+@contextmanager
+def drawing_from(states: Mapping[torch.device, torch.Tensor]) -> Iterator[None]:
+    """Have torch draw random numbers from recorded states, and put its own back."""
+    with torch.random.fork_rng(()), ExitStack() as stack:
+        for device, state in states.items():
+            if device.type == "cpu":
+                torch.set_rng_state(state)
+            else:
+                stack.enter_context(torch.random.fork_rng((device,), device_type=device.type))
+                torch.get_device_module(device).set_rng_state(state, device)
+        yield
 
 
 def _kept(value: Any) -> Any:

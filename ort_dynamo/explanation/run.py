@@ -15,7 +15,6 @@ from torch.fx import GraphModule
 from ort_dynamo.backend import ort_train
 from ort_dynamo.choose_target import placement_threads, session_device
 from ort_dynamo.compiler import Compilation
-from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.events import GraphCompilation, Listeners
 from ort_dynamo.explanation.collect import Collect
 from ort_dynamo.explanation.explanation import Explanation
@@ -25,10 +24,11 @@ from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.program_state import State, read_by, unchanged
 from ort_dynamo.progress import RUNNING, clocked, showing
-from ort_dynamo.report.record import BACKEND, RECORDS
+from ort_dynamo.report.asked_settings import asked_settings
+from ort_dynamo.report.record import RECORDS
 from ort_dynamo.report.summary import summarize
 from ort_dynamo.torch_internals.aot import metadata
-from ort_dynamo.torch_internals.dry_run import compile_apart, compiled_with, released, untouched
+from ort_dynamo.torch_internals.dry_run import compile_apart, released, untouched
 from ort_dynamo.torch_internals.frames import frames, uncompiled
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.wrappers import zeros_in_memory
@@ -57,23 +57,18 @@ def explain(
     Args:
         function: a module or function. One that was compiled with ort_train is explained with its options.
         inputs: positional arguments of the call.
-        options, mode: those of torch.compile(backend="ort_train"); None takes those of a compiled function. Nothing is
+        options, mode: those of torch.compile(backend="ort_train"), for a function that is not compiled. Nothing is
             saved, and no CUDA graph is recorded. Fallbacks are told, also with fallback="error".
-        dynamic: torch.compile's `dynamic`; None takes that of a compiled function.
+        dynamic: torch.compile's `dynamic`, for a function that is not compiled.
         measure: whether to run some more steps, and measure the time of each session and ONNX node.
         kwargs: keyword arguments of the call.
 
     Raises:
         UnknownModeError, UnknownOptionError, InvalidOptionError: bad options.
-        InvalidArgumentError: the function was compiled with another backend.
+        InvalidArgumentError: the function is compiled by another backend, or `options`, `mode` or `dynamic` is given
+            for a compiled one.
     """
-    given = compiled_with(function)
-    if given is not None:
-        if given.backend != BACKEND:
-            expected = 'a model that is not compiled, or compiled with backend="ort_train"'
-            raise InvalidArgumentError(function="explain", name="function", value=function, expected=expected)
-        options, mode = (given.options, given.mode) if options is None and mode is None else (options, mode)
-        dynamic = given.dynamic if dynamic is None else dynamic
+    mode, options, dynamic, _ = asked_settings("explain", function, mode=mode, options=options, dynamic=dynamic)
     asked = parse_options(mode, options)
     plain = _uncompiled(function)
     call = (inputs, dict(kwargs or {}))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ort_dynamo.torch_internals.dynamo import counters
-from ort_dynamo.torch_internals.frames import backend_call
 from ort_dynamo.torch_internals.lookup import private
 
-__all__ = ["Compiled", "compile_apart", "compiled_with", "released", "untouched"]
+__all__ = ["compile_apart", "released", "untouched"]
 
 _pgo = private("torch._dynamo.pgo")
 _dynamo_utils = private("torch._dynamo.utils")
@@ -84,34 +83,3 @@ def released() -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
         yield around
     finally:
         held.clear()
-
-
-class Compiled(NamedTuple):
-    """The arguments of torch.compile for a function.
-
-    Attributes:
-        backend: the Python module of the backend's function.
-        mode: the backend's mode.
-        options: the backend's options.
-        dynamic: torch.compile's `dynamic`.
-    """
-
-    backend: str
-    mode: str | None
-    options: Mapping[str, Any] | None
-    dynamic: bool | None
-
-
-def compiled_with(function: Any) -> Compiled | None:
-    """Find how a compiled function or module was compiled; None if it was not, or if torch does not tell."""
-    backend = backend_call(function)
-    if backend is None:
-        return None
-    inner = getattr(backend, "compiler_fn", backend)
-    given = getattr(backend, "kwargs", {})
-    return Compiled(
-        backend=getattr(inner, "__module__", ""),
-        mode=given.get("mode"),
-        options=given.get("options"),
-        dynamic=getattr(backend, "dynamic", None),
-    )

@@ -14,12 +14,12 @@ from torch.fx import GraphModule
 
 from ort_dynamo.choose_target import placement_threads, session_device
 from ort_dynamo.compiler import Compilation
-from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.program_state import read_by
+from ort_dynamo.report.asked_settings import asked_settings
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.torch_internals.dry_run import compile_apart, released, untouched
-from ort_dynamo.torch_internals.frames import compile_settings, uncompiled
+from ort_dynamo.torch_internals.frames import uncompiled
 from ort_dynamo.torch_internals.wrappers import zeros_in_memory
 from ort_dynamo.verification.check import check
 from ort_dynamo.verification.record import Recorder
@@ -59,27 +59,19 @@ def verify(
 
     Raises:
         UnknownOptionError, InvalidOptionError: bad options.
-        InvalidArgumentError: the model is compiled by another backend, or has options of its own beside `options`.
+        InvalidArgumentError: the model is compiled by another backend, or `options` or `dynamic` is given for a
+            compiled one.
     """
-    settings = compile_settings(model)
-    mode = None
-    if settings is not None:
-        if settings.backend not in ("ort_train", "onnxrt"):
-            expected = f"a model, or one compiled by ort_train; the backend of this one is {settings.backend}"
-            raise InvalidArgumentError(function="verify", name="model", value=type(model), expected=expected)
-        if options is not None or dynamic is not None:
-            expected = "none for a compiled model, which has its own"
-            raise InvalidArgumentError(function="verify", name="options", value=options, expected=expected)
-        options, mode, dynamic = settings.options, settings.mode, settings.dynamic
-    parsed = parse_options(mode, options)
+    asked = asked_settings("verify", model, options=options, dynamic=dynamic)
+    parsed = parse_options(asked.mode, asked.options)
     inner, recorder = uncompiled(model), Recorder()
-    if settings is not None:
+    if asked.is_own:
         inner = getattr(inner, "_torchdynamo_orig_callable", inner)
     read = read_by(inner)
     modules = {name: one for name, one in read.items() if isinstance(one, nn.Module)}
     step = Step(args, kwargs, modules, others=tuple(one for one in read.values() if not isinstance(one, nn.Module)))
     with untouched(), _uncompiled_in_place(step.modules.values()), closing(recorder), released() as around:
-        compiled = compile_apart(inner, backend=_backend(parsed, recorder, around), dynamic=dynamic)
+        compiled = compile_apart(inner, backend=_backend(parsed, recorder, around), dynamic=asked.dynamic)
         return check(step, partial(_in_eager, inner), compiled, recorder, Path(folder))
 
 

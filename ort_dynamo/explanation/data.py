@@ -10,8 +10,8 @@ from typing import Any
 __all__ = ["PLACES", "Graph", "Island", "Measured", "OnnxNode", "Operator", "PassRun", "Role", "Saved", "plain"]
 
 PLACES = ("native", "chosen", "eager", "by_design", "free")
-"""Where an operator runs: in ONNX Runtime; in torch by choice, as a fallback or by design; or it computes nothing, such
-as a view that torch makes."""
+"""The places where operators run: in ONNX Runtime; in torch by choice, as a fallback or by design; or nowhere, such as a
+view that torch makes."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,7 +122,13 @@ def test_a_compiled_model_is_explained_with_its_options() -> None:
     assert not explain(in_place, x).outside
     function = torch.compile(image_net().forward, backend="ort_train", options={"placement": "onnxruntime"})
     assert not explain(function, x).outside
-    assert explain(compiled, x, options={}).outside
+
+
+@pytest.mark.parametrize("beside", [{"options": {}}, {"mode": "max-autotune"}, {"dynamic": True}])
+def test_options_beside_those_of_a_compiled_model_are_refused(beside: dict[str, Any]) -> None:
+    compiled = torch.compile(Mlp(), backend="ort_train")
+    with pytest.raises(InvalidArgumentError, match=f"{next(iter(beside))}=.*none for a compiled model, which has its"):
+        explain(compiled, torch.randn(3, 4), **beside)
 
 
 def test_a_model_of_another_backend_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""An operator may choose any of equal elements."""
+"""Results that choose among equal elements in another way are equal."""
 
 from __future__ import annotations
 

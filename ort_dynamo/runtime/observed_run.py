@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from ort_dynamo.node_origins import IslandNodes, NodeOrigins
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.outer_code import IslandCall, outer_code
 from ort_dynamo.serialized_graph import SerializedGraph, spelled
+from ort_dynamo.torch_internals.operators import UNDEFINED, aten, is_view, is_wait
 from ort_dynamo.torch_internals.wrappers import are_plain
 
 __all__ = ["ObservedGraph", "Show", "forget_sessions"]
@@ -59,16 +60,21 @@ class ObservedGraph:
         self._outer = spelled(gm)
         self._islands = islands
         self._run: Callable[[list[Any], Show], Any] | None = None
+        self._hidden: frozenset[int] = frozenset()
 
     def can_show(self, given: Sequence[Any]) -> bool:
         """Check whether the inputs of a call are plain, and no CUDA graph is being recorded, which runs nothing."""
         return are_plain(given) and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
     def run(self, given: list[Any], observers: Sequence[Show]) -> Any:
-        """Run the graph on `given`, which it empties, and show each node's value once."""
+        """Run the graph on `given`, which it empties, and show each node's value once.
+
+        Not shown are values that nobody has defined yet: of `empty`, and of a collective that may still run.
+        """
         if self._run is None:
+            self._hidden = frozenset(_hidden(self.whole.module({}).graph))
             self._run = self._written()
-        seen: set[int] = set()
+        seen = set(self._hidden)
 
         def show(index: int, value: Any) -> None:
             if index in seen or not isinstance(value, torch.Tensor):
@@ -92,6 +98,32 @@ class ObservedGraph:
             for name, (compiled, call) in self._islands.items()
         }
         return generate_function("outer", *outer_code(gm, calls, shown))
+
+
+_SCATTERS = (
+    aten.as_strided_scatter.default,
+    aten.diagonal_scatter.default,
+    aten.index_put.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+)
+"""Operators that define a part of their first argument's numbers."""
+
+
+def _hidden(graph: Graph) -> Iterator[int]:
+    """Give the indices of the nodes whose values are undefined, wholly or in part, or may not have arrived."""
+    hidden: set[Node] = set()
+    for node in filter(is_wait, graph.nodes):
+        started = node.args[0]
+        hidden.add(started)
+        while is_view(started.target):
+            started = started.args[0]
+            hidden.add(started)
+    for index, node in enumerate(graph.nodes):
+        passes_on = is_view(node.target) or node.target in _SCATTERS
+        if node in hidden or node.target in UNDEFINED or (passes_on and node.args[0] in hidden):
+            hidden.add(node)
+            yield index
 
 
 def _is_of_island(node: Node, islands: Mapping[str, Any]) -> bool:

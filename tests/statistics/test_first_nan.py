@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,6 +10,14 @@ from torch import Tensor, nn
 
 from ort_dynamo import ValueStatistics, collect_statistics
 from ort_dynamo.runtime.capabilities import installed_runtime
+
+
+@pytest.fixture
+def fills_memory() -> Iterator[None]:
+    """Have torch fill new memory with NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def mlp() -> nn.Module:
@@ -110,3 +118,21 @@ def test_a_gradient_that_comes_in_infinite_is_named() -> None:
     found = run.first_nan()
     assert found is not None
     assert (found.role, found.overload, found.begins) == ("backward", "input", "inf")
+
+
+@pytest.mark.usefixtures("fills_memory")
+@pytest.mark.parametrize("placement", ["fastest", "onnxruntime"])
+def test_nothing_begins_in_memory_that_the_program_fills(placement: str) -> None:
+    def sampled(x: Tensor, w: Tensor) -> Tensor:
+        table = x.new_empty(4, 8).t()
+        table[:3] = x.sum()
+        table[3:] = 1
+        return torch.nn.functional.gumbel_softmax(x @ w) @ table.t()
+
+    compiled = torch.compile(sampled, backend="ort_train", options={"placement": placement})
+    x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
+    with collect_statistics() as run:
+        compiled(x, w).sum().backward()
+    assert any("exponential" in one.overload for one in run.statistics)
+    assert [one.overload for one in run.statistics if one.nan] == []
+    assert run.first_nan() is None

@@ -18,7 +18,7 @@ from ort_dynamo.passes.fx.analysis.views import VIEWS
 from ort_dynamo.runtime.boxed import RunWatch
 from ort_dynamo.runtime.observed_run import ObservedGraph, Show
 from ort_dynamo.statistics.run import RunStatistics
-from ort_dynamo.statistics.summarize import Numbers, summarize
+from ort_dynamo.statistics.summarize import Numbers, count_abnormal, summarize
 from ort_dynamo.statistics.values import ValueStatistics
 
 __all__ = ["CollectedStatistics", "collect_statistics"]
@@ -38,7 +38,8 @@ def collect_statistics(*, every: int = 1, modules: str | Sequence[str] | None = 
             block; a next one begins when a forward runs after a backward, or a graph runs again that ran in this step.
         modules: paths of modules, as in `named_modules()`, with the wildcards of fnmatch. Values are collected of these
             and of the modules inside them. The path "" is that of the model's own operators, and of those outside of
-            modules. None collects of all, and of the inputs of the graphs.
+            modules. None collects of all, and of the inputs of the graphs. Of other values NaN and infinite elements
+            are counted, so that `first_nan` does not blame the first operator that gets them.
 
     Returns:
         A context manager that gives the statistics, which grow as graphs run.
@@ -113,9 +114,10 @@ class _GraphRun:
             (node,), (place,) = whole.arguments(index)
             item = f"[{place}]"
         origin = origins.nodes[node]
-        if not self._is_wanted(origin):
+        is_wanted = self._is_wanted(origin)
+        numbers = self._seen[index] = summarize(value) if is_wanted else count_abnormal(value)
+        if not is_wanted:
             return
-        numbers = self._seen[index] = summarize(value)
         above = self._above(node) if numbers.nan or numbers.inf else _ABOVE
         begins = _begins(origin, numbers, above)
         row = ValueStatistics(

@@ -136,3 +136,29 @@ def test_nothing_begins_in_memory_that_the_program_fills(placement: str) -> None
     assert any("exponential" in one.overload for one in run.statistics)
     assert [one.overload for one in run.statistics if one.nan] == []
     assert run.first_nan() is None
+
+
+class Apart(nn.Module):
+    """Has its NaN begin in `a`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Logarithm(), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
+class Logarithm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (-x.abs() - 1).log()
+
+
+@pytest.mark.parametrize(("modules", "name"), [(None, "aten.log.default"), ("a", "aten.log.default"), ("b", "")])
+def test_nan_that_flows_into_the_wanted_modules_does_not_begin_there(modules: str | None, name: str) -> None:
+    compiled = torch.compile(Apart(), backend="ort_train")
+    with collect_statistics(modules=modules) as run:
+        compiled(torch.randn(3, 4))
+    assert any(one.nan for one in run.statistics)
+    found = run.first_nan()
+    assert (found.overload if found else "") == name

@@ -77,9 +77,13 @@ class RunWatch:
         if not _watches:
             forget_sessions()
 
+    def is_in_its_thread(self) -> bool:
+        """Check whether the calling thread is the one that made this object."""
+        return threading.get_ident() == self._thread
+
     def note(self, label: Sequence[Any]) -> None:
         """Note that the graph of this label runs in the calling thread."""
-        if threading.get_ident() == self._thread and not any(one is label for one in self.seen):
+        if self.is_in_its_thread() and not any(one is label for one in self.seen):
             self.seen.append(label)
 
     def observe(self, label: Sequence[Any], graph: ObservedGraph) -> Show | None:

@@ -6,7 +6,9 @@ the same nodes and gives these values as its results.
 
 from __future__ import annotations
 
+import logging
 import operator
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,8 +31,19 @@ __all__ = ["ObservedGraph", "Show", "forget_sessions"]
 Show = Callable[[int, torch.Tensor], None]
 """Takes the index of a node, as in NodeOrigins, and its value, which is written over later."""
 
+_log = logging.getLogger(__name__)
+
 _sessions: WeakKeyDictionary[CompiledGraph, tuple[CompiledGraph, tuple[int, ...]] | None] = WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+def _in_child() -> None:
+    global _lock, _sessions
+    _lock, _sessions = threading.Lock(), WeakKeyDictionary()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def forget_sessions() -> None:
@@ -61,6 +74,7 @@ class ObservedGraph:
         self._islands = islands
         self._run: Callable[[list[Any], Show], Any] | None = None
         self._hidden: frozenset[int] = frozenset()
+        self._has_warned = False
 
     def can_show(self, given: Sequence[Any]) -> bool:
         """Check whether the inputs of a call are plain, and no CUDA graph is being recorded, which runs nothing."""
@@ -82,9 +96,21 @@ class ObservedGraph:
             seen.add(index)
             with torch.no_grad():
                 for observer in observers:
-                    observer(index, value.detach())
+                    self._call(observer, index, value)
 
         return self._run(given, show)
+
+    def _call(self, observer: Show, index: int, value: torch.Tensor) -> None:
+        try:
+            observer(index, value.detach())
+        except Exception:
+            self._warn_once(f"The value of {self.origins.nodes[index].name} was not observed")
+
+    def _warn_once(self, message: str) -> None:
+        """Log the exception that is being handled, once for each graph: an observer must not stop the program."""
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("%s; more of this %s graph may be missing.", message, self.origins.role, exc_info=True)
 
     def _written(self) -> Callable[[list[Any], Show], Any]:
         gm = self._outer.module({name: torch.nn.Identity() for name in self._islands})
@@ -94,7 +120,7 @@ class ObservedGraph:
             if index >= 0 and node.users and not _is_of_island(node, self._islands)
         }
         calls = {
-            name: replace(call, run=_Shown(compiled, call.run, self.origins.islands[name]))
+            name: replace(call, run=_Shown(compiled, call.run, self.origins.islands[name], self._warn_once))
             for name, (compiled, call) in self._islands.items()
         }
         return generate_function("outer", *outer_code(gm, calls, shown))
@@ -136,22 +162,34 @@ def _is_of_island(node: Node, islands: Mapping[str, Any]) -> bool:
 class _Shown:
     """Runs an island, and shows its values."""
 
-    def __init__(self, compiled: CompiledGraph, run: Callable[..., Any], island: IslandNodes) -> None:
-        self._compiled, self._run, self._island = compiled, run, island
+    def __init__(
+        self,
+        compiled: CompiledGraph,
+        run: Callable[..., Any],
+        island: IslandNodes,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._compiled, self._run, self._island, self._warn = compiled, run, island, warn
 
     def __call__(self, show: Show, *values: Any) -> tuple[torch.Tensor, ...]:
         results = self._run(*values)
-        found = list(zip(self._island.results, results, strict=True))
-        if (inside := self._inside()) is not None:
-            session, nodes = inside
-            found += zip((self._island.nodes[node] for node in nodes), session.run(*values), strict=True)
+        found = [*zip(self._island.results, results, strict=True), *self._inside(values)]
         for index, value in sorted(found, key=lambda pair: pair[0]):
             if index >= 0:
                 show(index, value)
         return results
 
-    def _inside(self) -> tuple[CompiledGraph, tuple[int, ...]] | None:
-        with _lock:
-            if self._compiled not in _sessions:
-                _sessions[self._compiled] = self._compiled.show()
-            return _sessions[self._compiled]
+    def _inside(self, values: Sequence[Any]) -> list[tuple[int, torch.Tensor]]:
+        """Compute the values inside, each with the index of its node; none if memory runs out."""
+        try:
+            with _lock:
+                if self._compiled not in _sessions:
+                    _sessions[self._compiled] = self._compiled.show()
+                inside = _sessions[self._compiled]
+            if inside is None:
+                return []
+            session, nodes = inside
+            return list(zip((self._island.nodes[node] for node in nodes), session.run(*values), strict=True))
+        except Exception:
+            self._warn(f"The values inside of {self._compiled.built.name} were not observed")
+            return []

@@ -175,7 +175,8 @@ def profile_nodes() -> Iterator[NodeProfile]:
 
     ONNX Runtime's profiler watches sessions of their own, with the same models and the same results. Each is opened at
     its first run in the block, so ignore the first step. Sessions that a CUDA graph records are not profiled. On CUDA,
-    the time of a node is the time to launch it.
+    the time of a node is the time to launch it. The end of the block waits for runs that other threads have begun. The
+    log names sessions whose nodes the trace lacks.
 
     Returns:
         A context manager that gives the profile. Call its `export_chrome_trace(profiler, path)` after the block.

@@ -23,7 +23,8 @@ from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.outer_code import IslandCall, outer_code
 from ort_dynamo.serialized_graph import SerializedGraph, spelled
-from ort_dynamo.torch_internals.operators import UNDEFINED, aten, is_view, is_wait
+from ort_dynamo.torch_internals.operators import aten, is_view, is_wait
+from ort_dynamo.torch_internals.undefined import UNDEFINED
 from ort_dynamo.torch_internals.wrappers import are_plain
 
 __all__ = ["ObservedGraph", "Show", "forget_sessions"]

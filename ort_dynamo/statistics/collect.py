@@ -32,7 +32,9 @@ def collect_statistics(*, every: int = 1, modules: str | Sequence[str] | None = 
     The models may be compiled before the block. Results, gradients and random numbers are those of a run without it. A
     value inside an island is computed by a second session, which has the nodes of the first one and gives their values
     as results. It needs memory for all values of one island at once. A value that is inside a fused ONNX operator is
-    not seen. Nor is any of a call that torch transforms (vmap, forward-mode gradients) or that CUDA graphs record.
+    not seen. Nor is any of a call that torch transforms (vmap, forward-mode gradients) or that CUDA graphs record, nor
+    memory that the program has not filled yet (`torch.empty`), nor the result of a collective before its wait. A value
+    whose statistics fail, since memory runs out say, is left out with a warning in the log.
 
     Values of graphs that run in other threads are collected, too. Only the thread that opens the block begins steps.
 

@@ -21,7 +21,6 @@ from torch.fx import Node
 from ort_dynamo.torch_internals.lookup import private
 
 __all__ = [
-    "UNDEFINED",
     "AbsentOperator",
     "AbsentOperatorError",
     "HigherOrderOperator",
@@ -180,16 +179,6 @@ higher_order = namespace("higher_order")
 
 inductor_prims = _Namespace("inductor_prims", private("torch._inductor.inductor_prims"))
 """Prims that Dynamo makes of some ATen calls: attributes are overloads. Without the module all of them are absent."""
-
-
-UNDEFINED = (
-    aten.empty.memory_format,
-    aten.empty_like.default,
-    aten.empty_strided.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
-)
-"""Operators whose numbers nobody defines."""
 
 
 # -- facts that operators give about themselves; as in all tested versions ------------------------------------------

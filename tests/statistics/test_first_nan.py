@@ -1,4 +1,4 @@
-"""Where NaN and infinities begin."""
+"""Tests of the place where NaN and infinities begin."""
 
 from __future__ import annotations
 

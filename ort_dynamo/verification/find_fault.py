@@ -15,8 +15,9 @@ from ort_dynamo.boundary import laid_out
 from ort_dynamo.errors import OrtDynamoError
 from ort_dynamo.lowering.registry import find_lowering, is_from_outside
 from ort_dynamo.source_line import module_path, user_line
-from ort_dynamo.torch_internals.operators import OpOverload, aten
+from ort_dynamo.torch_internals.operators import OpOverload
 from ort_dynamo.torch_internals.pytree import tree_leaves
+from ort_dynamo.torch_internals.undefined import UNDEFINED
 from ort_dynamo.verification.alone import Alone, run_alone
 from ort_dynamo.verification.compare import first_problem, largest
 from ort_dynamo.verification.equal_choice import is_same_choice
@@ -28,15 +29,6 @@ from ort_dynamo.verification.repeat import write_operator, written
 from ort_dynamo.verification.result import Fault
 
 __all__ = ["find_fault"]
-
-_UNDEFINED = (
-    aten.empty.memory_format,
-    aten.empty_like.default,
-    aten.empty_strided.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
-)
-"""Operators whose numbers nobody defines."""
 
 
 def find_fault(runs: Sequence[GraphRun], folder: Path) -> Fault | None:
@@ -115,7 +107,7 @@ class _Steps(Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         several = isinstance(expected, (tuple, list))
         ours, eager = (found, expected) if several else ((found,), (expected,))
-        if n.target not in _UNDEFINED and (problem := self._problem(n, ours, eager, args, kwargs)):
+        if n.target not in UNDEFINED and (problem := self._problem(n, ours, eager, args, kwargs)):
             raise _Found(n, args, kwargs, problem)
         together = [_like(one, other) for one, other in zip(ours, eager, strict=True)]
         return (

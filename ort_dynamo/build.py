@@ -69,6 +69,7 @@ class PassRecord:
         modified: whether it changed the graph.
         summary: a summary of its changes (CastSummary for PropagateCasts); None for most passes.
         before, after: the number of nodes before and after it. An FX graph's inputs and output count; subgraphs do not.
+        operators: (operator, nodes before, nodes after) of each operator whose number of nodes it changed.
     """
 
     name: str
@@ -77,6 +78,7 @@ class PassRecord:
     summary: object | None = None
     before: int = 0
     after: int = 0
+    operators: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)

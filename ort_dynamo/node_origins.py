@@ -1,4 +1,4 @@
-"""Where the nodes of a compiled graph come from, as plain values: they outlive the graph, and a pickle holds them."""
+"""The origins of a compiled graph's nodes, as plain values: they outlive the graph, and a pickle holds them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NodeOrigin(NamedTuple):
 
 
 class IslandNodes(NamedTuple):
-    """Which nodes of the whole graph an island has.
+    """The nodes of the whole graph that an island has.
 
     Attributes:
         nodes: the index of each of its nodes, in order; -1 of its output, and of an input that is a size.
@@ -44,7 +44,7 @@ class IslandNodes(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeOrigins:
-    """Where the nodes of a graph come from, and those of the graphs that it was cut into.
+    """The origins of the nodes of a graph, and of the graphs that it was cut into.
 
     Attributes:
         role: "forward", "backward", "inference" or "training".

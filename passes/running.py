@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -55,10 +56,10 @@ def run_passes(
     values: FakeValues | _OutputTypes = FakeValues(graph) if isinstance(graph, GraphModule) else _OutputTypes(graph)
     checker = _checker(graph) if check else None
     records = []
+    counted = _operators(graph)
     for pass_ in passes:
         name = repr(pass_) if dataclasses.is_dataclass(pass_) else type(pass_).__name__
         given = _text(graph) if check else None
-        before = _nodes(graph)
         begin = time.perf_counter()
         try:
             result = pass_(graph)
@@ -72,8 +73,22 @@ def run_passes(
             when = "as the pass left it" if given is None else "as the pass was given it"
             kind = f"{type(error).__name__}: {error}"
             raise PassFailedError(name=name, error=kind, when=when, place=place) from error
-        summary = getattr(result, "summary", None)
-        records.append(PassRecord(name, seconds, result.modified, summary, before, _nodes(graph)))
+        before, counted = counted, _operators(graph) if result.modified else counted
+        records.append(
+            PassRecord(
+                name,
+                seconds,
+                result.modified,
+                getattr(result, "summary", None),
+                before.total(),
+                counted.total(),
+                tuple(
+                    (one, before[one], counted[one])
+                    for one in sorted({*before, *counted})
+                    if before[one] != counted[one]
+                ),
+            )
+        )
         if checker is not None:
             checker.check(name)
     if _log.isEnabledFor(logging.DEBUG):
@@ -84,8 +99,11 @@ def run_passes(
     return tuple(records)
 
 
-def _nodes(graph: GraphModule | ir.Model) -> int:
-    return len(graph.graph.nodes) if isinstance(graph, GraphModule) else len(graph.graph)
+def _operators(graph: GraphModule | ir.Model) -> Counter[str]:
+    """Count the nodes by operator; inputs and output of an FX graph are operators, too."""
+    if isinstance(graph, GraphModule):
+        return Counter(str(node.target) if node.op == "call_function" else node.op for node in graph.graph.nodes)
+    return Counter(node.op_type for node in graph.graph)
 
 
 class _OutputTypes:

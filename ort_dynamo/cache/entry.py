@@ -56,7 +56,9 @@ def pack(built: BuiltGraph, key: str) -> bytes:
         "kernels": fused_ops_to_json(built.kernels),
         "values": dict(built.values),
         "nodes": built.record.nodes,
-        "passes": [[one.name, one.seconds, one.modified, one.before, one.after] for one in built.record.passes],
+        "passes": [
+            [one.name, one.seconds, one.modified, one.before, one.after, one.operators] for one in built.record.passes
+        ],
         "seconds": dict(built.record.seconds),
     }
     spelled = json.dumps(header, separators=(",", ":")).encode()
@@ -197,9 +199,17 @@ def _read_element_type(name: Any) -> ir.DataType:
 
 def _read_pass(fields: Any) -> PassRecord:
     match fields:
-        case [str(name), float() | int() as seconds, bool(modified), int(before), int(after)]:
-            return PassRecord(name, float(seconds), modified, before=before, after=after)
+        case [str(name), float() | int() as seconds, bool(modified), int(before), int(after), [*operators]]:
+            read = tuple(map(_read_counts, operators))
+            return PassRecord(name, float(seconds), modified, before=before, after=after, operators=read)
     raise EntryError(f"it lists an invalid pass: {fields!r:.80}")
+
+
+def _read_counts(fields: Any) -> tuple[str, int, int]:
+    match fields:
+        case [str(operator), int(before), int(after)]:
+            return operator, before, after
+    raise EntryError(f"it lists invalid counts of a pass: {fields!r:.80}")
 
 
 # -- the model -------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class MemoryCache(Generic[_T]):
         Args:
             max_entries, max_bytes: bounds on the held values. A value larger than `max_bytes` is not held at all.
             size: bytes of a value.
-            keep: whether a value may serve others that ask for its key; one that may not is given to who made it alone.
+            keep: whether a value may serve other callers with its key; otherwise only the caller that built it gets it.
         """
         self._max_entries = max_entries
         self._max_bytes = max_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the program, and print the explanation when it ends, also by an error.
 
     Returns:
-        The program's own exit status.
+        The program's own exit status; 2 if that is 0, and the page or the data cannot be written.
 
     Raises:
         ProgramFileError: the program is missing or cannot be read.
@@ -46,13 +47,16 @@ def run(arguments: argparse.Namespace) -> int:
     given = _take_own(arguments)
     with observing(script.name) as observed:
         try:
-            return run_script(script, given)
-        finally:
+            status = run_script(script, given)
+        except BaseException:  # the program's own error is raised, whatever becomes of the files
             _tell(observed.explanation(), arguments.html, arguments.json)
+            raise
+        is_written = _tell(observed.explanation(), arguments.html, arguments.json)
+        return status if status or is_written else 2
 
 
 def _take_own(arguments: argparse.Namespace) -> list[str]:
-    """Take the options of ours that stand first behind the program, and return the program's arguments."""
+    """Take our options that follow the program directly, and return the program's arguments."""
     rest = list(arguments.arguments)
     while rest and rest[0].partition("=")[0] in _OWN:
         name, is_joined, value = rest.pop(0).partition("=")
@@ -64,10 +68,22 @@ def _take_own(arguments: argparse.Namespace) -> list[str]:
     return rest[1:] if rest[:1] == ["--"] else rest
 
 
-def _tell(explanation: Explanation, page: Path | None, data: Path | None) -> None:
+def _tell(explanation: Explanation, page: Path | None, data: Path | None) -> bool:
+    """Print the explanation and write its files; say on stderr which cannot be written, and return False then."""
     print(explanation)
-    if page is not None:
-        print(f"The page is {explanation.save(page)}.")
-    if data is not None:
-        data.write_text(json.dumps(explanation.to_dict(), indent=1), encoding="utf-8")
-        print(f"The data is {data}.")
+
+    def save_data(path: Path) -> None:
+        path.write_text(json.dumps(explanation.to_dict(), indent=1), encoding="utf-8")
+
+    is_written = True
+    for name, path, save in (("page", page, explanation.save), ("data", data, save_data)):
+        if path is None:
+            continue
+        try:
+            save(path)
+        except OSError as error:
+            print(f"python -m ort_dynamo explain: error: Cannot write the {name}: {error}", file=sys.stderr)
+            is_written = False
+        else:
+            print(f"The {name} is {path}.")
+    return is_written

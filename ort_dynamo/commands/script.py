@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import runpy
 import sys
 from collections.abc import Sequence
@@ -34,5 +35,6 @@ def run_script(script: Path, arguments: Sequence[str]) -> int:
         return 1
     finally:
         sys.argv = before
-        sys.path.remove(folder)
+        with contextlib.suppress(ValueError):  # the program may have removed it
+            sys.path.remove(folder)
     return 0

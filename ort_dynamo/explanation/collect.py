@@ -187,7 +187,17 @@ def pass_runs(records: Iterable[PassRecord], on: str) -> Iterator[PassRun]:
     for one in records:
         name, _, parameters = one.name.partition("(")
         summary = "" if one.summary is None else str(one.summary)
-        yield PassRun(name, parameters.removesuffix(")"), on, one.modified, one.before, one.after, one.seconds, summary)
+        yield PassRun(
+            name,
+            parameters.removesuffix(")"),
+            on,
+            one.modified,
+            one.before,
+            one.after,
+            one.seconds,
+            summary,
+            one.operators,
+        )
 
 
 def _operator(node: Node, outside: tuple[str, str] | None, island: str, alive: int, again: str) -> Operator:

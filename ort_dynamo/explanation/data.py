@@ -10,8 +10,8 @@ from typing import Any
 __all__ = ["PLACES", "Graph", "Island", "Measured", "OnnxNode", "Operator", "PassRun", "Role", "Saved", "plain"]
 
 PLACES = ("native", "chosen", "eager", "by_design", "free")
-"""Where an operator runs: in ONNX Runtime; in torch by choice, as a fallback or by design; or it computes nothing, such
-as a view that torch makes."""
+"""The places where an operator runs: in ONNX Runtime; in torch by choice, as a fallback or by design; or it computes
+nothing, such as a view that torch makes."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class PassRun:
         before, after: nodes of the graph; both 0 if nobody counted.
         seconds: how long it took.
         summary: the pass's account of its changes; "" for most.
+        operators: (operator, nodes before, nodes after) of each operator whose number of nodes it changed.
     """
 
     name: str
@@ -73,6 +74,7 @@ class PassRun:
     after: int
     seconds: float
     summary: str = ""
+    operators: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,20 @@ from torch.fx import GraphModule
 from ort_dynamo.backend import ort_train
 from ort_dynamo.choose_target import placement_threads, session_device
 from ort_dynamo.compiler import Compilation
-from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.events import GraphCompilation, Listeners
 from ort_dynamo.explanation.collect import Collect
 from ort_dynamo.explanation.explanation import Explanation
 from ort_dynamo.explanation.measure import Measuring
-from ort_dynamo.explanation.notes import breaks, earlier_recompiles, function_name
-from ort_dynamo.explanation.state import State, unchanged, written_inputs
+from ort_dynamo.explanation.notes import earlier_recompiles, function_name
 from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.options.groups import Options, parse_options
+from ort_dynamo.program_state import State, read_by, unchanged
 from ort_dynamo.progress import RUNNING, clocked, showing
-from ort_dynamo.report.record import BACKEND, RECORDS
+from ort_dynamo.report.asked_settings import asked_settings
+from ort_dynamo.report.record import RECORDS
 from ort_dynamo.report.summary import summarize
-from ort_dynamo.torch_internals.dry_run import compile_apart, compiled_with, untouched
+from ort_dynamo.torch_internals.aot import metadata
+from ort_dynamo.torch_internals.dry_run import compile_apart, released, untouched
 from ort_dynamo.torch_internals.frames import frames, uncompiled
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.wrappers import zeros_in_memory
@@ -48,31 +49,26 @@ def explain(
 
     The forward runs on the given inputs, and so does the backward if a result requires a gradient. Call this under
     torch.no_grad() or torch.autocast if the program calls the model so, and in train() or eval() mode. Nothing is
-    changed: parameters, buffers, gradients, random generators, compiled functions and `summary()` are as before.
-    Sessions stay in the caches, so the first step of training finds them. Of a function without a module around it,
-    tensors are put back if a compiled graph writes to them. torch before 2.13 forgets everything compiled
-    (torch.compiler.reset()).
+    changed: attributes of modules, parameters, buffers, gradients, random generators, compiled functions and
+    `summary()` are as before. Sessions stay in the caches, so the first step of training finds them. Of a function,
+    modules, optimizers and tensors that it names are put back, and tensors that a compiled graph writes to. torch
+    before 2.13 forgets everything compiled (torch.compiler.reset()).
 
     Args:
         function: a module or function. One that was compiled with ort_train is explained with its options.
         inputs: positional arguments of the call.
-        options, mode: those of torch.compile(backend="ort_train"); None takes those of a compiled function. Nothing is
+        options, mode: those of torch.compile(backend="ort_train"), for a function that is not compiled. Nothing is
             saved, and no CUDA graph is recorded. Fallbacks are told, also with fallback="error".
-        dynamic: torch.compile's `dynamic`; None takes that of a compiled function.
+        dynamic: torch.compile's `dynamic`, for a function that is not compiled.
         measure: whether to run some more steps, and measure the time of each session and ONNX node.
         kwargs: keyword arguments of the call.
 
     Raises:
         UnknownModeError, UnknownOptionError, InvalidOptionError: bad options.
-        InvalidArgumentError: the function was compiled with another backend.
+        InvalidArgumentError: the function is compiled by another backend, or `options`, `mode` or `dynamic` is given
+            for a compiled one.
     """
-    given = compiled_with(function)
-    if given is not None:
-        if given.backend != BACKEND:
-            expected = 'a model that is not compiled, or compiled with backend="ort_train"'
-            raise InvalidArgumentError(function="explain", name="function", value=function, expected=expected)
-        options, mode = (given.options, given.mode) if options is None and mode is None else (options, mode)
-        dynamic = given.dynamic if dynamic is None else dynamic
+    mode, options, dynamic, _ = asked_settings("explain", function, mode=mode, options=options, dynamic=dynamic)
     asked = parse_options(mode, options)
     plain = _uncompiled(function)
     call = (inputs, dict(kwargs or {}))
@@ -81,8 +77,9 @@ def explain(
     with (
         untouched(),
         _called_itself(plain),
-        unchanged(plain, call) as state,
-        closing(_DryRun(_without_effects(asked), state, Measuring() if measure else None)) as run,
+        unchanged([*read_by(plain).values(), *tree_leaves(call)]) as state,
+        released() as around,
+        closing(_DryRun(_without_effects(asked), state, around, Measuring() if measure else None)) as run,
     ):
         step = _Step(compile_apart(plain, backend=run, dynamic=dynamic), call, state)
         step()
@@ -95,11 +92,7 @@ def explain(
         return Explanation(
             name=getattr(plain, "__qualname__", type(plain).__qualname__).rpartition("<locals>.")[2],
             graphs=tuple(graphs),
-            summary=dataclasses.replace(
-                summary,
-                recompiles=(*summary.recompiles, *earlier_recompiles(before, seen)),
-                breaks=breaks(summary.breaks, seen),
-            ),
+            summary=dataclasses.replace(summary, recompiles=(*summary.recompiles, *earlier_recompiles(before, seen))),
             runtime=run.collected[-1].runtime if run.collected else "",
             options=_spelled(mode, options),
             measured=measured,
@@ -157,11 +150,18 @@ class _DryRun:
 
     reset = staticmethod(ort_train.reset)  # type: ignore[attr-defined]  # torch._dynamo.reset() frees its sessions, too
 
-    def __init__(self, options: Options, state: State, measuring: Measuring | None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        state: State,
+        around: Callable[[Callable[..., Any]], Callable[..., Any]],
+        measuring: Measuring | None,
+    ) -> None:
         self.collected: list[Collect] = []
         self.measuring = measuring
         self._options = options
         self._state = state
+        self._around = around
         self._threads = placement_threads(options)
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -169,7 +169,7 @@ class _DryRun:
         written: set[int] = set()
 
         def opened(graph: GraphCompilation) -> None:
-            written.update(written_inputs())
+            written.update(_written_inputs())
             if self.measuring is not None:
                 self.measuring.open(graph, len(self.collected))
 
@@ -180,7 +180,7 @@ class _DryRun:
             compiled = compilation.run(gm, example_inputs)
         collect.stages = {name: took for name, took in seconds.items() if name != RUNNING}
         self.collected.append(collect)
-        return self._state.watched(zeros_in_memory(compiled, example_inputs), written)
+        return self._around(self._state.watched(zeros_in_memory(compiled, example_inputs), written))
 
     def close(self) -> None:
         """Let go of tensors and sessions: Dynamo keeps its backends."""
@@ -217,6 +217,13 @@ class _Step:
         torch.autograd.grad(found, leaves, [torch.ones_like(one) for one in found], allow_unused=True)
         _wait()
         self.backward = time.perf_counter() - begin
+
+
+def _written_inputs() -> tuple[int, ...]:
+    """Return the indices of the inputs that the graph writes to that AOTAutograd is at."""
+    known = metadata()
+    inputs = known.input_info if known is not None else []
+    return tuple(index for index, info in enumerate(inputs) if info.mutates_data)
 
 
 def _wait() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 from ort_dynamo.events import observed
 from ort_dynamo.explanation.collect import Collect
 from ort_dynamo.explanation.explanation import Explanation
-from ort_dynamo.explanation.notes import breaks, function_name
+from ort_dynamo.explanation.notes import function_name
 from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.progress import RUNNING, clocked
 from ort_dynamo.report.record import BACKEND
@@ -59,7 +58,7 @@ class Observed:
         return Explanation(
             name=self._name,
             graphs=tuple(one.graph(function_name(one.compile_id, seen)) for one in collected),
-            summary=dataclasses.replace(summary, breaks=breaks(summary.breaks, seen)),
+            summary=summary,
             runtime=collected[-1].runtime if collected else "",
             cache=str(place.path) if (place := cache_location()) is not None else "",
         )

@@ -1,8 +1,7 @@
 """A compiled graph as torch's own cache stores it: the outer graph, with its islands by key.
 
-torch writes and reads it in its own folder, and unpickles it, as it does for inductor. The models of the
-islands are not in it: they are in the cache of compiled graphs, which unpickles nothing. An island that is gone from
-there makes the whole a miss, and all is compiled anew.
+torch writes it to its own folder and unpickles it from there, as it does for inductor. The models of the islands are
+in the cache of compiled graphs, which unpickles nothing. If one of them is missing, torch compiles the whole graph.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.cache.disk import DiskCache, disk_cache, disk_key
+from ort_dynamo.cache.disk import DiskCache, context_key, disk_cache, disk_key
 from ort_dynamo.cache.entry import Entry
 from ort_dynamo.cache.graph_key import GraphKey
 from ort_dynamo.cache.kernel_files import kernel_files
@@ -55,6 +54,9 @@ class Loading:
     record: Callable[[GraphRecord, PartitionRecord | None], None]
     graphs: Sequence[GraphRecord]
 
+
+_CONTEXT = "_context"
+"""The key of a state: its digest of the runtime, the machine and our sources. A graph may have no island to tell."""
 
 LOADING: ContextVar[Loading | None] = ContextVar("LOADING", default=None)
 """Set while a graph is traced whose result AOTAutograd may have stored."""
@@ -133,7 +135,8 @@ class StoredCode(OutputCode):
 
     def __getstate__(self) -> dict[str, Any]:
         """Give the pickled state: it leaves out the islands' models."""
-        return {**self.__dict__, "_entries": None if self._run is None else {}}
+        entries: dict[str, Entry] | None = None if self._run is None else {}
+        return {**self.__dict__, "_entries": entries, _CONTEXT: context_key((), runtime_facts())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Find the islands of an unpickled graph.
@@ -144,6 +147,8 @@ class StoredCode(OutputCode):
         Raises:
             IslandMissError: one is not there, or not for this runtime, machine or state of our sources.
         """
+        if state.pop(_CONTEXT, None) != context_key((), runtime_facts()):
+            raise IslandMissError("a stored graph is of another runtime, machine or release of ort_dynamo")
         self.__dict__.update(state)
         if self._entries is None:
             disk = self._loading().disk

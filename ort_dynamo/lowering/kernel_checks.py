@@ -103,7 +103,7 @@ def _wrong_dimension(name: str, arguments: Mapping[str, Any]) -> str | None:
             if not -rank <= dim < rank:
                 return f"dimension {dim} is out of range, which torch's kernel reports"
         if len({dim % rank for dim in dims}) < len(dims) and name not in _REPEATING:
-            return "a dimension is given twice, which only torch's kernel takes or rejects"
+            return "a dimension is given twice, which only torch's kernels check"
     return None
 
 
@@ -155,7 +155,7 @@ class _Dtypes:
                 return self._says("are not those of its kernel")
         used = self._computed_in(operands)
         if used is None:
-            return self._says("are mixed, which only torch's kernel takes or rejects")
+            return self._says("are mixed, which only torch's kernels check")
         taken = self._rule(TAKEN)
         on_cuda = any(tensor.device.type == "cuda" for tensor in every)  # its kernels take more
         if taken is None or on_cuda or used <= set(taken):

@@ -140,7 +140,7 @@ def _refusal(node: Node, target: Target, unmade: Unmade) -> str | None:
     except MixedTypesError as error:
         if not _mixes_dtypes(node):
             raise _located(node, error) from error
-        return f"it mixes dtypes, which only torch's kernel takes or rejects: {error}"
+        return f"it mixes dtypes, which only torch's kernels check: {error}"
     except DataDependentSizeError as error:
         return f"its form depends on a size that is known only when the data is: {error.cond}"
     except Exception as error:

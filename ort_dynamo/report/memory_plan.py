@@ -23,10 +23,10 @@ from ort_dynamo.passes.fx.analysis.plans import PlanRow, plan_rows
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
 from ort_dynamo.passes.pipelines import plan_passes
 from ort_dynamo.passes.running import run_passes
+from ort_dynamo.program_state import generators
 from ort_dynamo.target import Target
 from ort_dynamo.torch_internals.dry_run import compile_apart, untouched
 from ort_dynamo.torch_internals.frames import uncompiled
-from ort_dynamo.torch_internals.pytree import tree_leaves
 
 __all__ = ["GraphPlan", "MemoryPlan", "memory_plan"]
 
@@ -112,7 +112,7 @@ def memory_plan(
         _check_needs_none(model)
     found: list[GraphPlan] = []
     capture = _capture(parse_options(None, options), found)
-    with untouched(), _unchanged(model, (args, kwargs)), torch.enable_grad():
+    with untouched(), _unchanged(model), torch.enable_grad():
         compile_apart(model, backend=capture, dynamic=dynamic)(*args, **kwargs)
     return MemoryPlan(tuple(found))
 
@@ -158,17 +158,12 @@ def _as_is(gm: GraphModule, _: slice) -> GraphModule:
 
 
 @contextmanager
-def _unchanged(model: Callable[..., Any], inputs: Any) -> Iterator[None]:
-    """Restore a call's side effects: buffers and the generators of the CPU and the inputs' devices."""
-    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-    buffers: list[torch.Tensor] = []
-    if isinstance(model, nn.Module):
-        buffers = list(model.buffers())
-        tensors += [*model.parameters(), *buffers]
+def _unchanged(model: Callable[..., Any]) -> Iterator[None]:
+    """Restore buffers and random generators; parameters are not copied, since a large model has no room for that."""
+    buffers = list(model.buffers()) if isinstance(model, nn.Module) else []
     copies = [buffer.detach().clone() for buffer in buffers]
-    devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
     try:
-        with torch.random.fork_rng(devices):
+        with generators():
             yield
     finally:
         with torch.no_grad():

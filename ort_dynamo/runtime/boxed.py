@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -60,6 +61,8 @@ class Island(torch.nn.Module):
 class RunWatch:
     """Records the compiled graphs that run in this thread inside of `with`; without one, a call costs one check.
 
+    A forked child records nothing.
+
     Attributes:
         seen: the labels of the graphs that ran, as passed to `boxed`: each once, in the order of the first run.
     """
@@ -73,13 +76,19 @@ class RunWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self not in _watches:
+            return  # in a forked child
         _watches.remove(self)
         if not _watches:
             forget_sessions()
 
+    def is_in_its_thread(self) -> bool:
+        """Check whether the calling thread is the one that made this object."""
+        return threading.get_ident() == self._thread
+
     def note(self, label: Sequence[Any]) -> None:
         """Note that the graph of this label runs in the calling thread."""
-        if threading.get_ident() == self._thread and not any(one is label for one in self.seen):
+        if self.is_in_its_thread() and not any(one is label for one in self.seen):
             self.seen.append(label)
 
     def observe(self, label: Sequence[Any], graph: ObservedGraph) -> Show | None:
@@ -88,6 +97,9 @@ class RunWatch:
 
 
 _watches: list[RunWatch] = []
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_watches.clear)  # another thread may hold a watch's lock
 
 
 def _note_run(label: Sequence[Any], graph: ObservedGraph | None, given: list[Any]) -> Any:

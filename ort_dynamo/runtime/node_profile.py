@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import os
 import threading
 import time
@@ -43,10 +44,17 @@ _RUN = "model_run"
 
 @dataclass(frozen=True)
 class _Run:
-    """One run of a session: when it began, in nanoseconds since the epoch, and in which thread."""
+    """One run of a session.
+
+    Attributes:
+        began: when, in nanoseconds since the epoch.
+        thread: in which thread.
+        is_whole: whether it came to its end.
+    """
 
     began: int
     thread: int
+    is_whole: bool
 
 
 @dataclass
@@ -60,9 +68,14 @@ class NodeProfile:
     """The ONNX nodes that ran in a block of `profile_nodes`, to be written beside the events of torch's profiler."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._graphs: dict[CompiledGraph, _Profiled] = {}
         self._events: list[dict[str, Any]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._changed = threading.Condition()
+        self._graphs: dict[CompiledGraph, _Profiled] = {}
+        self._running = 0
+        self._is_closed = False
 
     def export_chrome_trace(self, profiler: Any, path: str | os.PathLike[str]) -> None:
         """Write the events of torch's profiler, and those of the nodes inside the spans of their sessions, as one file.
@@ -93,28 +106,62 @@ class NodeProfile:
         profiled = self._profiled(compiled, origins)
         if profiled is None:
             return run(*values)
-        begin = _Run(time.time_ns(), threading.get_native_id())
-        with self._lock:
-            profiled.runs.append(begin)
-        return profiled.graph.run(*values)
+        began, is_whole = time.time_ns(), False
+        try:
+            results = profiled.graph.run(*values)
+            is_whole = True
+        finally:
+            with self._changed:
+                profiled.runs.append(_Run(began, threading.get_native_id(), is_whole))
+                self._running -= 1
+                self._changed.notify_all()
+        return results
 
     def _profiled(self, compiled: CompiledGraph, origins: IslandOrigins) -> _Profiled | None:
+        """Give the session that is to run in place of this one; its run is counted as running."""
         target = compiled.target
         if target is None or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             return None
-        with self._lock:
+        with self._changed:
+            if self._is_closed:
+                return None
             if compiled not in self._graphs:
                 graph = ProfiledGraph(compiled.built, target, compiled.device)
                 self._graphs[compiled] = _Profiled(graph, _node_origins(compiled.built, origins))
+            self._running += 1
             return self._graphs[compiled]
 
     def _close(self) -> None:
-        for one in self._graphs.values():
-            self._events += _placed(one)
-        self._graphs.clear()
+        """Read the profiles, after the runs that other threads have begun."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.wait_for(lambda: not self._running)
+            graphs, self._graphs = self._graphs, {}
+        for compiled, one in graphs.items():
+            try:
+                self._events += _placed(one, compiled.built.name)
+            except (OSError, ValueError):
+                _log.warning("The trace has no ONNX nodes of %s: no profile.", compiled.built.name, exc_info=True)
 
+    def _forget(self) -> None:
+        """Give up everything: a forked child has neither the threads that run sessions nor the profiles."""
+        self._begin()
+        self._is_closed = True
+
+
+_log = logging.getLogger(__name__)
 
 _profiles: list[NodeProfile] = []
+
+
+def _in_child() -> None:
+    for one in _profiles:
+        one._forget()
+    _profiles.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def node_profile() -> NodeProfile | None:
@@ -128,7 +175,8 @@ def profile_nodes() -> Iterator[NodeProfile]:
 
     ONNX Runtime's profiler watches sessions of their own, with the same models and the same results. Each is opened at
     its first run in the block, so ignore the first step. Sessions that a CUDA graph records are not profiled. On CUDA,
-    the time of a node is the time to launch it.
+    the time of a node is the time to launch it. The end of the block waits for runs that other threads have begun. The
+    log names sessions whose nodes the trace lacks.
 
     Returns:
         A context manager that gives the profile. Call its `export_chrome_trace(profiler, path)` after the block.
@@ -138,7 +186,8 @@ def profile_nodes() -> Iterator[NodeProfile]:
     try:
         yield profile
     finally:
-        _profiles.remove(profile)
+        if profile in _profiles:  # as it is but in a forked child
+            _profiles.remove(profile)
         profile._close()
 
 
@@ -158,17 +207,24 @@ def _node_origins(built: BuiltGraph, origins: IslandOrigins) -> dict[str, NodeOr
     return found
 
 
-def _placed(profiled: _Profiled) -> Iterator[dict[str, Any]]:
+def _placed(profiled: _Profiled, session: str) -> Iterator[dict[str, Any]]:
     """Give the events of a session's nodes, with times in microseconds since the epoch.
 
     ONNX Runtime counts from the opening of the session. Each run begins a little after the time that was noted for it,
-    so the greatest of the differences is the nearest to the clock's.
+    so the greatest of the differences is the nearest to the clock's. A run that an error stops has an event if it came
+    as far as ONNX Runtime.
     """
     events = profiled.graph.events()
     begins = sorted(one["ts"] for one in events if one["name"] == _RUN)
     runs = sorted(profiled.runs, key=lambda one: one.began)
-    if len(begins) != len(runs) or not runs:
-        return  # a run was stopped by an error: nothing tells which
+    if len(begins) != len(runs):
+        runs = [one for one in runs if one.is_whole]
+    if len(begins) != len(runs):
+        message = "The trace has no ONNX nodes of %s: its profile has %d runs, and %d of %d came to their end."
+        _log.warning(message, session, len(begins), len(runs), len(profiled.runs))
+        return
+    if not runs:
+        return
     shift = max(run.began / 1e3 - ts for run, ts in zip(runs, begins, strict=True))
     for one in events:
         name = str(one["name"])

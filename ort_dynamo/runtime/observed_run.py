@@ -6,21 +6,25 @@ the same nodes and gives these values as its results.
 
 from __future__ import annotations
 
+import logging
 import operator
+import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from ort_dynamo.node_origins import IslandNodes, NodeOrigins
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.outer_code import IslandCall, outer_code
 from ort_dynamo.serialized_graph import SerializedGraph, spelled
+from ort_dynamo.torch_internals.operators import aten, is_view, is_wait
+from ort_dynamo.torch_internals.undefined import UNDEFINED
 from ort_dynamo.torch_internals.wrappers import are_plain
 
 __all__ = ["ObservedGraph", "Show", "forget_sessions"]
@@ -28,8 +32,19 @@ __all__ = ["ObservedGraph", "Show", "forget_sessions"]
 Show = Callable[[int, torch.Tensor], None]
 """Takes the index of a node, as in NodeOrigins, and its value, which is written over later."""
 
+_log = logging.getLogger(__name__)
+
 _sessions: WeakKeyDictionary[CompiledGraph, tuple[CompiledGraph, tuple[int, ...]] | None] = WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+def _in_child() -> None:
+    global _lock, _sessions
+    _lock, _sessions = threading.Lock(), WeakKeyDictionary()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def forget_sessions() -> None:
@@ -59,16 +74,22 @@ class ObservedGraph:
         self._outer = spelled(gm)
         self._islands = islands
         self._run: Callable[[list[Any], Show], Any] | None = None
+        self._hidden: frozenset[int] = frozenset()
+        self._has_warned = False
 
     def can_show(self, given: Sequence[Any]) -> bool:
         """Check whether the inputs of a call are plain, and no CUDA graph is being recorded, which runs nothing."""
         return are_plain(given) and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
     def run(self, given: list[Any], observers: Sequence[Show]) -> Any:
-        """Run the graph on `given`, which it empties, and show each node's value once."""
+        """Run the graph on `given`, which it empties, and show each node's value once.
+
+        Not shown are values that nobody has defined yet: of `empty`, and of a collective that may still run.
+        """
         if self._run is None:
+            self._hidden = frozenset(_hidden(self.whole.module({}).graph))
             self._run = self._written()
-        seen: set[int] = set()
+        seen = set(self._hidden)
 
         def show(index: int, value: Any) -> None:
             if index in seen or not isinstance(value, torch.Tensor):
@@ -76,9 +97,21 @@ class ObservedGraph:
             seen.add(index)
             with torch.no_grad():
                 for observer in observers:
-                    observer(index, value.detach())
+                    self._call(observer, index, value)
 
         return self._run(given, show)
+
+    def _call(self, observer: Show, index: int, value: torch.Tensor) -> None:
+        try:
+            observer(index, value.detach())
+        except Exception:
+            self._warn_once(f"The value of {self.origins.nodes[index].name} was not observed")
+
+    def _warn_once(self, message: str) -> None:
+        """Log the exception that is being handled, once for each graph: an observer must not stop the program."""
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("%s; more of this %s graph may be missing.", message, self.origins.role, exc_info=True)
 
     def _written(self) -> Callable[[list[Any], Show], Any]:
         gm = self._outer.module({name: torch.nn.Identity() for name in self._islands})
@@ -88,10 +121,36 @@ class ObservedGraph:
             if index >= 0 and node.users and not _is_of_island(node, self._islands)
         }
         calls = {
-            name: replace(call, run=_Shown(compiled, call.run, self.origins.islands[name]))
+            name: replace(call, run=_Shown(compiled, call.run, self.origins.islands[name], self._warn_once))
             for name, (compiled, call) in self._islands.items()
         }
         return generate_function("outer", *outer_code(gm, calls, shown))
+
+
+_SCATTERS = (
+    aten.as_strided_scatter.default,
+    aten.diagonal_scatter.default,
+    aten.index_put.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+)
+"""Operators that define a part of their first argument's numbers."""
+
+
+def _hidden(graph: Graph) -> Iterator[int]:
+    """Give the indices of the nodes whose values are undefined, wholly or in part, or may not have arrived."""
+    hidden: set[Node] = set()
+    for node in filter(is_wait, graph.nodes):
+        started = node.args[0]
+        hidden.add(started)
+        while is_view(started.target):
+            started = started.args[0]
+            hidden.add(started)
+    for index, node in enumerate(graph.nodes):
+        passes_on = is_view(node.target) or node.target in _SCATTERS
+        if node in hidden or node.target in UNDEFINED or (passes_on and node.args[0] in hidden):
+            hidden.add(node)
+            yield index
 
 
 def _is_of_island(node: Node, islands: Mapping[str, Any]) -> bool:
@@ -104,22 +163,34 @@ def _is_of_island(node: Node, islands: Mapping[str, Any]) -> bool:
 class _Shown:
     """Runs an island, and shows its values."""
 
-    def __init__(self, compiled: CompiledGraph, run: Callable[..., Any], island: IslandNodes) -> None:
-        self._compiled, self._run, self._island = compiled, run, island
+    def __init__(
+        self,
+        compiled: CompiledGraph,
+        run: Callable[..., Any],
+        island: IslandNodes,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._compiled, self._run, self._island, self._warn = compiled, run, island, warn
 
     def __call__(self, show: Show, *values: Any) -> tuple[torch.Tensor, ...]:
         results = self._run(*values)
-        found = list(zip(self._island.results, results, strict=True))
-        if (inside := self._inside()) is not None:
-            session, nodes = inside
-            found += zip((self._island.nodes[node] for node in nodes), session.run(*values), strict=True)
+        found = [*zip(self._island.results, results, strict=True), *self._inside(values)]
         for index, value in sorted(found, key=lambda pair: pair[0]):
             if index >= 0:
                 show(index, value)
         return results
 
-    def _inside(self) -> tuple[CompiledGraph, tuple[int, ...]] | None:
-        with _lock:
-            if self._compiled not in _sessions:
-                _sessions[self._compiled] = self._compiled.show()
-            return _sessions[self._compiled]
+    def _inside(self, values: Sequence[Any]) -> list[tuple[int, torch.Tensor]]:
+        """Compute the values inside, each with the index of its node; none if memory runs out."""
+        try:
+            with _lock:
+                if self._compiled not in _sessions:
+                    _sessions[self._compiled] = self._compiled.show()
+                inside = _sessions[self._compiled]
+            if inside is None:
+                return []
+            session, nodes = inside
+            return list(zip((self._island.nodes[node] for node in nodes), session.run(*values), strict=True))
+        except Exception:
+            self._warn(f"The values inside of {self._compiled.built.name} were not observed")
+            return []

@@ -85,7 +85,11 @@ class ProfiledGraph:
             self._sessions.append(open_session(watched, target, device, stream))
             return self._sessions[-1]
 
-        self.run: Callable[..., Any] = CompiledGraph(watched, opened, device, stream).run
+        try:
+            self.run: Callable[..., Any] = CompiledGraph(watched, opened, device, stream).run
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
 
     def close(self, skipped: int = 1) -> Profile:
         """End the profile, and read it.
@@ -97,9 +101,11 @@ class ProfiledGraph:
 
     def events(self) -> list[dict[str, Any]]:
         """End the profile, and give its events, in the format of Chrome's traces."""
-        path = Path(self._sessions[0].end_profiling())
-        events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-        shutil.rmtree(self._folder)
+        try:
+            path = Path(self._sessions[0].end_profiling())
+            events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        finally:
+            shutil.rmtree(self._folder)
         return events
 
 

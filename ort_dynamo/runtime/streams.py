@@ -17,8 +17,8 @@ from ort_dynamo.runtime.torch_memory import TORCH_MEMORY
 __all__ = ["SessionStream"]
 
 _LEGACY = 1
-"""CUDA's address of its default stream. torch's is 0, which ONNX Runtime takes for none, and makes a stream of its own
-that nothing waits for."""
+"""CUDA's address of its default stream. torch's is 0: ONNX Runtime takes that as no stream, and creates one for which
+nothing waits."""
 
 
 class SessionStream:

@@ -124,9 +124,9 @@ class _Builder:
             self._outside[node] = self._outer.node_copy(node, argument)
 
     def _make_views_before(self, write: Node) -> None:
-        """Re-make, where `write` gives an input other memory, the views of that input that stand before it.
+        """Rebuild earlier views of an input before `write`, a set_() that gives the input other memory.
 
-        As FSDP does with its parameters, whose memory goes when the forward has run: their views stay valid.
+        FSDP frees the memory of its parameters after the forward; views of them must stay valid.
         """
         if write not in self._writes or write.target is aten.copy_.default:
             return

@@ -18,9 +18,9 @@ import torch
 from torch.fx import Graph, Node
 
 from ort_dynamo.segment.classify import Place, Placement
-from ort_dynamo.torch_internals.operators import OpOverload, is_mutable
+from ort_dynamo.torch_internals.operators import OpOverload, is_mutable, is_wait
 
-__all__ = ["is_ordered", "is_wait", "levels", "writes"]
+__all__ = ["is_ordered", "levels", "writes"]
 
 
 def levels(graph: Graph, placements: Mapping[Node, Placement]) -> dict[Node, int]:
@@ -53,11 +53,6 @@ def levels(graph: Graph, placements: Mapping[Node, Placement]) -> dict[Node, int
 def writes(node: Node, place: Place | None) -> bool:
     """Check whether the node, which runs at `place`, writes to a tensor that others see."""
     return place is Place.WRITE or (place is not Place.LOWERED and _is_mutable(node))
-
-
-def is_wait(node: Node) -> bool:
-    """Check whether the node waits for a collective that an earlier node has started."""
-    return isinstance(node.target, OpOverload) and str(node.target).endswith("c10d_functional.wait_tensor.default")
 
 
 def is_ordered(node: Node, place: Place | None) -> bool:

@@ -18,8 +18,9 @@ from ort_dynamo.passes.fx.analysis.views import VIEWS
 from ort_dynamo.runtime.boxed import RunWatch
 from ort_dynamo.runtime.observed_run import ObservedGraph, Show
 from ort_dynamo.statistics.run import RunStatistics
-from ort_dynamo.statistics.summarize import Numbers, summarize
+from ort_dynamo.statistics.summarize import Numbers, count_abnormal, summarize
 from ort_dynamo.statistics.values import ValueStatistics
+from ort_dynamo.torch_internals.autograd import in_backward
 
 __all__ = ["CollectedStatistics", "collect_statistics"]
 
@@ -31,14 +32,21 @@ def collect_statistics(*, every: int = 1, modules: str | Sequence[str] | None = 
     The models may be compiled before the block. Results, gradients and random numbers are those of a run without it. A
     value inside an island is computed by a second session, which has the nodes of the first one and gives their values
     as results. It needs memory for all values of one island at once. A value that is inside a fused ONNX operator is
-    not seen. Nor is any of a call that torch transforms (vmap, forward-mode gradients) or that CUDA graphs record.
+    not seen. Nor is any of a call that torch transforms (vmap, forward-mode gradients) or that CUDA graphs record, nor
+    memory that the program has not filled yet (`torch.empty`), nor the result of a collective before its wait. A value
+    whose statistics fail, since memory runs out say, is left out with a warning in the log.
+
+    Values of graphs that run in other threads are collected, too. Only the thread that opens the block begins steps.
 
     Args:
         every: collect of each `every`-th step alone: of steps 0, `every`, 2 · `every` and so on. A step begins with the
-            block; a next one begins when a forward runs after a backward, or a graph runs again that ran in this step.
+            block. A next one begins when a forward runs after a backward, but not with one that checkpointing runs
+            again inside a backward. A graph without gradients begins a step when it runs again; if your layers share
+            one such graph, or a step has several backwards, call `next_step` yourself.
         modules: paths of modules, as in `named_modules()`, with the wildcards of fnmatch. Values are collected of these
             and of the modules inside them. The path "" is that of the model's own operators, and of those outside of
-            modules. None collects of all, and of the inputs of the graphs.
+            modules. None collects of all, and of the inputs of the graphs. Of other values NaN and infinite elements
+            are counted, so that `first_nan` does not blame the first operator that gets them.
 
     Returns:
         A context manager that gives the statistics, which grow as graphs run.
@@ -80,6 +88,7 @@ class _Collector(RunWatch):
         self._every = every
         self._labels: list[Sequence[Any]] = []
         self._ran: set[tuple[int, str]] = set()
+        self._elsewhere: set[int] = set()
 
     def observe(self, label: Sequence[Any], graph: ObservedGraph) -> Show | None:
         """Give the function that summarizes the values of this run, if the step is one of those to look at."""
@@ -88,13 +97,25 @@ class _Collector(RunWatch):
             number = next((index for index, one in enumerate(self._labels) if one is label), len(self._labels))
             if number == len(self._labels):
                 self._labels.append(label)
-            is_new = role != "backward" and ((number, role) in self._ran or any(r == "backward" for _, r in self._ran))
-            if is_new and self.collected._counts:
-                self.collected.step += 1
-                self._ran.clear()
-            self._ran.add((number, role))
+            self._count(number, role)
             step = self.collected.step
         return None if step % self._every else _GraphRun(self, graph, number, step)
+
+    def _count(self, number: int, role: str) -> None:
+        """Begin the next step if this run of a graph is its first."""
+        is_recomputed = role != "backward" and in_backward()
+        if not self.is_in_its_thread():
+            # autograd runs backwards in threads of its own
+            if role != "backward" and not is_recomputed:
+                self._elsewhere.add(number)
+            if role != "backward" or (number in self._elsewhere and (number, "forward") not in self._ran):
+                return
+        again = role != "forward" and (number, role) in self._ran  # a forward may run once for each layer
+        is_new = role != "backward" and not is_recomputed and (again or any(r == "backward" for _, r in self._ran))
+        if is_new and self.collected._counts:
+            self.collected.step += 1
+            self._ran.clear()
+        self._ran.add((number, role))
 
 
 class _GraphRun:
@@ -113,9 +134,10 @@ class _GraphRun:
             (node,), (place,) = whole.arguments(index)
             item = f"[{place}]"
         origin = origins.nodes[node]
-        if not self._is_wanted(origin):
+        is_wanted = self._is_wanted(origin)
+        numbers = self._seen[index] = summarize(value) if is_wanted else count_abnormal(value)
+        if not is_wanted:
             return
-        numbers = self._seen[index] = summarize(value)
         above = self._above(node) if numbers.nan or numbers.inf else _ABOVE
         begins = _begins(origin, numbers, above)
         row = ValueStatistics(

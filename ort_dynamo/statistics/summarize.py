@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Numbers", "summarize"]
+__all__ = ["Numbers", "count_abnormal", "summarize"]
 
 _CHUNK = 1 << 22
 """Elements that are converted to float64 at a time: 32 MiB."""
@@ -34,6 +34,16 @@ class Numbers(NamedTuple):
     std: float | None
     nan: int
     inf: int
+
+
+def count_abnormal(tensor: Tensor) -> Numbers:
+    """Count the elements that are NaN or infinite, and nothing else."""
+    nan = inf = 0
+    if tensor.is_floating_point() or tensor.is_complex():
+        for chunk in _chunks(tensor):
+            kept, not_numbers = _finite(chunk)
+            nan, inf = nan + not_numbers, inf + len(chunk) - len(kept) - not_numbers
+    return Numbers(None, None, None, None, nan, inf)
 
 
 def summarize(tensor: Tensor) -> Numbers:

@@ -101,9 +101,15 @@ def outside_torch(file: str) -> bool:
 def module_number(module: nn.Module) -> int:
     """Return a number that no other module of this process has; a compiled one has that of the module in it."""
     inner = uncompiled(module)
-    known = _modules.get(id(inner))
+    at = id(inner)
+    known = _modules.get(at)
     if known is None or known[0]() is not inner:
-        known = _modules[id(inner)] = (weakref.ref(inner), next(_numbers))
+
+        def forget(reference: weakref.ref[nn.Module]) -> None:
+            if at in _modules and _modules[at][0] is reference:
+                del _modules[at]
+
+        known = _modules[at] = (weakref.ref(inner, forget), next(_numbers))
     return known[1]
 
 

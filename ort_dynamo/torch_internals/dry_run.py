@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ort_dynamo.torch_internals.dynamo import counters
-from ort_dynamo.torch_internals.frames import backend_call
 from ort_dynamo.torch_internals.lookup import private
 
-__all__ = ["Compiled", "compile_apart", "compiled_with", "untouched"]
+__all__ = ["compile_apart", "released", "untouched"]
 
 _pgo = private("torch._dynamo.pgo")
 _dynamo_utils = private("torch._dynamo.utils")
@@ -66,32 +65,21 @@ def untouched() -> Iterator[None]:
             torch.compiler.reset()
 
 
-class Compiled(NamedTuple):
-    """The arguments of torch.compile for a function.
+@contextmanager
+def released() -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Free compiled graphs at the end, although Dynamo keeps what a backend returns until it is reset.
 
-    Attributes:
-        backend: the Python module of the backend's function.
-        mode: the backend's mode.
-        options: the backend's options.
-        dynamic: torch.compile's `dynamic`.
+    It yields a function that takes a compiled graph and gives what the backend is to return, which runs the graph
+    while this is open.
     """
+    held: list[Callable[..., Any]] = []
 
-    backend: str
-    mode: str | None
-    options: Mapping[str, Any] | None
-    dynamic: bool | None
+    def around(compiled: Callable[..., Any]) -> Callable[..., Any]:
+        number = len(held)
+        held.append(compiled)
+        return lambda *inputs: held[number](*inputs)
 
-
-def compiled_with(function: Any) -> Compiled | None:
-    """Find how a compiled function or module was compiled; None if it was not, or if torch does not tell."""
-    backend = backend_call(function)
-    if backend is None:
-        return None
-    inner = getattr(backend, "compiler_fn", backend)
-    given = getattr(backend, "kwargs", {})
-    return Compiled(
-        backend=getattr(inner, "__module__", ""),
-        mode=given.get("mode"),
-        options=given.get("options"),
-        dynamic=getattr(backend, "dynamic", None),
-    )
+    try:
+        yield around
+    finally:
+        held.clear()

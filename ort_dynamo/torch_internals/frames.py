@@ -27,7 +27,6 @@ __all__ = [
     "CompileSettings",
     "Frame",
     "UntracedModule",
-    "backend_call",
     "by_function",
     "compile_settings",
     "current_compile_id",
@@ -53,7 +52,6 @@ _dynamo_utils = private("torch._dynamo.utils")
 _external_utils = private("torch._dynamo.external_utils")
 _innermost_backend = private("torch._dynamo.eval_frame:innermost_backend")
 _optimized_module = private("torch._dynamo.eval_frame:OptimizedModule")
-_innermost_backend = private("torch._dynamo.eval_frame:innermost_backend")
 _exceptions = private("torch._dynamo.exc")
 
 if _set_limit is not None and (getattr(_kept, "maxlen", None) or _LIMIT) < _LIMIT:
@@ -275,12 +273,14 @@ class CompileSettings:
 
     Attributes:
         backend: the backend's name; its Python name where torch does not tell.
+        home: the Python module of the backend's function.
         mode: the mode, or None.
         options: the options, or None.
         dynamic: whether sizes are dynamic; None leaves it to Dynamo.
     """
 
     backend: str
+    home: str
     mode: str | None
     options: Mapping[str, Any] | None
     dynamic: bool | None
@@ -298,7 +298,13 @@ def compile_settings(model: Any) -> CompileSettings | None:
     inner = _innermost_backend(callback) if _innermost_backend else callback
     given = getattr(inner, "kwargs", {})
     name = getattr(inner, "compiler_name", None) or getattr(inner, "__name__", type(inner).__name__)
-    return CompileSettings(str(name), given.get("mode"), given.get("options"), getattr(inner, "dynamic", None))
+    return CompileSettings(
+        backend=str(name),
+        home=backend_module(callback),
+        mode=given.get("mode"),
+        options=given.get("options"),
+        dynamic=getattr(inner, "dynamic", None),
+    )
 
 
 def wrap_compiled_call(
@@ -332,17 +338,6 @@ def entered_codes(model: Any, call: Callable[..., Any]) -> frozenset[tuple[str, 
     functions = (_held(call, "fn"), inner, getattr(uncompiled(model), "forward", None))
     codes = (getattr(function, "__code__", None) for function in functions)
     return frozenset((code.co_name, (code.co_filename, code.co_firstlineno)) for code in codes if code is not None)
-
-
-def backend_call(function: Any) -> Any:
-    """Return torch's object that calls the backend of a compiled function or module, or None."""
-    if isinstance(function, nn.Module):
-        is_wrapper = _optimized_module and isinstance(function, _optimized_module)
-        call = function.__dict__.get("forward" if is_wrapper else "_compiled_call_impl")
-    else:
-        call = function
-    callback = _held(call, "callback")
-    return callback if callback is None or _innermost_backend is None else _innermost_backend(callback)
 
 
 def _callback(module: nn.Module) -> object:

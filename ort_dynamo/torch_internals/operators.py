@@ -16,6 +16,7 @@ from torch._C import FunctionSchema
 # All tested versions have these under these names. Targets of FX nodes are instances of them: without them there is
 # no graph to compile.
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.fx import Node
 
 from ort_dynamo.torch_internals.lookup import private
 
@@ -36,6 +37,8 @@ __all__ = [
     "is_absent",
     "is_mutable",
     "is_pointwise",
+    "is_view",
+    "is_wait",
     "namespace",
     "overload",
     "overloads_of",
@@ -206,6 +209,18 @@ def written_argument(overload: OpOverload) -> tuple[int, str] | None:
 def is_pointwise(target: object) -> bool:
     """Check whether a node's target is an operator that torch tags as pointwise."""
     return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
+
+
+def is_view(target: object) -> bool:
+    """Check whether a node's target is an operator that returns views of its first argument, or an item of it."""
+    if not isinstance(target, OpOverload):
+        return target is operator.getitem
+    return not is_mutable(target) and any(one.alias_info is not None for one in schema_of(target).returns)
+
+
+def is_wait(node: Node) -> bool:
+    """Check whether the node waits for a collective that an earlier node has started."""
+    return isinstance(node.target, OpOverload) and str(node.target).endswith("c10d_functional.wait_tensor.default")
 
 
 def in_place_of(overload: OpOverload) -> OpOverload | None:

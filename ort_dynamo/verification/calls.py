@@ -33,22 +33,28 @@ class CheckedCalls:
 
     def __init__(self, gm: GraphModule, calls: int, names: tuple[str, ...]) -> None:
         self.recorder = Recorder()
-        self._gm, self._calls, self._names = gm, calls, names
+        self._gm: GraphModule | None = gm
+        self._calls, self._names = calls, names
         self._checked = 0
 
     def of(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function like the compiled graph, which raises ResultsDifferError where a call differs."""
 
         def call(*inputs: Any) -> Any:
-            if self._checked < self._calls:
-                self._check(compiled, inputs)
+            if self._gm is not None:
+                self._check(self._gm, compiled, inputs)
             return compiled(*inputs)
 
         return call
 
-    def _check(self, compiled: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
+    def _check(self, gm: GraphModule, compiled: Callable[..., Any], inputs: tuple[Any, ...]) -> None:
         self._checked += 1
         step = Step(inputs, names=self._names)
-        result = check(step, self._gm, compiled, self.recorder, Path(FOLDER))
+        try:
+            result = check(step, gm, compiled, self.recorder, Path(FOLDER))
+        finally:
+            if self._checked == self._calls:
+                self._gm = None
+                self.recorder.close()
         result.raise_if_wrong()
         _log.info("ort_train: call %d of %d: %s", self._checked, self._calls, result)

@@ -15,28 +15,20 @@ from ort_dynamo.boundary import laid_out
 from ort_dynamo.errors import OrtDynamoError
 from ort_dynamo.lowering.registry import find_lowering, is_from_outside
 from ort_dynamo.source_line import module_path, user_line
-from ort_dynamo.torch_internals.operators import OpOverload, aten
+from ort_dynamo.torch_internals.operators import OpOverload
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.verification.alone import run_alone
+from ort_dynamo.torch_internals.undefined import UNDEFINED
+from ort_dynamo.verification.alone import Alone, run_alone
 from ort_dynamo.verification.compare import first_problem, largest
 from ort_dynamo.verification.equal_choice import is_same_choice
 from ort_dynamo.verification.find_stage import find_stage
 from ort_dynamo.verification.in_double import InDouble
 from ort_dynamo.verification.models import LoweredIsland, in_double, nodes_of, plainly, spell_nodes
-from ort_dynamo.verification.record import GraphRun, IslandRun
-from ort_dynamo.verification.repeat import write_operator
+from ort_dynamo.verification.record import GraphRun, IslandRun, drawing_from
+from ort_dynamo.verification.repeat import write_operator, written
 from ort_dynamo.verification.result import Fault
 
 __all__ = ["find_fault"]
-
-_UNDEFINED = (
-    aten.empty.memory_format,
-    aten.empty_like.default,
-    aten.empty_strided.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
-)
-"""Operators whose numbers nobody defines."""
 
 
 def find_fault(runs: Sequence[GraphRun], folder: Path) -> Fault | None:
@@ -115,7 +107,7 @@ class _Steps(Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         several = isinstance(expected, (tuple, list))
         ours, eager = (found, expected) if several else ((found,), (expected,))
-        if n.target not in _UNDEFINED and (problem := self._problem(n, ours, eager, args, kwargs)):
+        if n.target not in UNDEFINED and (problem := self._problem(n, ours, eager, args, kwargs)):
             raise _Found(n, args, kwargs, problem)
         together = [_like(one, other) for one, other in zip(ours, eager, strict=True)]
         return (
@@ -188,14 +180,16 @@ def _operator(found: _Found, run: IslandRun, island: LoweredIsland, folder: Path
     nodes = spell_nodes(nodes_of(island.model, node))
     items: set[Any] = {user.args[1] for user in node.users if user.target is getitem}
     read = sorted(items) or None
-    culprit, repeat = "lowering or kernel", ""
+    culprit, repeat, unwritten = "lowering or kernel", "", ""
     if isinstance(node.target, OpOverload):
-        alone = run_alone(node.target, args, kwargs, read)
+        try:
+            alone = run_alone(node.target, args, kwargs, read)
+        except OrtDynamoError as error:  # its sizes are numbers now, and another lowering may be tried
+            alone, unwritten = Alone("", (), ""), f" (it cannot run alone: {error})"
         if alone.problem:
             culprit = alone.culprit
-            repeat = write_operator(
-                folder, f"{run.graph.role}-{node.name}", node.target, args, kwargs, read, user_line(node)
-            )
+            name = f"{run.graph.role}-{node.name}"
+            repeat, unwritten = written(write_operator, folder, name, node.target, args, kwargs, read, user_line(node))
     return Fault(
         operator=str(node.target),
         node=node.name,
@@ -204,7 +198,7 @@ def _operator(found: _Found, run: IslandRun, island: LoweredIsland, folder: Path
         line=user_line(node),
         problem=found.problem,
         culprit=culprit,
-        cause=_cause(culprit, node, run),
+        cause=_cause(culprit, node, run) + unwritten,
         onnx_nodes=nodes,
         repeat=repeat,
     )
@@ -236,8 +230,7 @@ def _lowering_name(node: Node) -> str:
 def _around(run: GraphRun) -> Fault | None:
     """Compare a graph with its own operators in torch: where islands are right, torch's part of it is wrong."""
     role = run.graph.role
-    with torch.random.fork_rng([]):
-        torch.set_rng_state(run.generator)
+    with drawing_from(run.generators):
         expected, exact = _in_torch(run.graph.whole.module({}), run.inputs)
     problem = first_problem(run.outputs, expected, lambda: exact, scale=largest(expected))
     if not problem:

@@ -18,7 +18,7 @@ from ort_dynamo.source_line import module_path, user_line
 from ort_dynamo.verification.compare import first_problem, largest
 from ort_dynamo.verification.models import LoweredIsland, spell_nodes
 from ort_dynamo.verification.record import IslandRun
-from ort_dynamo.verification.repeat import write_models
+from ort_dynamo.verification.repeat import write_models, written
 from ort_dynamo.verification.result import Fault
 
 __all__ = ["find_stage"]
@@ -78,8 +78,9 @@ def _changed(
     after = island.model if culprit == "pass" else None
     found = None if after is None else _first_wrong(right, island, run.inputs)
     made = None if found is None else found[0].producer()
-    node = _fx_node(run, made) or _output_node(run, island)
+    node = _fx_node(run, made) or _output_node(run)
     name = f"{run.graph.role}-{node.name if node else run.name}"
+    repeat, unwritten = written(write_models, folder, name, right, after, run.inputs, cause)
     return Fault(
         operator=str(node.target) if node else "",
         node=node.name if node else "",
@@ -88,9 +89,9 @@ def _changed(
         line=user_line(node) if node else "",
         problem=problem if found is None else found[1],
         culprit=culprit,
-        cause=cause,
+        cause=cause + unwritten,
         onnx_nodes=spell_nodes([made] if made is not None else []),
-        repeat=write_models(folder, name, right, after, run.inputs, cause),
+        repeat=repeat,
     )
 
 
@@ -126,8 +127,8 @@ def _fx_node(run: IslandRun, made: ir.Node | None) -> Node | None:
     return _named(run).get(name)
 
 
-def _output_node(run: IslandRun, island: LoweredIsland) -> Node | None:
-    """Find the FX node of the island's first output whose numbers are wrong."""
+def _output_node(run: IslandRun) -> Node | None:
+    """Return the FX node of an island's output; None of an island with several."""
     (output,) = run.graph.segmented.islands[run.name].graph.find_nodes(op="output")
     nodes: Sequence[Node] = output.args[0]
     return nodes[0] if len(nodes) == 1 else None

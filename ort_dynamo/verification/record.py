@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from ort_dynamo.runtime.outer_code import IslandCall
 from ort_dynamo.testing import copied
 from ort_dynamo.torch_internals.pytree import tree_map
 
-__all__ = ["GraphRun", "IslandRun", "Recorder"]
+__all__ = ["GraphRun", "IslandRun", "Recorder", "drawing_from"]
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class GraphRun:
     Attributes:
         graph: the graph.
         inputs, outputs: copies of its values.
-        generator: the state of torch's generator when it began.
+        generators: device, the CPU and the graph's -> the state of torch's generator when it began.
         islands: the runs of its islands, in order.
     """
 
     graph: GraphCompilation
     inputs: list[Any]
-    generator: torch.Tensor
+    generators: Mapping[torch.device, torch.Tensor]
     outputs: tuple[Any, ...] = ()
     islands: list[IslandRun] = field(default_factory=list)
 
@@ -68,6 +68,11 @@ class Recorder(Listener):
         self.graphs: list[GraphCompilation] = []
         self.runs: list[GraphRun] = []
         self._records = False
+        self._closed = False
+
+    def close(self) -> None:
+        """Let go of all graphs and runs, and record no more: compiled graphs keep the recorder."""
+        self.graphs, self.runs, self._closed = [], [], True
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -80,19 +85,25 @@ class Recorder(Listener):
 
     def opened(self, graph: GraphCompilation) -> None:
         """Put something around each island."""
+        if self._closed:
+            return
         self.graphs.append(graph)
+        number = len(self.graphs) - 1
         outer = graph.segmented.gm
         for name, island in list(outer.named_children()):
             if isinstance(island, Island):
-                outer.set_submodule(name, _Recorded(island, self._record(graph, name, island.compiled)))
+                outer.set_submodule(name, _Recorded(island, self._record(number, name, island.compiled)))
 
     def finished(self, graph: GraphCompilation, run: BoxedRun) -> BoxedRun:
         """Put something around the graph."""
+        if self._closed:
+            return run
+        number = next(number for number, one in enumerate(self.graphs) if one is graph)
 
         def recorded(given: list[Any]) -> Any:
             if not self._records:
                 return run(given)
-            now = GraphRun(graph, [copied(one) for one in given], torch.get_rng_state())
+            now = GraphRun(self.graphs[number], [copied(one) for one in given], _states(self.graphs[number].device))
             self.runs.append(now)
             results = run(given)
             now.outputs = tuple(tree_map(_kept, results))
@@ -101,7 +112,7 @@ class Recorder(Listener):
         recorded._boxed_call = True  # type: ignore[attr-defined]
         return recorded
 
-    def _record(self, graph: GraphCompilation, name: str, compiled: CompiledGraph) -> Callable[..., Any]:
+    def _record(self, number: int, name: str, compiled: CompiledGraph) -> Callable[..., Any]:
         def note(run: Callable[..., Any]) -> Callable[..., Any]:
             def recorded(*values: Any) -> Any:
                 if not self._records:
@@ -109,7 +120,7 @@ class Recorder(Listener):
                 inputs = tuple(copied(one) for one in values)
                 outputs = run(*values)
                 kept = tuple(map(_kept, outputs))
-                self.runs[-1].islands.append(IslandRun(graph, name, compiled, inputs, kept))
+                self.runs[-1].islands.append(IslandRun(self.graphs[number], name, compiled, inputs, kept))
                 return outputs
 
             return recorded
@@ -128,6 +139,24 @@ class _Recorded(Island):
         """Give the island's call, with its run noted."""
         call = self._call
         return dataclasses.replace(call, run=self._note(call.run))
+
+
+def _states(device: torch.device) -> dict[torch.device, torch.Tensor]:
+    states = {torch.device("cpu"): torch.get_rng_state()}
+    return states if device.type == "cpu" else {**states, device: torch.get_device_module(device).get_rng_state(device)}
+
+
+@contextmanager
+def drawing_from(states: Mapping[torch.device, torch.Tensor]) -> Iterator[None]:
+    """Have torch draw random numbers from recorded states, and put its own back."""
+    with torch.random.fork_rng(()), ExitStack() as stack:
+        for device, state in states.items():
+            if device.type == "cpu":
+                torch.set_rng_state(state)
+            else:
+                stack.enter_context(torch.random.fork_rng((device,), device_type=device.type))
+                torch.get_device_module(device).set_rng_state(state, device)
+        yield
 
 
 def _kept(value: Any) -> Any:

@@ -8,7 +8,7 @@ import re
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -20,7 +20,7 @@ from ort_dynamo.lowering.registry import find_lowering, is_from_outside
 from ort_dynamo.saving.files import write_bytes, write_model
 from ort_dynamo.verification.models import LoweredIsland
 
-__all__ = ["FOLDER", "write_models", "write_operator"]
+__all__ = ["FOLDER", "write_models", "write_operator", "written"]
 
 FOLDER = "ort_dynamo_faults"
 """The folder for programs that repeat a fault, where the program names no other."""
@@ -66,6 +66,17 @@ sys.exit(1 if problem else 0)
 '''
 
 
+def written(write: Callable[..., str], *given: Any) -> tuple[str, str]:
+    """Write a program by one of the functions below; give its path, or "" and the reason why there is none.
+
+    The fault is known by then, and a full disk or a wrong folder is no reason to lose it.
+    """
+    try:
+        return write(*given), ""
+    except OSError as error:
+        return "", f" (the program that repeats it could not be written: {error})"
+
+
 def write_operator(
     folder: Path,
     name: str,
@@ -89,7 +100,7 @@ def write_operator(
         return ""
     text = _OPERATOR.format(
         operator=operator,
-        line=line.replace('"', "'").replace("\\", "/"),
+        line=_in_docstring(line),
         registration=registration,
         args=spelled_args,
         kwargs=spelled_kwargs,
@@ -119,13 +130,14 @@ def write_models(
     Raises:
         OSError: the folder cannot be written.
     """
+    name = _file_name(name)
     write_model(right.model, folder / f"{name}.onnx")
     after = '"optimized"'
     if wrong is not None:
         write_model(wrong, folder / f"{name}-after.onnx")
         after = 'here.with_name(here.stem + "-after.onnx")'
     fed = [_as_fed(one, way.order) for one, way in zip(inputs, right.inputs, strict=True) if way.is_read]
-    text = _MODELS.format(cause=cause.replace('"', "'"), after=after)
+    text = _MODELS.format(cause=_in_docstring(cause), after=after)
     return _write(folder, name, text, fed)
 
 
@@ -135,11 +147,19 @@ def _as_fed(value: Any, order: tuple[int, ...]) -> torch.Tensor:
 
 
 def _write(folder: Path, name: str, text: str, tensors: Sequence[torch.Tensor]) -> str:
-    path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.py"
+    path = folder / f"{_file_name(name)}.py"
     folder.mkdir(parents=True, exist_ok=True)
     torch.save([one.detach().cpu() for one in tensors], path.with_suffix(".pt"))
     write_bytes(text.encode(), path)
     return str(path)
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+
+
+def _in_docstring(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', "'")
 
 
 # -- arguments as Python ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ort_dynamo.errors import ResultsDifferError
+from ort_dynamo.errors import NotCompiledError, ResultsDifferError
 from ort_dynamo.verification.compare import Difference
 
 __all__ = ["Fault", "Verification"]
@@ -91,9 +91,11 @@ class Verification:
         return not self.differences
 
     def raise_if_wrong(self) -> None:
-        """Raise ResultsDifferError with this text if something differs."""
+        """Raise ResultsDifferError with this text if something differs, NotCompiledError if nothing was compiled."""
         if not self.ok:
             raise ResultsDifferError(text=str(self))
+        if not self.graphs:
+            raise NotCompiledError(name="The call", reasons=_NO_GRAPH)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -106,10 +108,10 @@ class Verification:
 
     def _lines(self) -> Iterator[str]:
         graphs = f"{self.graphs} graph{'' if self.graphs == 1 else 's'} of ort_train"
+        if not self.graphs:
+            yield f"Nothing was compiled:{_NO_GRAPH}"
         if self.ok:
             yield f"Equal to eager mode: {self.compared} values, from {graphs}"
-            if not self.graphs:
-                yield "  torch.compile found no graph in this call: all of it ran in eager mode"
             return
         yield f"{len(self.differences)} of {self.compared} values differ from eager mode, from {graphs}:"
         yield from (f"  {one}" for one in self.differences[:_VALUES])
@@ -117,6 +119,8 @@ class Verification:
             yield f"  and {len(self.differences) - _VALUES} more"
         yield str(self.fault) if self.fault else _NO_OPERATOR
 
+
+_NO_GRAPH = " torch.compile found no graph in this call, so all of it ran in eager mode"
 
 _NO_OPERATOR = (
     "No operator, pass or session differs by itself. Each graph, run by torch, has the results of ort_train: the cause "

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import copy
-import inspect
-import random
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
+from ort_dynamo.program_state import unchanged
 from ort_dynamo.testing import copied
-from ort_dynamo.torch_internals.frames import uncompiled
 from ort_dynamo.torch_internals.pytree import tree_leaves, tree_map
 
-__all__ = ["Step", "modules_of", "seeded"]
+__all__ = ["Step"]
 
 _SEED = 0x5EED
 """The seed of the generator of random gradients, which no program uses."""
@@ -33,12 +29,14 @@ class Step:
         args, kwargs: of the call; each run gets copies of their tensors.
         modules: prefix of names -> module whose parameters and buffers belong to the step.
         names: of `args`; their numbers where there are none.
+        others: optimizers and tensors that are put back, too.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    others: tuple[Any, ...] = ()
 
     def observe(
         self,
@@ -57,7 +55,7 @@ class Step:
             read: makes of a tensor the value that is returned.
         """
         args, kwargs = _copied((self.args, dict(self.kwargs)))
-        with self._unchanged():
+        with unchanged((*self.modules.values(), *self.others)):
             with watching or nullcontext():
                 outputs = call(*args, **kwargs)
                 leaves = self._leaves(args, kwargs)
@@ -66,13 +64,6 @@ class Step:
             seen |= {f"buffer {name}": one for name, one in self._tensors("named_buffers")}
             seen |= {f"{name} after": one for name, one in leaves.items() if name.startswith("input")}
             return {name: read(one.detach()) if isinstance(one, torch.Tensor) else one for name, one in seen.items()}
-
-    @property
-    def devices(self) -> list[int]:
-        """The CUDA devices of its tensors."""
-        values = [*tree_leaves((self.args, dict(self.kwargs))), *(one for _, one in self._tensors("named_parameters"))]
-        cuda = {one.device.index for one in values if isinstance(one, torch.Tensor) and one.device.type == "cuda"}
-        return sorted(index for index in cuda if index is not None)
 
     def _tensors(self, kind: str) -> Iterator[tuple[str, torch.Tensor]]:
         for prefix, module in self.modules.items():
@@ -85,28 +76,6 @@ class Step:
         named = ((f"{name}{rest}", leaf) for name, value in inputs for rest, leaf in _inside(value))
         tensors = {f"input {name}": leaf for name, leaf in named if isinstance(leaf, torch.Tensor)}
         return tensors | {f"parameter {name}": one for name, one in self._tensors("named_parameters")}
-
-    @contextmanager
-    def _unchanged(self) -> Iterator[None]:
-        """Put back the state of the modules and of random generators when the step has run."""
-        with seeded(self.devices), torch.random.fork_rng(self.devices):
-            restore = [_snapshot(module) for one in self.modules.values() for module in one.modules()]
-            try:
-                yield
-            finally:
-                for put_back in restore:
-                    put_back()
-
-
-@contextmanager
-def seeded(devices: list[int]) -> Iterator[None]:
-    """Put the generators of Python and NumPy back, as torch.random.fork_rng does torch's."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 def _copied(value: Any) -> Any:
@@ -183,65 +152,3 @@ def _gradients(outputs: Any, leaves: Mapping[str, torch.Tensor]) -> dict[str, An
 def _drawn(output: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     dtype = torch.complex64 if output.is_complex() else torch.float32
     return torch.randn(output.shape, dtype=dtype, generator=generator).to(output)
-
-
-# -- state -----------------------------------------------------------------------------------------------------------
-
-
-def _snapshot(module: nn.Module) -> Callable[[], None]:
-    """Return a function that puts a module's attributes, and the numbers of its tensors, back."""
-    attributes = dict(vars(module))
-    contents = [(one, copy.copy(one)) for one in attributes.values() if type(one) in _PUT_BACK]
-    direct = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    tensors = [*direct, *(one for one in attributes.values() if isinstance(one, torch.Tensor))]
-    kept = [(one, _version(one), one.detach().clone(), one.grad if one.is_leaf else None) for one in tensors]
-
-    def put_back() -> None:
-        vars(module).clear()
-        vars(module).update(attributes)
-        for container, content in contents:
-            _PUT_BACK[type(container)](container, content)
-        with torch.no_grad():
-            for tensor, version, numbers, gradient in kept:
-                if version is None or version != _version(tensor):
-                    tensor.detach().copy_(numbers)
-                if tensor.is_leaf and tensor.grad is not gradient:
-                    tensor.grad = gradient
-
-    return put_back
-
-
-def _version(tensor: torch.Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
-
-
-def _refill(container: Any, content: Any) -> None:
-    container.clear()
-    container.update(content)
-
-
-def _relist(container: Any, content: Any) -> None:
-    container.clear()
-    container.extend(content)
-
-
-_PUT_BACK: Mapping[type, Callable[[Any, Any], None]] = {
-    **dict.fromkeys((dict, set, type(nn.Module().__dict__["_forward_hooks"])), _refill),
-    **dict.fromkeys((list, deque), _relist),
-}
-"""Type of an attribute that a step may change in place -> how its content is put back."""
-
-
-def modules_of(function: Callable[..., Any]) -> dict[str, nn.Module]:
-    """Find the modules that a function reads: its own, those of its closure, and globals that it names."""
-    if isinstance(function, nn.Module):
-        return {"": uncompiled(function)}
-    inner = inspect.unwrap(function)
-    found: dict[str, Any] = {}
-    owner = getattr(inner, "__self__", None)
-    if owner is not None:
-        found |= {"": owner} if isinstance(owner, nn.Module) else dict(getattr(owner, "__dict__", {}))
-    if inspect.isfunction(getattr(inner, "__func__", inner)):
-        names = inspect.getclosurevars(inner)
-        found |= {**names.globals, **names.nonlocals}
-    return {name: uncompiled(one) for name, one in found.items() if isinstance(one, nn.Module)}

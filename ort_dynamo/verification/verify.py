@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,18 @@ from torch.fx import GraphModule
 
 from ort_dynamo.choose_target import placement_threads, session_device
 from ort_dynamo.compiler import Compilation
-from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.options.groups import Options, parse_options
+from ort_dynamo.program_state import read_by
+from ort_dynamo.report.asked_settings import asked_settings
 from ort_dynamo.runtime.capabilities import installed_runtime
-from ort_dynamo.torch_internals.dry_run import compile_apart, untouched
-from ort_dynamo.torch_internals.frames import compile_settings, uncompiled
+from ort_dynamo.torch_internals.dry_run import compile_apart, released, untouched
+from ort_dynamo.torch_internals.frames import uncompiled
 from ort_dynamo.torch_internals.wrappers import zeros_in_memory
 from ort_dynamo.verification.check import check
 from ort_dynamo.verification.record import Recorder
 from ort_dynamo.verification.repeat import FOLDER
 from ort_dynamo.verification.result import Verification
-from ort_dynamo.verification.step import Step, modules_of
+from ort_dynamo.verification.step import Step
 
 __all__ = ["verify"]
 
@@ -44,8 +45,9 @@ def verify(
     outputs get random gradients. Outputs, gradients of parameters and inputs, buffers and inputs after the call are
     compared. A difference counts if the result's error against float64 is clearly larger than eager's own.
 
-    The model's state, its gradients, the random generators and everything compiled before are put back. The model
-    runs in the mode, train() or eval(), that it is in, and under the autocast that is on.
+    The model's state, its gradients, the random generators and everything compiled before are put back. So are the
+    modules, optimizers and tensors that a function names. The model runs in the mode, train() or eval(), that it is
+    in, and under the autocast that is on.
 
     Args:
         model: a module or function. A result of torch.compile(backend="ort_train") is checked with its own options.
@@ -57,25 +59,19 @@ def verify(
 
     Raises:
         UnknownOptionError, InvalidOptionError: bad options.
-        InvalidArgumentError: the model is compiled by another backend, or has options of its own beside `options`.
+        InvalidArgumentError: the model is compiled by another backend, or `options` or `dynamic` is given for a
+            compiled one.
     """
-    settings = compile_settings(model)
-    mode = None
-    if settings is not None:
-        if settings.backend not in ("ort_train", "onnxrt"):
-            expected = f"a model, or one compiled by ort_train; the backend of this one is {settings.backend}"
-            raise InvalidArgumentError(function="verify", name="model", value=type(model), expected=expected)
-        if options is not None or dynamic is not None:
-            expected = "none for a compiled model, which has its own"
-            raise InvalidArgumentError(function="verify", name="options", value=options, expected=expected)
-        options, mode, dynamic = settings.options, settings.mode, settings.dynamic
-    parsed = parse_options(mode, options)
+    asked = asked_settings("verify", model, options=options, dynamic=dynamic)
+    parsed = parse_options(asked.mode, asked.options)
     inner, recorder = uncompiled(model), Recorder()
-    if settings is not None:
+    if asked.is_own:
         inner = getattr(inner, "_torchdynamo_orig_callable", inner)
-    step = Step(args, kwargs, modules_of(inner))
-    with untouched(), _uncompiled_in_place(step.modules.values()):
-        compiled = compile_apart(inner, backend=_backend(parsed, recorder), dynamic=dynamic)
+    read = read_by(inner)
+    modules = {name: one for name, one in read.items() if isinstance(one, nn.Module)}
+    step = Step(args, kwargs, modules, others=tuple(one for one in read.values() if not isinstance(one, nn.Module)))
+    with untouched(), _uncompiled_in_place(step.modules.values()), closing(recorder), released() as around:
+        compiled = compile_apart(inner, backend=_backend(parsed, recorder, around), dynamic=asked.dynamic)
         return check(step, partial(_in_eager, inner), compiled, recorder, Path(folder))
 
 
@@ -85,15 +81,17 @@ def _in_eager(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
 
-def _backend(options: Options, recorder: Recorder) -> Callable[..., Any]:
-    """Give a backend that compiles as ort_train does, and leaves no record of it."""
+def _backend(
+    options: Options, recorder: Recorder, around: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Give a backend that compiles as ort_train does, and leaves no record of it; `around` is that of `released`."""
     apart = options.without_cuda_graphs()
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         installed_runtime()
         device = session_device(gm, example_inputs)
         compilation = Compilation(apart, device, placement_threads(apart), recorder)
-        return zeros_in_memory(compilation.run(gm, example_inputs), example_inputs)
+        return around(zeros_in_memory(compilation.run(gm, example_inputs), example_inputs))
 
     return backend
 

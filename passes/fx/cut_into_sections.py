@@ -75,7 +75,7 @@ def _places(nodes: Sequence[Node]) -> dict[Node, int]:
 
 
 def _sweep(gm: GraphModule, place: Mapping[Node, int], freed: Collection[str]) -> tuple[list[int], list[int]]:
-    """Index -> bytes of saved tensors that it is the last to read, and bytes that a section's end there hands on."""
+    """Compute for each index the bytes of saved tensors last read there, and the bytes live across a cut there."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     (output,) = gm.graph.find_nodes(op="output")
     last: dict[int, int] = {}

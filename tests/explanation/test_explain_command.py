@@ -73,6 +73,27 @@ def test_an_error_of_the_program_comes_after_the_explanation(
     assert not EXTRA_LISTENERS
 
 
+@pytest.mark.parametrize("option", ["--html", "--json"])
+def test_a_file_that_cannot_be_written_is_told(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    assert main(["explain", option, str(tmp_path / "none" / "page"), str(program)]) == 2
+    printed = capsys.readouterr()
+    assert "forward: " in printed.out
+    assert "explain: error: Cannot write the " in printed.err
+    assert str(tmp_path / "none" / "page") in printed.err
+
+
+def test_the_program_s_error_is_not_replaced_by_one_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "fails.py"
+    path.write_text(PROGRAM.replace("print(", "raise KeyError('lost')\nprint("))
+    with pytest.raises(KeyError, match="lost"):
+        main(["explain", "--html", str(tmp_path / "none" / "page"), str(path)])
+    assert "Cannot write the page" in capsys.readouterr().err
+
+
 def test_a_program_that_compiles_nothing_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "empty.py"
     path.write_text("raise SystemExit('no data')")
@@ -118,3 +139,8 @@ def test_stages_are_those_of_each_compile(program: Path, tmp_path: Path) -> None
     assert "mark and partition" not in second
     assert second["lower"] < first["lower"] + first["capture"]
     torch._dynamo.reset()
+
+
+def test_a_program_may_remove_its_folder_from_the_path(program: Path) -> None:
+    program.write_text("import sys\nsys.path.pop(0)\nsys.exit(3)\n")
+    assert main(["explain", str(program)]) == 3

@@ -109,6 +109,8 @@ def test_a_page_shows_passes_before_and_after(pages: list[tuple[Explanation, str
     shown = Page(text).text
     (hoisted,) = [run for run in found.graphs[0].passes if run.name == "HoistRandom"]
     assert f"{hoisted.before} → {hoisted.after}" in shown
+    operator, before, after = hoisted.operators[0]
+    assert f"{operator} {before} → {after}" in shown
 
 
 def test_measured_times_are_on_the_page(pages: list[tuple[Explanation, str]]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from explained import Mlp, broken
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import ort_dynamo
@@ -120,3 +120,57 @@ def test_the_first_training_step_takes_the_sessions_of_the_explanation() -> None
     torch.compile(model, backend="ort_train")(x).backward()
     found = ort_dynamo.summary()
     assert found.cache_hits == found.islands == 2
+
+
+class Scaled(nn.Module):
+    """Changes all that a module can have, in code that Dynamo leaves to eager mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.calls, self.cache, self.last = 0, [], torch.zeros(2)
+
+    @torch.compiler.disable
+    def change(self, x: Tensor) -> None:
+        with torch.no_grad():
+            self.linear.weight.mul_(2)
+            self.last.add_(1)
+            x.add_(1)
+        self.calls += 1
+        self.cache.append(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.change(x)
+        return self.linear(x)
+
+
+def test_what_eager_code_of_a_module_writes_is_as_before() -> None:
+    model, x = Scaled(), torch.ones(3, 4)
+    weight = model.linear.weight.detach().clone()
+    for called in (model, lambda x: model(x)):
+        explain(called, x)
+        assert torch.equal(model.linear.weight, weight)
+        assert (model.calls, model.cache, model.last.tolist(), x.max().item()) == (0, [], [0, 0], 1)
+
+
+def test_a_step_that_reads_its_gradients_sees_and_keeps_them() -> None:
+    model = Mlp()
+    model(torch.randn(3, 4)).sum().backward()
+    before = [(one.grad, one.grad.clone()) for one in model.parameters()]
+    seen = []
+
+    @torch.compiler.disable
+    def look() -> None:
+        seen.append(model.up.weight.grad.clone())
+
+    def step(x: Tensor) -> Tensor:
+        look()
+        loss = model(x).sum()
+        loss.backward()
+        return loss.detach()
+
+    explain(step, torch.randn(3, 4))
+    assert torch.equal(seen[0], before[0][1])
+    for one, (gradient, numbers) in zip(model.parameters(), before, strict=True):
+        assert one.grad is gradient
+        assert torch.equal(gradient, numbers)

@@ -1,9 +1,10 @@
-"""What a block of collect_statistics sees, and that a run in it computes what one outside it computes."""
+"""A block of collect_statistics sees each value, and its runs have the results of those outside."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import ort_dynamo
 from ort_dynamo import RunStatistics, collect_statistics, compiler
@@ -275,6 +277,62 @@ def test_a_dynamic_batch_is_seen_in_each_size() -> None:
     first = [one.shape for one in run.statistics if one.overload == "aten.gelu.default"]
     assert first == [(3, 16), (5, 16), (1, 16), (7, 16)]
     assert [one.step for one in run.statistics if one.overload == "aten.gelu.default"] == [0, 1, 2, 3]
+
+
+class Layers(nn.Module):
+    """Has layers that are compiled one by one, by one code."""
+
+    def __init__(self, checkpointed: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.checkpointed = checkpointed
+        for layer in self.layers:
+            layer.compile(backend="ort_train")
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointed else layer(x)
+        return x
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).exp().sin()
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_layers_that_share_a_graph_or_run_again_in_the_backward_are_one_step(checkpointed: bool) -> None:
+    model = Layers(checkpointed)
+    with collect_statistics() as run:
+        for _ in range(2):
+            model(torch.randn(2, 4)).sum().backward()
+    forwards = 2 * 3 if checkpointed else 3
+    assert Counter(one.step for one in run.statistics if one.overload == "aten.exp.default") == dict.fromkeys(
+        range(2), forwards
+    )
+
+
+def test_graphs_of_another_thread_begin_no_step() -> None:
+    compiled, other = torch.compile(mlp(), backend="ort_train"), torch.compile(Layer(), backend="ort_train")
+
+    def trained() -> None:
+        for _ in range(3):
+            other(torch.randn(2, 4)).sum().backward()
+
+    with collect_statistics() as run:
+        for _ in range(2):
+            first = compiled(torch.randn(4, 8)).sum()
+            thread = threading.Thread(target=trained)
+            thread.start()
+            thread.join()
+            (first + compiled(torch.randn(4, 8)).sum()).backward()
+    seen = Counter(one.step for one in run.statistics if one.overload == "aten.gelu.default")
+    assert seen == {0: 2, 1: 2}
+    assert Counter(one.step for one in run.statistics if one.overload == "aten.exp.default") == {0: 3, 1: 3}
 
 
 class Nested(nn.Module):

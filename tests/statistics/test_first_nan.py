@@ -1,8 +1,8 @@
-"""Where NaN and infinities begin."""
+"""The operators in which NaN and infinities begin."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,6 +10,14 @@ from torch import Tensor, nn
 
 from ort_dynamo import ValueStatistics, collect_statistics
 from ort_dynamo.runtime.capabilities import installed_runtime
+
+
+@pytest.fixture
+def fills_memory() -> Iterator[None]:
+    """Have torch fill new memory with NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def mlp() -> nn.Module:
@@ -110,3 +118,47 @@ def test_a_gradient_that_comes_in_infinite_is_named() -> None:
     found = run.first_nan()
     assert found is not None
     assert (found.role, found.overload, found.begins) == ("backward", "input", "inf")
+
+
+@pytest.mark.usefixtures("fills_memory")
+@pytest.mark.parametrize("placement", ["fastest", "onnxruntime"])
+def test_nothing_begins_in_memory_that_the_program_fills(placement: str) -> None:
+    def sampled(x: Tensor, w: Tensor) -> Tensor:
+        table = x.new_empty(4, 8).t()
+        table[:3] = x.sum()
+        table[3:] = 1
+        return torch.nn.functional.gumbel_softmax(x @ w) @ table.t()
+
+    compiled = torch.compile(sampled, backend="ort_train", options={"placement": placement})
+    x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
+    with collect_statistics() as run:
+        compiled(x, w).sum().backward()
+    assert any("exponential" in one.overload for one in run.statistics)
+    assert [one.overload for one in run.statistics if one.nan] == []
+    assert run.first_nan() is None
+
+
+class Apart(nn.Module):
+    """Has its NaN begin in `a`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Logarithm(), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
+class Logarithm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (-x.abs() - 1).log()
+
+
+@pytest.mark.parametrize(("modules", "name"), [(None, "aten.log.default"), ("a", "aten.log.default"), ("b", "")])
+def test_nan_that_flows_into_the_wanted_modules_does_not_begin_there(modules: str | None, name: str) -> None:
+    compiled = torch.compile(Apart(), backend="ort_train")
+    with collect_statistics(modules=modules) as run:
+        compiled(torch.randn(3, 4))
+    assert any(one.nan for one in run.statistics)
+    found = run.first_nan()
+    assert (found.overload if found else "") == name

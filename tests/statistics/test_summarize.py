@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ort_dynamo.statistics import summarize as module
-from ort_dynamo.statistics.summarize import Numbers, summarize
+from ort_dynamo.statistics.summarize import Numbers, count_abnormal, summarize
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -48,6 +48,7 @@ def test_nothing_finite_has_no_statistics() -> None:
 )
 def test_other_dtypes_and_single_elements(tensor: torch.Tensor, expected: Numbers) -> None:
     assert summarize(tensor) == pytest.approx(expected, rel=1e-15)
+    assert count_abnormal(tensor) == Numbers(None, None, None, None, expected.nan, expected.inf)
 
 
 def test_no_large_element_overflows() -> None:

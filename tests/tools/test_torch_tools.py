@@ -75,6 +75,17 @@ def test_torch_logs_shows_each_graph(logs: str, tmp_path: Path) -> None:
     assert "[0/0]" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("stage", "shown"),
+    [("partition", "saved for the backward"), ("passes", "passes changed the"), ("cache", "island ")],
+)
+def test_torch_logs_shows_one_stage(stage: str, shown: str, tmp_path: Path) -> None:
+    done = ran("-c", PROGRAM, folder=tmp_path, TORCH_LOGS=f"+ort_dynamo.{stage}")
+    assert done.stdout.startswith("trained"), done.stderr
+    assert shown in done.stderr
+    assert "1 island(s): " not in done.stderr
+
+
 # -- explain -----------------------------------------------------------------------------------------------------------
 
 

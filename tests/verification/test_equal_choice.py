@@ -1,4 +1,4 @@
-"""Of equal elements an operator may choose any."""
+"""Results that choose among equal elements in another way are equal."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from torch import nn
 
 import ort_dynamo
 from ort_dynamo import backend
+from ort_dynamo.backend import ort_train
 from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.verification import verify as verifying
 from ort_dynamo.verification.result import Verification
@@ -221,6 +222,10 @@ def test_a_model_of_another_backend_is_refused() -> None:
     compiled = torch.compile(perceptron(), backend="ort_train")
     with pytest.raises(InvalidArgumentError, match="none for a compiled model"):
         ort_dynamo.verify(compiled, torch.randn(6, 8), options={})
+
+
+def test_a_model_compiled_by_the_backend_s_function_is_one_of_ort_train() -> None:
+    checked(torch.compile(perceptron(), backend=ort_train), torch.randn(6, 8))
 
 
 def test_a_call_without_graphs_says_so() -> None:

@@ -18,7 +18,7 @@ from twelve_layers import TwelveLayers, batch
 
 import ort_dynamo
 from ort_dynamo.cache.open_island import CACHE
-from ort_dynamo.errors import ResultsDifferError
+from ort_dynamo.errors import LoweringError, NotCompiledError, ResultsDifferError
 from ort_dynamo.lowering import registry
 from ort_dynamo.passes import outside
 from ort_dynamo.runtime import session
@@ -194,6 +194,54 @@ def test_a_fault_in_the_trace_has_no_operator(monkeypatch: pytest.MonkeyPatch, t
     assert "<pre>" in result._repr_html_()
 
 
+# -- faults that cannot be written or repeated -----------------------------------------------------------------------
+
+
+def test_a_fault_is_told_where_its_program_cannot_be_written(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    ort_dynamo.register_lowering(aten.tanh.default, replace=True)(wrong_tanh)
+    fault = ort_dynamo.verify(TwelveLayers(), *batch(), folder=blocked / "faults").fault
+    assert fault is not None
+    assert (fault.operator, fault.culprit, fault.repeat) == ("aten.tanh.default", "lowering", "")
+    assert "the program that repeats it could not be written: " in fault.cause
+
+
+def test_a_pass_at_fault_is_told_where_its_models_cannot_be_written(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    ort_dynamo.register_pass(TakeErf())
+    fault = ort_dynamo.verify(TwelveLayers(), *batch(), folder=blocked / "faults").fault
+    assert fault is not None
+    assert (fault.operator, fault.culprit, fault.repeat) == ("aten.tanh.default", "pass", "")
+    assert "TakeErf()" in fault.cause
+    assert "could not be written: " in fault.cause
+
+
+def test_a_fault_is_told_where_its_operator_cannot_run_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refused(*given: Any) -> Any:
+        raise LoweringError(node="tanh", where="a line", error="no such size")
+
+    monkeypatch.setattr("ort_dynamo.verification.find_fault.run_alone", refused)
+    ort_dynamo.register_lowering(aten.tanh.default, replace=True)(wrong_tanh)
+    fault = ort_dynamo.verify(TwelveLayers(), *batch(), folder=tmp_path).fault
+    assert fault is not None
+    assert (fault.operator, fault.culprit, fault.repeat) == ("aten.tanh.default", "lowering or kernel", "")
+    assert "no such size" in fault.cause
+
+
+def test_a_call_without_a_graph_is_no_success(tmp_path: Path) -> None:
+    @torch.compiler.disable
+    def outside(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    result = ort_dynamo.verify(lambda x: outside(x), torch.ones(2), folder=tmp_path)
+    assert (result.ok, result.graphs) == (True, 0)
+    assert str(result).startswith("Nothing was compiled: ")
+    with pytest.raises(NotCompiledError, match="found no graph"):
+        result.raise_if_wrong()
+
+
 # -- the option ------------------------------------------------------------------------------------------------------
 
 
@@ -234,7 +282,7 @@ def test_the_option_names_parameters_as_the_program_does(monkeypatch: pytest.Mon
 def test_an_earlier_releases_flag_still_checks_graphs() -> None:
     from ort_dynamo.options.groups import parse_options
 
-    with pytest.warns(DeprecationWarning, match="verify"):
+    with pytest.warns(FutureWarning, match="verify"):
         options = parse_options(None, {"verify": True})
     assert (options.dump.verify, options.verify.verified_calls) == (True, None)
     options = parse_options(None, {"verify": 3, "debug": {"verify": True}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import runpy
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,17 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
+from torch.fx import Graph
 
 import ort_dynamo
+from ort_dynamo.build import BuildSpec
 from ort_dynamo.lowering import registry
-from ort_dynamo.verification.repeat import write_operator
+from ort_dynamo.options.groups import DumpOptions, SessionOptions
+from ort_dynamo.runtime.providers import usable_target
+from ort_dynamo.torch_internals.fakes import FakeTensorMode
+from ort_dynamo.torch_internals.lazy_code import graph_module
+from ort_dynamo.verification.models import LoweredIsland
+from ort_dynamo.verification.repeat import write_models, write_operator
 
 aten = torch.ops.aten
 FACTOR = 2.0
@@ -82,3 +90,28 @@ def test_a_lowering_that_cannot_be_written_is_imported_or_no_program_is_made(
     program = write_operator(tmp_path, "third", aten.exp.default, given, {}, None, "")
     assert "lowering = lambda ctx, x: their_lowerings.wrong(ctx, x)" in Path(program).read_text()
     assert ran(program) == 1
+
+
+def test_a_program_of_a_pass_takes_any_name_and_any_text(tmp_path: Path) -> None:
+    gm = graph_module({}, Graph())
+    x = gm.graph.placeholder("x")
+    mode = FakeTensorMode()
+    x.meta["val"] = mode.from_tensor(torch.randn(3))
+    node = gm.graph.call_function(aten.tanh.default, (x,))
+    node.meta["val"] = mode.from_tensor(torch.randn(3))
+    gm.graph.output((node,))
+    target = usable_target("cpu")
+    spec = BuildSpec((), SessionOptions().resolved(), DumpOptions(), target, torch.device("cpu"), in_order=False)
+    island = LoweredIsland(gm, spec)
+    cause = r'the pass Mine(folder="C:\Users\me\x")'
+    program = write_models(tmp_path, "forward-a<b>", island, None, [torch.randn(3)], cause)
+    assert ran(program) == 0
+    assert ast.get_docstring(ast.parse(Path(program).read_text())).endswith(cause.replace('"', "'"))
+    assert sorted(one.name for one in tmp_path.iterdir()) == [f"forward-a_b_.{kind}" for kind in ("onnx", "pt", "py")]
+
+
+def test_the_line_of_an_operator_may_have_any_text(tmp_path: Path) -> None:
+    line = r'File "C:\Users\me.py", line 1'
+    program = write_operator(tmp_path, "case", aten.tanh.default, (torch.randn(3),), {}, None, line)
+    assert ran(program) == 0
+    assert line.replace('"', "'") in ast.get_docstring(ast.parse(Path(program).read_text()))

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from ort_dynamo.verification.step import Step, modules_of
+from ort_dynamo import verify
+from ort_dynamo.program_state import modules_of
+from ort_dynamo.verification.step import Step
 
 
 class Stateful(nn.Module):
@@ -129,3 +131,24 @@ def test_tensors_inside_of_objects_are_compared_and_copied() -> None:
     assert list(seen) == ["output 0", "output 1.layers[1].keys", "input 0 after", "input 1.layers[1].keys after"]
     assert torch.equal(seen["output 1.layers[1].keys"], torch.ones(2))
     assert torch.equal(cache.layers[1].keys, torch.zeros(2))
+
+
+def test_gradients_that_exist_are_neither_changed_nor_hidden() -> None:
+    model = nn.Linear(2, 1)
+    free = torch.ones(1, requires_grad=True)
+    seen = []
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        seen.append(None if model.weight.grad is None else model.weight.grad.clone())
+        loss = (model(x) * free).sum()
+        loss.backward()
+        return loss.detach()
+
+    x = torch.ones(1, 2)
+    step(x)
+    before = [(one, one.grad, one.grad.clone()) for one in (*model.parameters(), free)]
+    assert verify(step, x).ok
+    for tensor, gradient, numbers in before:
+        assert tensor.grad is gradient
+        assert torch.equal(gradient, numbers)
+    assert all(torch.equal(one, before[0][2]) for one in seen[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ort_dynamo.explanation.data import Graph, PassRun
 from ort_dynamo.explanation.groups import Group
@@ -103,7 +103,7 @@ def pass_table(graphs: Sequence[Graph]) -> Html:
     most = max((max(run.before, run.after) for run in changed), default=1) or 1
     rows = [
         (
-            join((code(run.name), element("div", shortened(run.summary), class_="soft") if run.summary else "")),
+            join((code(run.name), *(element("div", said, class_="soft") for said in _changes(run)))),
             run.on,
             _before_after(run, most),
             f"{run.after - run.before:+d}",
@@ -119,6 +119,14 @@ def pass_table(graphs: Sequence[Graph]) -> Html:
         element("p", ", ".join(same), class_="soft"),
     )
     return join((shown, folded))
+
+
+def _changes(run: PassRun) -> Iterator[str]:
+    """Give the pass's account of its changes, and the operators of which it made more or fewer nodes."""
+    if run.summary:
+        yield shortened(run.summary)
+    if run.operators:
+        yield ", ".join(f"{operator} {before} → {after}" for operator, before, after in run.operators)
 
 
 def _before_after(run: PassRun, most: int) -> Html:

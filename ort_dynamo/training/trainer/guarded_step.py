@@ -48,6 +48,7 @@ class GuardedSteps:
 
     def __init__(self) -> None:
         self._seen: set[tuple[torch.dtype, ...]] = set()
+        self._ran: set[tuple[torch.Size, ...]] = set()  # of those that do not fit, so that their errors are others
 
     def __call__(
         self, function: str, run: Callable[[], _Result], inputs: Sequence[Tensor], described: _Described
@@ -62,16 +63,21 @@ class GuardedSteps:
 
         Raises:
             AssertionError: sizes of one name differ.
-            InvalidArgumentError: the step failed, and an input has another shape than model_desc says.
+            InvalidArgumentError: the step failed as no step of these shapes did before, and an input has another shape
+                than model_desc says. Errors of memory are raised as they are.
         """
         expected = misfit(inputs, described)
         dtypes = tuple([one.dtype for one in inputs])
         if expected is None and dtypes in self._seen:
             return run()
         _check_named_sizes(inputs, described)
+        shapes = tuple([one.shape for one in inputs])
         with _warning_afterwards():
-            result = run() if expected is None else _explained(function, run, inputs, expected)
+            fits = expected is None or shapes in self._ran
+            result = run() if fits else _explained(function, run, inputs, str(expected))
         self._seen.add(dtypes)
+        if expected is not None:
+            self._ran.add(shapes)
         return result
 
 
@@ -89,9 +95,9 @@ def _explained(function: str, run: Callable[[], _Result], inputs: Sequence[Tenso
     before, log.disabled = log.disabled, True
     try:
         return run()
-    except OrtDynamoError:
+    except (OrtDynamoError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise InvalidArgumentError(
             function=function, name="inputs", value=SpelledInputs(inputs), expected=expected
         ) from error

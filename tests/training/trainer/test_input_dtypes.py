@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_trainers import batches, make_trainer
+from small_trainers import DESC, batches, make_trainer
 from torch import nn
 
 from ort_dynamo.errors import InputDtypeError, InvalidArgumentError
 from ort_dynamo.training import ORTTrainer, ORTTrainerOptions, optim
+from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
+from ort_dynamo.training.trainer.guarded_step import GuardedSteps
 
 
 @pytest.mark.parametrize("one_session", [True, False], ids=["one session", "two halves"])
@@ -98,3 +100,28 @@ def test_an_input_of_another_shape_is_named(one_session: bool, warm: bool, capfd
         assert raised.value.__cause__ is not None
     assert "Traceback" not in capfd.readouterr().err  # of torch's log
     assert trainer.train_step(x, label)[0].isfinite()
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), ZeroDivisionError("by zero")])
+def test_an_error_that_is_not_of_the_shape_is_raised_as_it_is(error: Exception) -> None:
+    steps, described = GuardedSteps(), _ORTTrainerModelDesc(DESC).inputs
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        steps("train_step", fail, [torch.zeros(3, 5), torch.zeros(3)], described)
+    assert raised.value is error
+
+
+def test_an_error_after_a_step_of_the_same_shapes_is_raised_as_it_is() -> None:
+    steps, described, inputs = GuardedSteps(), _ORTTrainerModelDesc(DESC).inputs, [torch.zeros(3, 5), torch.zeros(3)]
+
+    def fail() -> None:
+        raise RuntimeError("later")
+
+    with pytest.raises(InvalidArgumentError):
+        steps("train_step", fail, inputs, described)
+    steps("train_step", lambda: None, inputs, described)
+    with pytest.raises(RuntimeError, match="later"):
+        steps("train_step", fail, inputs, described)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 import onnx
 import onnx.defs
 import onnx_ir as ir
@@ -51,6 +52,7 @@ def export_training_graph(
     loss_scaling: bool = False,
     contrib_ops: bool = False,
     opset_version: int = OPSET,
+    state_path: str | os.PathLike[str] | None = None,
 ) -> onnx.ModelProto:
     """Make an ONNX model of a training step, which any InferenceSession runs.
 
@@ -77,6 +79,9 @@ def export_training_graph(
         loss_scaling: whether gradients are scaled by `loss_scale`, and an update is skipped where they are not finite.
         contrib_ops: whether the model may have operators that only ONNX Runtime has.
         opset_version: version of ONNX's operators, 12 or newer, as far as the model's have a form there.
+        state_path: where to write the values that inputs have now, as one .npz. The model has no default values then:
+            each run is given all inputs. ONNX Runtime warns of each default value when it opens a model. None keeps
+            the values in the model.
 
     Raises:
         InvalidArgumentError: an argument has a value that it cannot take, or `inputs` do not fit `model_desc`.
@@ -119,9 +124,27 @@ def export_training_graph(
         made = at_opset(made, opset_version)
     except OpsetError as error:
         raise TrainingGraphError(reason=str(error)) from error
+    if state_path is not None:
+        _write_state(made, Path(state_path))
     if path is not None:
         write_model(made, Path(path))
     return ir.to_proto(made)
+
+
+def _write_state(model: ir.Model, path: Path) -> None:
+    """Move the default values of a model's inputs to a file of NumPy's."""
+    values: dict[str, np.ndarray] = {}
+    for value in model.graph.inputs:
+        name = str(value.name)
+        if name in model.graph.initializers and value.const_value is not None:
+            values[name] = value.const_value.numpy()
+            expected = f"None, since NumPy has no dtype for the {value.dtype} of {name!r}"
+            _check("state_path", str(path), values[name].dtype.isbuiltin == 1, expected)
+            del model.graph.initializers[name]
+            value.const_value = None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        np.savez(file, **values)  # type: ignore[arg-type]
 
 
 def _check_inputs(inputs: Sequence[Tensor], described: Sequence[InputDescription | InputDescriptionTyped]) -> None:

@@ -99,7 +99,7 @@ def describe(outcome: Outcome) -> list[str]:
         f"{counts.get('eager_nodes', 0)} {FALLBACK}"
     )
     if counts.get("chosen_nodes", 0):
-        lines.append(f"  torch runs conv nets on a CPU by choice, since it is faster. {PLACE}")
+        lines.append(f"  torch runs operators by choice where it is faster, such as conv nets on a CPU. {PLACE}")
     lines += [f"  {count} of {reason}" for reason, count in sorted(outcome.reasons.items())]
     return lines
 

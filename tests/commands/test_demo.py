@@ -181,10 +181,11 @@ def test_where_the_nodes_run_is_in_the_summarys_words() -> None:
     assert lines[-2:] == [
         "graphs compiled: 3; nodes: 0 in ONNX Runtime, 1 in torch by design, 98 in torch by choice (placement), "
         "0 in eager (fallback)",
-        '  torch runs operators by choice where it is faster, such as conv nets on a CPU. Set options={"placement": "onnxruntime"} to '
+        "  torch runs operators by choice where it is faster, such as conv nets on a CPU. "
+        'Set options={"placement": "onnxruntime"} to '
         "run in ONNX Runtime what torch runs by choice.",
     ]
-    assert "by choice, since" not in "".join(verdict.describe(_outcome()))
+    assert "by choice where" not in "".join(verdict.describe(_outcome()))
     assert str(verdict.judge(_outcome())[-1]) == "ok          no node in eager (fallback): 0"
 
 

@@ -15,7 +15,7 @@ import torch
 import ort_dynamo
 from ort_dynamo.__main__ import main
 from ort_dynamo.commands.doctor import gather
-from ort_dynamo.commands.doctor.facts import CacheFacts, Facts, MachineFacts, RuntimeFacts, Trial
+from ort_dynamo.commands.doctor.facts import CacheFacts, Facts, MachineFacts, Probe, RuntimeFacts
 from ort_dynamo.commands.doctor.findings import findings
 from ort_dynamo.commands.doctor.text import as_json, as_text
 from ort_dynamo.runtime.capabilities import installed_runtime
@@ -49,7 +49,7 @@ CPU = Facts(
     torch=TorchCuda("2.13.0+cpu", None, None),
     devices=(),
     runtime=STOCK,
-    trials=(Trial("cpu", ""),),
+    probes=(Probe("cpu", ""),),
     cache=CacheFacts("/home/me/.cache/ort_dynamo", True, True, 3, 3 * 2**20, 2**31, ""),
     machine=MachineFacts("0.1", "/src/ort_dynamo", "Linux-6.8", "A CPU, 8 logical cores", "/usr/bin/c++", ()),
 )
@@ -58,7 +58,7 @@ CUDA = replace(
     torch=TorchCuda("2.13.0+cu130", "13.0", 91200),
     devices=("NVIDIA H100",),
     runtime=GPU,
-    trials=(Trial("cpu", ""), Trial("cuda", "")),
+    probes=(Probe("cpu", ""), Probe("cuda", "")),
 )
 
 
@@ -92,15 +92,15 @@ def test_several_distributions_are_one_fault_whatever_they_break() -> None:
 def test_no_runtime_is_a_fault_with_the_extra_for_the_machine() -> None:
     none = replace(STOCK, distributions=(), says=None, error="ModuleNotFoundError: onnxruntime")
     expected = "ONNX Runtime is not installed.", "pip install --upgrade 'onnxruntime>=1.28'", True
-    assert only(replace(CPU, runtime=none, trials=())) == expected
+    assert only(replace(CPU, runtime=none, probes=())) == expected
     assert (
-        only(replace(CUDA, runtime=none, trials=()))[1] == "pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]>=1.28'"
+        only(replace(CUDA, runtime=none, probes=()))[1] == "pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]>=1.28'"
     )
 
 
 def test_a_runtime_that_does_not_import_is_installed_anew() -> None:
     broken = replace(STOCK, says=None, error="ImportError: libz.so")
-    what, fix, is_fault = only(replace(CPU, runtime=broken, trials=()))
+    what, fix, is_fault = only(replace(CPU, runtime=broken, probes=()))
     assert (what, is_fault) == (
         "onnxruntime 1.31.1 is installed, but does not import: ImportError: libz.so.",
         True,
@@ -119,7 +119,7 @@ def test_files_of_another_distribution_are_a_fault() -> None:
 
 
 def test_a_session_that_does_not_run_on_the_cpu_is_a_fault() -> None:
-    what, fix, is_fault = only(replace(CPU, trials=(Trial("cpu", "its process ended with status -4"),)))
+    what, fix, is_fault = only(replace(CPU, probes=(Probe("cpu", "its process ended with status -4"),)))
     assert (what, is_fault) == ("A session on the CPU does not run: its process ended with status -4.", True)
     assert fix == "pip install --force-reinstall --no-deps onnxruntime==1.31.1"
 
@@ -132,7 +132,7 @@ def test_a_device_without_a_provider_is_a_fault() -> None:
 
 
 def test_a_provider_for_other_libraries_is_a_fault_and_its_trial_no_second() -> None:
-    facts = replace(CUDA, runtime=TRAINING, trials=(Trial("cpu", ""), Trial("cuda", "it falls back")))
+    facts = replace(CUDA, runtime=TRAINING, probes=(Probe("cpu", ""), Probe("cuda", "it falls back")))
     what, fix, is_fault = only(facts)
     assert is_fault
     assert "onnxruntime-training was built for CUDA 11.8 and cuDNN 8, and torch 2.13.0+cu130 brings CUDA 13.0" in what
@@ -141,14 +141,14 @@ def test_a_provider_for_other_libraries_is_a_fault_and_its_trial_no_second() -> 
 
 
 def test_a_provider_that_fails_with_all_its_libraries_is_a_fault() -> None:
-    what, fix, is_fault = only(replace(CUDA, trials=(Trial("cpu", ""), Trial("cuda", "CUDA failure 35"))))
+    what, fix, is_fault = only(replace(CUDA, probes=(Probe("cpu", ""), Probe("cuda", "CUDA failure 35"))))
     assert is_fault
     assert "onnxruntime-gpu 1.31.1, which is built for CUDA 13.0 and cuDNN 9, are there: CUDA failure 35." in what
     assert "update the driver" in fix
 
 
 def test_what_only_explains_is_no_fault() -> None:
-    what, _, is_fault = only(replace(CUDA, devices=(), trials=(Trial("cpu", ""),)))
+    what, _, is_fault = only(replace(CUDA, devices=(), probes=(Probe("cpu", ""),)))
     assert (what, is_fault) == ("torch 2.13.0+cu130 is built for CUDA 13.0, but sees no CUDA device.", False)
     what, fix, is_fault = only(replace(CPU, runtime=GPU))
     assert "has CUDAExecutionProvider, but torch 2.13.0+cpu is a build without CUDA" in what
@@ -174,7 +174,7 @@ def test_a_cache_that_cannot_be_used_is_a_fault_unless_it_is_off() -> None:
 
 
 def test_the_text_has_faults_with_their_fixes_and_notes_apart() -> None:
-    facts = replace(CUDA, runtime=TRAINING, trials=(Trial("cpu", ""), Trial("cuda", "it falls back")))
+    facts = replace(CUDA, runtime=TRAINING, probes=(Probe("cpu", ""), Probe("cuda", "it falls back")))
     text = as_text(facts, findings(facts)).splitlines()
     assert "  CUDA          no: it falls back" in text
     assert "  torch          2.13.0+cpu, CUDA 13.0 and cuDNN 9" in text
@@ -223,7 +223,7 @@ def test_a_trials_process_is_understood(status: int, out: str, err: str, said: s
 
 def test_a_trial_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "_SECONDS", 0.01)
-    assert gather.try_device("cpu") == Trial("cpu", "it does not end within 0.01 seconds")
+    assert gather.try_device("cpu") == Probe("cpu", "it does not end within 0.01 seconds")
 
 
 def test_a_trial_of_what_is_not_there_says_so() -> None:
@@ -241,7 +241,7 @@ def test_this_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert done.returncode == int(not said["ok"]) == int(any(one["is_fault"] for one in said["findings"]))
     runtime = installed_runtime()
     assert said["facts"]["runtime"]["distributions"] == [[runtime.package, runtime.version]]
-    assert {"on": "cpu", "said": ""} in said["facts"]["trials"]
+    assert {"on": "cpu", "said": ""} in said["facts"]["probes"]
     machine = said["facts"]["machine"]
     assert (machine["version"], machine["path"]) == (version("ort-dynamo"), str(Path(ort_dynamo.__file__).parent))
     assert ["ORT_DYNAMO_CACHE", "1"] in machine["variables"]
@@ -254,7 +254,7 @@ def test_of_several_distributions_nothing_is_tried(monkeypatch: pytest.MonkeyPat
     both = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}
     monkeypatch.setattr(gather, "find_distributions", lambda: both)
     facts = gather.gather()
-    assert facts.trials == ()
+    assert facts.probes == ()
     assert [one.fix.partition(" && ")[0] for one in findings(facts) if one.is_fault] == [
         "pip uninstall -y onnxruntime onnxruntime-gpu"
     ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ort_dynamo.runtime.cuda_build import CudaBuild, TorchCuda
 
-__all__ = ["CacheFacts", "Facts", "MachineFacts", "RuntimeFacts", "Trial"]
+__all__ = ["CacheFacts", "Facts", "MachineFacts", "Probe", "RuntimeFacts"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RuntimeFacts:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Probe:
     """A session of one node, tried in a process of its own.
 
     Attributes:
@@ -97,7 +97,7 @@ class Facts:
         torch: the CUDA libraries of torch.
         devices: names of the CUDA devices that torch sees.
         runtime: the module `onnxruntime`.
-        trials: the sessions that were tried; none if the module does not import, or several distributions provide it.
+        probes: the sessions that were tried; none if the module does not import, or several distributions provide it.
         cache: the folder of compiled graphs.
         machine: the machine, and this package on it.
         fuses: whether sessions on CUDA launch fused kernels; None without such sessions.
@@ -108,7 +108,7 @@ class Facts:
     torch: TorchCuda
     devices: tuple[str, ...]
     runtime: RuntimeFacts
-    trials: tuple[Trial, ...]
+    probes: tuple[Probe, ...]
     cache: CacheFacts
     machine: MachineFacts
     fuses: bool | None = None

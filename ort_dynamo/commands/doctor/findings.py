@@ -63,9 +63,9 @@ def _runtime(facts: Facts) -> Iterator[Finding]:
 
 
 def _cpu(facts: Facts) -> Iterator[Finding]:
-    for trial in facts.trials:
-        if trial.on == "cpu" and trial.said:
-            yield Finding(f"A session on the CPU does not run: {trial.said}.", _again(facts))
+    for probe in facts.probes:
+        if probe.on == "cpu" and probe.said:
+            yield Finding(f"A session on the CPU does not run: {probe.said}.", _again(facts))
 
 
 def _cuda(facts: Facts) -> Iterator[Finding]:
@@ -82,12 +82,12 @@ def _cuda(facts: Facts) -> Iterator[Finding]:
     if found is not None:
         yield Finding(f"{_CUDA} cannot load: {found.reason}.", found.fix)
         return
-    for trial in facts.trials:
-        if trial.on == "cuda" and trial.said:
+    for probe in facts.probes:
+        if probe.on == "cuda" and probe.said:
             built = "" if runtime.cuda is None or not str(runtime.cuda) else f", which is built for {runtime.cuda}"
             what = f"A session on CUDA does not run, though the libraries of {_installed(runtime)}{built}, are there"
             fix = "nvidia-smi prints the newest CUDA version that the driver runs: update the driver if it is older"
-            yield Finding(f"{what}: {trial.said}.", fix)
+            yield Finding(f"{what}: {probe.said}.", fix)
 
 
 def _no_device(facts: Facts) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ import torch
 
 import ort_dynamo
 from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
-from ort_dynamo.commands.doctor.facts import CacheFacts, Facts, MachineFacts, RuntimeFacts, Trial
+from ort_dynamo.commands.doctor.facts import CacheFacts, Facts, MachineFacts, Probe, RuntimeFacts
 from ort_dynamo.errors import InvalidVariableError, OrtDynamoError
 from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.runtime.capabilities import find_distributions
@@ -49,7 +49,7 @@ def gather() -> Facts:
         torch=torch_cuda(),
         devices=devices,
         runtime=runtime,
-        trials=tuple(try_device(device) for device in tried),
+        probes=tuple(try_device(device) for device in tried),
         cache=_cache(),
         machine=_machine(),
         fuses=_fuses() if "cuda" in tried else None,
@@ -80,7 +80,7 @@ def _processor() -> str:
 def _fuses() -> bool | None:
     try:
         return find_target("cuda").fuses_kernels
-    except OrtDynamoError:  # the trial has the reason
+    except OrtDynamoError:  # the probe has the reason
         return None
 
 
@@ -102,14 +102,14 @@ def _runtime() -> RuntimeFacts:
     return RuntimeFacts(distributions, (says.package_name, says.__version__), path, providers, cuda, "")
 
 
-def try_device(device_type: str) -> Trial:
+def try_device(device_type: str) -> Probe:
     """Run a session of one node in a process of its own: a library that does not fit can crash it."""
     command = [sys.executable, "-m", "ort_dynamo.runtime.probe_device", device_type]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return Trial(device_type, f"it does not end within {_SECONDS} seconds")
-    return Trial(device_type, explain(done.returncode, done.stdout, done.stderr))
+        return Probe(device_type, f"it does not end within {_SECONDS} seconds")
+    return Probe(device_type, explain(done.returncode, done.stdout, done.stderr))
 
 
 def explain(status: int, out: str, err: str) -> str:

@@ -67,7 +67,7 @@ def _installed(facts: Facts) -> Iterator[tuple[str, str]]:
 
 
 def _runs(facts: Facts) -> Iterator[tuple[str, str]]:
-    tried = {trial.on: f"no: {trial.said}" if trial.said else "yes: a session ran" for trial in facts.trials}
+    tried = {probe.on: f"no: {probe.said}" if probe.said else "yes: a session ran" for probe in facts.probes}
     why_not = "" if facts.devices else ": torch sees no device"
     yield "CPU", tried.get("cpu", "not tried")
     yield "CUDA", tried.get("cuda", f"not tried{why_not}")

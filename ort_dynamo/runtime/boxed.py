@@ -11,18 +11,18 @@ from typing import Any, Self
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.node_origins import NodeOrigin, NodeOrigins
+from ort_dynamo.node_origins import NodeOrigins
 from ort_dynamo.options.groups import DumpOptions
 from ort_dynamo.runtime.checked_run import checked_once
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.data_errors import data_error
 from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.in_torch import InTorch
-from ort_dynamo.runtime.node_profile import IslandOrigins
+from ort_dynamo.runtime.node_profile import Span
 from ort_dynamo.runtime.observed_run import ObservedGraph, Show, forget_sessions
 from ort_dynamo.runtime.outer_code import IslandCall, outer_code, run_name
 from ort_dynamo.runtime.session_code import Stopped
-from ort_dynamo.runtime.spans import Span, Spans
+from ort_dynamo.runtime.spans import Spans
 
 __all__ = ["Island", "RunWatch", "boxed"]
 
@@ -143,7 +143,7 @@ def boxed(
     asked, asking = in_torch.lines(gm) if in_torch is not None else ((), {})
     spans = Spans(
         {
-            run_name(name): Span(call.covers or name, found[name].compiled, _of_island(origins, name))
+            run_name(name): Span(call.covers or name, found[name].compiled, name, origins)
             for name, call in islands.items()
         }
     )
@@ -158,14 +158,3 @@ def boxed(
         return run
     checked = checked_once(gm, islands, run, note_run)
     return checked if in_torch is None else in_torch.around(checked, gm)
-
-
-def _of_island(origins: NodeOrigins | None, name: str) -> IslandOrigins:
-    if origins is None or name not in origins.islands:
-        return IslandOrigins()
-    island = origins.islands[name]
-
-    def of(indices: tuple[int, ...]) -> tuple[NodeOrigin | None, ...]:
-        return tuple(origins.nodes[index] if index >= 0 else None for index in indices)
-
-    return IslandOrigins(of(island.nodes), of(island.results))

@@ -16,30 +16,34 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
-import torch
 
 from ort_dynamo.build import BuiltGraph
-from ort_dynamo.node_origins import NodeOrigin
+from ort_dynamo.node_origins import NodeOrigin, NodeOrigins
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.profiled_run import NODE_SUFFIX, ProfiledGraph
+from ort_dynamo.runtime.streams import is_recorded
 
-__all__ = ["IslandOrigins", "NodeProfile", "node_profile", "profile_nodes"]
-
-
-class IslandOrigins(NamedTuple):
-    """The places in the program that the values of an island come from.
-
-    Attributes:
-        nodes: of each FX node of the island; None if it is not known.
-        results: of each of its results.
-    """
-
-    nodes: tuple[NodeOrigin | None, ...] = ()
-    results: tuple[NodeOrigin | None, ...] = ()
+__all__ = ["NodeProfile", "Span", "node_profile", "profile_nodes"]
 
 
 _RUN = "model_run"
 """ONNX Runtime's event of a whole run."""
+
+
+class Span(NamedTuple):
+    """The span of a session.
+
+    Attributes:
+        name: its name, after "ort_train: ".
+        compiled: the session.
+        island: the name of its island in the outer graph.
+        origins: the origins of the graph's nodes; None if they are not known.
+    """
+
+    name: str
+    compiled: CompiledGraph
+    island: str = ""
+    origins: NodeOrigins | None = None
 
 
 @dataclass(frozen=True)
@@ -94,16 +98,15 @@ class NodeProfile:
         with opened(path, "wt", encoding="utf-8") as file:
             json.dump(trace, file)
 
-    def run(self, compiled: CompiledGraph, origins: IslandOrigins, run: Callable[..., Any], *values: Any) -> Any:
+    def run(self, span: Span, run: Callable[..., Any], *values: Any) -> Any:
         """Run a session on some values with ONNX Runtime's profiler, and note the time.
 
         Args:
-            compiled: the session.
-            origins: the places that the values of its island come from.
+            span: the session, and the places that the values of its island come from.
             run: runs the session without a profile, for one that cannot be profiled.
             values: its inputs.
         """
-        profiled = self._profiled(compiled, origins)
+        profiled = self._profiled(span)
         if profiled is None:
             return run(*values)
         began, is_whole = time.time_ns(), False
@@ -117,17 +120,17 @@ class NodeProfile:
                 self._changed.notify_all()
         return results
 
-    def _profiled(self, compiled: CompiledGraph, origins: IslandOrigins) -> _Profiled | None:
+    def _profiled(self, span: Span) -> _Profiled | None:
         """Give the session that is to run in place of this one; its run is counted as running."""
-        target = compiled.target
-        if target is None or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        compiled, target = span.compiled, span.compiled.target
+        if target is None or is_recorded():
             return None
         with self._changed:
             if self._is_closed:
                 return None
             if compiled not in self._graphs:
                 graph = ProfiledGraph(compiled.built, target, compiled.device)
-                self._graphs[compiled] = _Profiled(graph, _node_origins(compiled.built, origins))
+                self._graphs[compiled] = _Profiled(graph, _node_origins(compiled.built, span))
             self._running += 1
             return self._graphs[compiled]
 
@@ -191,11 +194,19 @@ def profile_nodes() -> Iterator[NodeProfile]:
         profile._close()
 
 
-def _node_origins(built: BuiltGraph, origins: IslandOrigins) -> dict[str, NodeOrigin]:
+def _node_origins(built: BuiltGraph, span: Span) -> dict[str, NodeOrigin]:
     """Find the origin of each ONNX node by the values that FX nodes give; a node before such a value belongs to it."""
+    if span.origins is None or span.island not in span.origins.islands:
+        return {}
+    nodes, island = span.origins.nodes, span.origins.islands[span.island]
     graph = onnx.ModelProto.FromString(built.model).graph
-    of_value = {name: origins.nodes[index] for name, index in built.values.items() if index < len(origins.nodes)}
-    of_value |= {value.name: origin for value, origin in zip(graph.output, origins.results, strict=False)}
+
+    def origin_of(index: int) -> NodeOrigin | None:
+        return nodes[index] if index >= 0 else None
+
+    known = {name: index for name, index in built.values.items() if index < len(island.nodes)}
+    of_value = {name: origin_of(island.nodes[index]) for name, index in known.items()}
+    of_value |= {value.name: origin_of(index) for value, index in zip(graph.output, island.results, strict=False)}
     found: dict[str, NodeOrigin] = {}
     for node in reversed(graph.node):
         origin = next((of_value[name] for name in node.output if name in of_value), None)

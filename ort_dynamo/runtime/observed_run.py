@@ -22,6 +22,7 @@ from ort_dynamo.node_origins import IslandNodes, NodeOrigins
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.outer_code import IslandCall, outer_code
+from ort_dynamo.runtime.streams import is_recorded
 from ort_dynamo.serialized_graph import SerializedGraph, spelled
 from ort_dynamo.torch_internals.operators import aten, is_view, is_wait
 from ort_dynamo.torch_internals.undefined import UNDEFINED
@@ -79,7 +80,7 @@ class ObservedGraph:
 
     def can_show(self, given: Sequence[Any]) -> bool:
         """Check whether the inputs of a call are plain, and no CUDA graph is being recorded, which runs nothing."""
-        return are_plain(given) and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+        return are_plain(given) and not is_recorded()
 
     def run(self, given: list[Any], observers: Sequence[Show]) -> Any:
         """Run the graph on `given`, which it empties, and show each node's value once.

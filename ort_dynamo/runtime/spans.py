@@ -5,31 +5,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.profiler import record_function
 
-from ort_dynamo.runtime.compiled_graph import CompiledGraph
-from ort_dynamo.runtime.node_profile import IslandOrigins, node_profile
+from ort_dynamo.runtime.node_profile import Span, node_profile
 from ort_dynamo.torch_internals.profiler import NO_PROFILER, PROFILER
 
-__all__ = ["Span", "Spans"]
+__all__ = ["Spans"]
 
 _NAME = "ort_train: "
-
-
-class Span(NamedTuple):
-    """The span of a session.
-
-    Attributes:
-        name: its name, after "ort_train: ".
-        compiled: the session.
-        origins: the places that the values of its island come from.
-    """
-
-    name: str
-    compiled: CompiledGraph
-    origins: IslandOrigins = IslandOrigins()
 
 
 class Spans:
@@ -74,6 +59,6 @@ def _spanned(run: Callable[..., Any], span: Span) -> Callable[..., Any]:
     def run_in_span(*values: Any) -> Any:
         with record_function(name):
             profile = node_profile()
-            return run(*values) if profile is None else profile.run(span.compiled, span.origins, run, *values)
+            return run(*values) if profile is None else profile.run(span, run, *values)
 
     return run_in_span

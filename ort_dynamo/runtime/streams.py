@@ -14,11 +14,16 @@ from ort_dynamo.runtime import processes
 from ort_dynamo.runtime.binding import Run
 from ort_dynamo.runtime.torch_memory import TORCH_MEMORY
 
-__all__ = ["SessionStream"]
+__all__ = ["SessionStream", "is_recorded"]
 
 _LEGACY = 1
 """CUDA's address of its default stream. torch's is 0: ONNX Runtime takes that as no stream, and creates one for which
 nothing waits."""
+
+
+def is_recorded() -> bool:
+    """Check whether a CUDA graph records the current stream, on which nothing runs then."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 class SessionStream:

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from ort_dynamo.boundary import ValueSpec
-from ort_dynamo.dtypes import TORCH_TO_ONNX
+from ort_dynamo.dtypes import ONNX_TO_TORCH
 from ort_dynamo.fused_op import FusedOp
 from ort_dynamo.options.groups import DumpOptions, SessionSettings
 from ort_dynamo.target import Target
@@ -158,9 +158,8 @@ class BuiltGraph:
 
 def built_of(name: str, model: ir.Model, session: SessionSettings, kernels: tuple[FusedOp, ...] = ()) -> BuiltGraph:
     """Take a model that no island was lowered to as built; its inputs and outputs are contiguous tensors."""
-    to_torch = {onnx_type: dtype for dtype, onnx_type in TORCH_TO_ONNX.items()}
     inputs, outputs = (
-        tuple(ValueSpec(to_torch[value.dtype]) for value in values if value.dtype is not None)
+        tuple(ValueSpec(ONNX_TO_TORCH[value.dtype]) for value in values if value.dtype is not None)
         for values in (model.graph.inputs, model.graph.outputs)
     )
     nodes = list(model.graph)

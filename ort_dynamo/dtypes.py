@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import torch
 
-__all__ = ["TORCH_TO_ONNX", "is_representable", "onnx_dtype"]
+__all__ = ["ONNX_TO_TORCH", "TORCH_TO_ONNX", "is_representable", "onnx_dtype"]
 
 TORCH_TO_ONNX: dict[torch.dtype, ir.DataType] = {
     torch.float32: ir.DataType.FLOAT,
@@ -19,6 +19,9 @@ TORCH_TO_ONNX: dict[torch.dtype, ir.DataType] = {
     torch.uint8: ir.DataType.UINT8,
     torch.bool: ir.DataType.BOOL,
 }
+
+ONNX_TO_TORCH: dict[int, torch.dtype] = {int(onnx_type): dtype for dtype, onnx_type in TORCH_TO_ONNX.items()}
+"""The same table from ONNX's side, by the numbers of TensorProto and of ir.DataType."""
 
 
 def is_representable(dtype: torch.dtype) -> bool:

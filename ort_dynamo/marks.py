@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 __all__ = [
     "CHANNELS_LAST",
     "CHOSEN",
@@ -32,6 +34,7 @@ __all__ = [
     "WIDE_STATISTICS",
     "WRITTEN_FOR",
     "ZERO_DIVISOR",
+    "fx_node_name",
 ]
 
 # -- keys of an FX node's meta ---------------------------------------------------------------------------------
@@ -106,7 +109,7 @@ OBSERVERS = "ort_dynamo_observe"
 # -- keys of an ONNX node's metadata_props, which save_onnx writes to the file ---------------------------------
 
 FX_NODE = "ort_dynamo.fx_node"
-"""The FX node whose lowering made this node."""
+"""The FX node whose lowering made this node, and its target: "gelu_5: aten.gelu.default". `fx_node_name` reads it."""
 
 PASS = "ort_dynamo.pass"
 """The repr of the pass that made this node or changed it."""
@@ -133,3 +136,8 @@ REFUSED = "refused"
 
 EMPTY = "empty"
 """The same, of a reduction over no elements, at which eager raises an IndexError or a RuntimeError."""
+
+
+def fx_node_name(metadata: Mapping[str, str]) -> str:
+    """Return the name of the FX node whose lowering made an ONNX node, by its metadata_props; "" if none did."""
+    return metadata.get(FX_NODE, "").partition(":")[0]

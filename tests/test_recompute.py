@@ -276,7 +276,7 @@ def test_policies_of_selective_checkpointing_win_over_ours(
     (graph,) = memory_plan(make(), TOKENS, options=options).graphs
     assert graph.record.nbytes == kept < before
     # Each layer has four matmuls of weights and two of attention. Those that the backward reads are always saved.
-    # Of the rest of a layer, only its inputs and masks are.
+    # The rest of a layer saves only its inputs and masks.
     saved = Counter(one.operator for one in graph.record.saved)
     assert saved["aten.addmm.default"] == saved_by_policy()["aten.addmm.default"] > 0
     assert saved["aten.bmm.default"] == saved_by_policy()["aten.bmm.default"] > 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ort_dynamo.commands.script import check_program, run_script
+from ort_dynamo.explanation.units import spelled_bytes
 
 if TYPE_CHECKING:
     from ort_dynamo.cache.entry import Entry
@@ -104,8 +105,8 @@ def _info(folder: CacheFolder) -> int:
     print(f"folder   {folder.path}{'' if folder.path.is_dir() else ' (not there yet)'}")
     print(f"in use   {'yes' if cache_location() is not None else 'no: ORT_DYNAMO_CACHE is 0'}")
     print(f"entries  {len(entries)}")
-    print(f"size     {_size(sum(one.nbytes for one in entries))} of {_size(folder.max_bytes)}")
-    print(f"kernels  {len(kernels)}, {_size(sum(one.nbytes for one in kernels))}")
+    print(f"size     {spelled_bytes(sum(one.nbytes for one in entries))} of {spelled_bytes(folder.max_bytes)}")
+    print(f"kernels  {len(kernels)}, {spelled_bytes(sum(one.nbytes for one in kernels))}")
     return 0
 
 
@@ -114,7 +115,7 @@ def _list(folder: CacheFolder) -> int:
         entry = _read(folder, stored)
         said = entry if isinstance(entry, str) else f"{entry.record.nodes:5} nodes  {entry.name}"
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(stored.used))
-        print(f"{stored.key[:16]}  {_size(stored.nbytes):>9}  {used}  {said}")
+        print(f"{stored.key[:16]}  {spelled_bytes(stored.nbytes):>9}  {used}  {said}")
     return 0
 
 
@@ -167,11 +168,3 @@ def _warm(folder: CacheFolder, script: Path, arguments: list[str]) -> int:
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(COUNTS.items()) if reason != "hit")
     print(f"{COUNTS['hit']} graphs read from {folder.path}, {misses} built{f' ({reasons})' if misses else ''}")
     return status
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.4g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.4g} GiB"

@@ -21,6 +21,7 @@ from ort_dynamo.passes.fx.analysis.memory import SavedTensor, alive_alone, alive
 from ort_dynamo.passes.fx.analysis.saved_tensors import CASTS, bytes_of, calls
 from ort_dynamo.passes.fx.analysis.storage import fakes_in
 from ort_dynamo.passes.fx.analysis.views import maker_of
+from ort_dynamo.progress import RUNNING
 from ort_dynamo.report.record import CompileRecord, GraphRecord
 from ort_dynamo.report.recorder import graph_record
 from ort_dynamo.source_line import innermost_module, user_line
@@ -154,14 +155,20 @@ class Collect(Listener):
             nbytes_without=memory.nbytes_without if memory else 0,
             recomputed=dict(recomputed.most_common()),
             recompute_time=memory.time if memory else 0.0,
-            stages=stages(self.stages, self.roles),
+            stages=stages(self.stages),
         )
 
 
-def stages(clock: Mapping[str, float], roles: Iterable[Role]) -> dict[str, float]:
-    """Give the seconds of each stage of a compile, in order, by the words of the pipeline."""
+def stages(clock: Mapping[str, float]) -> dict[str, float]:
+    """Give the seconds of each stage of a compile, in order, by the words of the pipeline.
+
+    Args:
+        clock: stage, as progress shows it -> seconds. The time in which nothing compiles does not count.
+    """
     found: dict[str, float] = {}
     for name, seconds in clock.items():
+        if name == RUNNING or not seconds:
+            continue
         word = _STAGES.get(name, name)
         found[word] = found.get(word, 0.0) + seconds
     order = list(dict.fromkeys(_STAGES.values()))
@@ -222,11 +229,11 @@ def _operator(node: Node, outside: tuple[str, str] | None, island: str, alive: i
 
 def _spelled(value: Any) -> str:
     """Spell the dtypes and shapes of a node's value: "float32[4, 8]"."""
-    return ", ".join(_tensor(fake) for fake in fakes_in(value))
+    return ", ".join(_tensor(fake.dtype, fake.shape) for fake in fakes_in(value))
 
 
-def _tensor(fake: torch.Tensor) -> str:
-    return f"{str(fake.dtype).removeprefix('torch.')}[{', '.join(map(str, fake.shape))}]"
+def _tensor(dtype: torch.dtype, shape: Iterable[object]) -> str:
+    return f"{str(dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
 
 
 def _cast(node: Node) -> str:
@@ -243,7 +250,7 @@ def _saved(forward: GraphModule, saved: Iterable[SavedTensor]) -> Iterator[Saved
     nodes = {node.name: node for node in forward.graph.nodes}
     for one in saved:
         module, kind = innermost_module(maker_of(nodes[one.name])) or ("", "")
-        result = f"{str(one.dtype).removeprefix('torch.')}[{', '.join(map(str, one.shape))}]"
+        result = _tensor(one.dtype, one.shape)
         yield Saved(one.name, one.operator, module, kind, one.where, result, one.nbytes)
 
 

@@ -210,6 +210,11 @@ class Graph:
     stages: Mapping[str, float]
 
     @property
+    def pass_runs(self) -> tuple[PassRun, ...]:
+        """The runs of passes on all of its graphs and models."""
+        return (*self.passes, *(run for role in self.roles for run in role.passes))
+
+    @property
     def saved_bytes(self) -> int:
         """Bytes that the forward saves for the backward."""
         return sum(one.nbytes for one in self.saved)

@@ -9,7 +9,19 @@ from typing import Literal
 
 from ort_dynamo.explanation.data import Graph, Operator, Role
 
-__all__ = ["By", "Group", "Moment", "Share", "outside", "saved_by", "shares", "step", "time_by"]
+__all__ = [
+    "ORDER",
+    "By",
+    "Group",
+    "Moment",
+    "Share",
+    "outside",
+    "saved_by",
+    "shares",
+    "stage_times",
+    "step",
+    "time_by",
+]
 
 
 @dataclass(frozen=True)
@@ -42,17 +54,18 @@ def outside(roles: Iterable[Role]) -> tuple[Group, ...]:
     found: dict[tuple[str, str, str, str, str], list[Operator]] = {}
     for role in roles:
         for one in role.operators:
-            if one.place in _ORDER:
+            if one.place in ORDER:
                 key = (role.name, one.place, one.overload, one.reason, one.change)
                 found.setdefault(key, []).append(one)
     groups = [
         Group(*key, len(every), _once(one.line for one in every), _once(one.module for one in every if one.kind))
         for key, every in found.items()
     ]
-    return tuple(sorted(groups, key=lambda one: (_ORDER.index(one.place), -one.count)))
+    return tuple(sorted(groups, key=lambda one: (ORDER.index(one.place), -one.count)))
 
 
-_ORDER = ("eager", "chosen", "by_design")
+ORDER = ("eager", "chosen", "by_design")
+"""The places of operators that torch runs, in the order in which they are told."""
 
 
 def _once(texts: Iterable[str]) -> tuple[str, ...]:
@@ -182,3 +195,12 @@ def step(graphs: Sequence[Graph]) -> tuple[Moment, ...]:
 
 def _moment(role: Role, one: Operator, before: int) -> Moment:
     return Moment(role.name, one.overload, one.place, one.module, layer(one.module), one.line, one.alive + before)
+
+
+def stage_times(graphs: Sequence[Graph]) -> dict[str, float]:
+    """Add up the seconds of each stage of the compiles."""
+    found: dict[str, float] = {}
+    for graph in graphs:
+        for name, seconds in graph.stages.items():
+            found[name] = found.get(name, 0.0) + seconds
+    return found

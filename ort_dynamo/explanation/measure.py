@@ -18,7 +18,7 @@ from ort_dynamo.cache.open_island import OpenedIsland
 from ort_dynamo.events import GraphCompilation, Listener
 from ort_dynamo.explanation.data import Graph, Island, Measured, OnnxNode, Role
 from ort_dynamo.lowering.build_island import build_island
-from ort_dynamo.marks import FX_NODE
+from ort_dynamo.marks import fx_node_name
 from ort_dynamo.runtime.boxed import Island as IslandModule
 from ort_dynamo.runtime.profiled_run import Profile, ProfiledGraph
 from ort_dynamo.target import Target
@@ -107,8 +107,8 @@ class Measuring(Listener):
     def built(self, stage: BuildStage) -> None:
         """Note which ONNX node is of which FX node."""
         if stage.stage == "rewritten" and stage.model is not None:
-            makers = ((str(node.name), node.metadata_props.get(FX_NODE, "")) for node in stage.model.graph.all_nodes())
-            self._origins.append((stage.island, {name: maker.partition(":")[0] for name, maker in makers if maker}))
+            makers = ((str(node.name), fx_node_name(node.metadata_props)) for node in stage.model.graph.all_nodes())
+            self._origins.append((stage.island, {name: maker for name, maker in makers if maker}))
 
     def open(self, graph: GraphCompilation, number: int) -> None:
         """Watch the islands of a graph, before its outer graph becomes a function.

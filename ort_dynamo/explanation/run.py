@@ -23,13 +23,13 @@ from ort_dynamo.explanation.notes import earlier_recompiles, function_name
 from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.program_state import State, read_by, unchanged
-from ort_dynamo.progress import RUNNING, clocked, showing
+from ort_dynamo.progress import clocked, showing
 from ort_dynamo.report.asked_settings import asked_settings
 from ort_dynamo.report.record import RECORDS
 from ort_dynamo.report.summary import summarize
 from ort_dynamo.torch_internals.aot import metadata
 from ort_dynamo.torch_internals.dry_run import compile_apart, released, untouched
-from ort_dynamo.torch_internals.frames import frames, uncompiled
+from ort_dynamo.torch_internals.frames import frames, uncompiled, written_function
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.wrappers import zeros_in_memory
 
@@ -103,7 +103,7 @@ def explain(
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(function, nn.Module):
         return uncompiled(function)
-    return getattr(function, "_torchdynamo_orig_callable", function)
+    return written_function(function)
 
 
 def _spelled(mode: str | None, options: Mapping[str, Any] | None) -> Mapping[str, str]:
@@ -178,7 +178,7 @@ class _DryRun:
         compilation = Compilation(self._options, device, self._threads, Listeners(collect, *self._measurers()))
         with clocked() as seconds, showing():
             compiled = compilation.run(gm, example_inputs)
-        collect.stages = {name: took for name, took in seconds.items() if name != RUNNING}
+        collect.stages = seconds
         self.collected.append(collect)
         return self._around(self._state.watched(zeros_in_memory(compiled, example_inputs), written))
 

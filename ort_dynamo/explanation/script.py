@@ -11,7 +11,7 @@ from ort_dynamo.explanation.collect import Collect
 from ort_dynamo.explanation.explanation import Explanation
 from ort_dynamo.explanation.notes import function_name
 from ort_dynamo.options.cache_location import cache_location
-from ort_dynamo.progress import RUNNING, clocked
+from ort_dynamo.progress import clocked
 from ort_dynamo.report.record import BACKEND
 from ort_dynamo.report.summary import summarize
 from ort_dynamo.torch_internals.frames import frames, untraced_modules
@@ -44,9 +44,8 @@ class Observed:
     def _settle(self) -> None:
         """Give the last compile the stages that came since it began."""
         if self._collected:
-            took = {name: seconds - self._before.get(name, 0.0) for name, seconds in self._seconds.items()}
             self._collected[-1].stages = {
-                name: seconds for name, seconds in took.items() if seconds and name != RUNNING
+                name: seconds - self._before.get(name, 0.0) for name, seconds in self._seconds.items()
             }
 
     def explanation(self) -> Explanation:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ort_dynamo.explanation.data import Graph, Measured, Role
-from ort_dynamo.explanation.groups import Group, Share
+from ort_dynamo.explanation.groups import ORDER, Group, Share, stage_times
 from ort_dynamo.explanation.units import shortened, spelled_bytes, spelled_seconds
 from ort_dynamo.report.by_module import module_lines
 from ort_dynamo.report.node_counts import BY_CHOICE, BY_DESIGN, FALLBACK, section, spoken
@@ -115,7 +115,7 @@ _SOURCES = {"memory": "from this process", "disk": "from the cache on disk"}
 
 
 def _outside(groups: Sequence[Group]) -> Iterator[str]:
-    for place in ("eager", "chosen", "by_design"):
+    for place in ORDER:
         mine = [one for one in groups if one.place == place]
         if not mine:
             continue
@@ -159,7 +159,7 @@ def _memory(graphs: Sequence[Graph], peak: int, saved: Sequence[Share]) -> Itera
 
 
 def _passes(graphs: Sequence[Graph]) -> Iterator[str]:
-    runs = [run for graph in graphs for run in (*graph.passes, *(run for role in graph.roles for run in role.passes))]
+    runs = [run for graph in graphs for run in graph.pass_runs]
     changed = dict.fromkeys(run.name for run in runs if run.modified)
     if not runs:
         return
@@ -175,10 +175,7 @@ def _passes(graphs: Sequence[Graph]) -> Iterator[str]:
 
 
 def _stages(graphs: Sequence[Graph]) -> str:
-    found: dict[str, float] = {}
-    for graph in graphs:
-        for name, seconds in graph.stages.items():
-            found[name] = found.get(name, 0.0) + seconds
+    found = stage_times(graphs)
     parts = ", ".join(f"{name} {spelled_seconds(seconds)}" for name, seconds in found.items() if seconds >= 1e-3)
     return f"{spelled_seconds(sum(found.values()))} ({parts})"
 

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildRecord, BuildSpec, BuildStage, BuiltGraph
 from ort_dynamo.lowering.translate import Lowered, lower
-from ort_dynamo.marks import FX_NODE
+from ort_dynamo.marks import FX_NODE, fx_node_name
 from ort_dynamo.passes.onnx.fuse_kernels import fused_ops
 from ort_dynamo.passes.pipelines import order_passes
 from ort_dynamo.passes.running import run_passes
@@ -101,7 +101,7 @@ def _origins(gm: GraphModule, model: ir.Model) -> dict[str, int]:
     """Name of an ONNX node that data can stop -> index of the FX node that it was lowered from."""
     indices = {node.name: index for index, node in enumerate(gm.graph.nodes)}
     stopped = (node for node in model.graph.all_nodes() if node.name and node.op_type.startswith(_STOPPED_BY_DATA))
-    makers = {str(node.name): node.metadata_props.get(FX_NODE, "").partition(":")[0] for node in stopped}
+    makers = {str(node.name): fx_node_name(node.metadata_props) for node in stopped}
     return {name: indices[maker] for name, maker in makers.items() if maker in indices}
 
 

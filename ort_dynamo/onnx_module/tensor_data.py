@@ -12,12 +12,10 @@ import torch
 from onnx import TensorProto
 from torch import Tensor
 
-from ort_dynamo.dtypes import TORCH_TO_ONNX
+from ort_dynamo.dtypes import ONNX_TO_TORCH
 from ort_dynamo.errors import OnnxModelError
 
 __all__ = ["element_type", "read_tensor", "write_tensor"]
-
-_TORCH: dict[int, torch.dtype] = {int(onnx_type): dtype for dtype, onnx_type in TORCH_TO_ONNX.items()}
 
 _FIELDS: dict[torch.dtype, tuple[str, Any, torch.dtype]] = {
     torch.float32: ("float_data", np.float32, torch.float32),
@@ -32,10 +30,10 @@ _BITS = {torch.float16, torch.bfloat16}
 
 def element_type(number: int, what: str) -> torch.dtype:
     """Return the dtype of an ONNX element type; OnnxModelError for a type in which torch has no arithmetic."""
-    if number not in _TORCH:
+    if number not in ONNX_TO_TORCH:
         names = {value: name for name, value in TensorProto.DataType.items()}
         raise OnnxModelError(reason=f"{what} has the element type {names.get(number, number)}, which cannot be trained")
-    return _TORCH[number]
+    return ONNX_TO_TORCH[number]
 
 
 def read_tensor(proto: TensorProto, base_dir: Path | None = None) -> Tensor:
@@ -135,7 +133,7 @@ def write_tensor(proto: TensorProto, values: Tensor) -> None:
         proto: a tensor of the same dimensions, which is changed.
         values: the elements, which are cast to the tensor's element type.
     """
-    dtype = _TORCH[proto.data_type]
+    dtype = ONNX_TO_TORCH[proto.data_type]
     found = values.detach().to(device="cpu", dtype=dtype).contiguous()
     name, kind, held = _FIELDS.get(dtype, ("int32_data", np.int32, torch.int32))
     external = proto.data_location == TensorProto.EXTERNAL

@@ -9,13 +9,11 @@ import torch
 
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuiltGraph
-from ort_dynamo.dtypes import TORCH_TO_ONNX
+from ort_dynamo.dtypes import ONNX_TO_TORCH
 from ort_dynamo.runtime.session import optimize
 from ort_dynamo.target import Target
 
 __all__ = ["show_values"]
-
-_TO_TORCH = {int(onnx_type): dtype for dtype, onnx_type in TORCH_TO_ONNX.items()}
 
 
 def show_values(built: BuiltGraph, target: Target, device: torch.device) -> tuple[BuiltGraph, tuple[int, ...]]:
@@ -40,7 +38,7 @@ def show_values(built: BuiltGraph, target: Target, device: torch.device) -> tupl
     known = {
         value.name: value
         for value in model.graph.value_info
-        if value.name in inside and value.type.tensor_type.elem_type in _TO_TORCH
+        if value.name in inside and value.type.tensor_type.elem_type in ONNX_TO_TORCH
     }
     found: dict[int, onnx.ValueInfoProto] = {}
     for name, index in built.values.items():
@@ -53,7 +51,7 @@ def show_values(built: BuiltGraph, target: Target, device: torch.device) -> tupl
         built,
         name=f"{built.name}-shown",
         model=model.SerializeToString(),
-        outputs=tuple(ValueSpec(_TO_TORCH[value.type.tensor_type.elem_type]) for _, value in shown),
+        outputs=tuple(ValueSpec(ONNX_TO_TORCH[value.type.tensor_type.elem_type]) for _, value in shown),
         session=dataclasses.replace(built.session, graph_optimization="disable"),
         reference=b"",
     )

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.marks import DIRECTION, FX_NODE, HALF, READABLE, SCOPE
+from ort_dynamo.marks import DIRECTION, FX_NODE, HALF, READABLE, SCOPE, fx_node_name
 from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
 from ort_dynamo.source_line import modules
 
@@ -72,7 +72,7 @@ def _name(node: Node) -> str:
 
 
 def _origin(node: ir.Node) -> str:
-    return node.metadata_props.get(FX_NODE, "").partition(":")[0]
+    return fx_node_name(node.metadata_props)
 
 
 def _origins(graph: ir.Graph, known: Mapping[str, str], fed: Mapping[ir.Value, str]) -> dict[ir.Node, str]:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from ort_dynamo.statistics.run import RunStatistics
-from ort_dynamo.statistics.values import ValueStatistics, lined_up, short
+from ort_dynamo.statistics.values import ValueStatistics, lined_up, short, sizes
 
 __all__ = ["StatisticsComparison", "ValueDifference", "compare_statistics"]
 
@@ -79,7 +79,7 @@ def _row(one: ValueDifference) -> list[str]:
 
 def _spelled(value: object) -> str:
     if isinstance(value, tuple):
-        return "x".join(map(str, value)) or "()"
+        return sizes(value)
     return "none" if value is None else short(value) if isinstance(value, float) else str(value)
 
 

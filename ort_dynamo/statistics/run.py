@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ort_dynamo.errors import InvalidArgumentError
-from ort_dynamo.statistics.values import ValueStatistics, lined_up, short
+from ort_dynamo.statistics.values import ValueStatistics, lined_up, short, sizes
 
 __all__ = ["RunStatistics", "load_statistics"]
 
@@ -87,8 +87,8 @@ class RunStatistics:
 
 def _row(one: ValueStatistics) -> list[str]:
     numbers = [*map(short, (one.min, one.max, one.mean, one.std)), str(one.nan), str(one.inf)]
-    graph, shape = f"{one.graph} {one.role}", "x".join(map(str, one.shape)) or "()"
-    return [str(one.step), graph, one.node, one.overload, one.module, one.dtype, shape, *numbers]
+    graph = f"{one.graph} {one.role}"
+    return [str(one.step), graph, one.node, one.overload, one.module, one.dtype, sizes(one.shape), *numbers]
 
 
 def load_statistics(path: str | Path) -> RunStatistics:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ValueStatistics", "lined_up", "short"]
+__all__ = ["ValueStatistics", "lined_up", "short", "sizes"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,11 @@ class ValueStatistics:
 def short(number: float | None) -> str:
     """Spell a number for a table; nothing for None."""
     return "" if number is None else f"{number:.4g}"
+
+
+def sizes(shape: Iterable[int]) -> str:
+    """Spell a shape for a table: "4x8"."""
+    return "x".join(map(str, shape)) or "()"
 
 
 def lined_up(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

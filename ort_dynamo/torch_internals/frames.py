@@ -40,6 +40,7 @@ __all__ = [
     "watch_attempts",
     "why_untraced",
     "wrap_compiled_call",
+    "written_function",
 ]
 
 _LIMIT = 1024  # torch keeps 64, fewer than a large model has graph breaks
@@ -265,6 +266,12 @@ def why_untraced(module: nn.Module) -> str | None:
 def is_compiled_function(function: Callable[..., Any]) -> bool:
     """Check whether torch.compile has made `function` from another one."""
     return hasattr(function, "_torchdynamo_orig_callable")
+
+
+def written_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function in a result of torch.compile(function); return anything else unchanged."""
+    written: Callable[..., Any] = getattr(function, "_torchdynamo_orig_callable", function)
+    return written
 
 
 @dataclass(frozen=True)

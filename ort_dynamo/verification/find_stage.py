@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.errors import OrtDynamoError
-from ort_dynamo.marks import FX_NODE
+from ort_dynamo.marks import fx_node_name
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.source_line import module_path, user_line
 from ort_dynamo.verification.compare import first_problem, largest
@@ -123,7 +123,7 @@ def _values(island: LoweredIsland, inputs: Sequence[Any]) -> dict[str | None, to
 def _fx_node(run: IslandRun, made: ir.Node | None) -> Node | None:
     if made is None:
         return None
-    name = made.metadata_props.get(FX_NODE, "").partition(":")[0]
+    name = fx_node_name(made.metadata_props)
     return _named(run).get(name)
 
 

@@ -14,17 +14,15 @@ from torch.fx import GraphModule, Node
 
 from ort_dynamo.boundary import ValueSpec
 from ort_dynamo.build import BuildSpec, BuiltGraph, built_of
-from ort_dynamo.dtypes import TORCH_TO_ONNX
+from ort_dynamo.dtypes import ONNX_TO_TORCH
 from ort_dynamo.lowering.build_island import drop_unread
 from ort_dynamo.lowering.translate import Lowered, lower
-from ort_dynamo.marks import FX_NODE
+from ort_dynamo.marks import fx_node_name
 from ort_dynamo.passes.onnx.fuse_kernels import fused_ops
 from ort_dynamo.runtime.compiled_graph import open_graph
 from ort_dynamo.verification.in_double import InDouble
 
 __all__ = ["LoweredIsland", "in_double", "nodes_of", "open_model", "plainly", "spell_nodes"]
-
-_TORCH = {onnx_type: dtype for dtype, onnx_type in TORCH_TO_ONNX.items()}
 
 
 class LoweredIsland:
@@ -69,7 +67,10 @@ class LoweredIsland:
         count = len(outputs)
         outputs.extend(more)
         try:
-            specs = (*self.outputs, *(ValueSpec(_TORCH[value.dtype]) for value in more if value.dtype is not None))
+            specs = (
+                *self.outputs,
+                *(ValueSpec(ONNX_TO_TORCH[value.dtype]) for value in more if value.dtype is not None),
+            )
             return open_model(self.model, self._spec, self.inputs, specs)(*inputs)
         finally:
             del outputs[count:]
@@ -108,11 +109,7 @@ def in_double(operator: Any, args: Any, kwargs: Any) -> Any:
 
 def nodes_of(model: ir.Model, node: Node) -> list[ir.Node]:
     """List the ONNX nodes that an FX node became."""
-    return [one for one in model.graph.all_nodes() if _maker(one) == node.name]
-
-
-def _maker(node: ir.Node) -> str:
-    return node.metadata_props.get(FX_NODE, "").partition(":")[0]
+    return [one for one in model.graph.all_nodes() if fx_node_name(one.metadata_props) == node.name]
 
 
 def spell_nodes(nodes: Iterable[ir.Node]) -> tuple[str, ...]:

@@ -15,11 +15,11 @@ from torch.fx import GraphModule
 from ort_dynamo.choose_target import placement_threads, session_device
 from ort_dynamo.compiler import Compilation
 from ort_dynamo.options.groups import Options, parse_options
-from ort_dynamo.program_state import read_by
+from ort_dynamo.program_state import modules_of, read_by
 from ort_dynamo.report.asked_settings import asked_settings
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.torch_internals.dry_run import compile_apart, released, untouched
-from ort_dynamo.torch_internals.frames import uncompiled
+from ort_dynamo.torch_internals.frames import uncompiled, written_function
 from ort_dynamo.torch_internals.wrappers import zeros_in_memory
 from ort_dynamo.verification.check import check
 from ort_dynamo.verification.record import Recorder
@@ -66,10 +66,11 @@ def verify(
     parsed = parse_options(asked.mode, asked.options)
     inner, recorder = uncompiled(model), Recorder()
     if asked.is_own:
-        inner = getattr(inner, "_torchdynamo_orig_callable", inner)
+        inner = written_function(inner)
     read = read_by(inner)
-    modules = {name: one for name, one in read.items() if isinstance(one, nn.Module)}
-    step = Step(args, kwargs, modules, others=tuple(one for one in read.values() if not isinstance(one, nn.Module)))
+    step = Step(
+        args, kwargs, modules_of(inner), others=tuple(one for one in read.values() if not isinstance(one, nn.Module))
+    )
     with untouched(), _uncompiled_in_place(step.modules.values()), closing(recorder), released() as around:
         compiled = compile_apart(inner, backend=_backend(parsed, recorder, around), dynamic=asked.dynamic)
         return check(step, partial(_in_eager, inner), compiled, recorder, Path(folder))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ort_dynamo.explanation.data import Graph, PassRun
-from ort_dynamo.explanation.groups import Group
+from ort_dynamo.explanation.groups import Group, stage_times
 from ort_dynamo.explanation.html_page.elements import Html, bar, code, element, join, table
 from ort_dynamo.explanation.text import WORDS, source
 from ort_dynamo.explanation.units import shortened, spelled_bytes, spelled_seconds
@@ -98,7 +98,7 @@ def recompute_table(graphs: Sequence[Graph]) -> Html:
 
 def pass_table(graphs: Sequence[Graph]) -> Html:
     """List the passes that changed a graph with its nodes before and after, then the others, folded."""
-    runs = [run for graph in graphs for run in (*graph.passes, *(one for role in graph.roles for one in role.passes))]
+    runs = [run for graph in graphs for run in graph.pass_runs]
     changed = [run for run in runs if run.modified]
     most = max((max(run.before, run.after) for run in changed), default=1) or 1
     rows = [
@@ -166,10 +166,7 @@ def session_table(graphs: Sequence[Graph]) -> Html:
 
 def compile_stages(graphs: Sequence[Graph]) -> Html:
     """Draw the time of each stage of the compile."""
-    found: dict[str, float] = {}
-    for graph in graphs:
-        for name, seconds in graph.stages.items():
-            found[name] = found.get(name, 0.0) + seconds
+    found = stage_times(graphs)
     most = max(found.values(), default=1.0) or 1.0
     rows = [
         (name, bar([("amount", seconds, spelled_seconds(seconds))], most, label=name), spelled_seconds(seconds))

@@ -113,7 +113,7 @@ def _by_one_kernel(
     op = ctx.op
     assert x.dtype is not None
     # The kernel multiplies the running statistics by the momentum 0 and overwrites them, even if other nodes read them.
-    # So they must be finite, and two separate values that nothing else reads and no pass merges.
+    # They must be finite, and two separate values that nothing else reads and no pass merges.
     corner = op.Reshape(op.Slice(x, [0] * (rank - 1), [1] * (rank - 1), [0, *range(2, rank)]), [-1])
     scratch = [op.Cast(op.IsNaN(corner), to=x.dtype), op.Cast(op.IsInf(corner), to=x.dtype)]
     w = op.Expand(ctx.builder.constant(1.0, x.dtype), op.Shape(corner)) if w is None else w

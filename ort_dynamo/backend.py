@@ -17,7 +17,7 @@ from ort_dynamo.events import EXTRA_LISTENERS, Listener, Listeners
 from ort_dynamo.listeners.compare_ranks import CompareRanks
 from ort_dynamo.listeners.record_cuda_graphs import RecordCudaGraphs
 from ort_dynamo.listeners.save_files import SaveFiles
-from ort_dynamo.listeners.trace_cache import TraceCache, kept_key, loading
+from ort_dynamo.listeners.trace_cache import TraceCache, loading, stored_key
 from ort_dynamo.listeners.write_trace import WriteTrace
 from ort_dynamo.options.groups import Options, parse_options
 from ort_dynamo.progress import showing
@@ -78,10 +78,10 @@ def compile_recorded(
     calls = options.verify.verified_calls
     if calls:
         options = options.without_cuda_graphs()
-    kept_as = None if calls or EXTRA_LISTENERS else kept_key(gm, options, threads)
+    stored_as = None if calls or EXTRA_LISTENERS else stored_key(gm, options, threads)
     saved = None if options.dump.save_onnx is None else SaveFiles(options.dump, gm, example_inputs)
     listeners = _listeners(options, records, *([saved] if saved else []))
-    if kept_as is not None:
+    if stored_as is not None:
         listeners.append(TraceCache(options, records))
     if calls:
         from ort_dynamo.verification.calls import CheckedCalls  # which most programs do without
@@ -91,7 +91,7 @@ def compile_recorded(
     device = session_device(gm, example_inputs)
     compilation = Compilation(options, device, threads, Listeners(*listeners), records.graphs)
     with loading(compilation.cache, records):
-        compiled = compilation.run(gm, example_inputs, kept_as)
+        compiled = compilation.run(gm, example_inputs, stored_as)
     record = records.close(saved.close() if saved else None)
     compiled = zeros_in_memory(compiled, example_inputs)
     return (checked.of(compiled) if calls else compiled), record

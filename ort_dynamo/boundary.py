@@ -16,11 +16,11 @@ from ort_dynamo.torch_internals.sympy_functions import Max
 
 __all__ = [
     "ValueSpec",
+    "copy_with_strides",
     "has_strides",
     "in_order",
     "input_spec",
     "inverse",
-    "laid_out",
     "output_spec",
     "physical_order",
     "promised_strides",
@@ -115,7 +115,7 @@ def symbolic_strides(fake: torch.Tensor) -> tuple[int | torch.SymInt, ...]:
     return tuple(fake.stride())
 
 
-def laid_out(tensor: torch.Tensor, strides: Sequence[int], offset: int = 0) -> torch.Tensor:
+def copy_with_strides(tensor: torch.Tensor, strides: Sequence[int], offset: int = 0) -> torch.Tensor:
     """Return a copy of `tensor` in memory with `strides`, from element `offset` on.
 
     Elements that share a place there are equal.

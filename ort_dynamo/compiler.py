@@ -70,7 +70,7 @@ class Compilation:
         """The target that sessions are compiled for. A graph that comes whole from torch's cache does not read it."""
         return graph_target(self.device, self.options)
 
-    def run(self, gm: GraphModule, inputs: Sequence[Any], kept_as: str | None = None) -> Callable[..., Any]:
+    def run(self, gm: GraphModule, inputs: Sequence[Any], stored_as: str | None = None) -> Callable[..., Any]:
         """1. Capture: AOTAutograd traces the graph, and calls the methods below."""
         return trace(
             gm,
@@ -79,7 +79,7 @@ class Compilation:
             backward=self.backward,
             inference=self.inference,
             partition=self.partition,
-            kept_as=kept_as,
+            stored_as=stored_as,
         )
 
     def partition(self, joint: GraphModule, inputs: Sequence[Any], **given: Any) -> tuple[GraphModule, GraphModule]:

@@ -9,7 +9,6 @@ __all__ = [
     "CHOSEN",
     "DECIDED_BY",
     "DIRECTION",
-    "DRAWN",
     "EMPTY",
     "FOR_KERNEL",
     "FX_NODE",
@@ -19,6 +18,7 @@ __all__ = [
     "KERNEL_READS",
     "OBSERVERS",
     "PASS",
+    "RANDOM",
     "READABLE",
     "READS_ROUNDED",
     "READS_WIDE_STATISTICS",
@@ -48,7 +48,7 @@ HALF = "partitioner_tag"
 DECIDED_BY = "ort_dynamo.decided_by"
 """The name of the pass of ours that set RECOMPUTE; absent where torch.utils.checkpoint did."""
 
-DRAWN = "ort_dynamo.drawn"
+RANDOM = "ort_dynamo.random"
 """True on nodes that torch runs outside of sessions because they use torch's random generator."""
 
 CHOSEN = "ort_dynamo.chosen"
@@ -73,7 +73,7 @@ READS_WIDE_STATISTICS = "ort_dynamo.reads_wide_statistics"
 """On the gradient of one: index of such an argument -> the dtype by which fake tensors give the result's dtype."""
 
 CHANNELS_LAST = "ort_dynamo.channels_last"
-"""On an operator of images that torch runs: the indices of results that its kernel lays out in channels_last.
+"""On an operator of images that torch runs: the indices of results that its kernel gives in channels_last.
 
 Fake tensors of some operators are contiguous in any layout of their operands.
 """

@@ -23,10 +23,10 @@ class Profile:
         convolves_slower_than_torch: torch's convolutions are faster, except for those that are matmuls. On the CPU
             torch's are oneDNN's.
         has_slower_operators: the operators of `prices.operators` are slower than torch's kernels.
-        lays_out_channels_last: torch's kernels are faster in channels_last if they run a whole graph.
+        converts_to_channels_last: torch's kernels are faster in channels_last if they run a whole graph.
         leaves_convolution_gradients: torch computes the gradients of convolutions, by cuDNN; sessions have no kernel.
         leaves_normalizations: torch computes a normalization, or its gradient, that is many nodes in a session.
-        lays_out_images: torch runs convolutions in channels_last between sessions, whose fused kernels use that layout.
+        permutes_images: torch runs convolutions in channels_last between sessions, whose fused kernels use that layout.
         leaves_attention: torch computes attention and its gradient, without the full matrix of scores.
         weighs_by_convolution: the gradient of a convolution's weight is one Conv, not a matmul per position.
         computes_in_half: a single operator of float16 or bfloat16 stays in that dtype if it has a kernel.
@@ -51,10 +51,10 @@ class Profile:
     normalizes_batches: bool
     convolves_slower_than_torch: bool
     has_slower_operators: bool
-    lays_out_channels_last: bool
+    converts_to_channels_last: bool
     leaves_convolution_gradients: bool
     leaves_normalizations: bool
-    lays_out_images: bool
+    permutes_images: bool
     leaves_attention: bool
     weighs_by_convolution: bool
     computes_in_half: bool
@@ -76,7 +76,7 @@ class Profile:
             has_slower_operators=False,
             leaves_convolution_gradients=False,
             leaves_normalizations=False,
-            lays_out_images=False,
+            permutes_images=False,
             leaves_attention=False,
         )
 
@@ -88,10 +88,10 @@ CPU = Profile(
     normalizes_batches=True,
     convolves_slower_than_torch=True,
     has_slower_operators=True,
-    lays_out_channels_last=True,
+    converts_to_channels_last=True,
     leaves_convolution_gradients=False,
     leaves_normalizations=False,
-    lays_out_images=False,
+    permutes_images=False,
     leaves_attention=False,
     weighs_by_convolution=False,
     computes_in_half=False,
@@ -113,10 +113,10 @@ CUDA = Profile(
     normalizes_batches=False,
     convolves_slower_than_torch=False,
     has_slower_operators=False,
-    lays_out_channels_last=False,
+    converts_to_channels_last=False,
     leaves_convolution_gradients=True,
     leaves_normalizations=True,
-    lays_out_images=False,
+    permutes_images=False,
     leaves_attention=True,
     weighs_by_convolution=True,
     computes_in_half=True,
@@ -131,5 +131,5 @@ CUDA = Profile(
 )
 """CUDAExecutionProvider, where each node is a launch and a pass over memory (docs/internals/cuda.md)."""
 
-CUDA_FUSED = dataclasses.replace(CUDA, lays_out_images=True, computes_in_half=False, repeated_bytes=1 << 20)
+CUDA_FUSED = dataclasses.replace(CUDA, permutes_images=True, computes_in_half=False, repeated_bytes=1 << 20)
 """The same with fused kernels of ours."""

@@ -82,7 +82,7 @@ class Target:
     def makes_kernel(self, op_type: str, domain: str, types: Mapping[str, ir.DataType]) -> bool:
         """Check whether each node of an operator becomes a fused kernel, if need be alone, and needs no other kernel.
 
-        Its inputs and outputs then need sizes that a fused kernel takes: `fuse_kernels.unmade` tells.
+        Its inputs and outputs then need sizes that a fused kernel takes: `fuse_kernels.lacks_kernel` tells.
         """
         return self.fuses_kernels and not domain and types.get("T") in OWN_KERNELS.get(op_type, ())
 

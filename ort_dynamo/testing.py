@@ -249,13 +249,13 @@ def observe(
     differentiable = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
     if gradients and wanted and differentiable:
         generator = torch.Generator().manual_seed(seed + 1)
-        cotangents = [torch.randn(o.shape, dtype=_drawn(o), generator=generator).to(o) for o in differentiable]
+        cotangents = [torch.randn(o.shape, dtype=_float_dtype(o), generator=generator).to(o) for o in differentiable]
         found = torch.autograd.grad(differentiable, list(wanted.values()), cotangents, allow_unused=True)
         seen |= {f"gradient of {name}": g for name, g in zip(wanted, found, strict=True)}
     return seen | {f"{name} after": _detached(leaf) for name, leaf in leaves.items()}
 
 
-def _drawn(output: torch.Tensor) -> torch.dtype:
+def _float_dtype(output: torch.Tensor) -> torch.dtype:
     return torch.complex64 if output.is_complex() else torch.float32
 
 

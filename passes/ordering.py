@@ -30,7 +30,7 @@ class Condition(Enum):
 
     # FX graphs
     FUNCTIONAL = "no operator of the graph writes to a tensor in place"
-    DRAWS_HOISTED = "random operators stand apart"
+    RANDOM_APART = "random operators stand apart"
     WHOLE_KERNELS_PLACED = "it is decided which convolutions, normalizations and attentions torch runs"
     PLACED = "it is decided what torch runs by choice"
     READS_OF_MUTATED_SAVED = "reads of tensors that are written to later are saved"

@@ -49,9 +49,9 @@ from ort_dynamo.passes.fx.return_no_views import ReturnNoViews
 from ort_dynamo.passes.fx.save_no_tensors import SaveNoTensors
 from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
 from ort_dynamo.passes.fx.split_statistics import SplitStatistics
+from ort_dynamo.passes.fx.torch_graph.convert_to_channels_last import ConvertToChannelsLast
 from ort_dynamo.passes.fx.torch_graph.give_kernel_dtypes import GiveKernelDtypes
-from ort_dynamo.passes.fx.torch_graph.lay_out_channels_last import LayOutChannelsLast
-from ort_dynamo.passes.fx.torch_graph.lay_out_images import LayOutImages
+from ort_dynamo.passes.fx.torch_graph.permute_images import PermuteImages
 from ort_dynamo.passes.fx.torch_graph.place_biases import PlaceBiases
 from ort_dynamo.passes.fx.torch_graph.place_foreach import PlaceForeach
 from ort_dynamo.passes.fx.torch_graph.place_in_torch import PlaceInTorch
@@ -60,12 +60,12 @@ from ort_dynamo.passes.fx.torch_graph.place_whole_kernels import PlaceWholeKerne
 from ort_dynamo.passes.fx.torch_graph.reinplace import Reinplace
 from ort_dynamo.passes.fx.torch_graph.reshape_views import ReshapeViews
 from ort_dynamo.passes.onnx.cast_propagation.propagate_casts import PropagateCasts
+from ort_dynamo.passes.onnx.compute_in_half import ComputeInHalf
 from ort_dynamo.passes.onnx.fold_casts import FoldCasts
 from ort_dynamo.passes.onnx.fuse_cross_entropy_gradient import FuseCrossEntropyGradient
 from ort_dynamo.passes.onnx.fuse_kernels import FuseKernels
 from ort_dynamo.passes.onnx.fuse_row_sum import FuseRowSum
 from ort_dynamo.passes.onnx.fused_kernels.kernel import MOST_LONG
-from ort_dynamo.passes.onnx.keep_half import KeepHalf
 from ort_dynamo.passes.onnx.lower_opset import LowerOpset
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.passes.onnx.remove_unread_nodes import RemoveUnreadNodes
@@ -99,7 +99,7 @@ __all__ = [
 _P = ParamSpec("_P")
 _T = TypeVar("_T", bound=tuple[Any, ...])
 
-MARKED = AT_FIRST | {Condition.DRAWS_HOISTED}
+MARKED = AT_FIRST | {Condition.RANDOM_APART}
 """The conditions that hold of a joint graph after fx_passes."""
 
 CUT = MARKED | {Condition.STATISTICS_SPLIT, Condition.SEEDLESS_HIDDEN, Condition.VIEWS_MERGED}
@@ -135,16 +135,16 @@ _SECTIONS = 8
 
 
 @_checked()
-def fx_passes(options: PassOptions, *, draws: bool = False, deterministic: bool = False) -> tuple[PassBase, ...]:
+def fx_passes(options: PassOptions, *, keep_random: bool = False, deterministic: bool = False) -> tuple[PassBase, ...]:
     """Give the passes on a joint graph before it is cut, or on an inference graph.
 
     Args:
         options: whose extra passes run, too.
-        draws: whether random ops stay in the graph, for a model that runs them itself.
+        keep_random: whether random ops stay in the graph, for a model that runs them itself.
         deterministic: whether the graph runs under torch.use_deterministic_algorithms(True).
     """
-    drawn = () if draws else (HoistRandom(deterministic),)
-    ours = (RemoveNoOps(), DropUnitDims(), DropRunningStatistics(), KeepStatisticsWide(), MarkGates(), *drawn)
+    hoisted = () if keep_random else (HoistRandom(deterministic),)
+    ours = (RemoveNoOps(), DropUnitDims(), DropRunningStatistics(), KeepStatisticsWide(), MarkGates(), *hoisted)
     return (*outside_fx_passes(first=True), *ours, *outside_fx_passes(options.extra_passes, first=False))
 
 
@@ -169,14 +169,14 @@ def placement_passes(options: PassOptions, target: Target, threads: int) -> tupl
     # The first two decide which graphs torch runs as a whole, so that the third pays for no boundary there.
     return (
         *expand,
-        *([LayOutImages()] if facts.lays_out_images else []),
+        *([PermuteImages()] if facts.permutes_images else []),
         PlaceInTorch(target, threads),
         *([PlaceWholeKernels(target)] if whole else []),
         PlaceSlowerOperators(target, threads),
         *biases,
         *([PlaceForeach()] if target.fuses_kernels else []),
         GiveKernelDtypes(),  # all that is torch's by choice is known
-        *([LayOutChannelsLast()] if facts.lays_out_channels_last else []),
+        *([ConvertToChannelsLast()] if facts.converts_to_channels_last else []),
     )
 
 
@@ -293,7 +293,7 @@ def onnx_passes(options: PassOptions, target: Target) -> tuple[ir.passes.InPlace
     return (
         *outside_onnx_passes(first=True),
         # While each operator has casts of its own, and before those between two operators go.
-        *([KeepHalf(target, options.excess_precision)] if target.facts.computes_in_half else []),
+        *([ComputeInHalf(target, options.excess_precision)] if target.facts.computes_in_half else []),
         IdentityEliminationPass(),
         SeparateOutputs(),  # the next pass gives two outputs that are one value the same name when it merges it
         CommonSubexpressionEliminationPass(),

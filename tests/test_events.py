@@ -147,7 +147,7 @@ def test_observers_hear_of_each_compile_while_they_are_there(monkeypatch: pytest
         return made[-1]
 
     with monkeypatch.context() as patched, observed(make):
-        patched.setattr(backend, "kept_key", lambda *_: pytest.fail("a trace would be taken from torch's cache"))
+        patched.setattr(backend, "stored_key", lambda *_: pytest.fail("a trace would be taken from torch's cache"))
         torch.compile(nn.Linear(3, 2), backend="ort_train")(torch.ones(4, 3))
     torch.compile(nn.Linear(3, 5), backend="ort_train")(torch.ones(4, 3))
     (notes,) = made

@@ -180,7 +180,7 @@ def test_a_vectorized_jacobian(function: Any, dynamic: bool, compiled: Compile) 
     run = compiled(function, dynamic=dynamic)
     try:
         jacobian(torch.compile(function, backend="aot_eager"), data(3, 4), vectorize=True)
-    except RuntimeError:  # AOTAutograd lays out a tangent as it expected it, which vmap refuses
+    except RuntimeError:  # AOTAutograd copies a tangent into the strides that it expected, which vmap refuses
         pytest.skip("aot_eager cannot")
     torch._dynamo.reset()
     for rows in (3, 5):

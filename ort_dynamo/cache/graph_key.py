@@ -25,7 +25,7 @@ from ort_dynamo.boundary import input_spec, output_spec
 from ort_dynamo.cache.function_key import NotKeyableError, spell_function
 from ort_dynamo.marks import GATE, IGNORES_NAN
 from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload
-from ort_dynamo.torch_internals.size_guards import ANSWERS, Fact
+from ort_dynamo.torch_internals.size_guards import SIZE_FACTS, Fact
 from ort_dynamo.torch_internals.symbols import assumptions, by_number, given_expression, kind
 
 __all__ = ["GraphKey", "graph_key", "spell_node"]
@@ -52,7 +52,7 @@ def graph_key(
 
     Args:
         gm: placeholders, call_function nodes and one output, with fake values in meta["val"], and, in
-            meta[ANSWERS], the answers about sizes that the nodes' lowerings got.
+            meta[SIZE_FACTS], the answers about sizes that the nodes' lowerings got.
         context: everything else that decides the result (options, target, passes), each identified by its repr.
         functions: role -> function of the user that decides the result, too; identified by behaviour.
 
@@ -112,7 +112,7 @@ class _Writer:
         if node.op == "placeholder":
             self.lines.append(f"enters {input_spec(node.meta.get('val'))}")
         self.lines.extend(mark for mark in (GATE, IGNORES_NAN) if node.meta.get(mark))
-        self.lines.extend(map(self._spell_fact, node.meta.get(ANSWERS, ())))
+        self.lines.extend(map(self._spell_fact, node.meta.get(SIZE_FACTS, ())))
 
     def write_argument(self, node: Node) -> None:
         """Write the known facts of a value that comes from elsewhere."""

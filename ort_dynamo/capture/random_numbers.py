@@ -48,32 +48,32 @@ def in_full_precision(gm: GraphModule, example_inputs: Sequence[Any]) -> list[An
     return inputs
 
 
-def _cast_where_seen(drawn: Node, last_placeholder: Node, dtype: torch.dtype) -> None:
-    graph = drawn.graph
+def _cast_where_seen(number: Node, last_placeholder: Node, dtype: torch.dtype) -> None:
+    graph = number.graph
     with graph.inserting_after(last_placeholder):
-        cast = graph.call_method("to", (drawn, dtype))
-    cast.meta["example_value"] = drawn.meta["example_value"]
-    drawn.meta["example_value"] = cast.meta["example_value"].double()
-    drawn.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast and not _takes_float64(user))
+        cast = graph.call_method("to", (number, dtype))
+    cast.meta["example_value"] = number.meta["example_value"]
+    number.meta["example_value"] = cast.meta["example_value"].double()
+    number.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast and not _takes_float64(user))
     if not cast.users:
         graph.erase_node(cast)
 
 
-def _cast_where_too_wide(drawn: Node, last_placeholder: Node) -> bool:
+def _cast_where_too_wide(number: Node, last_placeholder: Node) -> bool:
     """Cast the scalar, which is float64, for nodes that a Python float would not make float64; True if it did so."""
-    narrow = {user: dtype for user in drawn.users if (dtype := _dtype_left(user, drawn)) is not None}
+    narrow = {user: dtype for user in number.users if (dtype := _dtype_left(user, number)) is not None}
     for dtype in dict.fromkeys(narrow.values()):
-        with drawn.graph.inserting_after(last_placeholder):
-            cast = drawn.graph.call_method("to", (drawn, dtype))
-        cast.meta["example_value"] = drawn.meta["example_value"].to(dtype)
+        with number.graph.inserting_after(last_placeholder):
+            cast = number.graph.call_method("to", (number, dtype))
+        cast.meta["example_value"] = number.meta["example_value"].to(dtype)
         takers = {user for user, one in narrow.items() if one is dtype}
-        drawn.replace_all_uses_with(cast, delete_user_cb=takers.__contains__)
+        number.replace_all_uses_with(cast, delete_user_cb=takers.__contains__)
     return bool(narrow)
 
 
-def _dtype_left(user: Node, drawn: Node) -> torch.dtype | None:
+def _dtype_left(user: Node, number: Node) -> torch.dtype | None:
     """Return the dtype `user` would have if the input were a Python float; None if it has that dtype."""
-    values = [node.meta.get("example_value") for node in user.all_input_nodes if node is not drawn]
+    values = [node.meta.get("example_value") for node in user.all_input_nodes if node is not number]
     others = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     result = user.meta.get("example_value")
     wide = isinstance(result, torch.Tensor) and result.dtype is torch.float64

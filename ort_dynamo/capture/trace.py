@@ -42,7 +42,7 @@ def trace(
     partition: Partition,
     around: Callable[[GraphModule], nn.Module] = lambda gm: gm,
     more_inputs: Sequence[torch.Tensor] = (),
-    kept_as: str | None = None,
+    stored_as: str | None = None,
 ) -> Callable[..., Any]:
     """Trace a Dynamo graph with its gradient, partition it, and compile each graph, the backward right away.
 
@@ -55,7 +55,7 @@ def trace(
         partition: cuts the joint graph into forward and backward.
         around: wraps the graph into the module that is traced; it calls the graph.
         more_inputs: inputs of this module after those of the graph.
-        kept_as: let AOTAutograd store the result and look it up; this text is part of the key. All compilers return
+        stored_as: let AOTAutograd store the result and look it up; this text is part of the key. All compilers return
             OutputCode then. None stores nothing.
 
     Returns:
@@ -77,8 +77,8 @@ def trace(
     stage("tracing the model")
     traced: Any = around(gm)  # AOTAutograd only calls it
     # The backward is compiled together with the forward, so nothing can fail first at .backward().
-    keep = serializable if kept_as is not None else _as_it_is
-    tag = nullcontext() if kept_as is None else tagged(kept_as)
+    keep = serializable if stored_as is not None else _as_it_is
+    tag = nullcontext() if stored_as is None else tagged(stored_as)
     with backward_at_once(), whole_resizes(), recurrent_layers(), lazily(), tag:
         compiled: Callable[..., Any] = aot_autograd(
             fw_compiler=keep(compile_forward),

@@ -29,7 +29,7 @@ from ort_dynamo.report.record import RECORDS
 from ort_dynamo.report.summary import summarize
 from ort_dynamo.torch_internals.aot import metadata
 from ort_dynamo.torch_internals.dry_run import compile_apart, released, untouched
-from ort_dynamo.torch_internals.frames import frames, uncompiled, written_function
+from ort_dynamo.torch_internals.frames import frames, generated_function, uncompiled
 from ort_dynamo.torch_internals.pytree import tree_leaves
 from ort_dynamo.torch_internals.wrappers import zeros_in_memory
 
@@ -103,7 +103,7 @@ def explain(
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(function, nn.Module):
         return uncompiled(function)
-    return written_function(function)
+    return generated_function(function)
 
 
 def _spelled(mode: str | None, options: Mapping[str, Any] | None) -> Mapping[str, str]:

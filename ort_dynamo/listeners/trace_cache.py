@@ -22,10 +22,10 @@ from ort_dynamo.report.recorder import Records
 from ort_dynamo.runtime.capabilities import runtime_facts
 from ort_dynamo.torch_internals.aot_cache import AOT_CACHE, precompiles
 
-__all__ = ["WORTH_IT", "TraceCache", "kept_key", "loading"]
+__all__ = ["WORTH_IT", "TraceCache", "loading", "stored_key"]
 
 
-def kept_key(gm: GraphModule, options: Options, threads: int) -> str | None:
+def stored_key(gm: GraphModule, options: Options, threads: int) -> str | None:
     """Give our part of the key of AOTAutograd's cache; None if nothing of `gm` is stored.
 
     Graphs with symbolic floats are not stored. An operator that needs a constant specializes on a float, such as 0.25.

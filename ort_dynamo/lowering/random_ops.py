@@ -18,7 +18,7 @@ from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.registry import Lowering
 from ort_dynamo.torch_internals.operators import OpOverload, aten
 
-__all__ = ["DRAWS"]
+__all__ = ["RANDOM_OPS"]
 
 
 def _seed(ctx: LoweringContext) -> int:
@@ -34,18 +34,18 @@ def _native_dropout(ctx: LoweringContext, input: ir.Value, p: float, train: bool
 
 def _uniform(ctx: LoweringContext, low: float = 0.0, high: float = 1.0) -> ir.Value:
     like = ctx.op.Expand(ctx.constant(0.0, torch.float32), ctx.shape(ctx.out.shape))
-    drawn = ctx.op.RandomUniformLike(
+    numbers = ctx.op.RandomUniformLike(
         like, low=float(low), high=float(high), seed=float(_seed(ctx)), dtype=ir.DataType.FLOAT
     )
-    return ctx.op.Cast(drawn, to=onnx_dtype(ctx.out.dtype))
+    return ctx.op.Cast(numbers, to=onnx_dtype(ctx.out.dtype))
 
 
 def _normal(ctx: LoweringContext, mean: float = 0.0, std: float = 1.0) -> ir.Value:
     like = ctx.op.Expand(ctx.constant(0.0, torch.float32), ctx.shape(ctx.out.shape))
-    drawn = ctx.op.RandomNormalLike(
+    numbers = ctx.op.RandomNormalLike(
         like, mean=float(mean), scale=float(std), seed=float(_seed(ctx)), dtype=ir.DataType.FLOAT
     )
-    return ctx.op.Cast(drawn, to=onnx_dtype(ctx.out.dtype))
+    return ctx.op.Cast(numbers, to=onnx_dtype(ctx.out.dtype))
 
 
 def _rand(ctx: LoweringContext, *args: Any, **kwargs: Any) -> ir.Value:
@@ -65,8 +65,8 @@ def _uniform_between(ctx: LoweringContext, self: ir.Value, low: float = 0.0, hig
 
 def _bernoulli(ctx: LoweringContext, self: ir.Value, p: float = 0.5, **_: Any) -> ir.Value:
     """bernoulli.p(Tensor self, float p, *, Generator? generator=None) -> Tensor"""
-    drawn = ctx.op.Less(_uniform_float(ctx), ctx.constant(float(p), torch.float32))
-    return ctx.op.Cast(drawn, to=onnx_dtype(ctx.out.dtype))
+    numbers = ctx.op.Less(_uniform_float(ctx), ctx.constant(float(p), torch.float32))
+    return ctx.op.Cast(numbers, to=onnx_dtype(ctx.out.dtype))
 
 
 def _uniform_float(ctx: LoweringContext) -> ir.Value:
@@ -74,7 +74,7 @@ def _uniform_float(ctx: LoweringContext) -> ir.Value:
     return ctx.op.RandomUniformLike(like, low=0.0, high=1.0, seed=float(_seed(ctx)), dtype=ir.DataType.FLOAT)
 
 
-DRAWS: Mapping[OpOverload, Lowering] = {
+RANDOM_OPS: Mapping[OpOverload, Lowering] = {
     aten.native_dropout.default: _native_dropout,
     aten.rand.default: _rand,
     aten.rand_like.default: _rand,

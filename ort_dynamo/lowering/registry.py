@@ -16,11 +16,11 @@ from ort_dynamo.torch_internals.operators import OpOverload, OpOverloadPacket, c
 
 __all__ = [
     "Lowering",
+    "eager_only",
     "find_lowering",
     "has_outside_lowerings",
     "is_from_outside",
     "keep_in_eager",
-    "kept_in_eager",
     "lowering",
     "named_lowering",
     "outside_lowerings",
@@ -93,7 +93,7 @@ def keep_in_eager(reason: str, *overloads: OpOverload) -> None:
     _REASONS.update(dict.fromkeys(filterfalse(is_absent, overloads), reason))
 
 
-def kept_in_eager() -> Mapping[OpOverload, str]:
+def eager_only() -> Mapping[OpOverload, str]:
     """Return the overloads that are fallbacks on purpose, each with the reason."""
     _load_families()
     return _REASONS

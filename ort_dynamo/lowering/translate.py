@@ -18,7 +18,7 @@ from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.builder import LoweringBuilder, MixedTypesError
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.kernel_checks import node_left_to_torch
-from ort_dynamo.lowering.random_ops import DRAWS
+from ort_dynamo.lowering.random_ops import RANDOM_OPS
 from ort_dynamo.lowering.registry import find_lowering, is_from_outside
 from ort_dynamo.lowering.symbols import Symbols, known_dims, symbols_of
 from ort_dynamo.progress import counted
@@ -26,7 +26,7 @@ from ort_dynamo.source_line import user_line
 from ort_dynamo.target import OPSET, Target
 from ort_dynamo.torch_internals.operators import OpOverload, higher_order
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.torch_internals.size_guards import ANSWERS, answering_from, recording
+from ort_dynamo.torch_internals.size_guards import SIZE_FACTS, recording, replaying
 from ort_dynamo.torch_internals.symbols import DataDependentSizeError, expression, given_expression, known_true
 
 __all__ = ["COND", "Lowered", "lower", "refusal"]
@@ -34,7 +34,7 @@ __all__ = ["COND", "Lowered", "lower", "refusal"]
 COND = higher_order.cond
 """The one higher-order operator that is lowered; segment/classify.py keeps the others in eager."""
 
-Unmade = Callable[[ir.Model], str | None]
+LacksKernel = Callable[[ir.Model], str | None]
 """Gives the reason why a node of a model that needs a fused kernel would not get one; None if all get one."""
 
 _IR_VERSION = 10  # the newest that onnxruntime-training 1.19.2 reads
@@ -75,8 +75,8 @@ def lower(gm: GraphModule, target: Target) -> Lowered:
     (output,) = gm.graph.find_nodes(op="output")
     inputs = [(node, _input_spec(node)) for node in gm.graph.find_nodes(op="placeholder")]
     outputs = [(node, output_spec(node.meta["val"])) for node in output.args[0]]
-    facts = (fact for node in gm.graph.nodes for fact in node.meta.get(ANSWERS, ()))
-    with answering_from(facts) as answered:
+    facts = (fact for node in gm.graph.nodes for fact in node.meta.get(SIZE_FACTS, ()))
+    with replaying(facts) as answered:
         walk = _lower(gm, target, inputs, outputs)
     model = ir.Model(walk.graph, ir_version=_IR_VERSION, producer_name="ort_dynamo")
     return Lowered(model, tuple(s for _, s in inputs), tuple(s for _, s in outputs), not answered.missing, walk.values)
@@ -104,22 +104,24 @@ def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> 
     return walk
 
 
-def refusal(node: Node, target: Target, unmade: Callable[[ir.Model], str | None] = lambda model: None) -> str | None:
+def refusal(
+    node: Node, target: Target, lacks_kernel: Callable[[ir.Model], str | None] = lambda model: None
+) -> str | None:
     """Give the reason why `node` cannot run on `target`, or None, by lowering it alone into a scratch graph.
 
     The lowering's questions about sizes are recorded in the node's meta, for the key of the graph that will hold it.
-    If the target fuses kernels, `unmade` checks the scratch graph, too.
+    If the target fuses kernels, `lacks_kernel` checks the scratch graph, too.
 
     Raises:
         LoweringError: the node's lowering has a bug.
     """
     with recording() as facts:
-        reason = _refusal(node, target, unmade)
-    node.meta[ANSWERS] = tuple(facts)
+        reason = _refusal(node, target, lacks_kernel)
+    node.meta[SIZE_FACTS] = tuple(facts)
     return reason
 
 
-def _refusal(node: Node, target: Target, unmade: Unmade) -> str | None:
+def _refusal(node: Node, target: Target, lacks_kernel: LacksKernel) -> str | None:
     if not is_from_outside(node.target) and (reason := node_left_to_torch(node)) is not None:
         return reason
     walk = _Walk(target)
@@ -134,7 +136,7 @@ def _refusal(node: Node, target: Target, unmade: Unmade) -> str | None:
         if target.has_defect("kernels_refuse_nothing") and (op_type := walk.refuses_nothing()) and _may_be_empty(node):
             return f"the target's {op_type} takes no tensor without elements"
         if target.fuses_kernels:
-            return unmade(walk.model(node))
+            return lacks_kernel(walk.model(node))
     except UnsupportedNodeError as error:
         return error.reason
     except MixedTypesError as error:
@@ -242,7 +244,9 @@ class _Walk:
             raise UnsupportedNodeError(f"{node.target} is not an ATen operator")
         context = LoweringContext(self._builder, self._symbols, self._fakes, node)
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
-        function = (DRAWS.get(node.target) if self._builder.target.stands_alone else None) or find_lowering(node.target)
+        function = (RANDOM_OPS.get(node.target) if self._builder.target.stands_alone else None) or find_lowering(
+            node.target
+        )
         self._builder.origin, self._builder.reads_rounded = f"{node.name}: {node.target}", False
         result = torchlib.call(context, args, kwargs) if function is None else function(context, *args, **kwargs)
         self._settle(node, result)

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from ort_dynamo.fused_op import FusedOp
 from ort_dynamo.runtime.fused_kernel import TRAILING_NULLS, CompiledKernel, KernelVariant
 from ort_dynamo.runtime.kernel_source import KernelSourceError, checked_source
-from ort_dynamo.runtime.triton_workers import TOOL_PATHS, answers
+from ort_dynamo.runtime.triton_workers import TOOL_PATHS, compile_all
 
 __all__ = ["KernelStore", "compile_kernels", "triton_version"]
 
@@ -87,8 +87,8 @@ def compile_kernels(
             requests[op.name] = _request(op, capability)
         except KernelSourceError as error:
             found[op.name] = f"its source is not compiled: {error}"
-    for (name, request), answer in zip(requests.items(), answers([*requests.values()]), strict=True):
-        found[name] = made = _kernel(request, answer)
+    for (name, request), response in zip(requests.items(), compile_all([*requests.values()]), strict=True):
+        found[name] = made = _kernel(request, response)
         if store is not None and isinstance(made, CompiledKernel):
             store.store(keys[name], _pack(keys[name], made))
     return {op.name: found[op.name] for op in ops}
@@ -140,10 +140,10 @@ def _request(op: FusedOp, capability: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def _kernel(request: dict[str, Any], answer: dict[str, Any]) -> CompiledKernel | str:
-    if "error" in answer:
-        return f"Triton does not compile it: {answer['error']}"
-    variants = [KernelVariant(**{**one, "cubin": base64.b64decode(one["cubin"])}) for one in answer["variants"]]
+def _kernel(request: dict[str, Any], response: dict[str, Any]) -> CompiledKernel | str:
+    if "error" in response:
+        return f"Triton does not compile it: {response['error']}"
+    variants = [KernelVariant(**{**one, "cubin": base64.b64decode(one["cubin"])}) for one in response["variants"]]
     arguments = len(request["signature"])
     for variant in variants:
         if not arguments <= variant.parameters <= arguments + TRAILING_NULLS:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ort_dynamo.boundary import ValueSpec, inverse, laid_out
+from ort_dynamo.boundary import ValueSpec, copy_with_strides, inverse
 from ort_dynamo.build import BuiltGraph
 from ort_dynamo.runtime import processes
 from ort_dynamo.runtime.binding import Crossing, Run, crossing
@@ -214,7 +214,7 @@ def _fetch(tensor: str, spec: ValueSpec, *, may_be_empty: bool) -> str:
         tensor = f"contiguous_if_empty({tensor})"
     if spec.order:
         return f"{tensor}.permute({_spelled(inverse(spec.order))})"
-    return f"laid_out({tensor}, {spec.strides})" if spec.strides else tensor
+    return f"copy_with_strides({tensor}, {spec.strides})" if spec.strides else tensor
 
 
 def _spelled(numbers: Sequence[int]) -> str:
@@ -265,7 +265,7 @@ _COMMON: Mapping[str, Any] = {
     "empty": torch.empty,
     "fitted": _fitted,
     "from_dlpack": from_dlpack,
-    "laid_out": laid_out,
+    "copy_with_strides": copy_with_strides,
     "processes": processes,
     "tensor": torch.tensor,
     "to_dlpack": to_dlpack,

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["TOOL_PATHS", "answers"]
+__all__ = ["TOOL_PATHS", "compile_all"]
 
 _WORKER = Path(__file__).with_name("triton_worker.py")
 
@@ -41,21 +41,21 @@ _FOREIGN = ("DISABLE_", "LLVM_", "MLIR_", "NVPTX_", "PTXAS_", "PYTHONWARNINGS", 
 """Environment variables that begin so change how Triton compiles, and may not."""
 
 
-def answers(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def compile_all(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Answer each request, by several processes if there are several requests.
 
     Args:
         requests: each as `triton_worker.py` reads it, without path and folder.
 
     Returns:
-        The answer of each: {"variants": …}, or {"error": the reason}.
+        The response of each: {"variants": …}, or {"error": the reason}.
     """
     if not requests:
         return []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ThreadPoolExecutor(min(len(requests), cores, _MOST), "ort_dynamo-triton") as threads:
         try:
-            return list(threads.map(_answer, requests))
+            return list(threads.map(_compile, requests))
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise
@@ -86,8 +86,8 @@ class _Worker:
     def is_there(self) -> bool:
         return self._process.poll() is None
 
-    def answer(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the answer, which is an error if the process crashes; None if it had ended for want of requests."""
+    def response(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the response, which is an error if the process crashes; None if it had ended for want of requests."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         late = threading.Event()
@@ -134,28 +134,28 @@ _waiting: list[_Worker] = []
 _lock = threading.Lock()
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
+def _compile(request: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ort_dynamo-triton-") as folder:
         request = {**request, "path": [*map(str, sys.path)], "folder": folder}
         try:
             while (worker := _idle_worker()) is not None:
                 if not worker.is_there():
                     worker.close()
-                elif (answer := _asked(worker, request)) is not None:
-                    return answer
-            return _asked(_Worker(), request) or {"error": "Triton's process ended at once"}
+                elif (response := _sent(worker, request)) is not None:
+                    return response
+            return _sent(_Worker(), request) or {"error": "Triton's process ended at once"}
         except OSError as error:
             return {"error": f"Triton's process cannot be started: {error}"}
 
 
-def _asked(worker: _Worker, request: dict[str, Any]) -> dict[str, Any] | None:
-    answer = worker.answer(request)
+def _sent(worker: _Worker, request: dict[str, Any]) -> dict[str, Any] | None:
+    response = worker.response(request)
     if worker.is_there():
         with _lock:
             _waiting.append(worker)
     else:
         worker.close()
-    return answer
+    return response
 
 
 def _idle_worker() -> _Worker | None:

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from ort_dynamo.boundary import inverse
 from ort_dynamo.errors import OpsetError, TrainingGraphError
 from ort_dynamo.lowering.translate import lower, refusal
-from ort_dynamo.marks import DRAWN, READABLE, SCOPE
+from ort_dynamo.marks import RANDOM, READABLE, SCOPE
 from ort_dynamo.options.groups import PassOptions
 from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
 from ort_dynamo.passes.pipelines import fx_passes, onnx_passes, opset_passes
@@ -60,7 +60,7 @@ def export_graph(
         TrainingGraphError: a node has no form in ONNX.
     """
     target = _target(stands_alone=stands_alone, contrib_ops=contrib_ops)
-    run_passes(fx_passes(options, draws=stands_alone), gm)
+    run_passes(fx_passes(options, keep_random=stands_alone), gm)
     if stands_alone:
         _drop_assertions(gm)
     name_nodes(gm, program)
@@ -109,8 +109,8 @@ def _check(gm: GraphModule, target: Target) -> None:
         is_size = isinstance(node.meta.get("val"), (int, torch.SymInt))
         if node.op != "call_function" or is_size:
             continue
-        draws = node.meta.get(DRAWN) and not target.stands_alone
-        reason = "it generates random numbers" if draws else refusal(node, target)
+        is_random = node.meta.get(RANDOM) and not target.stands_alone
+        reason = "it generates random numbers" if is_random else refusal(node, target)
         if reason is not None:
             reasons.append(f"\n  {node.target}: {reason}\n    {user_line(node)}")
     if reasons:

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from ort_dynamo.lowering.symbols import symbols_of
 from ort_dynamo.lowering.translate import COND
-from ort_dynamo.marks import CHOSEN, DRAWN, OBSERVERS
+from ort_dynamo.marks import CHOSEN, OBSERVERS, RANDOM
 from ort_dynamo.passes.fx.analysis.mutation import writes_input
 from ort_dynamo.progress import counted
 from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload, aten
@@ -36,7 +36,7 @@ class Place(Enum):
     """ONNX Runtime cannot take it, so torch runs it, alone; it has a reason and is reported."""
     CHOSEN = auto()
     """An island could take it, and torch runs it faster (passes/fx/torch_graph/place_in_torch.py); it has a reason."""
-    DRAWN = auto()
+    RANDOM = auto()
     """A random op with no data input (passes/fx/hoist_random), torch's by design."""
     COLLECTIVE = auto()
     """Communication with other processes, or the wait for it: torch's by design, as the process group is torch's."""
@@ -104,8 +104,8 @@ _ASSERTIONS = (aten._assert_async.default, aten._assert_async.msg, aten._assert_
 
 def _without_trial(node: Node, carried: Set[Any]) -> Place | None:
     """Return the place of a node that torch runs even if it can be lowered, or None."""
-    if node.meta.get(DRAWN):
-        return Place.DRAWN
+    if node.meta.get(RANDOM):
+        return Place.RANDOM
     if isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES:
         return Place.COLLECTIVE
     if isinstance(node.target, OpOverload) and node.target.namespace == OBSERVERS:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ort_dynamo.boundary import laid_out, symbolic_strides
+from ort_dynamo.boundary import copy_with_strides, symbolic_strides
 from ort_dynamo.lowering.symbols import symbols_of
 from ort_dynamo.marks import SECTION
 from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
@@ -153,7 +153,7 @@ class _Builder:
             self._copy(view)
         return self._outside[value]
 
-    def _laid_out(self, item: Node) -> Node:
+    def _copied_with_strides(self, item: Node) -> Node:
         """Return a copy of an island's contiguous output with the symbolic strides of its fake value.
 
         The copy also has the fake value's offset, such as the input's for a scatter into an input. If the input is
@@ -165,7 +165,7 @@ class _Builder:
         strides = [self._sizes.number(stride) for stride in symbolic_strides(fake) or (fake.stride() if offset else ())]
         if not strides or None in strides:
             return item
-        copied = self._outer.call_function(laid_out, (item, strides, offset or 0))
+        copied = self._outer.call_function(copy_with_strides, (item, strides, offset or 0))
         copied.meta = dict(item.meta)
         return copied
 
@@ -181,7 +181,7 @@ class _Builder:
         for index, node in enumerate(exports):
             item = self._outer.call_function(operator.getitem, (call, index))
             item.meta = dict(node.meta)
-            self._outside[node] = self._laid_out(item)
+            self._outside[node] = self._copied_with_strides(item)
         return graph_module(_attributes(self._gm, island.graph), island.graph)
 
     def _add_sizes(self, island: _Island) -> None:

@@ -10,9 +10,9 @@ from torch.fx import Node
 
 from ort_dynamo.cache.graph_key import spell_node
 from ort_dynamo.lowering.translate import refusal
-from ort_dynamo.passes.onnx.fuse_kernels import unmade
+from ort_dynamo.passes.onnx.fuse_kernels import lacks_kernel
 from ort_dynamo.target import Target
-from ort_dynamo.torch_internals.size_guards import ANSWERS
+from ort_dynamo.torch_internals.size_guards import SIZE_FACTS
 
 __all__ = ["LoweringProbe"]
 
@@ -33,7 +33,7 @@ class LoweringProbe:
     @classmethod
     def of(cls, target: Target) -> Self:
         """Make the probe of a target: it lowers a node alone, into a graph that is thrown away."""
-        return cls(partial(refusal, target=target, unmade=unmade))
+        return cls(partial(refusal, target=target, lacks_kernel=lacks_kernel))
 
     def __call__(self, node: Node) -> str | None:
         """Give the reason why `node` cannot be lowered, or None; raises as `refuse`."""
@@ -42,6 +42,6 @@ class LoweringProbe:
             return self._refuse(node)
         if spelled not in self._found:
             reason = self._refuse(node)
-            self._found[spelled] = reason, node.meta[ANSWERS]
-        reason, node.meta[ANSWERS] = self._found[spelled]
+            self._found[spelled] = reason, node.meta[SIZE_FACTS]
+        reason, node.meta[SIZE_FACTS] = self._found[spelled]
         return reason

@@ -106,7 +106,7 @@ def _who(node: Node, placement: Placement) -> str | None:
 
 
 _WHO = {
-    Place.DRAWN: "by_design",
+    Place.RANDOM: "by_design",
     Place.COLLECTIVE: "by_design",
     Place.OBSERVER: "by_design",
     Place.CHOSEN: "chosen",

@@ -32,6 +32,7 @@ __all__ = [
     "current_compile_id",
     "entered_codes",
     "frames",
+    "generated_function",
     "is_compiled_function",
     "module_number",
     "resumed_at",
@@ -40,7 +41,6 @@ __all__ = [
     "watch_attempts",
     "why_untraced",
     "wrap_compiled_call",
-    "written_function",
 ]
 
 _LIMIT = 1024  # torch keeps 64, fewer than a large model has graph breaks
@@ -268,7 +268,7 @@ def is_compiled_function(function: Callable[..., Any]) -> bool:
     return hasattr(function, "_torchdynamo_orig_callable")
 
 
-def written_function(function: Callable[..., Any]) -> Callable[..., Any]:
+def generated_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function in a result of torch.compile(function); return anything else unchanged."""
     written: Callable[..., Any] = getattr(function, "_torchdynamo_orig_callable", function)
     return written

@@ -38,9 +38,9 @@ def is_dense(layout: Layout) -> bool:
 def elementwise_strides(sizes: tuple[int, ...], operands: Sequence[Layout]) -> tuple[int, ...]:
     """Give the strides of a new result of `sizes`, of operands that are broadcast to it; scalars have no dimension."""
     if all(one[0] == sizes for one in operands):
-        if all(_is_laid_out(one) for one in operands):
+        if all(_is_contiguous(one) for one in operands):
             return contiguous_strides(sizes)
-        if len(sizes) == len(_CHANNELS_LAST) and all(_is_laid_out(one, _CHANNELS_LAST) for one in operands):
+        if len(sizes) == len(_CHANNELS_LAST) and all(_is_contiguous(one, _CHANNELS_LAST) for one in operands):
             return contiguous_strides(sizes, _CHANNELS_LAST)
         first = operands[0]
         if is_dense(first) and all(one[1] == first[1] for one in operands):
@@ -59,7 +59,7 @@ def elementwise_strides(sizes: tuple[int, ...], operands: Sequence[Layout]) -> t
     return contiguous_strides(sizes, order)
 
 
-def _is_laid_out(layout: Layout, order: Sequence[int] | None = None) -> bool:
+def _is_contiguous(layout: Layout, order: Sequence[int] | None = None) -> bool:
     wanted = contiguous_strides(layout[0], order)
     return all(size == 1 or stride == one for size, stride, one in zip(*layout, wanted, strict=True))
 

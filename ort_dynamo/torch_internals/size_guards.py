@@ -3,7 +3,7 @@
 A lowering sees more of a symbolic size than its expression: whether a guard makes it positive, whether two sizes are
 known to be equal, how a product of sizes simplified. Two graphs alike in everything but these facts may become two
 different models. `symbols.py` passes every such question through `ask`. The first lowering of a node, alone and on
-trial, runs under `recording`; its questions enter the key. The lowering of the whole graph runs under `answering_from`
+trial, runs under `recording`; its questions enter the key. The lowering of the whole graph runs under `replaying`
 these records, and so is decided by the content of the key.
 """
 
@@ -15,9 +15,18 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["ANSWERS", "Answered", "Fact", "UnrecordedQuestionError", "answering_from", "ask", "is_watched", "recording"]
+__all__ = [
+    "SIZE_FACTS",
+    "Fact",
+    "RecordedFacts",
+    "UnrecordedQuestionError",
+    "ask",
+    "is_watched",
+    "recording",
+    "replaying",
+]
 
-ANSWERS = "ort_dynamo.answers"
+SIZE_FACTS = "ort_dynamo.size_facts"
 """The key of a node's meta for the facts that a probe of its lowering recorded: a tuple of Fact."""
 
 _T = TypeVar("_T")
@@ -54,7 +63,7 @@ class _Recording:
 
 
 @dataclass
-class Answered:
+class RecordedFacts:
     """Answers from facts.
 
     Attributes:
@@ -78,7 +87,7 @@ class Answered:
         return _unwatched(answer)
 
 
-_watcher: ContextVar[_Recording | Answered | None] = ContextVar("ort_dynamo answers", default=None)
+_watcher: ContextVar[_Recording | RecordedFacts | None] = ContextVar("ort_dynamo size facts", default=None)
 
 strict = False
 """Make a question without a recorded answer an error. Tests set it; otherwise the graph is not kept for reuse."""
@@ -113,15 +122,15 @@ def recording() -> Iterator[list[Fact]]:
 
 
 @contextmanager
-def answering_from(facts: Iterable[Fact]) -> Iterator[Answered]:
+def replaying(facts: Iterable[Fact]) -> Iterator[RecordedFacts]:
     """Answer the questions that this thread asks from `facts`, and note those that are not among them."""
     known: dict[tuple[str, tuple[Any, ...]], Any] = {}
     for fact in facts:
         known.setdefault((fact.question, fact.about), fact.answer)
-    answered = Answered(known, strict=strict)
-    token = _watcher.set(answered)
+    recorded = RecordedFacts(known, strict=strict)
+    token = _watcher.set(recorded)
     try:
-        yield answered
+        yield recorded
     finally:
         _watcher.reset(token)
 

@@ -236,7 +236,7 @@ class ORTTrainer:
     def _run(self, inputs: Sequence[Tensor]) -> RunningModel:
         """Return the model that runs, made at the first step."""
         if self._running is None:
-            self._running = self._made(inputs)
+            self._running = self._build_model(inputs)
             if self._waiting is not None:
                 try:
                     self._load(*self._waiting)
@@ -253,7 +253,7 @@ class ORTTrainer:
             for index, tensor in enumerate(inputs):
                 self.model_desc.add_type_to_input_description(index, tensor.dtype)
 
-    def _made(self, inputs: Sequence[Tensor]) -> RunningModel:
+    def _build_model(self, inputs: Sequence[Tensor]) -> RunningModel:
         self.options._settle()
         parts = Parts(self.model_desc, self.optim_config, self.options, self._device)
         if self._given_onnx is not None:

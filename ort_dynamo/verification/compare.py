@@ -75,7 +75,7 @@ def differences(
         if name not in found or name not in expected:
             problem = "eager has it, and ort_train does not" if name in expected else "eager has no such value"
         else:
-            strides = not name.startswith("gradient")  # a cotangent is laid out like its output, unlike eager's
+            strides = not name.startswith("gradient")  # a cotangent has the strides of its output, unlike eager's
             problem = difference(
                 found[name],
                 expected[name],

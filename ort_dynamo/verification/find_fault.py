@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from ort_dynamo.boundary import laid_out
+from ort_dynamo.boundary import copy_with_strides
 from ort_dynamo.errors import OrtDynamoError
 from ort_dynamo.lowering.registry import find_lowering, is_from_outside
 from ort_dynamo.source_line import module_path, user_line
@@ -24,7 +24,7 @@ from ort_dynamo.verification.equal_choice import is_same_choice
 from ort_dynamo.verification.find_stage import find_stage
 from ort_dynamo.verification.in_double import InDouble
 from ort_dynamo.verification.models import LoweredIsland, in_double, nodes_of, plainly, spell_nodes
-from ort_dynamo.verification.record import GraphRun, IslandRun, drawing_from
+from ort_dynamo.verification.record import GraphRun, IslandRun, random_states_set
 from ort_dynamo.verification.repeat import write_operator, written
 from ort_dynamo.verification.result import Fault
 
@@ -132,14 +132,14 @@ def _like(found: Any, expected: Any) -> Any:
     if found is None or not isinstance(expected, torch.Tensor):
         return expected
     found = found.to(expected.dtype)
-    return found if found.stride() == expected.stride() else laid_out(found, expected.stride())
+    return found if found.stride() == expected.stride() else copy_with_strides(found, expected.stride())
 
 
 def _operator_fault(run: IslandRun, folder: Path) -> Fault | None:
     """Look at an island's operators, as they were lowered, one by one."""
     gm = run.graph.segmented.islands[run.name]
     island = LoweredIsland(gm, run.graph.spec)
-    more = list(dict.fromkeys(value for node in gm.graph.nodes for value in _made(island, node)))
+    more = list(dict.fromkeys(value for node in gm.graph.nodes for value in _values_of(island, node)))
     try:
         results = island.run(run.inputs, more)
     except OrtDynamoError:
@@ -161,7 +161,7 @@ def _is_operator(node: Node, island: LoweredIsland) -> bool:
     return is_call and any(isinstance(one, ir.Value) for one in tree_leaves(island.values[node]))
 
 
-def _made(island: LoweredIsland, node: Node) -> list[ir.Value]:
+def _values_of(island: LoweredIsland, node: Node) -> list[ir.Value]:
     """List the values of a node that are to become outputs."""
     if not _is_operator(node, island):
         return []
@@ -230,7 +230,7 @@ def _lowering_name(node: Node) -> str:
 def _around(run: GraphRun) -> Fault | None:
     """Compare a graph with its own operators in torch: where islands are right, torch's part of it is wrong."""
     role = run.graph.role
-    with drawing_from(run.generators):
+    with random_states_set(run.generators):
         expected, exact = _in_torch(run.graph.whole.module({}), run.inputs)
     problem = first_problem(run.outputs, expected, lambda: exact, scale=largest(expected))
     if not problem:

@@ -17,7 +17,7 @@ from ort_dynamo.runtime.outer_code import IslandCall
 from ort_dynamo.testing import copied
 from ort_dynamo.torch_internals.pytree import tree_map
 
-__all__ = ["GraphRun", "IslandRun", "Recorder", "drawing_from"]
+__all__ = ["GraphRun", "IslandRun", "Recorder", "random_states_set"]
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _states(device: torch.device) -> dict[torch.device, torch.Tensor]:
 
 
 @contextmanager
-def drawing_from(states: Mapping[torch.device, torch.Tensor]) -> Iterator[None]:
+def random_states_set(states: Mapping[torch.device, torch.Tensor]) -> Iterator[None]:
     """Have torch draw random numbers from recorded states, and put its own back."""
     with torch.random.fork_rng(()), ExitStack() as stack:
         for device, state in states.items():

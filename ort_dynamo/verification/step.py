@@ -144,11 +144,11 @@ def _gradients(outputs: Any, leaves: Mapping[str, torch.Tensor]) -> dict[str, An
         return {}
     losses = [one for one in tensors if one.numel() == 1]
     generator = torch.Generator().manual_seed(_SEED)
-    cotangents = [torch.ones_like(one) for one in losses] or [_drawn(one, generator) for one in tensors]
+    cotangents = [torch.ones_like(one) for one in losses] or [_random_cotangent(one, generator) for one in tensors]
     found = torch.autograd.grad(losses or tensors, list(wanted.values()), cotangents, allow_unused=True)
     return {f"gradient of {name}": one for name, one in zip(wanted, found, strict=True)}
 
 
-def _drawn(output: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _random_cotangent(output: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     dtype = torch.complex64 if output.is_complex() else torch.float32
     return torch.randn(output.shape, dtype=dtype, generator=generator).to(output)

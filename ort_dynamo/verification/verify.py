@@ -19,7 +19,7 @@ from ort_dynamo.program_state import modules_of, read_by
 from ort_dynamo.report.asked_settings import asked_settings
 from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.torch_internals.dry_run import compile_apart, released, untouched
-from ort_dynamo.torch_internals.frames import uncompiled, written_function
+from ort_dynamo.torch_internals.frames import generated_function, uncompiled
 from ort_dynamo.torch_internals.wrappers import zeros_in_memory
 from ort_dynamo.verification.check import check
 from ort_dynamo.verification.record import Recorder
@@ -66,7 +66,7 @@ def verify(
     parsed = parse_options(asked.mode, asked.options)
     inner, recorder = uncompiled(model), Recorder()
     if asked.is_own:
-        inner = written_function(inner)
+        inner = generated_function(inner)
     read = read_by(inner)
     step = Step(
         args, kwargs, modules_of(inner), others=tuple(one for one in read.values() if not isinstance(one, nn.Module))

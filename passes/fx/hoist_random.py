@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.marks import DRAWN, HALF, RECOMPUTE
+from ort_dynamo.marks import HALF, RANDOM, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.fake_values import add_call
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_random, must_recompute, tag
 from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
@@ -43,10 +43,10 @@ _CREATE_OVERLOADS = (aten.normal.float_float, prims.normal.default, prims.unifor
 _EMPTY = (aten.empty, aten.empty_strided, aten.empty_permuted, aten.empty_like, aten.new_empty, aten.new_empty_strided)
 
 
-@ordering(gives=[Condition.DRAWS_HOISTED])
+@ordering(gives=[Condition.RANDOM_APART])
 @dataclass(frozen=True)
 class HoistRandom(PassBase):
-    """Make each random op independent of data, and mark it (meta[DRAWN]) so that torch runs it and saves its result.
+    """Make each random op independent of data, and mark it (meta[RANDOM]) so that torch runs it and saves its result.
 
     1. `native_dropout(x, p, True)` becomes a random mask and `x * (mask / (1 - p))`, eager's own formula on the CPU.
        The mask comes from the same call as in eager, with the same shape, strides and probability. So the same seed
@@ -71,7 +71,7 @@ class HoistRandom(PassBase):
         graph = graph_module.graph
         modified = False
         for node in list(graph.nodes):
-            if node.op != "call_function" or DRAWN in node.meta:
+            if node.op != "call_function" or RANDOM in node.meta:
                 continue
             if node.target is aten.native_dropout.default:
                 if node.args[2] is not False and 0.0 < float(node.args[1]) < 1.0:
@@ -109,7 +109,7 @@ def _is_one_of(target: object, packets: tuple[Any, ...], overloads: tuple[Any, .
 
 
 def _mark(node: Node) -> Node:
-    node.meta[DRAWN] = True
+    node.meta[RANDOM] = True
     node.meta[RECOMPUTE] = CheckpointPolicy.MUST_SAVE
     return node
 

@@ -20,7 +20,8 @@ _PRODUCTS = (aten.bmm, aten.baddbmm, aten.matmul)
 
 
 @ordering(
-    needs=[Condition.DRAWS_HOISTED, Condition.READS_OF_MUTATED_SAVED, Condition.BUDGET_LEFT], ends=[Condition.AS_TRACED]
+    needs=[Condition.RANDOM_APART, Condition.READS_OF_MUTATED_SAVED, Condition.BUDGET_LEFT],
+    ends=[Condition.AS_TRACED],
 )
 @dataclass(frozen=True)
 class RecomputeAttentionDropout(PassBase):

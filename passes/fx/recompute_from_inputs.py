@@ -17,7 +17,8 @@ __all__ = ["RecomputeFromInputs"]
 
 
 @ordering(
-    needs=[Condition.DRAWS_HOISTED, Condition.READS_OF_MUTATED_SAVED, Condition.BUDGET_LEFT], ends=[Condition.AS_TRACED]
+    needs=[Condition.RANDOM_APART, Condition.READS_OF_MUTATED_SAVED, Condition.BUDGET_LEFT],
+    ends=[Condition.AS_TRACED],
 )
 @dataclass(frozen=True)
 class RecomputeFromInputs(PassBase):

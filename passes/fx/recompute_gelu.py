@@ -23,7 +23,8 @@ _POINTWISE = (aten.mul, aten.add, aten.pow, aten.div, *_SQUASH)
 
 
 @ordering(
-    needs=[Condition.DRAWS_HOISTED, Condition.READS_OF_MUTATED_SAVED, Condition.BUDGET_LEFT], ends=[Condition.AS_TRACED]
+    needs=[Condition.RANDOM_APART, Condition.READS_OF_MUTATED_SAVED, Condition.BUDGET_LEFT],
+    ends=[Condition.AS_TRACED],
 )
 @dataclass(frozen=True)
 class RecomputeGelu(PassBase):

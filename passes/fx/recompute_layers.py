@@ -20,7 +20,12 @@ __all__ = ["RecomputeLayers"]
 
 
 @ordering(
-    needs=[Condition.DRAWS_HOISTED, Condition.READS_OF_MUTATED_SAVED, Condition.BUDGET_LEFT, Condition.VIEWS_AS_TRACED],
+    needs=[
+        Condition.RANDOM_APART,
+        Condition.READS_OF_MUTATED_SAVED,
+        Condition.BUDGET_LEFT,
+        Condition.VIEWS_AS_TRACED,
+    ],
     ends=[Condition.AS_TRACED],
 )
 @dataclass(frozen=True)

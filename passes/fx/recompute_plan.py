@@ -23,7 +23,7 @@ _LISTED = 8
 
 
 @ordering(
-    needs=[Condition.DRAWS_HOISTED, Condition.READS_OF_MUTATED_SAVED, Condition.AS_TRACED, Condition.VIEWS_AS_TRACED]
+    needs=[Condition.RANDOM_APART, Condition.READS_OF_MUTATED_SAVED, Condition.AS_TRACED, Condition.VIEWS_AS_TRACED]
 )
 @dataclass(frozen=True)
 class RecomputePlan(PassBase):

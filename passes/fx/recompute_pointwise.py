@@ -71,7 +71,7 @@ class _Search:
     def __init__(self, joint: JointGraph) -> None:
         self._joint = joint
         self._returned = frozenset(map(storage_of, filter(is_tensor, joint.outputs)))
-        self._kept = {storage_of(one.nodes[0]) for one in joint.cut(joint.tagged()).kept}
+        self._kept = {storage_of(one.nodes[0]) for one in joint.cut(joint.tagged()).saved}
         inside = {storage_of(node) for node in joint.forward if is_tensor(node) and is_read_in_kernel(node)}
         every = {storage for node in joint.gm.graph.nodes for storage, _ in allocations(node)}
         self._written = every - inside
@@ -87,7 +87,7 @@ class _Search:
             made = self._joint.sharing([node])
             if not all(can_recompute(one) and self._is_read_by_kernels(one, backward=True) for one in made):
                 continue
-            making, nbytes = self._made_of(node), bytes_of(node.meta["val"])[0]
+            making, nbytes = self._cheapest(node), bytes_of(node.meta["val"])[0]
             if making.nbytes < nbytes or (is_no_more(making.nbytes, nbytes) and self._saves_a_write(made, making)):
                 self._kept = self._kept - {storage} | making.read.keys()
                 yield from {*making.repeated, *made}
@@ -111,7 +111,7 @@ class _Search:
             for user in value.users
         )
 
-    def _made_of(self, node: Node) -> _Making:
+    def _cheapest(self, node: Node) -> _Making:
         """Find the way to recompute a saved value that reads the fewest bytes."""
         known: dict[Node, _Making] = {}
         for source in self._behind(node):

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ort_dynamo.passes.fx.analysis.saved_tensors import (
     JointGraph,
-    Kept,
+    SavedTensor,
     can_recompute,
     is_number,
     is_tensor,
@@ -25,7 +25,7 @@ __all__ = ["RecomputeToBudget"]
 
 
 @ordering(
-    needs=[Condition.DRAWS_HOISTED, Condition.READS_OF_MUTATED_SAVED, Condition.BUDGET_LEFT],
+    needs=[Condition.RANDOM_APART, Condition.READS_OF_MUTATED_SAVED, Condition.BUDGET_LEFT],
     ends=[Condition.AS_TRACED, Condition.BUDGET_LEFT],
 )
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RecomputeToBudget(PassBase):
 
 def _give_up(joint: JointGraph, recomputed: set[Node], limit: float) -> list[Node]:
     """Choose nodes to recompute beside `recomputed`, so that at most `limit` bytes are saved, or as few as can be."""
-    kept = {storage_of(one.nodes[0]): one for one in joint.cut(recomputed).kept}
+    kept = {storage_of(one.nodes[0]): one for one in joint.cut(recomputed).saved}
     again = set(recomputed)
     total = sum(one.nbytes for one in kept.values())
     offers = {key: _Offer(joint, one, kept.keys(), again) for key, one in kept.items()}
@@ -79,7 +79,7 @@ class _Offer:
         worth: bytes per unit of time.
     """
 
-    def __init__(self, joint: JointGraph, kept: Kept, held: Collection[int], again: Collection[Node]) -> None:
+    def __init__(self, joint: JointGraph, kept: SavedTensor, held: Collection[int], again: Collection[Node]) -> None:
         self.nodes: set[Node] = set()
         self.sources: set[int] = set()
         self.possible = True

@@ -53,7 +53,7 @@ class _Recreator:
         for reader in self._joint.backward:
             for value in reader.all_input_nodes:
                 if self._is_remade(value):
-                    reader.replace_input_with(value, self._remade(value, reader))
+                    reader.replace_input_with(value, self._recreated(value, reader))
         return bool(self._made)
 
     def _is_remade(self, value: Node) -> bool:
@@ -66,12 +66,12 @@ class _Recreator:
             and storage_of(value) not in self._mutated
         )
 
-    def _remade(self, value: Node, reader: Node) -> Node:
+    def _recreated(self, value: Node, reader: Node) -> Node:
         """Return the backward's own `value`, made before `reader`, the first that wants it."""
         if value not in self._made:
             source = given = value.all_input_nodes[0]
             if self._is_remade(given):
-                source = self._remade(given, reader)
+                source = self._recreated(given, reader)
             with value.graph.inserting_before(reader):
                 node = value.graph.node_copy(value, lambda argument: source if argument is given else argument)
             node.meta[HALF] = "is_backward"

@@ -78,7 +78,7 @@ def _match(node: ir.Node) -> _Match | str | None:
     if node.op_type != "Sub" or node.domain or node.outputs[0].dtype not in _DTYPES:
         return None
     scatter, product = (
-        _made_by(value, name) for value, name in zip(node.inputs, ("ScatterElements", "Mul"), strict=True)
+        _producer_of_type(value, name) for value, name in zip(node.inputs, ("ScatterElements", "Mul"), strict=True)
     )
     if scatter is None or product is None:
         return None
@@ -98,17 +98,17 @@ def _match(node: ir.Node) -> _Match | str | None:
     return "the scattered values are not multiplied by an exponential of their shape, and summed"
 
 
-def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
+def _producer_of_type(value: ir.Value | None, op_type: str) -> ir.Node | None:
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type == op_type and not node.domain else None
 
 
 def _is_zero(value: ir.Value | None) -> bool:
     """Check whether the value is zero: a Pad, with zeros, of a tensor without elements."""
-    pad = _made_by(value, "Pad")
+    pad = _producer_of_type(value, "Pad")
     if pad is None or len(pad.inputs) > 2 or pad.attributes.get_string("mode", "constant") != "constant":
         return False
-    padded = _made_by(pad.inputs[0], "Reshape")
+    padded = _producer_of_type(pad.inputs[0], "Reshape")
     if padded is None or not padded.attributes.get_int("allowzero", 0):
         return False
     return 0 in (constant_of(padded.inputs[1]) or ())
@@ -116,13 +116,13 @@ def _is_zero(value: ir.Value | None) -> bool:
 
 def _is_exponential(value: ir.Value, like: ir.Value) -> bool:
     """Check whether the value is the exponential of a tensor that has the shape of `like`."""
-    node = _made_by(value, "Exp")
+    node = _producer_of_type(value, "Exp")
     return node is not None and (y := node.inputs[0]) is not None and y.shape == like.shape
 
 
 def _is_sum(value: ir.Value | None, of: ir.Value, axis: int) -> bool:
     """Check whether the value is the sum of `of` along one axis, which is kept."""
-    node = _made_by(value, "ReduceSum")
+    node = _producer_of_type(value, "ReduceSum")
     if node is None or node.inputs[0] is not of or not node.attributes.get_int("keepdims", 1) or len(node.inputs) != 2:
         return False
     axes = constant_of(node.inputs[1])

@@ -22,7 +22,7 @@ from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.target import OPSET
 
-__all__ = ["FuseKernels", "fused_kernels", "fused_ops", "unmade"]
+__all__ = ["FuseKernels", "fused_kernels", "fused_ops", "lacks_kernel"]
 
 _RESHAPES = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
@@ -40,7 +40,7 @@ def fused_ops(model: ir.Model) -> tuple[FusedOp, ...]:
     return tuple(fused_op(kernel, name) for name, kernel in fused_kernels(model).items())
 
 
-def unmade(model: ir.Model) -> str | None:
+def lacks_kernel(model: ir.Model) -> str | None:
     """Give the reason why a node that needs a fused kernel would not get one; None if all get one.
 
     The groups are those that FuseKernels makes, so a node that this lets pass has its kernel in any graph.
@@ -90,14 +90,14 @@ class FuseKernels(ir.passes.InPlacePass):
 
     def _put(self, model: ir.Model, groups: Sequence[tuple[Group, Kernel]], finishing: list[list[ir.Node]]) -> None:
         """Replace groups by kernels, and add the nodes that sum up partial sums."""
-        made = [self._made(model, group, kernel) for group, kernel in groups]  # while all values are there
+        made = [self._kernel_node(model, group, kernel) for group, kernel in groups]  # while all values are there
         for (group, _), node in zip(groups, made, strict=True):
             model.graph.insert_after(group.nodes[-1], node)
         for (group, _), node in zip(groups, made, strict=True):
             self._put_in(model, group, node, finishing)
         _remove_unread(model.graph, {node for group, _ in groups for node in group.nodes})
 
-    def _made(self, model: ir.Model, group: Group, kernel: Kernel) -> ir.Node:
+    def _kernel_node(self, model: ir.Model, group: Group, kernel: Kernel) -> ir.Node:
         """Return the node of a group; its function is the model's, which equal groups share."""
         digest = hashlib.sha256(repr(kernel).encode()).hexdigest()
         name = f"{_words(group)}_{digest[:12]}"

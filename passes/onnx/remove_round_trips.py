@@ -80,7 +80,7 @@ class _Run:
             use.node.replace_input_with(use.idx, exact)
         if widened.is_graph_output():
             assert isinstance(widening.graph, ir.Graph)
-            replace_outputs(widening.graph, widened, self._made_in(widening, exact))
+            replace_outputs(widening.graph, widened, self._computed_in(widening, exact))
         self.modified = True
 
     def _is_rounded(self, value: ir.Value, widening: ir.Node) -> bool:
@@ -103,7 +103,7 @@ class _Run:
             return any(made)
         return all(made) and rounding.metadata_props.get(FX_NODE) == widening.metadata_props.get(FX_NODE)
 
-    def _made_in(self, widening: ir.Node, exact: ir.Value) -> ir.Value:
+    def _computed_in(self, widening: ir.Node, exact: ir.Value) -> ir.Value:
         """`exact` as an output of the graph of `widening`: ONNX Runtime takes no value of an outer graph as one."""
         graph, producer = widening.graph, exact.producer()
         assert isinstance(graph, ir.Graph)

@@ -178,7 +178,7 @@ def test_what_no_node_recorded_makes_a_graph_that_is_not_kept(monkeypatch: pytes
     segmented = segment(gm, partial(refusal, target=target), CPU)
     (island,) = segmented.islands.values()
     for node in island.graph.nodes:
-        node.meta.pop(size_guards.ANSWERS, None)
+        node.meta.pop(size_guards.SIZE_FACTS, None)
     monkeypatch.setattr(size_guards, "strict", False)
     assert not lower(island, target).keyable
 

@@ -206,13 +206,13 @@ def scaled(value: Any) -> Any:
 def channels_last(sample: SampleInput) -> SampleInput | None:
     """Lay out a sample's images in channels_last; None where there are none."""
 
-    def laid_out(value: Tensor) -> Tensor:
+    def converted(value: Tensor) -> Tensor:
         if value.dim() != 4:
             return value
         return value.detach().contiguous(memory_format=torch.channels_last).requires_grad_(value.requires_grad)
 
     has_images = any(one.dim() == 4 for one in tensors(sample.input, sample.args, sample.kwargs))
-    return changed(sample, laid_out) if has_images else None
+    return changed(sample, converted) if has_images else None
 
 
 def detached(sample: SampleInput) -> SampleInput:

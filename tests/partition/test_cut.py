@@ -55,7 +55,7 @@ def test_a_record_names_each_pass_in_order_with_what_is_kept() -> None:
     assert [one.name.split("(")[0] for one in record.passes] == [
         *["RemoveNoOps", "DropUnitDims", "DropRunningStatistics", "KeepStatisticsWide"],
         *["MarkGates", "HoistRandom"],
-        *["PlaceInTorch", "PlaceSlowerOperators", "GiveKernelDtypes", "LayOutChannelsLast"],
+        *["PlaceInTorch", "PlaceSlowerOperators", "GiveKernelDtypes", "ConvertToChannelsLast"],
         *["CompareInForward", "SaveReadsOfMutated", "RecomputeCasts", "RecomputeArithmetic", "RecomputeGelu"],
         *["SplitStatistics", "HideSeedless", "MergeViews", "RecreateViews"],
         *["RestoreSeedless", "MergeStatistics"],  # on the forward

@@ -42,11 +42,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels that Triton is asked for."""
     names: list[str] = []
 
-    def answers(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def compile_all(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         names.extend(request["name"] for request in requests)
-        return triton_workers.answers(requests)
+        return triton_workers.compile_all(requests)
 
-    monkeypatch.setattr(kernel_compiler, "answers", answers)
+    monkeypatch.setattr(kernel_compiler, "compile_all", compile_all)
     return names
 
 

@@ -45,7 +45,7 @@ def test_two_processes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [one.returncode for one in both] == [0, 0]
     assert json.loads(first) == json.loads(second)
     folder = CacheFolder(tmp_path / "cache", 2**31).kernels()
-    monkeypatch.setattr(kernel_compiler, "answers", lambda requests: [{"error": "asked"} for _ in requests])
+    monkeypatch.setattr(kernel_compiler, "compile_all", lambda requests: [{"error": "asked"} for _ in requests])
     assert len(folder.entries()) == 2
     found = compile_kernels([make(FLOAT) for make in EXAMPLES[:2]], (9, 0), KernelFiles(folder))
     assert {name: len(kernel.aligned.cubin) for name, kernel in found.items()} == json.loads(first)  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ort_dynamo.segment.probe_lowering import LoweringProbe
-from ort_dynamo.torch_internals.size_guards import ANSWERS, Fact
+from ort_dynamo.torch_internals.size_guards import SIZE_FACTS, Fact
 
 aten = torch.ops.aten
 
@@ -29,7 +29,7 @@ class Tries:
 
     def __call__(self, node: Node) -> str | None:
         self.nodes.append(node)
-        node.meta[ANSWERS] = FACTS
+        node.meta[SIZE_FACTS] = FACTS
         return "refused" if node.target is aten.sin.default else None
 
 
@@ -54,7 +54,7 @@ def tried(nodes: list[Node]) -> list[Node]:
     for node in nodes:
         reason = probe(node)
         assert reason == ("refused" if node.target is aten.sin.default else None)
-        assert node.meta[ANSWERS] == FACTS
+        assert node.meta[SIZE_FACTS] == FACTS
     return tries.nodes
 
 

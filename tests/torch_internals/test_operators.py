@@ -107,7 +107,7 @@ def test_python_may_ask_a_namespace_what_it_can_do() -> None:
 
 def test_no_lowering_is_registered_for_an_absent_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "_absent", set())
-    before, kept = registry.registered(), dict(registry.kept_in_eager())
+    before, kept = registry.registered(), dict(registry.eager_only())
 
     @registry.lowering(aten.no_such_operator.default)
     def lower(ctx: Any, self: ir.Value) -> ir.Value:
@@ -115,7 +115,7 @@ def test_no_lowering_is_registered_for_an_absent_operator(monkeypatch: pytest.Mo
 
     registry.keep_in_eager("a reason", aten.mul.no_such_overload)
     assert registry.registered() == before
-    assert registry.kept_in_eager() == kept
+    assert registry.eager_only() == kept
 
 
 def test_a_decomposition_into_an_absent_operator_leaves_its_operator_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ort_dynamo.torch_internals import size_guards, symbols
-from ort_dynamo.torch_internals.size_guards import Fact, UnrecordedQuestionError, answering_from, ask, recording
+from ort_dynamo.torch_internals.size_guards import Fact, UnrecordedQuestionError, ask, recording, replaying
 
 N = sympy.Symbol("s0", integer=True)
 
@@ -53,7 +53,7 @@ def test_a_question_inside_a_question_is_part_of_it() -> None:
 
 def test_recorded_answers_are_given_and_others_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(size_guards, "strict", False)
-    with answering_from([Fact("big", (N,), True)]) as answered:
+    with replaying([Fact("big", (N,), True)]) as answered:
         assert ask("big", (N,), lambda: False)
         assert not answered.missing
         assert ask("big", (N + 1,), lambda: False) is False
@@ -61,7 +61,7 @@ def test_recorded_answers_are_given_and_others_are_missed(monkeypatch: pytest.Mo
 
 
 def test_tests_do_not_take_a_missing_answer() -> None:
-    with answering_from([]), pytest.raises(UnrecordedQuestionError, match="big"):
+    with replaying([]), pytest.raises(UnrecordedQuestionError, match="big"):
         ask("big", (N,), lambda: False)
 
 

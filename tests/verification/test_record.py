@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from ort_dynamo.choose_target import placement_threads
 from ort_dynamo.compiler import Compilation
 from ort_dynamo.options.groups import parse_options
-from ort_dynamo.verification.record import Recorder, drawing_from
+from ort_dynamo.verification.record import Recorder, random_states_set
 
 
 def backend_of(recorder: Recorder) -> Callable[..., Any]:
@@ -32,6 +32,6 @@ def test_random_numbers_are_those_of_the_recorded_run_and_torch_goes_on_as_befor
     (run,) = recorder.runs
     assert list(run.generators) == [torch.device("cpu")]
     before = torch.get_rng_state()
-    with drawing_from(run.generators):
+    with random_states_set(run.generators):
         assert torch.equal(torch.nn.functional.dropout(x, 0.5), dropped)
     assert torch.equal(torch.get_rng_state(), before)

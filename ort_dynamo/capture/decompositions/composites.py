@@ -144,8 +144,8 @@ def _bernoulli(self: torch.Tensor, *, generator: torch.Generator | None = None) 
     if generator is not None or self.device.type != "cpu" or not self.is_floating_point():
         return NotImplemented
     aten._assert_async.msg(((self >= 0) & (self <= 1)).all(), "Expected p_in >= 0 && p_in <= 1 to be true")
-    drawn = torch.promote_types(self.dtype, torch.float32)
-    return (torch.rand(self.shape, dtype=drawn, device=self.device) < self).to(self.dtype)
+    wide = torch.promote_types(self.dtype, torch.float32)
+    return (torch.rand(self.shape, dtype=wide, device=self.device) < self).to(self.dtype)
 
 
 def _normal(

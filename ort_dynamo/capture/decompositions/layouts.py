@@ -53,7 +53,7 @@ def _channel_shuffle(self: torch.Tensor, groups: int) -> torch.Tensor:
     return shuffled.clone(memory_format=memory_format_of(self) if keeps else torch.contiguous_format)
 
 
-def _laid_out_as_first(overload: OpOverload) -> Callable[..., Any]:
+def _in_layout_of_first(overload: OpOverload) -> Callable[..., Any]:
     """Make an elementwise operator whose first operand decides the layout read the others in it."""
 
     def decomposition(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -73,7 +73,7 @@ def _laid_out_as_first(overload: OpOverload) -> Callable[..., Any]:
     return decomposition
 
 
-def _laid_out_as_sum(overload: OpOverload) -> Callable[..., Any]:
+def _in_layout_of_sum(overload: OpOverload) -> Callable[..., Any]:
     """Make an elementwise operator of two tensors read both in the layout of their sum."""
 
     def decomposition(first: torch.Tensor, second: Any, **kwargs: Any) -> Any:
@@ -139,7 +139,7 @@ def _addr(self: torch.Tensor, vec1: torch.Tensor, vec2: torch.Tensor, **kwargs: 
     return _restored(aten.addr(self.t().contiguous(), vec2, vec1, **kwargs), (1, 0))
 
 
-def _laid_out_as_input(overload: OpOverload) -> Callable[..., Any]:
+def _in_layout_of_input(overload: OpOverload) -> Callable[..., Any]:
     """Make the gradient of a batch normalization read the result's gradient in the layout of the input."""
 
     def decomposition(gradient: torch.Tensor, given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -188,10 +188,10 @@ LAYOUTS: Mapping[OpOverload, Callable[..., Any]] = present(
         aten.native_channel_shuffle.default: _channel_shuffle,
         **{overload: _contiguous(overload) for overload in CONTIGUOUS},
         **{
-            overload: (_laid_out_as_first if decider == 0 else _laid_out_as_input)(overload)
+            overload: (_in_layout_of_first if decider == 0 else _in_layout_of_input)(overload)
             for overload, decider in LAID_OUT_AS.items()
         },
-        **{overload: _laid_out_as_sum(overload) for overload in BROADCAST},
+        **{overload: _in_layout_of_sum(overload) for overload in BROADCAST},
         **{overload: _keeps_layout(overload) for overload in (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)},
         **{
             overload: _keeps_format(overload)

@@ -60,7 +60,7 @@ def _decompositions(
         for overload, function in table.items()
         if isinstance(overload, OpOverload)
         and overload not in whole
-        and (overload in COMPOSITES or not _draws(overload))
+        and (overload in COMPOSITES or not _is_random(overload))
     }
     kept |= {overload: _with_copy_small_results(kept[overload]) for overload in kept.keys() & _OWN_RESULTS}
     laid = {
@@ -112,6 +112,6 @@ def _left_whole(formulas: Mapping[OpOverload, Callable[..., Any]]) -> dict[OpOve
     return {overload: guarded(formula) for overload, formula in formulas.items()}
 
 
-def _draws(overload: OpOverload) -> bool:
+def _is_random(overload: OpOverload) -> bool:
     """Check whether the overload itself is a random op; a composite (dropout, lstm) leaves that to the ops it calls."""
     return torch.Tag.nondeterministic_seeded in overload.tags and not can_decompose(overload)

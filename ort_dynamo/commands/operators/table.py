@@ -14,7 +14,7 @@ from ort_dynamo.capture.decompositions.table import decompositions
 from ort_dynamo.commands.operators.probe_dtypes import gradient_overloads, taken_dtypes
 from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.lowering import torchlib
-from ort_dynamo.lowering.registry import find_lowering, kept_in_eager, registered
+from ort_dynamo.lowering.registry import eager_only, find_lowering, registered
 from ort_dynamo.passes.fx.hoist_random import is_random_op
 from ort_dynamo.runtime.providers import recorded_cpu_targets
 from ort_dynamo.torch_internals.operators import OpOverload, all_overloads, can_decompose, schema_of
@@ -190,7 +190,7 @@ def _arrives(overload: OpOverload, packet: str) -> bool:
 
 
 def _how(overload: OpOverload) -> tuple[str, str]:
-    if (reason := kept_in_eager().get(overload)) is not None:
+    if (reason := eager_only().get(overload)) is not None:
         return "eager", reason
     if is_random_op(overload):
         return "random", ""
@@ -207,7 +207,7 @@ def _how(overload: OpOverload) -> tuple[str, str]:
 
 def _family(overload: OpOverload) -> str:
     function = find_lowering(overload)
-    if function is None or overload in kept_in_eager():
+    if function is None or overload in eager_only():
         return ""
     return _inner(function).__module__.rpartition(".")[2]
 

@@ -37,7 +37,7 @@ def module_tree(role: Role) -> Html:
         box.operators.append(one)
     boxes = [_joined(child) for child in root.children.values()]
     outside = [_operators(root.operators)] if root.operators else []
-    return element("div", *(_drawn(box, is_open=len(boxes) <= _FEW) for box in boxes), *outside, class_="tree")
+    return element("div", *(_box_element(box, is_open=len(boxes) <= _FEW) for box in boxes), *outside, class_="tree")
 
 
 def _joined(box: _Box) -> _Box:
@@ -53,7 +53,7 @@ _FEW = 4
 """Most boxes that are open from the start."""
 
 
-def _drawn(box: _Box, *, is_open: bool = False) -> Html:
+def _box_element(box: _Box, *, is_open: bool = False) -> Html:
     every = box.every()
     counts = Counter(one.place for one in every)
     seconds = [one.seconds for one in every if one.seconds is not None]
@@ -70,7 +70,7 @@ def _drawn(box: _Box, *, is_open: bool = False) -> Html:
             bar(parts, float(len(every)), label=said),
             element("span", amount, class_="n soft", title=said),
         ),
-        *map(_drawn, box.children.values()),
+        *map(_box_element, box.children.values()),
         _operators(box.operators) if box.operators else "",
         class_=worst,
         open=is_open,

@@ -194,7 +194,7 @@ class ExecutionManager:
 
     def _first(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run for the first time, and log the record of the compile."""
-        before, begin, clock = _Drawn(self._module), time.time(), time.perf_counter()
+        before, begin, clock = _RandomState(self._module), time.time(), time.perf_counter()
         with RunWatch() as watch:
             outputs = self._for_first_sizes(*inputs, **kwargs)
         seconds = time.perf_counter() - clock
@@ -300,7 +300,7 @@ def _region(
     return compile_region(entry, backend, dynamic=dynamic, recurrent=recurrent)
 
 
-class _Drawn:
+class _RandomState:
     """Random generators and buffers as they were before a call, which changes them beside its results."""
 
     def __init__(self, module: nn.Module) -> None:

@@ -159,7 +159,7 @@ class RunningModel:
     ) -> tuple[list[Tensor], bool]:
         """Run a training step as forward, backward and update."""
         if self._split is None:
-            self._split = self._made_step()
+            self._split = self._build_step()
         try:
             (_, outputs), all_finite = self._split(inputs, lr, scale, self._kinds[updates])
         except Exception as error:
@@ -169,7 +169,7 @@ class RunningModel:
             warn_program(_NOTHING_TRAINS)
         return list(outputs), all_finite
 
-    def _made_step(self) -> SplitStep:
+    def _build_step(self) -> SplitStep:
         return SplitStep(
             self._entry("train"), self.state, self.options, self._together, self.zero, recurrent=self._recurrent
         )

@@ -184,19 +184,19 @@ def _result(node: Node, values: Mapping[Node, Any] | None = None) -> Any:
         return args[index] if index < len(args) else kwargs[name]
     narrow: Mapping[int, torch.dtype] = node.meta.get(READS_WIDE_STATISTICS, {})
     args = tuple(one.to(narrow[index]) if index in narrow else one for index, one in enumerate(args))
-    result = _laid_out(target(*args, **kwargs), node.meta.get(CHANNELS_LAST, frozenset()))
+    result = _in_channels_last(target(*args, **kwargs), node.meta.get(CHANNELS_LAST, frozenset()))
     wide: Mapping[int, torch.dtype] = node.meta.get(WIDE_STATISTICS, {})
     return tuple(one.to(wide.get(index, one.dtype)) for index, one in enumerate(result)) if wide else result
 
 
-def _laid_out(result: Any, indices: Collection[int]) -> Any:
+def _in_channels_last(result: Any, indices: Collection[int]) -> Any:
     """Give results of these indices the strides of channels_last; the only result has index 0."""
     if isinstance(result, torch.Tensor):
         return aten.clone.default(result, memory_format=torch.channels_last) if indices else result
     if not indices:
         return result
-    laid_out = (_laid_out(one, [0] if index in indices else []) for index, one in enumerate(result))
-    return type(result)(laid_out)
+    converted = (_in_channels_last(one, [0] if index in indices else []) for index, one in enumerate(result))
+    return type(result)(converted)
 
 
 @contextmanager

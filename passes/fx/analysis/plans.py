@@ -16,7 +16,7 @@ from ort_dynamo.passes.fx.analysis.operator_names import names_of
 from ort_dynamo.passes.fx.analysis.saved_tensors import (
     CASTS,
     JointGraph,
-    Kept,
+    SavedTensor,
     bytes_of,
     calls,
     can_recompute,
@@ -78,13 +78,13 @@ def find_candidates(joint: JointGraph) -> list[Candidate]:
     and no nodes with a policy.
     """
     before = joint.cut(joint.tagged())
-    had = {storage_of(one.nodes[0]) for one in before.kept} | joint.inputs
-    made_by: dict[Node, list[Kept]] = defaultdict(list)
-    for one in before.kept:
+    had = {storage_of(one.nodes[0]) for one in before.saved} | joint.inputs
+    made_by: dict[Node, list[SavedTensor]] = defaultdict(list)
+    for one in before.saved:
         made_by[maker_of(one.nodes[0])].append(one)
     candidates = []
     for _, group in sorted(made_by.items(), key=lambda item: joint.position(item[0])):
-        available = _Available(joint, had - {storage_of(one.nodes[0]) for one in group}, frozenset(before.again))
+        available = _Available(joint, had - {storage_of(one.nodes[0]) for one in group}, frozenset(before.recomputed))
         candidates += available.ways(group)
     return candidates
 
@@ -100,7 +100,7 @@ def decide(joint: JointGraph, chosen: Iterable[Candidate]) -> dict[Node, Checkpo
         wanted |= {n: CheckpointPolicy.MUST_SAVE for n in candidate.narrow if n not in wanted}
     recomputed = {node for node, policy in wanted.items() if policy is CheckpointPolicy.MUST_RECOMPUTE}
     cut = joint.cut(recomputed | joint.tagged())
-    needed = {*cut.again, *(node for one in cut.kept for node in one.nodes)}
+    needed = {*cut.recomputed, *(node for one in cut.saved for node in one.nodes)}
     return {node: policy for node, policy in wanted.items() if node in needed}
 
 
@@ -115,7 +115,7 @@ def plan_rows(joint: JointGraph) -> tuple[PlanRow, ...]:
     for (cluster, kind), candidates in groups.items():
         decided = decide(joint, candidates)
         after = joint.cut(tagged | {n for n, policy in decided.items() if policy is CheckpointPolicy.MUST_RECOMPUTE})
-        more = sum(time_of(node) for node in set(after.again).difference(before.again))
+        more = sum(time_of(node) for node in set(after.recomputed).difference(before.recomputed))
         rows.append(
             PlanRow(
                 Plan(cluster, kind),
@@ -141,7 +141,7 @@ class _Available:
     storages: Collection[int]
     again: frozenset[Node]
 
-    def ways(self, group: Sequence[Kept]) -> list[Candidate]:
+    def ways(self, group: Sequence[SavedTensor]) -> list[Candidate]:
         """Return the candidates for these allocations: without compromise and with one, where either exists."""
         found = []
         plain = self._back_to(group, compromise=False)
@@ -159,7 +159,7 @@ class _Available:
         cluster = "".join(f"{name}+" for name in names_of(ordered))
         return Candidate(cluster, kind, ordered, tuple(sorted(narrow, key=self.joint.position)))
 
-    def _back_to(self, group: Sequence[Kept], compromise: bool) -> tuple[set[Node], set[Node]] | None:
+    def _back_to(self, group: Sequence[SavedTensor], compromise: bool) -> tuple[set[Node], set[Node]] | None:
         """Nodes to recompute and narrow sides to save, or None if it cannot be or takes too much."""
         stops: set[Node] = set()
         while (found := self._walk(group, compromise, stops)) is not None and not found[1] <= stops:
@@ -167,7 +167,7 @@ class _Available:
         return found
 
     def _walk(
-        self, group: Sequence[Kept], compromise: bool, stops: Collection[Node]
+        self, group: Sequence[SavedTensor], compromise: bool, stops: Collection[Node]
     ) -> tuple[set[Node], set[Node]] | None:
         again: set[Node] = set()
         narrow: set[Node] = set()

@@ -29,7 +29,7 @@ def repeatable(
         chained: whether a repeated result suffices to repeat more: the backward reads it, and so makes it anyway.
     """
     returned = frozenset(map(storage_of, filter(is_tensor, joint.outputs)))
-    kept = {storage_of(one.nodes[0]) for one in joint.cut(joint.tagged()).kept}
+    kept = {storage_of(one.nodes[0]) for one in joint.cut(joint.tagged()).saved}
     lives = lives | kept
     for maker in joint.forward:
         result = _result_of(maker)

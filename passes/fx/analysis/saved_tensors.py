@@ -25,9 +25,9 @@ from ort_dynamo.torch_internals.symbols import given_expression, optimization_hi
 
 __all__ = [
     "CASTS",
-    "Cut",
     "JointGraph",
-    "Kept",
+    "SavedSet",
+    "SavedTensor",
     "allocations",
     "bytes_of",
     "calls",
@@ -44,7 +44,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedTensor:
     """One allocation that the forward saves for the backward.
 
     Attributes:
@@ -59,26 +59,26 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Cut:
+class SavedSet:
     """The effect of recomputing a set of nodes.
 
     Attributes:
-        kept: tensors that the forward saves; inputs of the graph are not counted, because they stay alive anyway.
-        again: the nodes that the backward really recomputes, in order.
+        saved: tensors that the forward saves; inputs of the graph are not counted, because they stay alive anyway.
+        recomputed: the nodes that the backward really recomputes, in order.
     """
 
-    kept: tuple[Kept, ...]
-    again: tuple[Node, ...]
+    saved: tuple[SavedTensor, ...]
+    recomputed: tuple[Node, ...]
 
     @property
     def nbytes(self) -> int:
         """Bytes saved."""
-        return sum(one.nbytes for one in self.kept)
+        return sum(one.nbytes for one in self.saved)
 
     @property
     def size(self) -> sympy.Expr:
         """The same in symbols."""
-        return sympy.Add(*(one.size for one in self.kept))
+        return sympy.Add(*(one.size for one in self.saved))
 
 
 class JointGraph:
@@ -139,7 +139,7 @@ class JointGraph:
         """Forward nodes that the partitioner will recompute, by their present tags."""
         return {node for node in self.forward if must_recompute(node)}
 
-    def cut(self, recomputed: Collection[Node]) -> Cut:
+    def cut(self, recomputed: Collection[Node]) -> SavedSet:
         """Find the saved and the recomputed nodes if `recomputed` are tagged, as far as the backward needs them."""
         wanted = list(self.read_by_backward)
         seen, again, kept = set(wanted), set(), []
@@ -153,7 +153,7 @@ class JointGraph:
                 if argument in self._forward and argument not in seen and not is_number(argument):
                     seen.add(argument)
                     wanted.append(argument)
-        return Cut(self._allocations(kept), tuple(node for node in self.forward if node in again))
+        return SavedSet(self._allocations(kept), tuple(node for node in self.forward if node in again))
 
     @cached_property
     def last_uses(self) -> dict[int, int]:
@@ -189,12 +189,12 @@ class JointGraph:
         inputs = filter(is_tensor, self.gm.graph.find_nodes(op="placeholder"))
         return frozenset(storage_of(node) for node in inputs if any(map(self._in_backward, node.users)))
 
-    def _allocations(self, nodes: Collection[Node]) -> tuple[Kept, ...]:
+    def _allocations(self, nodes: Collection[Node]) -> tuple[SavedTensor, ...]:
         groups: dict[int, list[Node]] = {}
         for node in filter(set(nodes).__contains__, self.forward):
             if is_tensor(node) and (key := storage_of(node)) not in self.inputs:
                 groups.setdefault(key, []).append(node)
-        return tuple(Kept(tuple(group), *bytes_of(group[0].meta["val"])) for group in groups.values())
+        return tuple(SavedTensor(tuple(group), *bytes_of(group[0].meta["val"])) for group in groups.values())
 
     def _in_backward(self, user: Node) -> bool:
         # A backward node that reads only a shape makes torch save the sizes, not the tensor.

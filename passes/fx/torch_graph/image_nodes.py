@@ -29,7 +29,7 @@ class ImageNodes:
         self._inner: dict[Node, Node] = {}
         self._gone: set[Node] = set()
         self._moved: dict[Node, Any] = {}  # other node whose strides follow -> its value as traced
-        self._laid_out: dict[Node, torch.Tensor] = {}  # node that is in channels_last itself -> its value as traced
+        self._converted: dict[Node, torch.Tensor] = {}  # node that is in channels_last itself -> its value as traced
         self._plain: dict[Node, Node] = {}  # view of an image -> its inner node, the same elements in memory order
         self._copied: dict[Node, Node] = {}  # image with an inner node that has gaps -> the same of a contiguous copy
         self._outer: dict[Node, Node] = {}  # image -> the permutation back of its inner node
@@ -54,12 +54,12 @@ class ImageNodes:
         """Note an image that torch gives in channels_last."""
         with self._graph.inserting_before(node.next):
             self._inner[node] = self._add(node, aten.permute.default, node, [*channels_last(4)])
-        self._laid_out[node] = traced
+        self._converted[node] = traced
 
     def _begin(self, node: Node) -> bool:
         """Note a permutation of a contiguous tensor that gives an image in channels_last."""
         source: Any = node.args[0]
-        self._inner[node], self._laid_out[node] = source, self._value(node)
+        self._inner[node], self._converted[node] = source, self._value(node)
         return True
 
     def _image(self, node: Node, reader: Node) -> Node:
@@ -69,12 +69,12 @@ class ImageNodes:
                 return node
             permuted = self._add(reader, aten.permute.default, node, [*channels_last(4)])
             self._inner[node] = self._contiguous(permuted, reader)
-        elif node not in self._laid_out and not has_strides(self._inner[node].meta["val"], range(4)):
+        elif node not in self._converted and not has_strides(self._inner[node].meta["val"], range(4)):
             if node not in self._copied:  # expanded, or a slice
                 copied = self._contiguous(self._inner[node], reader)
                 self._copied[node] = self._add(reader, aten.permute.default, copied, inverse(channels_last(4)))
             return self._copied[node]
-        return node if node in self._laid_out else self._permuted_back(node)
+        return node if node in self._converted else self._permuted_back(node)
 
     def _permuted_back(self, node: Node) -> Node:
         """Return the permutation back of an image's inner node."""
@@ -98,18 +98,18 @@ class ImageNodes:
 
     def _read_as_traced(self, reader: Node) -> None:
         for node in reader.all_input_nodes:
-            if node in self._gone or node in self._laid_out:
+            if node in self._gone or node in self._converted:
                 reader.replace_input_with(node, self._as_traced(node, reader))
 
     def _return_as_traced(self, output: Node) -> None:
         """Restore the traced strides of results, each where its image is computed."""
         traced = {node: self._value(node) for node in output.all_input_nodes}
         for node in output.all_input_nodes:
-            if node in self._gone or node in self._laid_out:
+            if node in self._gone or node in self._converted:
                 with self._graph.inserting_before(node.next):
                     result = self._as_traced(node, output)
                 output.replace_input_with(node, result)
-                traced[result] = self._laid_out.get(node, self._value(node))
+                traced[result] = self._converted.get(node, self._value(node))
         for node in output.all_input_nodes:
             if isinstance(value := traced[node], torch.Tensor):
                 with self._graph.inserting_before(node.next):
@@ -120,14 +120,14 @@ class ImageNodes:
         like = node if reader.op == "output" else reader  # results are computed where their images are
         key = node, reader.op == "output" or like.meta.get(HALF)
         if key not in self._traced:
-            is_there = node in self._laid_out
+            is_there = node in self._converted
             source: Any = node.args[0]
-            if node in self._gone and node.target in VIEWS and source in self._gone.union(self._laid_out):
+            if node in self._gone and node.target in VIEWS and source in self._gone.union(self._converted):
                 base = self._as_traced(source, reader)
                 self._traced[key] = self._add(like, node.target, base, *node.args[1:])
             else:
                 image = node if is_there else self._permuted_back(node)
-                self._traced[key] = self._ordered(image, self._laid_out[node] if is_there else self._value(node), like)
+                self._traced[key] = self._ordered(image, self._converted[node] if is_there else self._value(node), like)
         return self._traced[key]
 
     def _ordered(self, image: Node, traced: torch.Tensor, reader: Node) -> Node:

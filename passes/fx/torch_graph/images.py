@@ -24,9 +24,9 @@ __all__ = [
     "channels_last",
     "is_back",
     "is_known",
-    "is_laid_out",
     "is_normalized",
     "is_of_channels",
+    "is_permuted",
     "origin",
     "viewed",
 ]
@@ -80,8 +80,8 @@ def is_known(fake: torch.Tensor) -> bool:
     return all(isinstance(size, int) for size in (*fake.shape, *fake.stride())) and fake.numel() > 0
 
 
-def is_laid_out(node: Node) -> bool:
-    """Check whether a node is a convolution that the pass lays out."""
+def is_permuted(node: Node) -> bool:
+    """Check whether a node is a convolution that the pass computes in channels_last."""
     if node.target not in CONVOLUTIONS or CHANNELS_LAST in node.meta:
         return False
     operands = [one.meta["val"] for one in node.all_input_nodes]

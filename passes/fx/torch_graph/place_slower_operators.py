@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import CHOSEN, DRAWN
+from ort_dynamo.marks import CHOSEN, RANDOM
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.passes.fx.torch_graph.slower_operators import FORMS
 from ort_dynamo.passes.ordering import Condition, ordering
@@ -97,7 +97,7 @@ def _is_the_sessions(node: Node) -> bool:
         and node.target is not operator.getitem
         and not is_remakable_view(node)
         and CHOSEN not in node.meta
-        and DRAWN not in node.meta
+        and RANDOM not in node.meta
         and not isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
     )
 

@@ -42,7 +42,7 @@ class PlaceWholeKernels(PassBase):
 
     If convolutions multiply more than matmuls do, torch runs the whole graph. The nodes between convolutions are
     pointwise, and a session launches as many kernels for them as torch. Fused kernels are fewer, so a graph that
-    LayOutImages has put into channels_last is shared between torch and sessions.
+    PermuteImages has put into channels_last is shared between torch and sessions.
 
     Attributes:
         target: the target of the sessions.
@@ -59,8 +59,8 @@ class PlaceWholeKernels(PassBase):
             reason = self._reason(node)
             if reason is not None:
                 modified |= choose([node], reason)
-        is_laid_out = any(CHANNELS_LAST in node.meta for node in nodes)
-        if self.target.facts.leaves_convolution_gradients and not is_laid_out and _convolves_most(nodes):
+        has_channels_last = any(CHANNELS_LAST in node.meta for node in nodes)
+        if self.target.facts.leaves_convolution_gradients and not has_channels_last and _convolves_most(nodes):
             modified |= choose((node for node in nodes if computes(node)), BETWEEN)
         return PassResult(graph_module, modified)
 

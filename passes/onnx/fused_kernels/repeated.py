@@ -47,7 +47,7 @@ def repeated(
     inputs = list(inputs)
     for is_repeated in (may_repeat, lambda node: may_repeat(node) and _widens(node)):
         found: dict[ir.Value, _Making] = {}
-        yield frozenset(node for value in inputs for node in _made(value, nbytes, is_repeated, found).nodes)
+        yield frozenset(node for value in inputs for node in _cheapest(value, nbytes, is_repeated, found).nodes)
 
 
 def _widens(node: ir.Node) -> bool:
@@ -59,7 +59,7 @@ def _widens(node: ir.Node) -> bool:
     return source.dtype in WIDE and result.dtype == WIDE[source.dtype]
 
 
-def _made(
+def _cheapest(
     value: ir.Value,
     nbytes: Callable[[ir.Value], int],
     may_repeat: Callable[[ir.Node], bool],
@@ -77,7 +77,7 @@ def _made(
         return as_is
     is_reshape = node.op_type in MOVES
     operands = [one for one in node.inputs[: 1 if is_reshape else None] if one is not None and number_of(one) is None]
-    parts = [_made(one, nbytes, may_repeat, found, depth + 1) for one in operands]
+    parts = [_cheapest(one, nbytes, may_repeat, found, depth + 1) for one in operands]
     nodes = frozenset({node}).union(*(part.nodes for part in parts))
     again = _Making(nodes, {leaf: size for part in parts for leaf, size in part.read.items()})
     pays = again.nbytes < as_is.nbytes and len(nodes) <= _MOST_NODES

@@ -1,4 +1,4 @@
-"""Results are laid out in memory as eager's kernels lay them out, not only as torch's fake tensors promise."""
+"""Results have the memory layout that eager's kernels give them, not only the one that torch's fake tensors promise."""
 
 import pytest
 import torch

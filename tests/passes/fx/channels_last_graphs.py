@@ -1,4 +1,4 @@
-"""Graphs of convolutions that torch runs, and what LayOutChannelsLast makes of them."""
+"""Graphs of convolutions that torch runs, and what ConvertToChannelsLast makes of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.marks import CHOSEN
-from ort_dynamo.passes.fx.torch_graph.lay_out_channels_last import LayOutChannelsLast
+from ort_dynamo.passes.fx.torch_graph.convert_to_channels_last import ConvertToChannelsLast
 from ort_dynamo.testing import assert_close
 
-__all__ = ["IMAGES", "WEIGHT", "assert_same", "block", "conv", "laid_out", "traced"]
+__all__ = ["IMAGES", "WEIGHT", "assert_same", "block", "conv", "converted", "traced"]
 
 
 def strides(value: Any) -> Any:
@@ -57,10 +57,10 @@ def assert_same(gm: GraphModule, function: Callable[..., Any], *inputs: torch.Te
         assert_close(mine, theirs, f"output {index}")
 
 
-def laid_out(function: Callable[..., Any], *inputs: torch.Tensor, mode: str = "fake") -> tuple[GraphModule, bool]:
+def converted(function: Callable[..., Any], *inputs: torch.Tensor, mode: str = "fake") -> tuple[GraphModule, bool]:
     """The graph of `function`, all torch's, after the pass; it must compute the same, in the same strides."""
     gm = traced(function, *inputs, mode=mode)
-    modified = run_twice(LayOutChannelsLast(), gm)
+    modified = run_twice(ConvertToChannelsLast(), gm)
     assert_same(gm, function, *inputs)
     return gm, modified
 

@@ -1,4 +1,4 @@
-"""Graphs of convolutions, and what LayOutImages makes of them."""
+"""Graphs of convolutions, and what PermuteImages makes of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.fx_testing import assert_fx_rewrites
-from ort_dynamo.passes.fx.torch_graph.lay_out_images import CONVOLVES, LayOutImages
+from ort_dynamo.passes.fx.torch_graph.permute_images import CONVOLVES, PermuteImages
 from ort_dynamo.testing import Tolerance
 from ort_dynamo.torch_internals.operators import aten
 
@@ -23,7 +23,7 @@ __all__ = [
     "SMALL",
     "W",
     "X",
-    "assert_laid_out",
+    "assert_permuted",
     "convolution",
     "random",
     "traced",
@@ -47,7 +47,7 @@ def traced(function: Callable[..., Any], *inputs: Tensor, mode: str = "fake") ->
     return make_fx(function, tracing_mode=mode)(*inputs)
 
 
-def assert_laid_out(
+def assert_permuted(
     function: Callable[..., Any],
     inputs: Sequence[Tensor],
     before: str,
@@ -56,7 +56,7 @@ def assert_laid_out(
 ) -> GraphModule:
     """Check what the pass makes of a function's graph, and that it computes the same."""
     gm = traced(function, *inputs)
-    return assert_fx_rewrites(LayOutImages(), before, after, gm, inputs=inputs, tolerance=tolerance)
+    return assert_fx_rewrites(PermuteImages(), before, after, gm, inputs=inputs, tolerance=tolerance)
 
 
 def random(*shape: int) -> Tensor:

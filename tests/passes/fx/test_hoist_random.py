@@ -35,7 +35,7 @@ def test_dropout_becomes_a_drawn_mask_and_eagers_formula() -> None:
         """,
         """
         x: f32[2, 3]
-        bernoulli = ort_dynamo.bernoulli.default([2, 3], [3, 1], 0.75)  # bool[2, 3] | MUST_SAVE | drawn
+        bernoulli = ort_dynamo.bernoulli.default([2, 3], [3, 1], 0.75)  # bool[2, 3] | MUST_SAVE | random
         _to_copy = aten._to_copy.default(bernoulli, dtype=f32)  # f32[2, 3]
         div = aten.div.Tensor(_to_copy, 0.75)  # f32[2, 3]
         mul = aten.mul.Tensor(x, div)  # f32[2, 3]
@@ -71,8 +71,8 @@ def test_a_draw_like_a_tensor_no_longer_reads_it() -> None:
         """,
         """
         x: f32[2, 3]
-        empty_strided = aten.empty_strided.default([2, 3], [3, 1], dtype=f32)  # f32[2, 3] | MUST_SAVE | drawn
-        rand_like = aten.rand_like.default(empty_strided)  # f32[2, 3] | MUST_SAVE | drawn
+        empty_strided = aten.empty_strided.default([2, 3], [3, 1], dtype=f32)  # f32[2, 3] | MUST_SAVE | random
+        rand_like = aten.rand_like.default(empty_strided)  # f32[2, 3] | MUST_SAVE | random
         return rand_like
         """,
     )
@@ -80,7 +80,7 @@ def test_a_draw_like_a_tensor_no_longer_reads_it() -> None:
 
 def test_symbolic_sizes_are_read_from_the_inputs() -> None:
     gm = make_fx(lambda x: torch.rand_like(x.repeat(2, 1)), tracing_mode="symbolic")(torch.ones(5, 3))
-    drawn = "f32[2*s0, s1] | MUST_SAVE | drawn"
+    drawn = "f32[2*s0, s1] | MUST_SAVE | random"
     assert_fx_rewrites(
         HoistRandom(),
         """
@@ -178,7 +178,7 @@ def test_memory_without_values_is_torchs_under_deterministic_algorithms() -> Non
         """,
         """
         x_1: f32[2, 3]
-        empty_strided = aten.empty_strided.default([4], [1], dtype=f32)  # f32[4] | MUST_SAVE | drawn
+        empty_strided = aten.empty_strided.default([4], [1], dtype=f32)  # f32[4] | MUST_SAVE | random
         return empty_strided
         """,
         gm,

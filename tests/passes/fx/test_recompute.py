@@ -121,7 +121,7 @@ def test_dropout_between_softmax_and_values_is_recomputed_from_the_kept_mask(joi
         view_2 = aten.view.default(bmm, [2, 3, 3])  # f32[2, 3, 3]
         _softmax = aten._softmax.default(view_2, -1, False)  # f32[2, 3, 3]
         bernoulli = ort_dynamo.bernoulli.default([2, 3, 3], [9, 3, 1], 0.5)
-            # bool[2, 3, 3] | MUST_SAVE | drawn
+            # bool[2, 3, 3] | MUST_SAVE | random
         _to_copy = aten._to_copy.default(bernoulli, dtype=f32)  # f32[2, 3, 3] | MUST_RECOMPUTE
         div = aten.div.Tensor(_to_copy, 0.5)  # f32[2, 3, 3] | MUST_RECOMPUTE
         mul = aten.mul.Tensor(_softmax, div)  # f32[2, 3, 3] | MUST_RECOMPUTE
@@ -215,7 +215,7 @@ def test_all_layers_but_the_last_keep_only_what_enters_them(joint_graph: Capture
         sum = aten.sum.default(add_2)  # f32[]
         """,
     )
-    kept = JointGraph(gm).cut([n for n in JointGraph(gm).forward if must_recompute(n)]).kept
+    kept = JointGraph(gm).cut([n for n in JointGraph(gm).forward if must_recompute(n)]).saved
     assert [k.nodes[0].name for k in kept] == ["add", "add_1", "getitem_6", "getitem_7", "getitem_8", "tanh_2"]
 
 
@@ -382,6 +382,6 @@ def test_kept_bytes_are_symbolic_where_shapes_are(joint_graph: Capture) -> None:
     x = torch.randn(6, 4)
     torch._dynamo.mark_dynamic(x, 0)
     gm = joint_graph(Stack(Block(), Block()), x)
-    (largest, *_) = sorted(JointGraph(gm).cut(()).kept, key=lambda k: -k.nbytes)
+    (largest, *_) = sorted(JointGraph(gm).cut(()).saved, key=lambda k: -k.nbytes)
     assert largest.nbytes == 6 * 8 * 4
     assert str(largest.size).startswith("32*s")

@@ -34,7 +34,7 @@ def clusters(gm: GraphModule) -> list[str]:
 
 def kept(gm: GraphModule) -> dict[str, int]:
     joint = JointGraph(gm)
-    return {one.nodes[0].name: one.nbytes for one in joint.cut([n for n in joint.forward if must_recompute(n)]).kept}
+    return {one.nodes[0].name: one.nbytes for one in joint.cut([n for n in joint.forward if must_recompute(n)]).saved}
 
 
 # -- type 1 ------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_a_dropout_multiplies_by_the_kept_mask_again(joint_graph: Capture) -> No
         gm,
         """
         gelu = aten.gelu.default(primals_1)  # f32[2, 3] | MUST_RECOMPUTE
-        bernoulli = ort_dynamo.bernoulli.default([2, 3], [3, 1], 0.5)  # bool[2, 3] | MUST_SAVE | drawn
+        bernoulli = ort_dynamo.bernoulli.default([2, 3], [3, 1], 0.5)  # bool[2, 3] | MUST_SAVE | random
         _to_copy = aten._to_copy.default(bernoulli, dtype=f32)  # f32[2, 3] | MUST_RECOMPUTE
         div = aten.div.Tensor(_to_copy, 0.5)  # f32[2, 3] | MUST_RECOMPUTE
         mul = aten.mul.Tensor(gelu, div)  # f32[2, 3] | MUST_RECOMPUTE

@@ -240,11 +240,11 @@ def text(gm: GraphModule) -> list[str]:
     """A line for each layer: what it computes; after the pass, what of that is done again, and what is kept."""
     joint = JointGraph(gm)
     cut = joint.cut([node for node in joint.forward if must_recompute(node)])
-    if not cut.again:
+    if not cut.recomputed:
         return [_names(layer.nodes) for layer in find_layers(joint)]
-    made = {maker_of(kept.nodes[0]) for kept in cut.kept}
+    made = {maker_of(kept.nodes[0]) for kept in cut.saved}
     return [
-        f"{_names(n for n in layer.nodes if n in cut.again)} | {_names(n for n in layer.nodes if n in made)}"
+        f"{_names(n for n in layer.nodes if n in cut.recomputed)} | {_names(n for n in layer.nodes if n in made)}"
         for layer in find_layers(joint)
     ]
 

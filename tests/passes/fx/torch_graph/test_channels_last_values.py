@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from channels_last_graphs import IMAGES, WEIGHT, block, conv, laid_out
+from channels_last_graphs import IMAGES, WEIGHT, block, conv, converted
 
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
@@ -46,7 +46,7 @@ from channels_last_graphs import IMAGES, WEIGHT, block, conv, laid_out
     ],
 )
 def test_what_stands_between_convolutions_computes_the_same(between: Callable[..., Any], mode: str) -> None:
-    _, modified = laid_out(lambda x, w: conv(between(conv(x, w)), w), IMAGES, WEIGHT, mode=mode)
+    _, modified = converted(lambda x, w: conv(between(conv(x, w)), w), IMAGES, WEIGHT, mode=mode)
     assert modified
 
 
@@ -56,7 +56,7 @@ def test_channels_that_are_last_in_between_are_moved_neither_there_nor_are_their
         y = block(block(conv(given[0], given[1]), *given[1:]), *given[1:])
         return torch.autograd.grad(y.square().sum(), given)
 
-    gm, _ = laid_out(gradients, IMAGES, WEIGHT, torch.randn(8), torch.randn(8, 8))
+    gm, _ = converted(gradients, IMAGES, WEIGHT, torch.randn(8), torch.randn(8, 8))
     # One is of the input, the other of its gradient.
     assert [str(node.target) for node in gm.graph.nodes if "clone" in str(node.target)] == ["aten.clone.default"] * 2
 
@@ -71,7 +71,7 @@ def test_gradients_of_weights_stay_contiguous(groups: int, transposed: bool) -> 
             x.sin(), x, w, [8], [1, 1], [1, 1], [1, 1], transposed, [0, 0], groups, [True, True, True]
         )
 
-    gm, modified = laid_out(gradients, IMAGES, weight)
+    gm, modified = converted(gradients, IMAGES, weight)
     assert modified
     (result,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution_backward.default)
     (gradient,) = (part for part in result.users if part.args[1] == 1)
@@ -84,7 +84,7 @@ def test_the_gradient_of_a_mean_computes_the_same(mode: str) -> None:
         given = [one.detach().requires_grad_() for one in (x, w)]
         return torch.autograd.grad(conv(*given).mean((2, 3)).tanh().sum(), given)
 
-    _, modified = laid_out(gradients, IMAGES, WEIGHT, mode=mode)
+    _, modified = converted(gradients, IMAGES, WEIGHT, mode=mode)
     assert modified
 
 
@@ -93,4 +93,4 @@ def test_what_is_expanded_late_is_as_traced_to_what_does_not_follow() -> None:
         means = conv(x, w).mean((2, 3), keepdim=True)
         return means.expand(2, 8, 6, 6).exp().view(2, -1).cumsum(1), means.expand(2, 8, 6, 6) + 1, conv(x, w)
 
-    laid_out(function, IMAGES, WEIGHT)
+    converted(function, IMAGES, WEIGHT)

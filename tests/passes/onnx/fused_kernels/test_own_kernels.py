@@ -16,7 +16,7 @@ from test_fuse_kernels import HEADER, fused, kernel_results, with_kernels
 from triton_interpreter import interpret
 
 from ort_dynamo.fused_op import DOMAIN, OWN_KERNELS
-from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops, unmade
+from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels, fused_ops, lacks_kernel
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.runtime.fused_kernel import CompiledKernel
 from ort_dynamo.runtime.kernel_compiler import compile_kernels, triton_version
@@ -170,7 +170,7 @@ def test_a_generated_graph_computes_what_it_did(seed: int) -> None:
     onnx.checker.check_model(plain, full_check=True)
     model = fused(plain)
     assert not [node.op_type for node in model.graph if node.op_type in OWN_KERNELS], "each of them is a kernel"
-    assert unmade(ir.from_proto(plain)) is None
+    assert lacks_kernel(ir.from_proto(plain)) is None
     inputs = arrays(model, seed)
     with np.errstate(all="ignore"):
         expected = with_kernels(ir.from_proto(plain), inputs, body=True)
@@ -216,5 +216,5 @@ BRANCH = """g (bool c, int64[4] a) => (int64[4] y) {
     ],
 )
 def test_a_node_that_becomes_no_kernel_is_named(text: str, reason: str | None) -> None:
-    found = unmade(ir.from_proto(onnx.parser.parse_model(HEADER + text)))
+    found = lacks_kernel(ir.from_proto(onnx.parser.parse_model(HEADER + text)))
     assert found is None if reason is None else found is not None and found.endswith(reason)

@@ -24,9 +24,9 @@ from ort_dynamo.passes.fx.torch_graph.images import (
     SUMS,
     channels_last,
     is_back,
-    is_laid_out,
     is_normalized,
     is_of_channels,
+    is_permuted,
     origin,
     viewed,
 )
@@ -34,14 +34,14 @@ from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose
 from ort_dynamo.torch_internals.kernel_layouts import CONVOLUTIONS
 from ort_dynamo.torch_internals.operators import aten
 
-__all__ = ["LayOutImages"]
+__all__ = ["PermuteImages"]
 
 CONVOLVES = "torch's convolutions are faster in channels_last, which ONNX Runtime does not have"
 READS = "torch's kernel reads channels_last, and ONNX Runtime's does not"
 
 
 @dataclass(frozen=True)
-class LayOutImages(PassBase):
+class PermuteImages(PassBase):
     """Compute images around two-dimensional convolutions in channels_last, and let torch run those convolutions.
 
     The graph gets explicit permutations. The result of a convolution is permuted to (rows, height, width, channels),
@@ -53,12 +53,12 @@ class LayOutImages(PassBase):
     The pass handles half dtypes, float32 if cuDNN may use TF32, and static sizes.
     """
 
-    name: str = "lay_out_images"
+    name: str = "permute_images"
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Rewrite a joint or inference graph in place."""
         graph = graph_module.graph
-        if not any(map(is_laid_out, graph.nodes)):
+        if not any(map(is_permuted, graph.nodes)):
             return PassResult(graph_module, False)
         _Images(graph).change()
         graph.lint()
@@ -90,7 +90,7 @@ class _Images(ImageNodes):
 
     def _visit(self, node: Node) -> bool:
         """Rewrite a node; False if it reads its images as they were traced."""
-        if is_laid_out(node):
+        if is_permuted(node):
             self._convolve(node)
             return True
         if not any(one in self._inner for one in node.all_input_nodes):

@@ -8,7 +8,7 @@ import pytest
 from onnx_ir.passes.common import ShapeInferencePass
 
 from ort_dynamo.marks import FOR_KERNEL
-from ort_dynamo.passes.onnx.keep_half import KeepHalf
+from ort_dynamo.passes.onnx.compute_in_half import ComputeInHalf
 from ort_dynamo.runtime.providers import recorded_cpu_targets, recorded_cuda_targets
 from ort_dynamo.testing import assert_rewrites
 
@@ -40,7 +40,7 @@ def in_half(middle: str, to: int = 16) -> str:
 @pytest.mark.parametrize("to", [16, 10])
 def test_a_sum_of_two_half_width_values_is_taken_in_half_width(to: int) -> None:
     before, after = between_casts("exact = Add (wide_x, wide_w)", to), in_half("exact = Add (x, w)", to)
-    assert_rewrites(KeepHalf(CUDA), before, after, MARKS)
+    assert_rewrites(ComputeInHalf(CUDA), before, after, MARKS)
 
 
 NEIGHBOUR = "before = Exp (wide_w) rounded = Cast <to: int = {}> (before) again = Cast <to: int = 1> (rounded) "
@@ -54,12 +54,12 @@ def test_beside_an_operator_that_computes_wider_it_depends_on_the_roundings(
     before = between_casts(middle + "exact = Add (wide_x, again)", to)
     after = in_half(middle + "exact = Add (x, rounded)", to) if kept else before
     marks = {**MARKS, "rounded": MARKS["y"], "again": MARKS["y"]}
-    assert_rewrites(KeepHalf(CUDA, excess_precision), before, after, marks)
+    assert_rewrites(ComputeInHalf(CUDA, excess_precision), before, after, marks)
 
 
 def test_a_choice_keeps_its_condition() -> None:
     before, after = between_casts("exact = Where (c, wide_x, wide_w)"), in_half("exact = Where (c, x, w)")
-    assert_rewrites(KeepHalf(CUDA), before, after, MARKS)
+    assert_rewrites(ComputeInHalf(CUDA), before, after, MARKS)
 
 
 @pytest.mark.parametrize(
@@ -71,19 +71,19 @@ def test_a_choice_keeps_its_condition() -> None:
     ],
 )
 def test_anything_else_stays_in_float32(middle: str) -> None:
-    assert_rewrites(KeepHalf(CUDA), between_casts(middle), between_casts(middle), MARKS)
+    assert_rewrites(ComputeInHalf(CUDA), between_casts(middle), between_casts(middle), MARKS)
 
 
 def test_casts_of_the_program_stay() -> None:
     text = between_casts("exact = Add (wide_x, wide_w)")
-    assert_rewrites(KeepHalf(CUDA), text, text, {"y": MARKS["y"]})
-    assert_rewrites(KeepHalf(CUDA), text, text, {"wide_x": MARKS["y"], "wide_w": MARKS["y"]})
+    assert_rewrites(ComputeInHalf(CUDA), text, text, {"y": MARKS["y"]})
+    assert_rewrites(ComputeInHalf(CUDA), text, text, {"wide_x": MARKS["y"], "wide_w": MARKS["y"]})
 
 
 @pytest.mark.parametrize("target", recorded_cpu_targets(), ids=lambda target: target.version)
 def test_without_a_kernel_it_stays(target: object) -> None:
     text = between_casts("exact = Sub (wide_x, wide_w)")
-    assert_rewrites(KeepHalf(target), text, text, MARKS)  # type: ignore[arg-type]
+    assert_rewrites(ComputeInHalf(target), text, text, MARKS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("number", "modified"), [(0.5, True), (0.1, False)])
@@ -98,7 +98,7 @@ def test_a_constant_goes_along_if_half_width_holds_it(number: float, modified: b
     for node in model.graph:
         if node.outputs[0].name in MARKS:
             node.metadata_props[FOR_KERNEL] = "1"
-    result = KeepHalf(CUDA)(model)
+    result = ComputeInHalf(CUDA)(model)
     assert result.modified is modified
     dtypes = {value.dtype for value in product.inputs if value is not None}
     assert dtypes == ({ir.DataType.BFLOAT16} if modified else {ir.DataType.FLOAT})
@@ -110,6 +110,6 @@ def test_an_output_of_the_graph_keeps_its_name() -> None:
     for node in model.graph:
         if node.outputs[0].name in MARKS:
             node.metadata_props[FOR_KERNEL] = "1"
-    assert KeepHalf(CUDA)(model).modified
+    assert ComputeInHalf(CUDA)(model).modified
     assert [output.name for output in model.graph.outputs] == ["y"]
     assert [output.dtype for output in model.graph.outputs] == [ir.DataType.BFLOAT16]

@@ -30,7 +30,7 @@ from ort_dynamo.torch_internals.kernel_layouts import IMAGE_OPERATORS, ONEDNN_DT
 from ort_dynamo.torch_internals.operators import OpOverload, aten, is_pointwise
 from ort_dynamo.torch_internals.symbols import known_true
 
-__all__ = ["LayOutChannelsLast"]
+__all__ = ["ConvertToChannelsLast"]
 
 _VIEWS = (aten.slice.Tensor, aten.permute.default, *ALIASES)
 """Views that a tensor in channels_last allows just like a contiguous one."""
@@ -45,12 +45,12 @@ _CONTIGUOUS_IMAGES, _CHANNELS_LAST = (0, 1, 2, 3), (0, 2, 3, 1)
 
 @ordering(needs=[Condition.PLACED])
 @dataclass(frozen=True)
-class LayOutChannelsLast(PassBase):
-    """Lay out in channels_last the inputs of two-dimensional convolutions in torch, and all operators that follow.
+class ConvertToChannelsLast(PassBase):
+    """Convert to channels_last the inputs of two-dimensional convolutions in torch, and all operators that follow.
 
     oneDNN's kernels compute in channels_last; they reorder a contiguous tensor before each of them and its result
     afterwards. Where sessions take part of the graph, the pass changes nothing: a session's tensors are contiguous, and
-    each boundary would reorder. Nor does it lay out a convolution whose weight, which is contiguous as its gradient has
+    each boundary would reorder. Nor does it convert a convolution whose weight, which is contiguous as its gradient has
     to be, is larger than the images and its kernel than one element: the weight would be reordered instead.
 
     An operator reads all its images in channels_last, or all as they were traced. It follows if the table of kernels
@@ -59,7 +59,7 @@ class LayOutChannelsLast(PassBase):
     which sums are taken. Without oneDNN the pass does nothing.
     """
 
-    name: str = "lay_out_channels_last"
+    name: str = "convert_to_channels_last"
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """Rewrite a joint graph or an inference graph in place."""

@@ -15,7 +15,7 @@ from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
 from ort_dynamo.passes.ordering import Condition, ordering
 from ort_dynamo.target import Target
 
-__all__ = ["KeepHalf"]
+__all__ = ["ComputeInHalf"]
 
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -29,7 +29,7 @@ float32 holds every product of two half-width values exactly, and rounding a sum
 
 @ordering(needs=[Condition.CASTS_OF_EACH])
 @dataclass(frozen=True)
-class KeepHalf(ir.passes.InPlacePass):
+class ComputeInHalf(ir.passes.InPlacePass):
     """Rewrite Cast(half -> float32), one operator, Cast(float32 -> half) as the operator in half width.
 
     Lowerings compute half-width arithmetic in float32, which formulas of several operators need. For a single operator

@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from image_graphs import CHOSEN, IN_TORCH, PADDED, PIXELS, SMALL, W, X, assert_laid_out, convolution, random, traced
+from image_graphs import CHOSEN, IN_TORCH, PADDED, PIXELS, SMALL, W, X, assert_permuted, convolution, random, traced
 from run_twice import run_twice
 from torch import Tensor
 
 from ort_dynamo.fx_testing import assert_fx_untouched
-from ort_dynamo.passes.fx.torch_graph.lay_out_images import LayOutImages
+from ort_dynamo.passes.fx.torch_graph.permute_images import PermuteImages
 from ort_dynamo.testing import TOLERANCES
 from ort_dynamo.torch_internals.operators import aten
 
 
 def test_what_stands_between_two_convolutions_has_its_channels_last() -> None:
     inputs = X, W, SMALL
-    assert_laid_out(
+    assert_permuted(
         lambda x, w, v: convolution(F.relu(convolution(x, w) * 2), v),
         inputs,
         f"""
@@ -60,7 +60,7 @@ def test_a_weight_is_laid_out_once_and_as_it_is_cast() -> None:
         return convolution(F.relu(convolution(x.bfloat16(), half)), half)
 
     inputs = random(2, 4, 8, 8), random(4, 4, 3, 3)
-    assert_laid_out(
+    assert_permuted(
         twice,
         inputs,
         f"""
@@ -104,7 +104,7 @@ def test_pools_run_in_torch_and_keep_the_layout() -> None:
         return convolution(pooled + 1, v)
 
     inputs = X, W, SMALL
-    assert_laid_out(
+    assert_permuted(
         function,
         inputs,
         f"""
@@ -152,7 +152,7 @@ def test_what_reads_an_image_otherwise_reads_it_as_it_was_traced() -> None:
         return aten.view(y, [2, 4, -1]).cumsum(-1)
 
     inputs = X, W
-    assert_laid_out(
+    assert_permuted(
         function,
         inputs,
         f"""
@@ -186,7 +186,7 @@ def test_what_reads_an_image_otherwise_reads_it_as_it_was_traced() -> None:
 
 def test_a_program_in_channels_last_is_not_copied() -> None:
     inputs = [one.contiguous(memory_format=torch.channels_last) for one in (X, W, SMALL)]
-    assert_laid_out(
+    assert_permuted(
         lambda x, w, v: convolution(F.relu(convolution(x, w)), v),
         inputs,
         f"""
@@ -214,12 +214,12 @@ def test_a_program_in_channels_last_is_not_copied() -> None:
 
 
 def test_sizes_have_to_be_known() -> None:
-    assert_fx_untouched(LayOutImages(), traced(lambda x, w: convolution(x, w), X, W, mode="symbolic"))
+    assert_fx_untouched(PermuteImages(), traced(lambda x, w: convolution(x, w), X, W, mode="symbolic"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
 def test_other_types_are_left_alone(dtype: torch.dtype) -> None:
-    assert_fx_untouched(LayOutImages(), traced(lambda x, w: convolution(x, w), X.to(dtype), W.to(dtype)))
+    assert_fx_untouched(PermuteImages(), traced(lambda x, w: convolution(x, w), X.to(dtype), W.to(dtype)))
 
 
 def test_float32_is_left_alone_without_tf32() -> None:
@@ -227,7 +227,7 @@ def test_float32_is_left_alone_without_tf32() -> None:
     before = backend.fp32_precision
     backend.fp32_precision = "ieee"
     try:
-        assert_fx_untouched(LayOutImages(), traced(lambda x, w: convolution(x, w), X, W))
+        assert_fx_untouched(PermuteImages(), traced(lambda x, w: convolution(x, w), X, W))
     finally:
         backend.fp32_precision = before
 
@@ -243,7 +243,7 @@ def test_the_gradient_of_a_weight_is_laid_out_as_the_weight(layout: torch.memory
 
     gm = traced(function, gradient, x, w)
     expected = gm(gradient, x, w)
-    assert run_twice(LayOutImages(), gm)
+    assert run_twice(PermuteImages(), gm)
     ours = gm(gradient, x, w)
     assert ours[1].is_contiguous(memory_format=layout)
     for mine, theirs in zip(ours, expected, strict=True):

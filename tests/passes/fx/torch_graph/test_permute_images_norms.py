@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from image_graphs import CHOSEN, IN_TORCH, PADDED, W, X, assert_laid_out, convolution, random
+from image_graphs import CHOSEN, IN_TORCH, PADDED, W, X, assert_permuted, convolution, random
 from run_twice import run_twice
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ort_dynamo.passes.fx.torch_graph.lay_out_images import LayOutImages
+from ort_dynamo.passes.fx.torch_graph.permute_images import PermuteImages
 from ort_dynamo.torch_internals.operators import aten
 
 
@@ -21,7 +21,7 @@ def test_a_batch_norm_becomes_sums_and_arithmetic() -> None:
         return aten._native_batch_norm_legit_functional(x, scale, shift, mean, variance, True, 0.1, 1e-5)
 
     inputs = X, W, *(random(8).abs() + 1 for _ in range(4))
-    assert_laid_out(
+    assert_permuted(
         function,
         inputs,
         f"""
@@ -97,7 +97,7 @@ def test_its_gradient_becomes_sums_and_arithmetic() -> None:
         return aten.native_batch_norm_backward(*given)
 
     inputs = X, W, random(8), random(2, 8, 8, 8)
-    assert_laid_out(
+    assert_permuted(
         function,
         inputs,
         f"""
@@ -172,7 +172,7 @@ def test_a_batch_norm_in_eval_is_left_alone() -> None:
         return aten._native_batch_norm_legit_functional(x, scale, scale, mean, variance, False, 0.1, 1e-5)
 
     inputs = X, W, *(random(8).abs() + 1 for _ in range(3))
-    assert_laid_out(
+    assert_permuted(
         function,
         inputs,
         f"""
@@ -232,7 +232,7 @@ def test_statistics_are_as_exact_as_torchs(dtype: torch.dtype, offset: float) ->
     given = x, w, torch.ones(4), torch.zeros(4), torch.ones(4)
     gm = make_fx(function, tracing_mode="fake")(*given)
     eager = gm(*given)[3:]  # with this momentum, the mean and the variance, which are float32
-    run_twice(LayOutImages(), gm)
+    run_twice(PermuteImages(), gm)
     ours = gm(*given)[3:]
     exact = x.double()
     for value, other, true in zip(ours, eager, (exact.mean((0, 2, 3)), exact.var((0, 2, 3))), strict=True):

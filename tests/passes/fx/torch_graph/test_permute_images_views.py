@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from image_graphs import CHOSEN, IN_TORCH, PADDED, PIXELS, SMALL, W, X, assert_laid_out, convolution, random
+from image_graphs import CHOSEN, IN_TORCH, PADDED, PIXELS, SMALL, W, X, assert_permuted, convolution, random
 from torch import Tensor
 
 from ort_dynamo.torch_internals.operators import aten
@@ -18,7 +18,7 @@ def test_a_programs_own_permutations_cost_nothing() -> None:
         return convolution(convolution(x, w) + F.layer_norm(y, (8,)).permute(0, 3, 1, 2), v)
 
     inputs = X, W, SMALL
-    assert_laid_out(
+    assert_permuted(
         function,
         inputs,
         f"""
@@ -69,7 +69,7 @@ def test_a_programs_own_permutations_cost_nothing() -> None:
 
 def test_tokens_of_patches_cost_nothing() -> None:
     inputs = X, W
-    assert_laid_out(
+    assert_permuted(
         lambda x, w: F.layer_norm(convolution(x, w).flatten(2).transpose(1, 2), (8,)),
         inputs,
         f"""
@@ -111,7 +111,7 @@ def test_the_gradient_of_a_mean_has_its_channels_last() -> None:
         return convolution(mean * F.relu(convolution(x, w)), v)
 
     inputs = X, W, SMALL, random(2, 8, 1, 1)
-    assert_laid_out(
+    assert_permuted(
         function,
         inputs,
         f"""
@@ -155,7 +155,7 @@ def test_the_gradient_of_a_mean_has_its_channels_last() -> None:
 
 def test_an_expanded_image_is_convolved() -> None:
     inputs = random(2, 8, 1, 1), random(4, 8, 3, 3)
-    assert_laid_out(
+    assert_permuted(
         lambda g, w: convolution(g.expand(2, 8, 8, 8), w),
         inputs,
         f"""
@@ -188,7 +188,7 @@ def test_views_of_what_follows_stay_possible() -> None:
         return aten.view(y, [2, -1]) + aten.view(convolution(y, v), [2, -1])
 
     inputs = X, W, SMALL
-    assert_laid_out(
+    assert_permuted(
         function,
         inputs,
         f"""
@@ -237,7 +237,7 @@ def test_joined_and_sliced_channels_stay_last() -> None:
         return convolution(torch.cat([y[:, 4:], y[:, :4]], 1) * y.mean((2, 3), keepdim=True), v)
 
     inputs = X, W, SMALL
-    assert_laid_out(
+    assert_permuted(
         function,
         inputs,
         f"""
@@ -284,7 +284,7 @@ def test_results_share_memory_as_they_did() -> None:
         return y, y[..., :-1], y.permute(0, 2, 3, 1), F.relu(y)
 
     inputs = X, W
-    gm = assert_laid_out(
+    gm = assert_permuted(
         function,
         inputs,
         f"""

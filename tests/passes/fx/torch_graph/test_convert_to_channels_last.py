@@ -11,7 +11,7 @@ from channels_last_graphs import IMAGES, WEIGHT, assert_same, block, conv, trace
 
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.marks import HALF
-from ort_dynamo.passes.fx.torch_graph.lay_out_channels_last import LayOutChannelsLast
+from ort_dynamo.passes.fx.torch_graph.convert_to_channels_last import ConvertToChannelsLast
 
 PADDED = "None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1"
 """The arguments of a convolution, and of its gradient."""
@@ -26,7 +26,7 @@ def test_what_follows_a_convolution_follows_its_layout_to_the_output() -> None:
 
     gm = traced(function, IMAGES, WEIGHT)
     assert_fx_rewrites(
-        LayOutChannelsLast(),
+        ConvertToChannelsLast(),
         f"""
         x_1: f32[2, 8, 12, 12]
         w_1: f32[8, 8, 3, 3]
@@ -57,7 +57,7 @@ def test_two_convolutions_of_one_tensor_share_its_copy() -> None:
 
     gm = traced(function, IMAGES, WEIGHT)
     assert_fx_rewrites(
-        LayOutChannelsLast(),
+        ConvertToChannelsLast(),
         f"""
         x_1: f32[2, 8, 12, 12]
         w_1: f32[8, 8, 3, 3]
@@ -90,7 +90,7 @@ def test_an_operator_that_is_not_known_reads_what_it_was_traced_with() -> None:
 
     gm = traced(function, IMAGES, WEIGHT)
     assert_fx_rewrites(
-        LayOutChannelsLast(),
+        ConvertToChannelsLast(),
         f"""
         x_1: f32[2, 8, 12, 12]
         w_1: f32[8, 8, 3, 3]
@@ -127,7 +127,7 @@ def test_views_of_a_layout_are_views_in_it() -> None:
 
     gm = traced(function, IMAGES, WEIGHT)
     assert_fx_rewrites(
-        LayOutChannelsLast(),
+        ConvertToChannelsLast(),
         f"""
         x_1: f32[2, 8, 12, 12]
         w_1: f32[8, 8, 3, 3]
@@ -173,7 +173,7 @@ def test_channels_that_are_the_last_dimension_in_between_are_not_moved_there() -
     inputs = (IMAGES, WEIGHT, torch.randn(8), torch.randn(8, 8))
     gm = traced(function, *inputs)
     assert_fx_rewrites(
-        LayOutChannelsLast(),
+        ConvertToChannelsLast(),
         f"""
         x_1: f32[2, 8, 12, 12]
         w_1: f32[8, 8, 3, 3]
@@ -231,7 +231,7 @@ def test_what_was_put_in_order_is_an_alias_of_what_is() -> None:
 
     gm = traced(function, IMAGES, WEIGHT)
     assert_fx_rewrites(
-        LayOutChannelsLast(),
+        ConvertToChannelsLast(),
         f"""
         x_1: f32[2, 8, 12, 12]
         w_1: f32[8, 8, 3, 3]
@@ -266,7 +266,7 @@ def test_images_whose_sides_change_places_are_put_in_order_once() -> None:
 
     gm = traced(function, IMAGES, WEIGHT)
     assert_fx_rewrites(
-        LayOutChannelsLast(),
+        ConvertToChannelsLast(),
         f"""
         x_1: f32[2, 8, 12, 12]
         w_1: f32[8, 8, 3, 3]
@@ -303,16 +303,16 @@ UNTOUCHED = {
 
 @pytest.mark.parametrize("name", UNTOUCHED)
 def test_what_gains_nothing_is_not_copied(name: str) -> None:
-    assert_fx_untouched(LayOutChannelsLast(), traced(lambda x, w: conv(x, w).relu(), *UNTOUCHED[name]))
+    assert_fx_untouched(ConvertToChannelsLast(), traced(lambda x, w: conv(x, w).relu(), *UNTOUCHED[name]))
 
 
 def test_a_graph_that_sessions_share_stays_as_it_is() -> None:
-    assert_fx_untouched(LayOutChannelsLast(), traced(lambda x, w: conv(x, w).relu(), IMAGES, WEIGHT, chosen=False))
+    assert_fx_untouched(ConvertToChannelsLast(), traced(lambda x, w: conv(x, w).relu(), IMAGES, WEIGHT, chosen=False))
 
 
 def test_one_dimension_stays_as_it_is() -> None:
     inputs = torch.randn(2, 8, 40), torch.randn(8, 8, 3)
-    assert_fx_untouched(LayOutChannelsLast(), traced(lambda x, w: F.conv1d(x, w).relu(), *inputs))
+    assert_fx_untouched(ConvertToChannelsLast(), traced(lambda x, w: F.conv1d(x, w).relu(), *inputs))
 
 
 def test_the_gradient_of_a_mean_is_divided_before_it_is_expanded() -> None:
@@ -323,7 +323,7 @@ def test_the_gradient_of_a_mean_is_divided_before_it_is_expanded() -> None:
     inputs = torch.randn(2, 8, 1, 1), IMAGES, WEIGHT
     gm = traced(function, *inputs)
     assert_fx_rewrites(
-        LayOutChannelsLast(),
+        ConvertToChannelsLast(),
         f"""
         g_1: f32[2, 8, 1, 1]
         x_1: f32[2, 8, 12, 12]
@@ -369,7 +369,7 @@ def test_what_is_computed_before_it_is_expanded_stays_in_its_half() -> None:
     (total,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sum.dim_IntList)
     total.meta[HALF] = "is_forward"
     assert_fx_rewrites(
-        LayOutChannelsLast(),
+        ConvertToChannelsLast(),
         f"""
         x_1: f32[2, 8, 12, 12]
         w_1: f32[8, 8, 3, 3]

@@ -99,8 +99,8 @@ def models(names: Sequence[str], folder: Path) -> Iterator[tuple[Path, list[str]
     from cuda_target import compiled_for
 
     from bench.workloads import WORKLOADS, build
-    from ort_dynamo.runtime.capabilities import omitted_optimizers
-    from ort_dynamo.runtime.providers import recorded_cuda_targets
+    from ort_dynamo.runtime.installed.capabilities import omitted_optimizers
+    from ort_dynamo.runtime.installed.providers import recorded_cuda_targets
 
     target = next(target for target in recorded_cuda_targets() if target.version == VERSION)
     kinds = (torch.float32, torch.bfloat16, torch.float16)

@@ -7,7 +7,7 @@
 Each release answers itself (`get_all_opkernel_def`), in an environment of its own that pip makes. No GPU is needed: the
 CUDA build makes its providers before it answers, and for that a stand-in (no_device.c, built with gcc) answers what a
 device and TensorRT would be asked. Nothing is computed. The training build has no such call; its kernels are those of
-the stock build of the same version, and gradient operators that `runtime/capabilities.py` adds.
+the stock build of the same version, and gradient operators that `runtime/installed/capabilities.py` adds.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _without_device(folder: Path, python: Path) -> list[str]:
 
 def asked(version: str, device: str, environment: Path) -> str:
     """Return the record of one release, made anew."""
-    from ort_dynamo.target import OPSET
+    from ort_dynamo.targets.target import OPSET
 
     python = make_environment(environment, version, device)
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -16,7 +16,7 @@ from bench.contestants import BACKENDS, SUBJECT, why_absent
 from bench.interleaved import run_interleaved
 from bench.results import Compare, Result, Row, Rows, format_rows, format_table
 from bench.workloads import SIZES, Size
-from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
 
 _RESULTS = pytest.StashKey[list[Result]]()
 

@@ -97,7 +97,7 @@ def _spelled(value: Any) -> str:
 
 def about(device: torch.device) -> dict[str, Any]:
     """Describe the device that is measured, and the releases."""
-    from ort_dynamo.runtime.capabilities import installed_runtime
+    from ort_dynamo.runtime.installed.capabilities import installed_runtime
 
     runtime = installed_runtime()
     return {

@@ -32,12 +32,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from bench.cuda_models import COUNTED, LARGE, SMALL, build_model
-from ort_dynamo import compiler
+from ort_dynamo.compilation import compiler
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_tangent
 from ort_dynamo.passes.fx.analysis.storage import fakes_in, storages_of
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
-from ort_dynamo.runtime.providers import recorded_cuda_targets
-from ort_dynamo.target import Target
+from ort_dynamo.runtime.installed.providers import recorded_cuda_targets
+from ort_dynamo.targets.target import Target
 
 if (_folder := str(Path(__file__).resolve().parent.parent / "tests" / "cuda")) not in sys.path:
     sys.path.append(_folder)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["Layout", "MatrixProducts", "Product", "products_of"]
 

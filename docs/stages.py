@@ -21,8 +21,8 @@ from torch.nn import functional as F
 
 os.environ["ORT_DYNAMO_CACHE"] = "0"
 
-from ort_dynamo.compiler import Compilation
-from ort_dynamo.events import GraphCompilation, Listener
+from ort_dynamo.compilation.compiler import Compilation
+from ort_dynamo.compilation.events import GraphCompilation, Listener
 from ort_dynamo.fx_testing import graph_text
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.runtime import boxed, session_code

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ort_dynamo.report.memory_plan import MemoryPlan, memory_plan
     from ort_dynamo.report.require import require_compiled
     from ort_dynamo.report.summary import Summary, summary
-    from ort_dynamo.runtime.node_profile import NodeProfile, profile_nodes
+    from ort_dynamo.runtime.observe.node_profile import NodeProfile, profile_nodes
     from ort_dynamo.statistics.collect import CollectedStatistics, collect_statistics
     from ort_dynamo.statistics.compare import StatisticsComparison, ValueDifference, compare_statistics
     from ort_dynamo.statistics.run import RunStatistics, load_statistics
@@ -84,7 +84,7 @@ _HOME = {
     "LoweringContext": "ort_dynamo.lowering.context",
     "MemoryPlan": "ort_dynamo.report.memory_plan",
     "ModelDescription": "ort_dynamo.training.legacy_descriptions",
-    "NodeProfile": "ort_dynamo.runtime.node_profile",
+    "NodeProfile": "ort_dynamo.runtime.observe.node_profile",
     "ORTModule": "ort_dynamo.training.ortmodule",
     "ORTTrainer": "ort_dynamo.training.orttrainer",
     "ORTTrainerOptions": "ort_dynamo.training.orttrainer_options",
@@ -104,7 +104,7 @@ _HOME = {
     "load_statistics": "ort_dynamo.statistics.run",
     "memory_plan": "ort_dynamo.report.memory_plan",
     "optim": "ort_dynamo.training",
-    "profile_nodes": "ort_dynamo.runtime.node_profile",
+    "profile_nodes": "ort_dynamo.runtime.observe.node_profile",
     "register_lowering": "ort_dynamo.lowering.registry",
     "register_pass": "ort_dynamo.passes.outside",
     "require_compiled": "ort_dynamo.report.require",

@@ -11,27 +11,27 @@ from torch.fx import GraphModule
 
 from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.capture.whole_graphs import trace_whole
-from ort_dynamo.choose_target import placement_threads, session_device
-from ort_dynamo.compiler import Compilation
-from ort_dynamo.events import EXTRA_LISTENERS, Listener, Listeners
+from ort_dynamo.compilation.choose_target import placement_threads, session_device
+from ort_dynamo.compilation.compiler import Compilation
+from ort_dynamo.compilation.events import EXTRA_LISTENERS, Listener, Listeners
 from ort_dynamo.listeners.compare_ranks import CompareRanks
 from ort_dynamo.listeners.record_cuda_graphs import RecordCudaGraphs
 from ort_dynamo.listeners.save_files import SaveFiles
 from ort_dynamo.listeners.trace_cache import TraceCache, loading, stored_key
 from ort_dynamo.listeners.write_trace import WriteTrace
 from ort_dynamo.options.groups import Options, parse_options
-from ort_dynamo.progress import showing
+from ort_dynamo.program.progress import showing
 from ort_dynamo.report.counts import report_left_out, reset_messages
 from ort_dynamo.report.record import RECORDS, CompileRecord
 from ort_dynamo.report.recorder import Records
 from ort_dynamo.report.summary import print_at_exit
-from ort_dynamo.runtime.capabilities import installed_runtime
-from ort_dynamo.runtime.importing import restore_torch
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
+from ort_dynamo.runtime.installed.importing import restore_torch
 from ort_dynamo.saving.program import read_program
 from ort_dynamo.torch_internals.cuda_graphs import forget_recordings
-from ort_dynamo.torch_internals.frames import watch_attempts
+from ort_dynamo.torch_internals.tracing.frames import watch_attempts
+from ort_dynamo.torch_internals.tracing.wrappers import zeros_in_memory
 from ort_dynamo.torch_internals.versions import say_if_untested
-from ort_dynamo.torch_internals.wrappers import zeros_in_memory
 
 __all__ = ["compile_recorded", "compile_step", "ort_train"]
 

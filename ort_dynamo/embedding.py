@@ -13,26 +13,26 @@ import onnx_ir as ir
 
 from ort_dynamo.backend import compile_recorded, compile_step, ort_train
 from ort_dynamo.capture.whole_graphs import capture_gradients, capture_whole
-from ort_dynamo.dtypes import onnx_dtype
+from ort_dynamo.graph.dtypes import onnx_dtype
+from ort_dynamo.graph.marks import OBSERVERS
 from ort_dynamo.lowering.registry import named_lowering
-from ort_dynamo.marks import OBSERVERS
 from ort_dynamo.options.groups import Options, PassOptions, make_options, parse_options
 from ort_dynamo.options.spelling import nearest
-from ort_dynamo.program_warning import warn_program
+from ort_dynamo.program.program_warning import warn_program
 from ort_dynamo.report.node_counts import FALLBACK, NodeCounts
 from ort_dynamo.report.notes import FunctionNote, at_limit, break_note, given_up
 from ort_dynamo.report.reasons import in_a_line
 from ort_dynamo.report.record import CompileRecord
 from ort_dynamo.runtime.boxed import RunWatch
-from ort_dynamo.runtime.capabilities import installed_runtime
-from ort_dynamo.runtime.importing import onnxruntime
-from ort_dynamo.runtime.model_file import optimized_model, run_model
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
+from ort_dynamo.runtime.installed.importing import onnxruntime
+from ort_dynamo.runtime.observe.model_file import optimized_model, run_model
 from ort_dynamo.saving.files import write_bytes, write_model
 from ort_dynamo.saving.one_model import join_models
 from ort_dynamo.saving.program import Program, read_program
 from ort_dynamo.saving.whole_graph import at_opset, export_graph
-from ort_dynamo.target import OPSET
-from ort_dynamo.torch_internals.frames import frames
+from ort_dynamo.targets.target import OPSET
+from ort_dynamo.torch_internals.tracing.frames import frames
 
 __all__ = [
     "FALLBACK",

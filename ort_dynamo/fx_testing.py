@@ -25,12 +25,12 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.marks import DECIDED_BY, HALF, READABLE, RECOMPUTE, SCOPE, WHOLE_NODE
+from ort_dynamo.graph.marks import DECIDED_BY, HALF, READABLE, RECOMPUTE, SCOPE, WHOLE_NODE
 from ort_dynamo.passes.fx.analysis.fake_values import add_call
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.testing import Tolerance, assert_close
 from ort_dynamo.torch_internals.fakes import FakeTensorMode
-from ort_dynamo.torch_internals.operators import OpOverload, namespace
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, namespace
 from ort_dynamo.torch_internals.pytree import tree_leaves
 
 __all__ = ["EXACT", "assert_fx_rewrites", "assert_fx_untouched", "graph_of", "graph_text", "unwrapped"]

@@ -16,9 +16,9 @@ import onnx.shape_inference
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.target import Target
-from ort_dynamo.torch_internals.dynamo import counters
+from ort_dynamo.targets.target import Target
 from ort_dynamo.torch_internals.pytree import tree_leaves, tree_map
+from ort_dynamo.torch_internals.tracing.dynamo import counters
 
 __all__ = [
     "TOLERANCES",

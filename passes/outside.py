@@ -12,7 +12,7 @@ import onnx_ir as ir
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.utils.hooks import RemovableHandle
 
-from ort_dynamo.build import spell_pass
+from ort_dynamo.graph.build import spell_pass
 
 __all__ = ["outside_functions", "outside_fx_passes", "outside_onnx_passes", "register_pass"]
 

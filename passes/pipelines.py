@@ -19,9 +19,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 from ort_dynamo.options.groups import PassOptions, RecomputeOptions
 from ort_dynamo.passes.fx.call_foreach import CallForeach
 from ort_dynamo.passes.fx.cast_statistics import CastStatistics
-from ort_dynamo.passes.fx.compare_in_forward import CompareInForward
 from ort_dynamo.passes.fx.copy_small_results import CopySmallResults
-from ort_dynamo.passes.fx.cut_into_sections import CutIntoSections
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
 from ort_dynamo.passes.fx.drop_unit_dims import DropUnitDims
 from ort_dynamo.passes.fx.expand_log_softmax import ExpandLogSoftmax
@@ -30,24 +28,26 @@ from ort_dynamo.passes.fx.hide_seedless import HideSeedless
 from ort_dynamo.passes.fx.hoist_random import HoistRandom
 from ort_dynamo.passes.fx.keep_statistics_wide import KeepStatisticsWide
 from ort_dynamo.passes.fx.locate_assertions import LocateAssertions
-from ort_dynamo.passes.fx.mark_gates import MarkGates
 from ort_dynamo.passes.fx.merge_statistics import MergeStatistics
 from ort_dynamo.passes.fx.merge_views import MergeViews
-from ort_dynamo.passes.fx.recompute_arithmetic import RecomputeArithmetic
-from ort_dynamo.passes.fx.recompute_attention_dropout import RecomputeAttentionDropout
-from ort_dynamo.passes.fx.recompute_casts import RecomputeCasts
-from ort_dynamo.passes.fx.recompute_from_inputs import RecomputeFromInputs
-from ort_dynamo.passes.fx.recompute_gelu import RecomputeGelu
-from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
-from ort_dynamo.passes.fx.recompute_plan import RecomputePlan
-from ort_dynamo.passes.fx.recompute_pointwise import RecomputePointwise
-from ort_dynamo.passes.fx.recompute_to_budget import RecomputeToBudget
-from ort_dynamo.passes.fx.recreate_views import RecreateViews
+from ort_dynamo.passes.fx.recompute.compare_in_forward import CompareInForward
+from ort_dynamo.passes.fx.recompute.cut_into_sections import CutIntoSections
+from ort_dynamo.passes.fx.recompute.mark_gates import MarkGates
+from ort_dynamo.passes.fx.recompute.recompute_arithmetic import RecomputeArithmetic
+from ort_dynamo.passes.fx.recompute.recompute_attention_dropout import RecomputeAttentionDropout
+from ort_dynamo.passes.fx.recompute.recompute_casts import RecomputeCasts
+from ort_dynamo.passes.fx.recompute.recompute_from_inputs import RecomputeFromInputs
+from ort_dynamo.passes.fx.recompute.recompute_gelu import RecomputeGelu
+from ort_dynamo.passes.fx.recompute.recompute_layers import RecomputeLayers
+from ort_dynamo.passes.fx.recompute.recompute_plan import RecomputePlan
+from ort_dynamo.passes.fx.recompute.recompute_pointwise import RecomputePointwise
+from ort_dynamo.passes.fx.recompute.recompute_to_budget import RecomputeToBudget
+from ort_dynamo.passes.fx.recompute.recreate_views import RecreateViews
+from ort_dynamo.passes.fx.recompute.save_no_tensors import SaveNoTensors
+from ort_dynamo.passes.fx.recompute.save_reads_of_mutated import SaveReadsOfMutated
 from ort_dynamo.passes.fx.remove_no_ops import RemoveNoOps
 from ort_dynamo.passes.fx.restore_seedless import RestoreSeedless
 from ort_dynamo.passes.fx.return_no_views import ReturnNoViews
-from ort_dynamo.passes.fx.save_no_tensors import SaveNoTensors
-from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
 from ort_dynamo.passes.fx.split_statistics import SplitStatistics
 from ort_dynamo.passes.fx.torch_graph.convert_to_channels_last import ConvertToChannelsLast
 from ort_dynamo.passes.fx.torch_graph.give_kernel_dtypes import GiveKernelDtypes
@@ -76,7 +76,7 @@ from ort_dynamo.passes.onnx.take_shapes_early import TakeShapesEarly
 from ort_dynamo.passes.onnx.transpose_once import TransposeOnce
 from ort_dynamo.passes.ordering import AT_FIRST, Condition, check_order
 from ort_dynamo.passes.outside import outside_fx_passes, outside_onnx_passes
-from ort_dynamo.target import Target
+from ort_dynamo.targets.target import Target
 
 __all__ = [
     "backward_passes",

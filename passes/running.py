@@ -15,8 +15,8 @@ import onnx
 import onnx_ir as ir
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.build import PassRecord
 from ort_dynamo.errors import OrtDynamoError, PassBrokeGraphError, PassFailedError
+from ort_dynamo.graph.build import PassRecord
 from ort_dynamo.passes.fx.analysis.fake_values import FakeValues, caller_layout, differences
 from ort_dynamo.torch_internals.pytree import tree_leaves
 

@@ -15,10 +15,10 @@ from torch._dynamo import guards
 from torch._dynamo.utils import counters
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ort_dynamo.runtime.capabilities import installed_runtime
-from ort_dynamo.runtime.importing import onnxruntime
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
+from ort_dynamo.runtime.installed.importing import onnxruntime
 from ort_dynamo.testing import patch_facts
-from ort_dynamo.torch_internals import size_guards
+from ort_dynamo.torch_internals.sizes import size_guards
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers share the cores; threads that spin in each of them would wait for one another.
@@ -115,7 +115,7 @@ def complete_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     def watched(self: ShapeEnv, expr: Any, *args: Any, **kwargs: Any) -> Any:
         result = evaluate(self, expr, *args, **kwargs)
         if size_guards.is_watched() and expr.free_symbols:
-            raise AssertionError(f"a lowering asked torch itself, not torch_internals/symbols.py, for {expr}")
+            raise AssertionError(f"a lowering asked torch itself, not torch_internals/sizes/symbols.py, for {expr}")
         return result
 
     monkeypatch.setattr(size_guards, "strict", True)

@@ -16,8 +16,8 @@ from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.cache.open_island import CACHE
-from ort_dynamo.compiler import Compilation
-from ort_dynamo.events import Listener
+from ort_dynamo.compilation.compiler import Compilation
+from ort_dynamo.compilation.events import Listener
 from ort_dynamo.options.groups import Options
 from ort_dynamo.testing import assert_close, assert_like_eager, eager_reasons
 

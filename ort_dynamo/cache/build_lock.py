@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ort_dynamo.progress import stage
+from ort_dynamo.program.progress import stage
 
 try:
     import fcntl

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from ort_dynamo.cache.build_lock import build_lock
-from ort_dynamo.runtime.own_files import (
+from ort_dynamo.runtime.kernels.own_files import (
     UNFINISHED,
     FolderRefusedError,
     belongs_to_another,

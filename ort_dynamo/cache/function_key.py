@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ort_dynamo.torch_internals.operators import OpOverload, OpOverloadPacket
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, OpOverloadPacket
 
 __all__ = ["NotKeyableError", "spell_function"]
 

@@ -21,12 +21,12 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.boundary import input_spec, output_spec
 from ort_dynamo.cache.function_key import NotKeyableError, spell_function
-from ort_dynamo.marks import GATE, IGNORES_NAN
-from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload
-from ort_dynamo.torch_internals.size_guards import SIZE_FACTS, Fact
-from ort_dynamo.torch_internals.symbols import assumptions, by_number, given_expression, kind
+from ort_dynamo.graph.boundary import input_spec, output_spec
+from ort_dynamo.graph.marks import GATE, IGNORES_NAN
+from ort_dynamo.torch_internals.kernels.operators import HigherOrderOperator, OpOverload
+from ort_dynamo.torch_internals.sizes.size_guards import SIZE_FACTS, Fact
+from ort_dynamo.torch_internals.sizes.symbols import assumptions, by_number, given_expression, kind
 
 __all__ = ["GraphKey", "graph_key", "spell_node"]
 

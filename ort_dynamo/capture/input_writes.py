@@ -10,7 +10,13 @@ from collections.abc import Iterator
 
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.torch_internals.operators import OpOverload, OpOverloadPacket, higher_order, is_mutable, overloads_of
+from ort_dynamo.torch_internals.kernels.operators import (
+    OpOverload,
+    OpOverloadPacket,
+    higher_order,
+    is_mutable,
+    overloads_of,
+)
 
 __all__ = ["keeps_input_writes"]
 

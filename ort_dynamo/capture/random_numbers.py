@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.torch_internals.dynamo import is_random_number
+from ort_dynamo.torch_internals.tracing.dynamo import is_random_number
 
 __all__ = ["in_full_precision"]
 

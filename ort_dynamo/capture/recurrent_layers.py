@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ort_dynamo.torch_internals.decompositions import lstm_in_steps
-from ort_dynamo.torch_internals.dispatcher import replace_traced_kernels
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.decompositions import lstm_in_steps
+from ort_dynamo.torch_internals.kernels.dispatcher import replace_traced_kernels
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["recurrent_layers"]
 

@@ -16,12 +16,12 @@ from ort_dynamo.capture.input_writes import keeps_input_writes
 from ort_dynamo.capture.random_numbers import in_full_precision
 from ort_dynamo.capture.recurrent_layers import recurrent_layers
 from ort_dynamo.capture.whole_resizes import whole_resizes
-from ort_dynamo.progress import stage
+from ort_dynamo.program.progress import stage
 from ort_dynamo.torch_internals.aot import backward_at_once, metadata
 from ort_dynamo.torch_internals.aot_cache import serializable, tagged
-from ort_dynamo.torch_internals.dynamo import aot_autograd, unboxed
 from ort_dynamo.torch_internals.fakes import of_fixed_sizes
-from ort_dynamo.torch_internals.lazy_code import lazily
+from ort_dynamo.torch_internals.tracing.dynamo import aot_autograd, unboxed
+from ort_dynamo.torch_internals.tracing.lazy_code import lazily
 
 __all__ = ["Compiler", "Partition", "trace", "without_gradients"]
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ort_dynamo.capture.trace import Compiler, trace, without_gradients
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["capture_gradients", "capture_whole", "trace_whole"]
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from ort_dynamo.torch_internals.decompositions import resized_lengths
-from ort_dynamo.torch_internals.dispatcher import replace_traced_kernels, without_python_kernels
-from ort_dynamo.torch_internals.operators import OpOverload, aten, is_absent
-from ort_dynamo.torch_internals.symbols import has_symbolic_sizes
+from ort_dynamo.torch_internals.kernels.decompositions import resized_lengths
+from ort_dynamo.torch_internals.kernels.dispatcher import replace_traced_kernels, without_python_kernels
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, is_absent
+from ort_dynamo.torch_internals.sizes.symbols import has_symbolic_sizes
 
 __all__ = ["whole_resizes"]
 

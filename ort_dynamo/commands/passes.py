@@ -66,7 +66,7 @@ def _cast_parameters(arguments: argparse.Namespace) -> dict[str, Any]:
 
     target = None
     if arguments.device:
-        from ort_dynamo.runtime.providers import find_target
+        from ort_dynamo.runtime.installed.providers import find_target
 
         target = find_target(arguments.device)
     return {

@@ -13,15 +13,15 @@ from typing import Any, Protocol
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.build import BuildStage
 from ort_dynamo.cache.open_island import OpenedIsland
-from ort_dynamo.events import GraphCompilation, Listener
+from ort_dynamo.compilation.events import GraphCompilation, Listener
 from ort_dynamo.explanation.data import Graph, Island, Measured, OnnxNode, Role
+from ort_dynamo.graph.build import BuildStage
+from ort_dynamo.graph.marks import fx_node_name
 from ort_dynamo.lowering.build_island import build_island
-from ort_dynamo.marks import fx_node_name
 from ort_dynamo.runtime.boxed import Island as IslandModule
-from ort_dynamo.runtime.profiled_run import Profile, ProfiledGraph
-from ort_dynamo.target import Target
+from ort_dynamo.runtime.observe.profiled_run import Profile, ProfiledGraph
+from ort_dynamo.targets.target import Target
 
 __all__ = ["Measuring"]
 

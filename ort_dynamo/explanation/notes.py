@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ort_dynamo.report.notes import FunctionNote, note
 from ort_dynamo.report.reasons import mismatch
-from ort_dynamo.torch_internals.frames import Frame
+from ort_dynamo.torch_internals.tracing.frames import Frame
 
 __all__ = ["earlier_recompiles", "function_name"]
 

@@ -13,25 +13,25 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ort_dynamo.backend import ort_train
-from ort_dynamo.choose_target import placement_threads, session_device
-from ort_dynamo.compiler import Compilation
-from ort_dynamo.events import GraphCompilation, Listeners
+from ort_dynamo.compilation.choose_target import placement_threads, session_device
+from ort_dynamo.compilation.compiler import Compilation
+from ort_dynamo.compilation.events import GraphCompilation, Listeners
 from ort_dynamo.explanation.collect import Collect
 from ort_dynamo.explanation.explanation import Explanation
 from ort_dynamo.explanation.measure import Measuring
 from ort_dynamo.explanation.notes import earlier_recompiles, function_name
 from ort_dynamo.options.cache_location import cache_location
 from ort_dynamo.options.groups import Options, parse_options
-from ort_dynamo.program_state import State, read_by, unchanged
-from ort_dynamo.progress import clocked, showing
+from ort_dynamo.program.program_state import State, read_by, unchanged
+from ort_dynamo.program.progress import clocked, showing
 from ort_dynamo.report.asked_settings import asked_settings
 from ort_dynamo.report.record import RECORDS
 from ort_dynamo.report.summary import summarize
 from ort_dynamo.torch_internals.aot import metadata
-from ort_dynamo.torch_internals.dry_run import compile_apart, released, untouched
-from ort_dynamo.torch_internals.frames import frames, generated_function, uncompiled
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.torch_internals.wrappers import zeros_in_memory
+from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, released, untouched
+from ort_dynamo.torch_internals.tracing.frames import frames, generated_function, uncompiled
+from ort_dynamo.torch_internals.tracing.wrappers import zeros_in_memory
 
 __all__ = ["explain"]
 

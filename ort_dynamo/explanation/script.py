@@ -6,15 +6,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from ort_dynamo.events import observed
+from ort_dynamo.compilation.events import observed
 from ort_dynamo.explanation.collect import Collect
 from ort_dynamo.explanation.explanation import Explanation
 from ort_dynamo.explanation.notes import function_name
 from ort_dynamo.options.cache_location import cache_location
-from ort_dynamo.progress import clocked
+from ort_dynamo.program.progress import clocked
 from ort_dynamo.report.record import BACKEND
 from ort_dynamo.report.summary import summarize
-from ort_dynamo.torch_internals.frames import frames, untraced_modules
+from ort_dynamo.torch_internals.tracing.frames import frames, untraced_modules
 
 __all__ = ["Observed", "observing"]
 

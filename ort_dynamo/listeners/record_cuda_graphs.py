@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.events import BoxedRun, GraphCompilation, Listener
+from ort_dynamo.compilation.events import BoxedRun, GraphCompilation, Listener
 from ort_dynamo.options.groups import SessionOptions
 from ort_dynamo.runtime.in_torch import InTorch
 from ort_dynamo.runtime.session import CannotBeRecordedError

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.build import BuildStage
+from ort_dynamo.compilation.cut import PartitionRecord
+from ort_dynamo.compilation.events import GraphCompilation, Listener
 from ort_dynamo.errors import UnwritableFolderError
-from ort_dynamo.events import GraphCompilation, Listener
-from ort_dynamo.marks import WRITTEN_FOR
+from ort_dynamo.graph.build import BuildStage
+from ort_dynamo.graph.marks import WRITTEN_FOR
 from ort_dynamo.options.groups import DumpOptions
-from ort_dynamo.partition.cut import PartitionRecord
-from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
 from ort_dynamo.saving.describe_graph import describe_graph
 from ort_dynamo.saving.files import write_json
 from ort_dynamo.saving.island import IslandFiles

@@ -21,21 +21,21 @@ from ort_dynamo.cache.entry import Entry
 from ort_dynamo.cache.graph_key import GraphKey
 from ort_dynamo.cache.kernel_files import kernel_files
 from ort_dynamo.cache.open_island import CACHE, Source
-from ort_dynamo.events import BoxedRun
-from ort_dynamo.node_origins import NodeOrigins
+from ort_dynamo.compilation.cut import PartitionRecord
+from ort_dynamo.compilation.events import BoxedRun
+from ort_dynamo.graph.node_origins import NodeOrigins
+from ort_dynamo.graph.serialized_graph import SerializedGraph, spelled
 from ort_dynamo.options.groups import CacheOptions, SessionSettings
-from ort_dynamo.partition.cut import PartitionRecord
 from ort_dynamo.report.counts import report
 from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord
 from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.boxed import Island, boxed
-from ort_dynamo.runtime.capabilities import runtime_facts
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
 from ort_dynamo.runtime.in_torch import InTorch
-from ort_dynamo.runtime.providers import usable_target
-from ort_dynamo.serialized_graph import SerializedGraph, spelled
+from ort_dynamo.runtime.installed.capabilities import runtime_facts
+from ort_dynamo.runtime.installed.providers import usable_target
 from ort_dynamo.torch_internals.aot_cache import BypassError, CacheMissError, IslandMissError, OutputCode
-from ort_dynamo.torch_internals.frames import current_compile_id
+from ort_dynamo.torch_internals.tracing.frames import current_compile_id
 
 __all__ = ["LOADING", "IslandPlace", "Loading", "StoredCode"]
 

@@ -9,17 +9,17 @@ from contextlib import contextmanager
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.build import BuildSpec, spell_pass
 from ort_dynamo.cache.disk import DiskCache, context_key, keeps_traces
 from ort_dynamo.cache.function_key import NotKeyableError, spell_function
 from ort_dynamo.cache.open_island import OpenedIsland
-from ort_dynamo.events import BoxedRun, GraphCompilation, Listener
+from ort_dynamo.compilation.events import BoxedRun, GraphCompilation, Listener
+from ort_dynamo.graph.build import BuildSpec, spell_pass
 from ort_dynamo.listeners.stored_code import LOADING, IslandPlace, Loading, StoredCode
 from ort_dynamo.lowering.registry import has_outside_lowerings
 from ort_dynamo.options.groups import CacheOptions, DumpOptions, Options
 from ort_dynamo.passes.outside import outside_functions, outside_fx_passes, outside_onnx_passes
 from ort_dynamo.report.recorder import Records
-from ort_dynamo.runtime.capabilities import runtime_facts
+from ort_dynamo.runtime.installed.capabilities import runtime_facts
 from ort_dynamo.torch_internals.aot_cache import AOT_CACHE, precompiles
 
 __all__ = ["WORTH_IT", "TraceCache", "loading", "stored_key"]

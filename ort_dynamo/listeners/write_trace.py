@@ -9,11 +9,11 @@ import onnx
 import onnx_ir as ir
 from torch.fx import GraphModule
 
-from ort_dynamo.build import PassRecord
 from ort_dynamo.cache.open_island import OpenedIsland
-from ort_dynamo.events import GraphCompilation, Listener
-from ort_dynamo.partition.cut import PartitionRecord
-from ort_dynamo.torch_internals.structured_trace import write_artifact
+from ort_dynamo.compilation.cut import PartitionRecord
+from ort_dynamo.compilation.events import GraphCompilation, Listener
+from ort_dynamo.graph.build import PassRecord
+from ort_dynamo.torch_internals.tracing.structured_trace import write_artifact
 
 __all__ = ["WriteTrace"]
 

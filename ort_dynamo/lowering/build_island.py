@@ -12,14 +12,14 @@ import onnx
 import onnx_ir as ir
 from torch.fx import GraphModule
 
-from ort_dynamo.boundary import ValueSpec
-from ort_dynamo.build import BuildRecord, BuildSpec, BuildStage, BuiltGraph
+from ort_dynamo.graph.boundary import ValueSpec
+from ort_dynamo.graph.build import BuildRecord, BuildSpec, BuildStage, BuiltGraph
+from ort_dynamo.graph.marks import FX_NODE, fx_node_name
 from ort_dynamo.lowering.translate import Lowered, lower
-from ort_dynamo.marks import FX_NODE, fx_node_name
 from ort_dynamo.passes.onnx.fuse_kernels import fused_ops
 from ort_dynamo.passes.pipelines import order_passes
 from ort_dynamo.passes.running import run_passes
-from ort_dynamo.progress import stage
+from ort_dynamo.program.progress import stage
 from ort_dynamo.runtime.session import optimize
 
 __all__ = ["build_island", "drop_unread"]

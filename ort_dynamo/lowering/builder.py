@@ -18,11 +18,11 @@ import onnx
 import onnx_ir as ir
 
 from ort_dynamo.errors import UnsupportedNodeError
+from ort_dynamo.graph.marks import FOR_KERNEL, FX_NODE, READS_ROUNDED
 from ort_dynamo.lowering.op_builder import GraphBuilder
 from ort_dynamo.lowering.recipes.int64_order import ordering
 from ort_dynamo.lowering.recipes.integer_pad import padding
-from ort_dynamo.marks import FOR_KERNEL, FX_NODE, READS_ROUNDED
-from ort_dynamo.target import OPSET, Target
+from ort_dynamo.targets.target import OPSET, Target
 
 __all__ = ["LoweringBuilder", "MixedTypesError"]
 

@@ -10,15 +10,15 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.dtypes import is_representable, onnx_dtype
 from ort_dynamo.errors import UnsupportedNodeError
+from ort_dynamo.graph.dtypes import is_representable, onnx_dtype
+from ort_dynamo.graph.marks import FOR_KERNEL
 from ort_dynamo.lowering.builder import LoweringBuilder
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.symbols import Symbols
-from ort_dynamo.marks import FOR_KERNEL
-from ort_dynamo.target import Target
+from ort_dynamo.targets.target import Target
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.torch_internals.symbols import expression
+from ort_dynamo.torch_internals.sizes.symbols import expression
 
 __all__ = ["LoweringContext", "Number", "Size", "is_empty"]
 

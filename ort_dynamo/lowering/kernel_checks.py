@@ -22,8 +22,8 @@ from ort_dynamo.lowering.kernel_dtypes import (
     TAKEN,
     UNKNOWN,
 )
-from ort_dynamo.torch_internals.operators import OpOverload, schema_of
-from ort_dynamo.torch_internals.promotion import KIND, elementwise_dtypes
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, schema_of
+from ort_dynamo.torch_internals.kernels.promotion import KIND, elementwise_dtypes
 
 __all__ = ["left_to_torch", "node_left_to_torch"]
 

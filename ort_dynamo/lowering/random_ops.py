@@ -13,10 +13,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.dtypes import onnx_dtype
+from ort_dynamo.graph.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext
 from ort_dynamo.lowering.registry import Lowering
-from ort_dynamo.torch_internals.operators import OpOverload, aten
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten
 
 __all__ = ["RANDOM_OPS"]
 

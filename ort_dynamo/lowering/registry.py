@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from itertools import filterfalse
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import Any, TypeVar
 
 from torch.fx import GraphModule
 
 from ort_dynamo.errors import DuplicateLoweringError
-from ort_dynamo.torch_internals.operators import OpOverload, OpOverloadPacket, custom_name, is_absent
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, OpOverloadPacket, custom_name, is_absent
 
 __all__ = [
     "Lowering",
@@ -167,8 +167,8 @@ def has_outside_lowerings() -> bool:
 def _load_families() -> None:
     from ort_dynamo.lowering import ops
 
-    for module in iter_modules(ops.__path__):
-        import_module(f"{ops.__name__}.{module.name}")
+    for module in walk_packages(ops.__path__, f"{ops.__name__}."):
+        import_module(module.name)
 
 
 def _name(function: Lowering) -> str:

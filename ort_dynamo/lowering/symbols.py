@@ -13,9 +13,9 @@ import torch
 
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.lowering.builder import LoweringBuilder
-from ort_dynamo.torch_internals import sympy_functions
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.torch_internals.symbols import expression, given_expression, known_true, product_of
+from ort_dynamo.torch_internals.sizes import sympy_functions
+from ort_dynamo.torch_internals.sizes.symbols import expression, given_expression, known_true, product_of
 
 __all__ = ["FoundSymbols", "Symbols", "broadcast", "factors", "known_dims", "same_size", "same_sizes", "symbols_of"]
 

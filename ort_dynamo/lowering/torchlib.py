@@ -12,13 +12,13 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.errors import UnsupportedNodeError
+from ort_dynamo.graph.dtypes import TORCH_TO_ONNX
 from ort_dynamo.lowering.context import LoweringContext
-from ort_dynamo.target import OPSET
-from ort_dynamo.torch_internals.exporter import ExporterMissingError, find_exporter
-from ort_dynamo.torch_internals.operators import OpOverload, aten
+from ort_dynamo.targets.target import OPSET
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten
 from ort_dynamo.torch_internals.pytree import tree_leaves, tree_map
+from ort_dynamo.torch_internals.tracing.exporter import ExporterMissingError, find_exporter
 
 __all__ = ["WRONG", "call", "has_function"]
 

@@ -11,9 +11,9 @@ import onnx_ir as ir
 import torch
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.boundary import ValueSpec, input_spec, inverse, output_spec
-from ort_dynamo.dtypes import is_representable, onnx_dtype
 from ort_dynamo.errors import LoweringError, UnsupportedNodeError
+from ort_dynamo.graph.boundary import ValueSpec, input_spec, inverse, output_spec
+from ort_dynamo.graph.dtypes import is_representable, onnx_dtype
 from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.builder import LoweringBuilder, MixedTypesError
 from ort_dynamo.lowering.context import LoweringContext
@@ -21,13 +21,13 @@ from ort_dynamo.lowering.kernel_checks import node_left_to_torch
 from ort_dynamo.lowering.random_ops import RANDOM_OPS
 from ort_dynamo.lowering.registry import find_lowering, is_from_outside
 from ort_dynamo.lowering.symbols import Symbols, known_dims, symbols_of
-from ort_dynamo.progress import counted
-from ort_dynamo.source_line import user_line
-from ort_dynamo.target import OPSET, Target
-from ort_dynamo.torch_internals.operators import OpOverload, higher_order
+from ort_dynamo.program.progress import counted
+from ort_dynamo.program.source_line import user_line
+from ort_dynamo.targets.target import OPSET, Target
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, higher_order
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.torch_internals.size_guards import SIZE_FACTS, recording, replaying
-from ort_dynamo.torch_internals.symbols import DataDependentSizeError, expression, given_expression, known_true
+from ort_dynamo.torch_internals.sizes.size_guards import SIZE_FACTS, recording, replaying
+from ort_dynamo.torch_internals.sizes.symbols import DataDependentSizeError, expression, given_expression, known_true
 
 __all__ = ["COND", "Lowered", "lower", "refusal"]
 

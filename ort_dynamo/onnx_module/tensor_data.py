@@ -12,8 +12,8 @@ import torch
 from onnx import TensorProto
 from torch import Tensor
 
-from ort_dynamo.dtypes import ONNX_TO_TORCH
 from ort_dynamo.errors import OnnxModelError
+from ort_dynamo.graph.dtypes import ONNX_TO_TORCH
 
 __all__ = ["element_type", "read_tensor", "write_tensor"]
 

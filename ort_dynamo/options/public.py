@@ -13,7 +13,7 @@ from typing import Any
 from ort_dynamo.errors import InvalidOptionError, UnknownOptionError
 from ort_dynamo.options.plan_grammar import GRAMMAR, is_plan
 from ort_dynamo.options.spelling import nearest
-from ort_dynamo.program_warning import warn_program
+from ort_dynamo.program.program_warning import warn_program
 
 __all__ = ["DEBUG", "DEPRECATED", "OPTIONS", "POLICIES", "public_name", "read_options"]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.report.record import BACKEND
-from ort_dynamo.torch_internals.frames import compile_settings
+from ort_dynamo.torch_internals.tracing.frames import compile_settings
 
 __all__ = ["Asked", "asked_settings"]
 

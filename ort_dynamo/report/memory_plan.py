@@ -14,19 +14,19 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ort_dynamo.capture.trace import trace
-from ort_dynamo.choose_target import graph_target, placement_threads, session_device
+from ort_dynamo.compilation.choose_target import graph_target, placement_threads, session_device
+from ort_dynamo.compilation.cut import cut, mark, tag_recomputed
 from ort_dynamo.errors import InvalidArgumentError
 from ort_dynamo.options.groups import Options, RecomputeOptions, parse_options
-from ort_dynamo.partition.cut import cut, mark, tag_recomputed
 from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, memory_record
 from ort_dynamo.passes.fx.analysis.plans import PlanRow, plan_rows
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
 from ort_dynamo.passes.pipelines import plan_passes
 from ort_dynamo.passes.running import run_passes
-from ort_dynamo.program_state import generators
-from ort_dynamo.target import Target
-from ort_dynamo.torch_internals.dry_run import compile_apart, untouched
-from ort_dynamo.torch_internals.frames import uncompiled
+from ort_dynamo.program.program_state import generators
+from ort_dynamo.targets.target import Target
+from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, untouched
+from ort_dynamo.torch_internals.tracing.frames import uncompiled
 
 __all__ = ["GraphPlan", "MemoryPlan", "memory_plan"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ort_dynamo.report.record import GraphRecord
 from ort_dynamo.segment.segment import EagerNode
-from ort_dynamo.torch_internals.dropout_mask import DROPOUT_MASK
+from ort_dynamo.torch_internals.kernels.dropout_mask import DROPOUT_MASK
 
 __all__ = ["BY_CHOICE", "BY_DESIGN", "FALLBACK", "PLACE", "EagerNodes", "NodeCounts", "by_reason", "section", "spoken"]
 

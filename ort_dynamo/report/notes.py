@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ort_dynamo.report.reasons import in_a_line, limit_reason
-from ort_dynamo.torch_internals.frames import Frame, by_function, resumed_at
-from ort_dynamo.torch_internals.graph_breaks import GraphBreak
+from ort_dynamo.torch_internals.tracing.frames import Frame, by_function, resumed_at
+from ort_dynamo.torch_internals.tracing.graph_breaks import GraphBreak
 
 __all__ = ["FunctionNote", "at_limit", "break_note", "given_up", "grouped", "handed_over", "note", "repeated"]
 

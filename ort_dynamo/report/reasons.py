@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ort_dynamo.torch_internals.frames import Frame
+from ort_dynamo.torch_internals.tracing.frames import Frame
 
 __all__ = ["in_a_line", "is_recurrent", "limit_reason", "mismatch", "rule"]
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ort_dynamo.build import BuildRecord, PassRecord
 from ort_dynamo.cache.open_island import Source
-from ort_dynamo.partition.cut import PartitionRecord
+from ort_dynamo.compilation.cut import PartitionRecord
+from ort_dynamo.graph.build import BuildRecord, PassRecord
+from ort_dynamo.program.source_line import Owner
 from ort_dynamo.segment.segment import EagerNode
-from ort_dynamo.source_line import Owner
 
 __all__ = ["BACKEND", "RECORDS", "CompileRecord", "CompileRecords", "GraphRecord", "IslandRecord"]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from torch.fx import GraphModule
 
-from ort_dynamo.events import GraphCompilation, Listener
-from ort_dynamo.partition.cut import PartitionRecord
+from ort_dynamo.compilation.cut import PartitionRecord
+from ort_dynamo.compilation.events import GraphCompilation, Listener
 from ort_dynamo.report.counts import report, report_first, report_not_recorded
 from ort_dynamo.report.record import RECORDS, CompileRecord, GraphRecord, IslandRecord
-from ort_dynamo.torch_internals.frames import current_compile_id
+from ort_dynamo.torch_internals.tracing.frames import current_compile_id
 
 __all__ = ["Records", "graph_record"]
 

@@ -15,7 +15,7 @@ from ort_dynamo.report.notes import at_limit, given_up
 from ort_dynamo.report.reasons import limit_reason, rule
 from ort_dynamo.report.record import RECORDS, GraphRecord
 from ort_dynamo.runtime.boxed import RunWatch
-from ort_dynamo.torch_internals.frames import (
+from ort_dynamo.torch_internals.tracing.frames import (
     Frame,
     entered_codes,
     frames,

@@ -15,7 +15,7 @@ from ort_dynamo.report.node_counts import BY_DESIGN, PLACE, EagerNodes, NodeCoun
 from ort_dynamo.report.notes import FunctionNote, at_limit, break_note, given_up, grouped, handed_over, note, repeated
 from ort_dynamo.report.reasons import mismatch, rule
 from ort_dynamo.report.record import BACKEND, RECORDS, CompileRecord
-from ort_dynamo.torch_internals.frames import Frame, UntracedModule, by_function, frames, untraced_modules
+from ort_dynamo.torch_internals.tracing.frames import Frame, UntracedModule, by_function, frames, untraced_modules
 
 __all__ = [
     "EagerNodes",

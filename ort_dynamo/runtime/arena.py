@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ort_dynamo.runtime.importing import onnxruntime
+from ort_dynamo.runtime.installed.importing import onnxruntime
 
 __all__ = ["ARENA", "SharedArena"]
 

@@ -31,8 +31,8 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from ort_dynamo.dtypes import TORCH_TO_ONNX
-from ort_dynamo.runtime.importing import binding, onnxruntime
+from ort_dynamo.graph.dtypes import TORCH_TO_ONNX
+from ort_dynamo.runtime.installed.importing import binding, onnxruntime
 
 __all__ = ["Crossing", "Run", "crossing", "keep_order", "kernel_definitions"]
 

@@ -11,18 +11,18 @@ from typing import Any, Self
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.node_origins import NodeOrigins
+from ort_dynamo.graph.node_origins import NodeOrigins
 from ort_dynamo.options.groups import DumpOptions
-from ort_dynamo.runtime.checked_run import checked_once
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.data_errors import data_error
 from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.in_torch import InTorch
-from ort_dynamo.runtime.node_profile import Span
-from ort_dynamo.runtime.observed_run import ObservedGraph, Show, forget_sessions
+from ort_dynamo.runtime.observe.checked_run import checked_once
+from ort_dynamo.runtime.observe.node_profile import Span
+from ort_dynamo.runtime.observe.observed_run import ObservedGraph, Show, forget_sessions
+from ort_dynamo.runtime.observe.spans import Spans
 from ort_dynamo.runtime.outer_code import IslandCall, outer_code, run_name
 from ort_dynamo.runtime.session_code import Stopped
-from ort_dynamo.runtime.spans import Spans
 
 __all__ = ["Island", "RunWatch", "boxed"]
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from ort_dynamo.build import BuiltGraph
+from ort_dynamo.graph.build import BuiltGraph
 from ort_dynamo.options.groups import SessionOptions
-from ort_dynamo.runtime.compared_run import compared
-from ort_dynamo.runtime.importing import onnxruntime
-from ort_dynamo.runtime.kernel_compiler import KernelStore
-from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.runtime.installed.importing import onnxruntime
+from ort_dynamo.runtime.installed.providers import find_target
+from ort_dynamo.runtime.kernels.kernel_compiler import KernelStore
+from ort_dynamo.runtime.observe.compared_run import compared
+from ort_dynamo.runtime.observe.show_values import show_values
 from ort_dynamo.runtime.session import open_session
 from ort_dynamo.runtime.session_code import OwnSession, session_code
-from ort_dynamo.runtime.show_values import show_values
 from ort_dynamo.runtime.streams import SessionStream
-from ort_dynamo.target import Target
+from ort_dynamo.targets.target import Target
 
 __all__ = ["CompiledGraph", "open_graph"]
 

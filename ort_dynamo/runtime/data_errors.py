@@ -12,7 +12,7 @@ from ort_dynamo.errors import (
     IntegerDivisionByZeroError,
     InvalidValueError,
 )
-from ort_dynamo.marks import EMPTY, REFUSED, ZERO_DIVISOR
+from ort_dynamo.graph.marks import EMPTY, REFUSED, ZERO_DIVISOR
 
 __all__ = ["data_error"]
 

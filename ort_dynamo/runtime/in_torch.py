@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from ort_dynamo.graph.serialized_graph import SerializedGraph
 from ort_dynamo.runtime.generated_code import generate_function
 from ort_dynamo.runtime.outer_code import outer_code
-from ort_dynamo.serialized_graph import SerializedGraph
-from ort_dynamo.torch_internals.decompositions import prim_function
-from ort_dynamo.torch_internals.dispatcher import sees_calls
-from ort_dynamo.torch_internals.operators import aten, prims
-from ort_dynamo.torch_internals.wrappers import DUAL_LEVEL, are_plain, is_batched, transform_level
+from ort_dynamo.torch_internals.kernels.decompositions import prim_function
+from ort_dynamo.torch_internals.kernels.dispatcher import sees_calls
+from ort_dynamo.torch_internals.kernels.operators import aten, prims
+from ort_dynamo.torch_internals.tracing.wrappers import DUAL_LEVEL, are_plain, is_batched, transform_level
 
 __all__ = ["InTorch"]
 

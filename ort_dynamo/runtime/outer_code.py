@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.torch_internals.dropout_mask import DROPOUT_MASK, dropout_mask
-from ort_dynamo.torch_internals.operators import OpOverload, aten, without_wrapper
+from ort_dynamo.torch_internals.kernels.dropout_mask import DROPOUT_MASK, dropout_mask
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, without_wrapper
 
 __all__ = ["IslandCall", "outer_code", "run_name"]
 

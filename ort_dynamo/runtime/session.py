@@ -12,22 +12,22 @@ from typing import Any
 import onnx
 import torch
 
-from ort_dynamo.build import BuiltGraph
 from ort_dynamo.errors import InvalidOptionError, SessionError, UnknownSettingError
+from ort_dynamo.graph.build import BuiltGraph
 from ort_dynamo.options.groups import SessionSettings
 from ort_dynamo.options.spelling import nearest
 from ort_dynamo.runtime.arena import ARENA
 from ort_dynamo.runtime.binding import keep_order
-from ort_dynamo.runtime.capabilities import omitted_optimizers, waiting_threads
-from ort_dynamo.runtime.importing import onnxruntime
-from ort_dynamo.runtime.kernel_compiler import KernelStore
+from ort_dynamo.runtime.installed.capabilities import omitted_optimizers, waiting_threads
+from ort_dynamo.runtime.installed.importing import onnxruntime
+from ort_dynamo.runtime.installed.providers import not_loaded, provider_options
+from ort_dynamo.runtime.installed.severity import errors_only
+from ort_dynamo.runtime.kernels.kernel_compiler import KernelStore
+from ort_dynamo.runtime.kernels.session_kernels import register_kernels, session_kernels
 from ort_dynamo.runtime.processes import keep_alive_at_exit, profiles_until_exit
-from ort_dynamo.runtime.providers import not_loaded, provider_options
-from ort_dynamo.runtime.session_kernels import register_kernels, session_kernels
-from ort_dynamo.runtime.severity import errors_only
 from ort_dynamo.runtime.streams import SessionStream
 from ort_dynamo.runtime.torch_memory import TORCH_MEMORY
-from ort_dynamo.target import Target
+from ort_dynamo.targets.target import Target
 
 __all__ = ["CannotBeRecordedError", "open_session", "optimize"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ort_dynamo.boundary import ValueSpec, copy_with_strides, inverse
-from ort_dynamo.build import BuiltGraph
+from ort_dynamo.graph.boundary import ValueSpec, copy_with_strides, inverse
+from ort_dynamo.graph.build import BuiltGraph
 from ort_dynamo.runtime import processes
 from ort_dynamo.runtime.binding import Crossing, Run, crossing
 from ort_dynamo.runtime.generated_code import generate_function

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ort_dynamo.runtime.importing import onnxruntime
+from ort_dynamo.runtime.installed.importing import onnxruntime
 
 __all__ = ["TORCH_MEMORY", "TorchMemory"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import onnx
 from torch.fx import GraphModule
 
-from ort_dynamo.build import BuildStage
-from ort_dynamo.marks import WRITTEN_FOR
+from ort_dynamo.graph.build import BuildStage
+from ort_dynamo.graph.marks import WRITTEN_FOR
 from ort_dynamo.saving.files import write_model
 from ort_dynamo.saving.readable_names import makers, readable
 

@@ -15,9 +15,9 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
-from ort_dynamo.dtypes import TORCH_TO_ONNX
+from ort_dynamo.graph.dtypes import TORCH_TO_ONNX
 from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
-from ort_dynamo.target import OPSET
+from ort_dynamo.targets.target import OPSET
 
 __all__ = ["TORCH_DOMAIN", "join_models"]
 

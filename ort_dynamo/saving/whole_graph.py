@@ -11,19 +11,19 @@ import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.boundary import inverse
 from ort_dynamo.errors import OpsetError, TrainingGraphError
+from ort_dynamo.graph.boundary import inverse
+from ort_dynamo.graph.marks import RANDOM, READABLE, SCOPE
 from ort_dynamo.lowering.translate import lower, refusal
-from ort_dynamo.marks import RANDOM, READABLE, SCOPE
 from ort_dynamo.options.groups import PassOptions
 from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
 from ort_dynamo.passes.pipelines import fx_passes, onnx_passes, opset_passes
 from ort_dynamo.passes.running import run_passes
-from ort_dynamo.runtime.providers import recorded_cpu_targets
+from ort_dynamo.program.source_line import innermost_module, user_line
+from ort_dynamo.runtime.installed.providers import recorded_cpu_targets
 from ort_dynamo.saving.program import Program, name_nodes
 from ort_dynamo.saving.readable_names import makers, readable
-from ort_dynamo.source_line import innermost_module, user_line
-from ort_dynamo.target import OPSET, Target
+from ort_dynamo.targets.target import OPSET, Target
 
 __all__ = ["Scopes", "at_opset", "export_graph"]
 

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ort_dynamo.graph.marks import CHOSEN, OBSERVERS, RANDOM
 from ort_dynamo.lowering.symbols import symbols_of
 from ort_dynamo.lowering.translate import COND
-from ort_dynamo.marks import CHOSEN, OBSERVERS, RANDOM
 from ort_dynamo.passes.fx.analysis.mutation import writes_input
-from ort_dynamo.progress import counted
-from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload, aten
+from ort_dynamo.program.progress import counted
+from ort_dynamo.torch_internals.kernels.operators import HigherOrderOperator, OpOverload, aten
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.torch_internals.symbols import given_expression
+from ort_dynamo.torch_internals.sizes.symbols import given_expression
 
 __all__ = ["Place", "Placement", "classify"]
 

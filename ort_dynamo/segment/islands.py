@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ort_dynamo.boundary import copy_with_strides, symbolic_strides
+from ort_dynamo.graph.boundary import copy_with_strides, symbolic_strides
+from ort_dynamo.graph.marks import SECTION
 from ort_dynamo.lowering.symbols import symbols_of
-from ort_dynamo.marks import SECTION
 from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.segment.classify import Place, Placement
 from ort_dynamo.torch_internals.aot import views_begin_at_the_input
-from ort_dynamo.torch_internals.lazy_code import graph_module
-from ort_dynamo.torch_internals.operators import OpOverload, aten, is_mutable
-from ort_dynamo.torch_internals.symbols import by_number
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, is_mutable
+from ort_dynamo.torch_internals.sizes.symbols import by_number
+from ort_dynamo.torch_internals.tracing.lazy_code import graph_module
 
 __all__ = ["build_islands"]
 

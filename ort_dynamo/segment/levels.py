@@ -18,7 +18,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ort_dynamo.segment.classify import Place, Placement
-from ort_dynamo.torch_internals.operators import OpOverload, is_mutable, is_wait
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, is_mutable, is_wait
 
 __all__ = ["is_ordered", "levels", "writes"]
 

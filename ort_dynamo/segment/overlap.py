@@ -25,7 +25,7 @@ from torch.utils.flop_counter import flop_registry
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.segment.classify import Place, Placement
 from ort_dynamo.segment.levels import is_ordered, writes
-from ort_dynamo.torch_internals.operators import OpOverload, is_wait
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, is_wait
 
 __all__ = ["overlap"]
 

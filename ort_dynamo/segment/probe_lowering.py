@@ -11,8 +11,8 @@ from torch.fx import Node
 from ort_dynamo.cache.graph_key import spell_node
 from ort_dynamo.lowering.translate import refusal
 from ort_dynamo.passes.onnx.fuse_kernels import lacks_kernel
-from ort_dynamo.target import Target
-from ort_dynamo.torch_internals.size_guards import SIZE_FACTS
+from ort_dynamo.targets.target import Target
+from ort_dynamo.torch_internals.sizes.size_guards import SIZE_FACTS
 
 __all__ = ["LoweringProbe"]
 

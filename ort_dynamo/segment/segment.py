@@ -17,12 +17,12 @@ from torch.fx import GraphModule, Node
 
 from ort_dynamo.errors import FallbackRefusedError
 from ort_dynamo.options.groups import SegmentOptions
+from ort_dynamo.program.source_line import Owner, owners, user_line
 from ort_dynamo.segment.classify import Place, Placement, classify
 from ort_dynamo.segment.islands import build_islands
 from ort_dynamo.segment.levels import levels
 from ort_dynamo.segment.overlap import overlap
 from ort_dynamo.segment.sink_recomputed import late
-from ort_dynamo.source_line import Owner, owners, user_line
 
 __all__ = ["EagerNode", "Segmented", "check_fallback", "segment"]
 

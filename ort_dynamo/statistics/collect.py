@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ort_dynamo.errors import InvalidArgumentError
-from ort_dynamo.node_origins import NodeOrigin
+from ort_dynamo.graph.node_origins import NodeOrigin
 from ort_dynamo.passes.fx.analysis.views import VIEWS
 from ort_dynamo.runtime.boxed import RunWatch
-from ort_dynamo.runtime.observed_run import ObservedGraph, Show
+from ort_dynamo.runtime.observe.observed_run import ObservedGraph, Show
 from ort_dynamo.statistics.run import RunStatistics
 from ort_dynamo.statistics.summarize import Numbers, count_abnormal, summarize
 from ort_dynamo.statistics.values import ValueStatistics

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from ort_dynamo.torch_internals.dispatcher import forget_dispatch, python_kernels, without_python_kernels
-from ort_dynamo.torch_internals.dynamo import raised_by_backend
 from ort_dynamo.torch_internals.fakes import FAKE_TENSOR_LOG
+from ort_dynamo.torch_internals.kernels.dispatcher import forget_dispatch, python_kernels, without_python_kernels
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, is_absent, namespace
 from ort_dynamo.torch_internals.lookup import private
-from ort_dynamo.torch_internals.operators import OpOverload, is_absent, namespace
-from ort_dynamo.torch_internals.program import spell_outputs
 from ort_dynamo.torch_internals.pytree import is_container, tree_leaves, tree_map
-from ort_dynamo.torch_internals.symbols import optimization_hint
+from ort_dynamo.torch_internals.sizes.symbols import optimization_hint
+from ort_dynamo.torch_internals.tracing.dynamo import raised_by_backend
+from ort_dynamo.torch_internals.tracing.program import spell_outputs
 
 __all__ = [
     "AUTOGRAD_KEYS",

@@ -16,13 +16,13 @@ import onnx_ir as ir
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ort_dynamo.build import BuildSpec
 from ort_dynamo.errors import OrtDynamoError
+from ort_dynamo.graph.build import BuildSpec
 from ort_dynamo.options.groups import DumpOptions, SessionOptions
-from ort_dynamo.runtime.providers import usable_target
+from ort_dynamo.runtime.installed.providers import usable_target
 from ort_dynamo.torch_internals.fakes import FakeTensorMode
-from ort_dynamo.torch_internals.lazy_code import graph_module
 from ort_dynamo.torch_internals.pytree import tree_map
+from ort_dynamo.torch_internals.tracing.lazy_code import graph_module
 from ort_dynamo.verification.compare import first_problem
 from ort_dynamo.verification.models import LoweredIsland, in_double, plainly, spell_nodes
 

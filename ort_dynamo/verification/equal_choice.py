@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ort_dynamo.torch_internals.operators import aten, schema_of
+from ort_dynamo.torch_internals.kernels.operators import aten, schema_of
 
 __all__ = ["is_same_choice"]
 

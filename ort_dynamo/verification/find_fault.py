@@ -11,13 +11,13 @@ import onnx_ir as ir
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from ort_dynamo.boundary import copy_with_strides
 from ort_dynamo.errors import OrtDynamoError
+from ort_dynamo.graph.boundary import copy_with_strides
 from ort_dynamo.lowering.registry import find_lowering, is_from_outside
-from ort_dynamo.source_line import module_path, user_line
-from ort_dynamo.torch_internals.operators import OpOverload
+from ort_dynamo.program.source_line import module_path, user_line
+from ort_dynamo.torch_internals.kernels.operators import OpOverload
+from ort_dynamo.torch_internals.kernels.undefined import UNDEFINED
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.torch_internals.undefined import UNDEFINED
 from ort_dynamo.verification.alone import Alone, run_alone
 from ort_dynamo.verification.compare import first_problem, largest
 from ort_dynamo.verification.equal_choice import is_same_choice

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ort_dynamo.torch_internals.dispatcher import TorchDispatchMode
 from ort_dynamo.torch_internals.fakes import storage_identity
-from ort_dynamo.torch_internals.operators import OpOverload, aten, schema_of
+from ort_dynamo.torch_internals.kernels.dispatcher import TorchDispatchMode
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, schema_of
 from ort_dynamo.torch_internals.pytree import tree_leaves, tree_map
 
 __all__ = ["InDouble"]

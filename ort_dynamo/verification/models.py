@@ -12,12 +12,12 @@ import onnx_ir as ir
 import torch
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.boundary import ValueSpec
-from ort_dynamo.build import BuildSpec, BuiltGraph, built_of
-from ort_dynamo.dtypes import ONNX_TO_TORCH
+from ort_dynamo.graph.boundary import ValueSpec
+from ort_dynamo.graph.build import BuildSpec, BuiltGraph, built_of
+from ort_dynamo.graph.dtypes import ONNX_TO_TORCH
+from ort_dynamo.graph.marks import fx_node_name
 from ort_dynamo.lowering.build_island import drop_unread
 from ort_dynamo.lowering.translate import Lowered, lower
-from ort_dynamo.marks import fx_node_name
 from ort_dynamo.passes.onnx.fuse_kernels import fused_ops
 from ort_dynamo.runtime.compiled_graph import open_graph
 from ort_dynamo.verification.in_double import InDouble

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ort_dynamo.events import BoxedRun, GraphCompilation, Listener
+from ort_dynamo.compilation.events import BoxedRun, GraphCompilation, Listener
 from ort_dynamo.runtime.boxed import Island
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 from ort_dynamo.runtime.outer_code import IslandCall

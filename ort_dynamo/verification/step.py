@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ort_dynamo.program_state import unchanged
+from ort_dynamo.program.program_state import unchanged
 from ort_dynamo.testing import copied
 from ort_dynamo.torch_internals.pytree import tree_leaves, tree_map
 

@@ -8,10 +8,10 @@ from typing import Literal
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.build import built_of
+from ort_dynamo.graph.build import built_of
 from ort_dynamo.options.groups import SessionOptions
 from ort_dynamo.runtime.compiled_graph import open_graph
-from ort_dynamo.runtime.providers import usable_target
+from ort_dynamo.runtime.installed.providers import usable_target
 from ort_dynamo.verification.compare import first_problem, largest
 
 __all__ = ["compare_models"]

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from ort_dynamo.choose_target import placement_threads, session_device
-from ort_dynamo.compiler import Compilation
+from ort_dynamo.compilation.choose_target import placement_threads, session_device
+from ort_dynamo.compilation.compiler import Compilation
 from ort_dynamo.options.groups import Options, parse_options
-from ort_dynamo.program_state import modules_of, read_by
+from ort_dynamo.program.program_state import modules_of, read_by
 from ort_dynamo.report.asked_settings import asked_settings
-from ort_dynamo.runtime.capabilities import installed_runtime
-from ort_dynamo.torch_internals.dry_run import compile_apart, released, untouched
-from ort_dynamo.torch_internals.frames import generated_function, uncompiled
-from ort_dynamo.torch_internals.wrappers import zeros_in_memory
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
+from ort_dynamo.torch_internals.tracing.dry_run import compile_apart, released, untouched
+from ort_dynamo.torch_internals.tracing.frames import generated_function, uncompiled
+from ort_dynamo.torch_internals.tracing.wrappers import zeros_in_memory
 from ort_dynamo.verification.check import check
 from ort_dynamo.verification.record import Recorder
 from ort_dynamo.verification.repeat import FOLDER

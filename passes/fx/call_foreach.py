@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import CHOSEN
+from ort_dynamo.graph.marks import CHOSEN
 from ort_dynamo.passes.fx.torch_graph.foreach import FOREACH, is_count, is_plain_cast
 from ort_dynamo.passes.ordering import Condition, ordering
 

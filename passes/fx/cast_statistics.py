@@ -8,9 +8,9 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import KERNEL_READS
+from ort_dynamo.graph.marks import KERNEL_READS
 from ort_dynamo.passes.fx.analysis.fake_values import add_call
-from ort_dynamo.torch_internals.operators import prims
+from ort_dynamo.torch_internals.kernels.operators import prims
 
 __all__ = ["CastStatistics"]
 

@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.boundary import promised_strides
+from ort_dynamo.graph.boundary import promised_strides
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.passes.ordering import Condition, ordering
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["DropRunningStatistics"]
 

@@ -8,9 +8,9 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import IGNORES_NAN
+from ort_dynamo.graph.marks import IGNORES_NAN
 from ort_dynamo.passes.fx.analysis.fake_values import add_call, derived_meta
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["ExpandLogSoftmax"]
 

@@ -10,11 +10,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.boundary import physical_order
+from ort_dynamo.graph.boundary import physical_order
 from ort_dynamo.passes.fx.analysis.eager_strides import has_dimension_of_one
 from ort_dynamo.passes.fx.analysis.wrapped_outputs import wrap_outputs
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.torch_internals.iterator_strides import contiguous_strides
+from ort_dynamo.torch_internals.kernels.iterator_strides import contiguous_strides
 
 __all__ = ["GiveStrides", "strided"]
 

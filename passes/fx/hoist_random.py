@@ -12,14 +12,14 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ort_dynamo.marks import HALF, RANDOM, RECOMPUTE
+from ort_dynamo.graph.marks import HALF, RANDOM, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.fake_values import add_call
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_random, must_recompute, tag
 from ort_dynamo.passes.fx.analysis.size_nodes import SizeNodes
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.torch_internals.dropout_mask import DROPOUT_MASK
 from ort_dynamo.torch_internals.fakes import detect_fake_mode
-from ort_dynamo.torch_internals.operators import aten, prims
+from ort_dynamo.torch_internals.kernels.dropout_mask import DROPOUT_MASK
+from ort_dynamo.torch_internals.kernels.operators import aten, prims
 
 __all__ = ["HoistRandom", "is_random_op"]
 

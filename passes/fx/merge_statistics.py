@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import STANDS_BESIDE
+from ort_dynamo.graph.marks import STANDS_BESIDE
 from ort_dynamo.passes.fx.analysis.batch_statistics import WITHOUT_RUNNING
 from ort_dynamo.passes.ordering import Condition, ordering
 

@@ -14,8 +14,8 @@ from ort_dynamo.passes.fx.analysis.saved_tensors import is_tensor, tagged_alike
 from ort_dynamo.passes.fx.analysis.storage import storage_of
 from ort_dynamo.passes.fx.analysis.views import RESHAPES, VIEWS
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.torch_internals.promotion import is_contiguous
-from ort_dynamo.torch_internals.symbols import given_expression
+from ort_dynamo.torch_internals.kernels.promotion import is_contiguous
+from ort_dynamo.torch_internals.sizes.symbols import given_expression
 
 __all__ = ["MergeViews"]
 

@@ -10,8 +10,8 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from ort_dynamo.passes.fx.analysis.aliases import AliasSets, aliased_inputs
 from ort_dynamo.passes.fx.analysis.views import ALIASES
-from ort_dynamo.torch_internals.operators import aten
-from ort_dynamo.torch_internals.symbols import known_true
+from ort_dynamo.torch_internals.kernels.operators import aten
+from ort_dynamo.torch_internals.sizes.symbols import known_true
 
 __all__ = ["RemoveNoOps"]
 

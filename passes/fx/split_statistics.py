@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import RECOMPUTE, STANDS_BESIDE
+from ort_dynamo.graph.marks import RECOMPUTE, STANDS_BESIDE
 from ort_dynamo.passes.fx.analysis.batch_statistics import SHARED, WITH_RUNNING, WITHOUT_RUNNING
 from ort_dynamo.passes.fx.analysis.fake_values import add_call
 from ort_dynamo.passes.fx.analysis.saved_tensors import must_recompute
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.torch_internals.operators import is_absent
+from ort_dynamo.torch_internals.kernels.operators import is_absent
 
 __all__ = ["SplitStatistics"]
 

@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
-from ort_dynamo.marks import FOR_KERNEL, PASS
+from ort_dynamo.graph.marks import FOR_KERNEL, PASS
 from ort_dynamo.passes.onnx.analysis.replacing import replace_outputs
 from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.target import Target
+from ort_dynamo.targets.target import Target
 
 __all__ = ["ComputeInHalf"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
-from ort_dynamo.marks import PASS
+from ort_dynamo.graph.marks import PASS
 from ort_dynamo.passes.ordering import Condition, ordering
 
 __all__ = ["FoldCasts"]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_dynamo.fused_op import DOMAIN, FusedOp, Size
-from ort_dynamo.marks import PASS
+from ort_dynamo.graph.marks import PASS
 from ort_dynamo.passes.onnx.analysis.constants import shape_initializer
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import needs_kernel
@@ -20,7 +19,8 @@ from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel, product
 from ort_dynamo.passes.onnx.fused_kernels.sizes import ValueSizes
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.target import OPSET
+from ort_dynamo.targets.fused_op import DOMAIN, FusedOp, Size
+from ort_dynamo.targets.target import OPSET
 
 __all__ = ["FuseKernels", "fused_kernels", "fused_ops", "lacks_kernel"]
 

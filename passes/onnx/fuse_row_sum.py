@@ -12,7 +12,7 @@ from ort_dynamo.passes.onnx.analysis.constants import constant_of, initializer, 
 from ort_dynamo.passes.onnx.analysis.refusals import refuse
 from ort_dynamo.passes.onnx.analysis.replacing import replace_node
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.target import OPSET
+from ort_dynamo.targets.target import OPSET
 
 __all__ = ["FuseRowSum"]
 

@@ -10,7 +10,7 @@ from onnx_ir.passes.common import InlinePass
 from onnx_ir.traversal import RecursiveGraphIterator
 
 from ort_dynamo.errors import OpsetError
-from ort_dynamo.marks import PASS
+from ort_dynamo.graph.marks import PASS
 from ort_dynamo.passes.onnx.analysis.value_names import UniqueNames
 from ort_dynamo.passes.onnx.analysis.value_types import infer_missing_types
 from ort_dynamo.passes.onnx.opsets.building import Builder, InexpressibleError

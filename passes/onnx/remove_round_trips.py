@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 from onnx_ir.traversal import RecursiveGraphIterator
 
-from ort_dynamo.marks import FOR_KERNEL, FX_NODE, PASS, READS_ROUNDED
+from ort_dynamo.graph.marks import FOR_KERNEL, FX_NODE, PASS, READS_ROUNDED
 from ort_dynamo.passes.onnx.analysis.replacing import replace_outputs
 from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
 from ort_dynamo.passes.ordering import Condition, ordering

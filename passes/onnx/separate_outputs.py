@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_dynamo.marks import PASS
+from ort_dynamo.graph.marks import PASS
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.target import OPSET
+from ort_dynamo.targets.target import OPSET
 
 __all__ = ["SeparateOutputs"]
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from architecture_check import NotBuiltError, check, model_types
 
-from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
 
 
 def _serve(connection: Any, model_type: str, evaluate: bool) -> None:

@@ -21,10 +21,10 @@ from ort_dynamo.cache.graph_key import graph_key
 from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.errors import IntegerDivisionByZeroError
 from ort_dynamo.lowering.translate import lower, refusal
-from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.runtime.installed.providers import find_target
 from ort_dynamo.segment.segment import segment
-from ort_dynamo.torch_internals import size_guards
-from ort_dynamo.torch_internals.symbols import known_true
+from ort_dynamo.torch_internals.sizes import size_guards
+from ort_dynamo.torch_internals.sizes.symbols import known_true
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from run_suite import run_suite
 from try_fresh import compare, describe_changes, releases
 from versions_page import PAGE, make_page, read_records
 
-from ort_dynamo.runtime.capabilities import NEWEST_TESTED
+from ort_dynamo.runtime.installed.capabilities import NEWEST_TESTED
 from ort_dynamo.torch_internals.release import release
 from ort_dynamo.torch_internals.versions import TESTED
 

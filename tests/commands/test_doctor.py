@@ -18,8 +18,8 @@ from ort_dynamo.commands.doctor import gather
 from ort_dynamo.commands.doctor.facts import CacheFacts, Facts, MachineFacts, Probe, RuntimeFacts
 from ort_dynamo.commands.doctor.findings import findings
 from ort_dynamo.commands.doctor.text import as_json, as_text
-from ort_dynamo.runtime.capabilities import installed_runtime
-from ort_dynamo.runtime.cuda_build import CudaBuild, TorchCuda
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
+from ort_dynamo.runtime.installed.cuda_build import CudaBuild, TorchCuda
 
 STOCK = RuntimeFacts(
     distributions=(("onnxruntime", "1.31.1"),),

@@ -19,8 +19,8 @@ import torch
 from cuda_target import Compiled, autocast, compiled_for
 
 from bench.workloads import WORKLOADS, build
-from ort_dynamo.runtime.providers import recorded_cuda_targets
-from ort_dynamo.target import Target
+from ort_dynamo.runtime.installed.providers import recorded_cuda_targets
+from ort_dynamo.targets.target import Target
 from ort_dynamo.testing import patch_facts
 
 FREE = ("Constant", "Identity", "Reshape", "Squeeze", "Unsqueeze")

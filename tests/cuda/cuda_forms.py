@@ -26,16 +26,15 @@ from cuda_target import bound_dtypes, kernels_lacking, value_types
 from fused_on_cpu import fused_on_the_cpu
 from torch.fx import GraphModule
 
-from ort_dynamo import choose_target
-from ort_dynamo.build import BuiltGraph
 from ort_dynamo.cache import open_island as opened_islands
 from ort_dynamo.cache.open_island import CACHE
-from ort_dynamo.partition import cut
+from ort_dynamo.compilation import choose_target, cut
+from ort_dynamo.graph.build import BuiltGraph
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel
-from ort_dynamo.runtime.capabilities import installed_runtime
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
-from ort_dynamo.runtime.providers import find_target, recorded_cuda_targets
-from ort_dynamo.target import Target
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
+from ort_dynamo.runtime.installed.providers import find_target, recorded_cuda_targets
+from ort_dynamo.targets.target import Target
 from ort_dynamo.testing import patch_facts
 
 __all__ = ["Forms", "NoKernelError", "cuda_forms", "cuda_target", "widened"]

@@ -22,15 +22,15 @@ from attention_on_cuda import attend_as_on_cuda
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_map
 
-from ort_dynamo import backend, choose_target
-from ort_dynamo.build import BuiltGraph
+from ort_dynamo import backend
 from ort_dynamo.cache import open_island
 from ort_dynamo.cache.open_island import CACHE
-from ort_dynamo.fused_op import DOMAIN
+from ort_dynamo.compilation import choose_target, cut
+from ort_dynamo.graph.build import BuiltGraph
 from ort_dynamo.options.groups import parse_options
-from ort_dynamo.partition import cut
 from ort_dynamo.report.record import CompileRecord
-from ort_dynamo.target import OPSET, Target
+from ort_dynamo.targets.fused_op import DOMAIN
+from ort_dynamo.targets.target import OPSET, Target
 from ort_dynamo.torch_internals.fakes import FakeTensor
 
 __all__ = ["Compiled", "autocast", "bound_dtypes", "compiled_for", "kernels_lacking", "value_types"]

@@ -5,7 +5,7 @@ test_operators_on_cuda.py asserts it both ways: what misses a kernel is named he
 
 from __future__ import annotations
 
-from ort_dynamo.fused_op import OWN_KERNELS
+from ort_dynamo.targets.fused_op import OWN_KERNELS
 
 __all__ = ["EXCEPTIONS", "REASONS", "exceptions"]
 

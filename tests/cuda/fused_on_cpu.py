@@ -14,16 +14,16 @@ import onnx_ir as ir
 import pytest
 from numpy_form import computed
 
-from ort_dynamo.build import BuiltGraph
-from ort_dynamo.fused_op import DOMAIN, FusedOp
+from ort_dynamo.graph.build import BuiltGraph
 from ort_dynamo.passes.onnx import fuse_kernels
 from ort_dynamo.passes.onnx.fuse_kernels import fused_kernels
 from ort_dynamo.passes.onnx.fused_kernels.kernel import Kernel, Load
 from ort_dynamo.passes.onnx.fused_kernels.triton_source import fused_op
 from ort_dynamo.runtime import session
-from ort_dynamo.runtime.fused_kernel import FusedKernel, HostCode
-from ort_dynamo.runtime.importing import onnxruntime
-from ort_dynamo.runtime.session_kernels import register_kernels
+from ort_dynamo.runtime.installed.importing import onnxruntime
+from ort_dynamo.runtime.kernels.fused_kernel import FusedKernel, HostCode
+from ort_dynamo.runtime.kernels.session_kernels import register_kernels
+from ort_dynamo.targets.fused_op import DOMAIN, FusedOp
 
 _Host = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int64), ctypes.c_int64)
 _HELD: list[Any] = []

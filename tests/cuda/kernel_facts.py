@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from ort_dynamo.runtime.capabilities import installed_runtime, omitted_optimizers
-from ort_dynamo.runtime.importing import onnxruntime
-from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.runtime.installed.capabilities import installed_runtime, omitted_optimizers
+from ort_dynamo.runtime.installed.importing import onnxruntime
+from ort_dynamo.runtime.installed.providers import find_target
 
 __all__ = ["FACTS", "PATTERNS", "Fact"]
 

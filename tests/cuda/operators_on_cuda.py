@@ -24,9 +24,9 @@ from opinfo_samples import DTYPES, operators, quiet, samples_of
 from torch._dynamo.utils import counters
 from torch.fx import Node
 
-from ort_dynamo.runtime.providers import recorded_cpu_targets, recorded_cuda_targets
+from ort_dynamo.runtime.installed.providers import recorded_cpu_targets, recorded_cuda_targets
 from ort_dynamo.segment import probe_lowering
-from ort_dynamo.target import Target
+from ort_dynamo.targets.target import Target
 
 __all__ = ["NAMES", "TARGETS", "kernels_missed"]
 

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map
 
 from bench.workloads import WORKLOADS, build
 from ort_dynamo.passes.fx.torch_graph import place_whole_kernels
-from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.runtime.installed.providers import find_target
 from ort_dynamo.testing import TOLERANCES, Tolerance, assert_close, eager_reasons
 
 pytestmark = pytest.mark.default_placement

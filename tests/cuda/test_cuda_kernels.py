@@ -16,8 +16,8 @@ from cuda_target import autocast, compiled_for, kernels_lacking
 from torch import Tensor
 
 from bench.workloads import WORKLOADS, build
-from ort_dynamo.runtime.providers import recorded_cuda_targets
-from ort_dynamo.target import Target
+from ort_dynamo.runtime.installed.providers import recorded_cuda_targets
+from ort_dynamo.targets.target import Target
 
 TARGETS = recorded_cuda_targets()
 STOCK = TARGETS[-1]

@@ -20,7 +20,7 @@ import ort_dynamo.cache.open_island
 from ort_dynamo.cache.disk import COUNTS
 from ort_dynamo.errors import RanksDisagreeError
 from ort_dynamo.report.record import RECORDS
-from ort_dynamo.torch_internals.dynamo import raised_by_backend
+from ort_dynamo.torch_internals.tracing.dynamo import raised_by_backend
 
 
 def one_step(**options: Any) -> list[str]:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from ort_dynamo.choose_target import session_device
-from ort_dynamo.compiler import Compilation
-from ort_dynamo.events import GraphCompilation, Listener
+from ort_dynamo.compilation.choose_target import session_device
+from ort_dynamo.compilation.compiler import Compilation
+from ort_dynamo.compilation.events import GraphCompilation, Listener
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.passes.fx.analysis.views import is_view
-from ort_dynamo.torch_internals.operators import OpOverload
+from ort_dynamo.torch_internals.kernels.operators import OpOverload
 
 ONE_VERSION = pytest.mark.skipif(
     not torch.__version__.startswith("2.13") or not onnxruntime.__version__.startswith("1.31"),

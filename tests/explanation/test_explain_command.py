@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ort_dynamo.__main__ import main
-from ort_dynamo.events import EXTRA_LISTENERS
+from ort_dynamo.compilation.events import EXTRA_LISTENERS
 
 PROGRAM = """
 import sys

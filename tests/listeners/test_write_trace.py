@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from ort_dynamo.listeners import write_trace
-from ort_dynamo.torch_internals import lookup, structured_trace
+from ort_dynamo.torch_internals import lookup
+from ort_dynamo.torch_internals.tracing import structured_trace
 
 PROGRAM = """
 import torch

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ort_dynamo.target import Target
+from ort_dynamo.targets.target import Target
 from ort_dynamo.testing import assert_like_eager, patch_facts
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ort_dynamo.lowering.builder import LoweringBuilder
-from ort_dynamo.runtime.providers import find_target
-from ort_dynamo.target import OPSET
+from ort_dynamo.runtime.installed.providers import find_target
+from ort_dynamo.targets.target import OPSET
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from operator_jobs import Job, cases_of, prepare
 from opinfo_samples import DTYPES, operators
 from workers import Worker
 
-from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
 
 _HANGS_AFTER = 300.0
 """Seconds for one sample."""

@@ -23,10 +23,10 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import CONVOLUTIONS
 from ort_dynamo.passes.fx.torch_graph.slower_operators import FORMS
-from ort_dynamo.prices import ConvolutionPrices, WholeGraphPrices
-from ort_dynamo.runtime.providers import usable_target
-from ort_dynamo.target import Target
-from ort_dynamo.torch_internals.operators import aten, is_absent
+from ort_dynamo.runtime.installed.providers import usable_target
+from ort_dynamo.targets.prices import ConvolutionPrices, WholeGraphPrices
+from ort_dynamo.targets.target import Target
+from ort_dynamo.torch_internals.kernels.operators import aten, is_absent
 
 pytestmark = pytest.mark.default_placement
 

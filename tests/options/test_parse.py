@@ -31,8 +31,8 @@ from ort_dynamo.options.groups import (
 )
 from ort_dynamo.options.plan_grammar import Plan, PlanType
 from ort_dynamo.options.public import DEBUG, DEPRECATED
-from ort_dynamo.runtime.capabilities import installed_runtime
-from ort_dynamo.runtime.importing import binding
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
+from ort_dynamo.runtime.installed.importing import binding
 
 
 def test_nothing_gives_the_defaults() -> None:

@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ort_dynamo import compiler
-from ort_dynamo.build import PassRecord
+from ort_dynamo.compilation import compiler, cut
+from ort_dynamo.graph.build import PassRecord
 from ort_dynamo.lowering import build_island
-from ort_dynamo.partition import cut
 from ort_dynamo.passes.running import run_passes
 from ort_dynamo.testing import patch_facts
 

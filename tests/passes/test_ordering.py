@@ -16,7 +16,7 @@ from ort_dynamo.errors import PassOrderError
 from ort_dynamo.options.groups import PassOptions, RecomputeOptions
 from ort_dynamo.passes import ordering, pipelines
 from ort_dynamo.passes.ordering import AT_FIRST, Condition, check_order, ordering_of
-from ort_dynamo.runtime.providers import recorded_cpu_targets, recorded_cuda_targets
+from ort_dynamo.runtime.installed.providers import recorded_cpu_targets, recorded_cuda_targets
 
 CPU = recorded_cpu_targets()[0]
 CUDA = dataclasses.replace(recorded_cuda_targets()[-1], fuses_kernels=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ort_dynamo.lowering.builder import LoweringBuilder, MixedTypesError
 from ort_dynamo.lowering.kernel_checks import left_to_torch
-from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.runtime.installed.providers import find_target
 from ort_dynamo.testing import eager_reasons
 
 D = torch.float64

@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 from ort_dynamo import MemoryPlan, memory_plan
 from ort_dynamo.errors import InvalidArgumentError, UnknownOptionError
 from ort_dynamo.passes.fx.analysis.operator_names import NAMES
-from ort_dynamo.torch_internals import dry_run
+from ort_dynamo.torch_internals.tracing import dry_run
 
 
 class Mlp(nn.Module):
@@ -104,10 +104,10 @@ def test_gradients_need_not_be_enabled_where_it_is_called() -> None:
 
 def test_a_compiled_graph_says_the_same_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     model, x, options = Mlp(), torch.randn(3, 4), {"recompute_plan": "Gelu+Dropout+:1:-1"}
-    with caplog.at_level(logging.INFO, logger="ort_dynamo.partition.cut"):
+    with caplog.at_level(logging.INFO, logger="ort_dynamo.compilation.cut"):
         torch.compile(model, backend="ort_train", options=options)(x)
     (graph,) = memory_plan(model, x, options=options).graphs
-    assert [record.getMessage() for record in caplog.records if record.name == "ort_dynamo.partition.cut"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "ort_dynamo.compilation.cut"] == [
         graph.record.summary()
     ]
 
@@ -162,9 +162,9 @@ def test_a_plan_is_of_the_graph_that_the_backend_captures(
     def inputs() -> tuple[Tensor, Tensor]:
         return torch.linspace(-1, 1, 3).requires_grad_(), torch.linspace(0, 1, 3)
 
-    with caplog.at_level(logging.INFO, logger="ort_dynamo.partition.cut"):
+    with caplog.at_level(logging.INFO, logger="ort_dynamo.compilation.cut"):
         torch.compile(function, backend="ort_train", fullgraph=True)(*inputs())
-    logged = [record.getMessage() for record in caplog.records if record.name == "ort_dynamo.partition.cut"]
+    logged = [record.getMessage() for record in caplog.records if record.name == "ort_dynamo.compilation.cut"]
     (graph,) = memory_plan(function, *inputs()).graphs
     assert logged == [graph.record.summary()]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from fused_models import Registration
 
-from ort_dynamo.runtime.fused_kernel import DRIVER, Unavailable
-from ort_dynamo.runtime.kernel_callbacks import KernelCallbacks
-from ort_dynamo.runtime.kernel_library import KernelLibrary
+from ort_dynamo.runtime.kernels.fused_kernel import DRIVER, Unavailable
+from ort_dynamo.runtime.kernels.kernel_callbacks import KernelCallbacks
+from ort_dynamo.runtime.kernels.kernel_library import KernelLibrary
 
 
 @functools.cache

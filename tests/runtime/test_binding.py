@@ -12,8 +12,8 @@ from ort_dynamo.cache.open_island import CACHE
 from ort_dynamo.errors import ExecutionError
 from ort_dynamo.runtime import binding as module
 from ort_dynamo.runtime.binding import crossing
-from ort_dynamo.runtime.capabilities import installed_runtime
-from ort_dynamo.runtime.importing import binding
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
+from ort_dynamo.runtime.installed.importing import binding
 
 
 def with_push(*signatures: str) -> SimpleNamespace:

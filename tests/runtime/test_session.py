@@ -13,17 +13,18 @@ import pytest
 import torch
 from fake_streams import fake_cuda
 
-from ort_dynamo.boundary import ValueSpec
-from ort_dynamo.build import BuildRecord, BuiltGraph
 from ort_dynamo.cache.open_island import CACHE
-from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.errors import InvalidOptionError, ProviderNotAvailableError, SessionError
+from ort_dynamo.graph.boundary import ValueSpec
+from ort_dynamo.graph.build import BuildRecord, BuiltGraph
+from ort_dynamo.graph.dtypes import TORCH_TO_ONNX
 from ort_dynamo.options.groups import SessionOptions
-from ort_dynamo.runtime import arena, binding, importing, providers, session
+from ort_dynamo.runtime import arena, binding, session
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
-from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.runtime.installed import importing, providers
+from ort_dynamo.runtime.installed.providers import find_target
 from ort_dynamo.runtime.session import open_session
-from ort_dynamo.target import Target
+from ort_dynamo.targets.target import Target
 
 CPU = torch.device("cpu")
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'

@@ -19,21 +19,22 @@ from fake_streams import FakeCuda, fake_cuda
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ort_dynamo.boundary import ValueSpec
-from ort_dynamo.build import BuildRecord, BuiltGraph
 from ort_dynamo.cache.open_island import CACHE
-from ort_dynamo.compiler import build_spec
+from ort_dynamo.compilation.compiler import build_spec
 from ort_dynamo.errors import SessionError
+from ort_dynamo.graph.boundary import ValueSpec
+from ort_dynamo.graph.build import BuildRecord, BuiltGraph
 from ort_dynamo.options.groups import Options, SessionOptions
-from ort_dynamo.runtime import binding, importing, processes, providers, session, severity, streams, torch_memory
+from ort_dynamo.runtime import binding, processes, session, streams, torch_memory
 from ort_dynamo.runtime.compiled_graph import CompiledGraph, open_graph
-from ort_dynamo.runtime.importing import onnxruntime
-from ort_dynamo.runtime.providers import find_target, provider_options
+from ort_dynamo.runtime.installed import importing, providers, severity
+from ort_dynamo.runtime.installed.importing import onnxruntime
+from ort_dynamo.runtime.installed.providers import find_target, provider_options
 from ort_dynamo.runtime.session import open_session
 from ort_dynamo.runtime.session_code import Stopped
 from ort_dynamo.runtime.streams import SessionStream
 from ort_dynamo.runtime.torch_memory import TORCH_MEMORY, TorchMemory
-from ort_dynamo.target import Target
+from ort_dynamo.targets.target import Target
 from ort_dynamo.testing import patch_facts
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)

@@ -59,7 +59,7 @@ def interpret(op: Any, inputs: Sequence[torch.Tensor | np.ndarray[Any, Any]]) ->
     Returns:
         Its outputs.
     """
-    from ort_dynamo.runtime.kernel_source import checked_source
+    from ort_dynamo.runtime.kernels.kernel_source import checked_source
 
     tensors = [one if isinstance(one, torch.Tensor) else torch.from_numpy(one) for one in inputs]
     assert [one.dtype for one in tensors] == [DTYPES[dtype] for dtype in op.inputs]

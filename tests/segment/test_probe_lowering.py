@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ort_dynamo.segment.probe_lowering import LoweringProbe
-from ort_dynamo.torch_internals.size_guards import SIZE_FACTS, Fact
+from ort_dynamo.torch_internals.sizes.size_guards import SIZE_FACTS, Fact
 
 aten = torch.ops.aten
 

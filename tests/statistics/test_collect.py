@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ort_dynamo
-from ort_dynamo import RunStatistics, collect_statistics, compiler
+from ort_dynamo import RunStatistics, collect_statistics
+from ort_dynamo.compilation import compiler
 from ort_dynamo.errors import InvalidArgumentError
-from ort_dynamo.runtime import compiled_graph, observed_run
+from ort_dynamo.runtime import compiled_graph
 from ort_dynamo.runtime.boxed import boxed
+from ort_dynamo.runtime.observe import observed_run
 
 
 def mlp() -> nn.Module:
@@ -192,7 +194,7 @@ def test_a_block_in_another_sees_its_part() -> None:
 
 
 def test_a_compile_in_mode_debug_still_checks_its_first_unwatched_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ort_dynamo.runtime import checked_run
+    from ort_dynamo.runtime.observe import checked_run
 
     checked: list[str] = []
     monkeypatch.setattr(checked_run, "_compare", lambda node, result: checked.append(node.name))

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ort_dynamo import collect_statistics
-from ort_dynamo.runtime import compiled_graph, observed_run
+from ort_dynamo.runtime import compiled_graph
+from ort_dynamo.runtime.observe import observed_run
 from ort_dynamo.statistics import collect
 from ort_dynamo.statistics.summarize import Numbers, summarize
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ort_dynamo import ValueStatistics, collect_statistics
-from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx import Interpreter, Node
 
 from ort_dynamo.runtime.boxed import RunWatch
-from ort_dynamo.runtime.observed_run import ObservedGraph, Show
+from ort_dynamo.runtime.observe.observed_run import ObservedGraph, Show
 
 
 class Capture(RunWatch):

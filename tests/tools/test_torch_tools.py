@@ -29,7 +29,7 @@ print("trained", net[0].weight.grad.shape)
 
 SABOTAGE = """
 import torch
-from ort_dynamo.compiler import Compilation
+from ort_dynamo.compilation.compiler import Compilation
 compile_graph = Compilation.graph
 def sabotaged(self, gm, *args, **kwargs):
     for node in gm.graph.nodes:

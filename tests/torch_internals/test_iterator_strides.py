@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from ort_dynamo.torch_internals.iterator_strides import contiguous_strides, elementwise_strides, is_dense
+from ort_dynamo.torch_internals.kernels.iterator_strides import contiguous_strides, elementwise_strides, is_dense
 
 
 def _operand(choose: random.Random, sizes: tuple[int, ...]) -> torch.Tensor:

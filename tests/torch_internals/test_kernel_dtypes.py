@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ort_dynamo.torch_internals.kernel_dtypes import running_dtypes, statistics_dtype
+from ort_dynamo.torch_internals.kernels.kernel_dtypes import running_dtypes, statistics_dtype
 
 aten = torch.ops.aten
 

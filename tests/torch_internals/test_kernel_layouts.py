@@ -11,14 +11,14 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ort_dynamo.torch_internals.kernel_layouts import (
+from ort_dynamo.torch_internals.kernels.kernel_layouts import (
     CONTIGUOUS,
     IMAGE_OPERATORS,
     LAID_OUT_AS,
     ONEDNN_DTYPES,
     follows_layout,
 )
-from ort_dynamo.torch_internals.operators import OpOverload, all_overloads, aten, schema_of
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, all_overloads, aten, schema_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of deprecated dtypes, of roundings
 

@@ -12,8 +12,8 @@ import torch
 
 from ort_dynamo.capture.decompositions import table
 from ort_dynamo.lowering import registry
-from ort_dynamo.torch_internals import operators
-from ort_dynamo.torch_internals.operators import (
+from ort_dynamo.torch_internals.kernels import operators
+from ort_dynamo.torch_internals.kernels.operators import (
     AbsentOperatorError,
     absent_operators,
     aten,
@@ -59,8 +59,8 @@ class WithLoss(nn.Module):
     def forward(self, x, y):
         return nn.functional.cross_entropy(self.model(x), y)
 assert_like_eager(WithLoss(), torch.randn(2, 3, 8, 8), torch.tensor([1, 3]), allow_eager=True)
-from ort_dynamo.torch_internals.operators import absent_operators
-from ort_dynamo.torch_internals.dynamo import counters
+from ort_dynamo.torch_internals.kernels.operators import absent_operators
+from ort_dynamo.torch_internals.tracing.dynamo import counters
 print(json.dumps([absent_operators(), sorted(map(str, registered())), counters["ort_train"]["graphs"]]))
 """
 

@@ -16,11 +16,13 @@ import torch
 
 from ort_dynamo.errors import UnsupportedNodeError
 from ort_dynamo.lowering import torchlib
-from ort_dynamo.target import OPSET
-from ort_dynamo.torch_internals import decompositions, dispatcher, dlpack, exporter, lookup, promotion, versions
-from ort_dynamo.torch_internals.exporter import ExporterMissingError
-from ort_dynamo.torch_internals.operators import aten, custom_name
+from ort_dynamo.targets.target import OPSET
+from ort_dynamo.torch_internals import dlpack, lookup, versions
+from ort_dynamo.torch_internals.kernels import decompositions, dispatcher, promotion
+from ort_dynamo.torch_internals.kernels.operators import aten, custom_name
 from ort_dynamo.torch_internals.release import release, say_if_newer
+from ort_dynamo.torch_internals.tracing import exporter
+from ort_dynamo.torch_internals.tracing.exporter import ExporterMissingError
 
 _ATTRIBUTES = {
     *("_schema", "_can_decompose", "_qualname", "py_kernels", "_dispatch_cache", "_cdata", "_dynamo_source"),
@@ -51,7 +53,7 @@ class Net(nn.Module):
 assert_like_eager(Net(), torch.randn(2, 3, 8, 8), allow_eager=True)
 x = torch.randn(4, 6, requires_grad=True)
 assert_like_eager(lambda x: x[:, 1:] * x.shape[0], x, dynamic=True, allow_eager=True)
-from ort_dynamo.torch_internals.dynamo import counters
+from ort_dynamo.torch_internals.tracing.dynamo import counters
 print(json.dumps([lookup.missing(), counters["ort_train"]["native_nodes"]]))
 """
 

@@ -10,8 +10,8 @@ import torch
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ort_dynamo.torch_internals import size_guards, symbols
-from ort_dynamo.torch_internals.size_guards import Fact, UnrecordedQuestionError, ask, recording, replaying
+from ort_dynamo.torch_internals.sizes import size_guards, symbols
+from ort_dynamo.torch_internals.sizes.size_guards import Fact, UnrecordedQuestionError, ask, recording, replaying
 
 N = sympy.Symbol("s0", integer=True)
 

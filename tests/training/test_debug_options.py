@@ -14,7 +14,7 @@ from small_models import Dense, Normed
 from torch import Tensor
 
 from ort_dynamo import DebugOptions, LogLevel, ORTModule
-from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
 from ort_dynamo.training.ortmodule.saved_models import FILES
 
 NAMES = ("torch_exported", "post_processed", "optimized_pre_grad", "optimized", "execution_model")

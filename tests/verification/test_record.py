@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from ort_dynamo.choose_target import placement_threads
-from ort_dynamo.compiler import Compilation
+from ort_dynamo.compilation.choose_target import placement_threads
+from ort_dynamo.compilation.compiler import Compilation
 from ort_dynamo.options.groups import parse_options
 from ort_dynamo.verification.record import Recorder, random_states_set
 

@@ -13,7 +13,7 @@ from twelve_layers import TwelveLayers, batch
 
 import ort_dynamo
 from ort_dynamo.cache.open_island import CACHE
-from ort_dynamo.events import GraphCompilation
+from ort_dynamo.compilation.events import GraphCompilation
 from ort_dynamo.runtime.compiled_graph import CompiledGraph
 
 

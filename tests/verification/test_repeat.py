@@ -13,12 +13,12 @@ import torch
 from torch.fx import Graph
 
 import ort_dynamo
-from ort_dynamo.build import BuildSpec
+from ort_dynamo.graph.build import BuildSpec
 from ort_dynamo.lowering import registry
 from ort_dynamo.options.groups import DumpOptions, SessionOptions
-from ort_dynamo.runtime.providers import usable_target
+from ort_dynamo.runtime.installed.providers import usable_target
 from ort_dynamo.torch_internals.fakes import FakeTensorMode
-from ort_dynamo.torch_internals.lazy_code import graph_module
+from ort_dynamo.torch_internals.tracing.lazy_code import graph_module
 from ort_dynamo.verification.models import LoweredIsland
 from ort_dynamo.verification.repeat import write_models, write_operator
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ort_dynamo import verify
-from ort_dynamo.program_state import modules_of
+from ort_dynamo.program.program_state import modules_of
 from ort_dynamo.verification.step import Step
 
 

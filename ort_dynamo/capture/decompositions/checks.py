@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ort_dynamo.lowering.kernel_checks import left_to_torch
-from ort_dynamo.torch_internals.operators import OpOverload, aten, can_decompose, present
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, can_decompose, present
 
 __all__ = ["checked"]
 

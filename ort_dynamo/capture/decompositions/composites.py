@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ort_dynamo.torch_internals.decompositions import linspace
-from ort_dynamo.torch_internals.operators import OpOverload, aten, present
+from ort_dynamo.torch_internals.kernels.decompositions import linspace
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, present
 
 __all__ = ["COMPOSITES"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ort_dynamo.torch_internals.operators import OpOverload, aten, present, schema_of
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, present, schema_of
 
 __all__ = ["foreach_decompositions"]
 

@@ -1,6 +1,6 @@
 """Trace operators with the memory layout of their kernels, if fake tensors promise another one.
 
-In one case the dtype differs instead. `torch_internals/kernel_layouts.py` is the table of the kernels.
+In one case the dtype differs instead. `torch_internals/kernels/kernel_layouts.py` is the table of the kernels.
 
 The program and later operators see the layout of the kernel. So each of these operators is traced on operands whose
 dimensions have the order of the kernel's result; for these, fake tensors are right. If they are right anyway, a
@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from ort_dynamo.boundary import inverse, physical_order
-from ort_dynamo.torch_internals.kernel_layouts import BROADCAST, CONTIGUOUS, LAID_OUT_AS
-from ort_dynamo.torch_internals.operators import OpOverload, aten, present
-from ort_dynamo.torch_internals.promotion import is_contiguous, memory_format_of
+from ort_dynamo.graph.boundary import inverse, physical_order
+from ort_dynamo.torch_internals.kernels.kernel_layouts import BROADCAST, CONTIGUOUS, LAID_OUT_AS
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, present
+from ort_dynamo.torch_internals.kernels.promotion import is_contiguous, memory_format_of
 
 __all__ = ["LAYOUTS"]
 

@@ -13,8 +13,8 @@ from ort_dynamo.capture.decompositions.composites import COMPOSITES
 from ort_dynamo.capture.decompositions.foreach import foreach_decompositions
 from ort_dynamo.capture.decompositions.layouts import LAYOUTS
 from ort_dynamo.lowering.registry import is_from_outside, registered
-from ort_dynamo.torch_internals.decompositions import core_decompositions, decompositions_of, prim_functions
-from ort_dynamo.torch_internals.operators import AbsentOperatorError, OpOverload, aten, can_decompose
+from ort_dynamo.torch_internals.kernels.decompositions import core_decompositions, decompositions_of, prim_functions
+from ort_dynamo.torch_internals.kernels.operators import AbsentOperatorError, OpOverload, aten, can_decompose
 from ort_dynamo.torch_internals.pytree import tree_map
 
 __all__ = ["decompositions"]

@@ -14,7 +14,7 @@ from ort_dynamo.commands.demo.data import check_packages, digit_batches, load_di
 from ort_dynamo.commands.demo.models import ByteGPT, DigitsNet
 from ort_dynamo.commands.demo.training import Outcome, Task, Trace, train_side_by_side
 from ort_dynamo.commands.demo.verdict import describe, judge
-from ort_dynamo.runtime.capabilities import installed_runtime
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
 
 __all__ = ["TASKS", "run_demo"]
 

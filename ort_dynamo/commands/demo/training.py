@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ort_dynamo.torch_internals.dynamo import counters
+from ort_dynamo.torch_internals.tracing.dynamo import counters
 
 __all__ = ["Outcome", "Task", "Trace", "train_side_by_side"]
 

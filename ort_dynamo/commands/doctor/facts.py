@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ort_dynamo.runtime.cuda_build import CudaBuild, TorchCuda
+from ort_dynamo.runtime.installed.cuda_build import CudaBuild, TorchCuda
 
 __all__ = ["CacheFacts", "Facts", "MachineFacts", "Probe", "RuntimeFacts"]
 

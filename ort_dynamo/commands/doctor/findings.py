@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ort_dynamo.commands.doctor.facts import Facts, RuntimeFacts
-from ort_dynamo.runtime.cuda_build import misfit, replacing
-from ort_dynamo.target import TRAINING_PACKAGE
+from ort_dynamo.runtime.installed.cuda_build import misfit, replacing
+from ort_dynamo.targets.target import TRAINING_PACKAGE
 
 __all__ = ["Finding", "findings"]
 

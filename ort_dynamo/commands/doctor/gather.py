@@ -19,10 +19,10 @@ from ort_dynamo.cache.folder import CacheFolder, FolderRefusedError
 from ort_dynamo.commands.doctor.facts import CacheFacts, Facts, MachineFacts, Probe, RuntimeFacts
 from ort_dynamo.errors import InvalidVariableError, OrtDynamoError
 from ort_dynamo.options.cache_location import cache_location
-from ort_dynamo.runtime.capabilities import find_distributions
-from ort_dynamo.runtime.cuda_build import installed_cuda_build, torch_cuda
-from ort_dynamo.runtime.importing import build_info, onnxruntime
-from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.runtime.installed.capabilities import find_distributions
+from ort_dynamo.runtime.installed.cuda_build import installed_cuda_build, torch_cuda
+from ort_dynamo.runtime.installed.importing import build_info, onnxruntime
+from ort_dynamo.runtime.installed.providers import find_target
 
 __all__ = ["gather"]
 
@@ -104,7 +104,7 @@ def _runtime() -> RuntimeFacts:
 
 def try_device(device_type: str) -> Probe:
     """Run a session of one node in a process of its own: a library that does not fit can crash it."""
-    command = [sys.executable, "-m", "ort_dynamo.runtime.probe_device", device_type]
+    command = [sys.executable, "-m", "ort_dynamo.runtime.installed.probe_device", device_type]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:

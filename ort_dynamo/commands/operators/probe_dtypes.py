@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ort_dynamo.dtypes import TORCH_TO_ONNX
 from ort_dynamo.errors import LoweringError
+from ort_dynamo.graph.dtypes import TORCH_TO_ONNX
 from ort_dynamo.lowering.kernel_dtypes import OTHER_ARGUMENTS
 from ort_dynamo.lowering.translate import refusal
-from ort_dynamo.target import Target
-from ort_dynamo.torch_internals.dispatcher import TorchDispatchMode
+from ort_dynamo.targets.target import Target
 from ort_dynamo.torch_internals.fakes import FAKE_TENSOR_LOG, FakeTensorMode
-from ort_dynamo.torch_internals.operators import OpOverload, schema_of
+from ort_dynamo.torch_internals.kernels.dispatcher import TorchDispatchMode
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, schema_of
 from ort_dynamo.torch_internals.pytree import tree_leaves, tree_map
 
 __all__ = ["gradient_overloads", "taken_dtypes"]

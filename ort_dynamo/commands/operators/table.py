@@ -12,12 +12,12 @@ import torch
 
 from ort_dynamo.capture.decompositions.table import decompositions
 from ort_dynamo.commands.operators.probe_dtypes import gradient_overloads, taken_dtypes
-from ort_dynamo.dtypes import TORCH_TO_ONNX
+from ort_dynamo.graph.dtypes import TORCH_TO_ONNX
 from ort_dynamo.lowering import torchlib
 from ort_dynamo.lowering.registry import eager_only, find_lowering, registered
 from ort_dynamo.passes.fx.hoist_random import is_random_op
-from ort_dynamo.runtime.providers import recorded_cpu_targets
-from ort_dynamo.torch_internals.operators import OpOverload, all_overloads, can_decompose, schema_of
+from ort_dynamo.runtime.installed.providers import recorded_cpu_targets
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, all_overloads, can_decompose, schema_of
 
 __all__ = ["Row", "names", "page", "rows"]
 

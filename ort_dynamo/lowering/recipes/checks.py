@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ort_dynamo.graph.marks import EMPTY, REFUSED
 from ort_dynamo.lowering.context import LoweringContext, Size, is_empty
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.recipes.branches import either
-from ort_dynamo.marks import EMPTY, REFUSED
-from ort_dynamo.torch_internals.symbols import known_true
+from ort_dynamo.torch_internals.sizes.symbols import known_true
 
 __all__ = ["any_of", "called", "has_elements", "none_missing", "outside", "outside_or_nan", "stop_if", "stop_if_any"]
 

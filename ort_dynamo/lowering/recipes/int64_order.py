@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from ort_dynamo.lowering.op_builder import OpBuilder
-from ort_dynamo.target import Target
+from ort_dynamo.targets.target import Target
 
 __all__ = ["Ordering", "ordering"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ort_dynamo.lowering.op_builder import OpBuilder
-from ort_dynamo.target import Target
+from ort_dynamo.targets.target import Target
 
 __all__ = ["padding"]
 

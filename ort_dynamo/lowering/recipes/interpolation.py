@@ -15,8 +15,8 @@ import torch
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.op_builder import OpBuilder
 from ort_dynamo.lowering.recipes.branches import all_finite, either
-from ort_dynamo.torch_internals.dispatcher import real_kernels
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.dispatcher import real_kernels
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["Length", "LinearMap", "Resize", "apply_maps", "resize_map", "source_index"]
 

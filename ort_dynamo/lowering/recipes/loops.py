@@ -10,7 +10,7 @@ import torch
 from ort_dynamo.lowering.builder import LoweringBuilder
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.op_builder import OpBuilder
-from ort_dynamo.target import OPSET
+from ort_dynamo.targets.target import OPSET
 
 __all__ = ["any_of", "for_each", "repeat_while"]
 

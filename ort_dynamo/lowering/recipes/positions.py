@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import onnx_ir as ir
 import torch
 
+from ort_dynamo.graph.marks import STOPS
 from ort_dynamo.lowering.context import LoweringContext, Size
-from ort_dynamo.lowering.recipes.running_sum import running_sum
-from ort_dynamo.marks import STOPS
-from ort_dynamo.torch_internals.symbols import is_unbacked
+from ort_dynamo.lowering.recipes.sums.running_sum import running_sum
+from ort_dynamo.torch_internals.sizes.symbols import is_unbacked
 
 __all__ = ["entries_at", "from_start", "ordinals", "positions_along"]
 

@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from ort_dynamo.dtypes import onnx_dtype
+from ort_dynamo.graph.dtypes import onnx_dtype
 from ort_dynamo.lowering.context import LoweringContext, Number
-from ort_dynamo.torch_internals.promotion import KIND, elementwise_dtypes
+from ort_dynamo.torch_internals.kernels.promotion import KIND, elementwise_dtypes
 
 __all__ = ["DEFAULT", "INT_TO_FLOAT", "KIND", "accumulator", "float_dtype", "promote", "rounded"]
 

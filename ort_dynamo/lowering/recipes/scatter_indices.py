@@ -11,8 +11,8 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.op_builder import OpBuilder
-from ort_dynamo.lowering.recipes.add_rows import row_places
 from ort_dynamo.lowering.recipes.positions import from_start, positions_along
+from ort_dynamo.lowering.recipes.sums.add_rows import row_places
 from ort_dynamo.lowering.symbols import same_size
 
 __all__ = ["ScatterIndices", "of_entries", "of_rows", "slice_numbers"]

@@ -11,7 +11,7 @@ import torch
 
 from ort_dynamo.lowering.context import LoweringContext, Size
 from ort_dynamo.lowering.op_builder import OpBuilder
-from ort_dynamo.torch_internals.symbols import expression
+from ort_dynamo.torch_internals.sizes.symbols import expression
 
 __all__ = [
     "Pool",

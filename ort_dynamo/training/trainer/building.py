@@ -21,10 +21,17 @@ from ort_dynamo.training.model_desc_validation import _ORTTrainerModelDesc
 from ort_dynamo.training.optim.config import _OptimizerConfig
 from ort_dynamo.training.orttrainer_options import ORTTrainerOptions
 from ort_dynamo.training.requirements import require
+from ort_dynamo.training.trainer.distributed.parallel import (
+    LayerReplicas,
+    PipelinedModel,
+    Replicas,
+    StageReplicas,
+    divide_layers,
+)
+from ort_dynamo.training.trainer.distributed.process_group import Together, ZeroUpdate
+from ort_dynamo.training.trainer.distributed.stages import Stages, cuts_of, mesh_of_stages
 from ort_dynamo.training.trainer.files import StepFiles
 from ort_dynamo.training.trainer.model_with_loss import CombinedModel, OnnxCombined, postprocessed
-from ort_dynamo.training.trainer.parallel import LayerReplicas, PipelinedModel, Replicas, StageReplicas, divide_layers
-from ort_dynamo.training.trainer.process_group import Together, ZeroUpdate
 from ort_dynamo.training.trainer.running import RunningModel
 from ort_dynamo.training.trainer.settings import (
     backend_options,
@@ -33,7 +40,6 @@ from ort_dynamo.training.trainer.settings import (
     refuse_what_is_not_there,
     rules_of,
 )
-from ort_dynamo.training.trainer.stages import Stages, cuts_of, mesh_of_stages
 from ort_dynamo.training.trainer.traceable_model import patch_mask_checks
 from ort_dynamo.training.trainer.training_state import TrainingState
 

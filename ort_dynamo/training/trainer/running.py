@@ -24,8 +24,8 @@ from ort_dynamo.training.torch_internals import (
     raised_by_backend,
     user_place,
 )
+from ort_dynamo.training.trainer.distributed.process_group import Together, ZeroUpdate
 from ort_dynamo.training.trainer.model_with_loss import PREFIX, CombinedModel
-from ort_dynamo.training.trainer.process_group import Together, ZeroUpdate
 from ort_dynamo.training.trainer.split_step import SplitStep
 from ort_dynamo.training.trainer.training_state import TrainingState
 from ort_dynamo.training.trainer.whole_step import StepKind, WholeStep

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from ort_dynamo.embedding import CompileRecord, Options, compile_recorded
 from ort_dynamo.training.torch_internals import compile_region, fused_adamw
-from ort_dynamo.training.trainer.process_group import ForwardBackward, Together, ZeroUpdate
+from ort_dynamo.training.trainer.distributed.process_group import ForwardBackward, Together, ZeroUpdate
 from ort_dynamo.training.trainer.training_state import (
     TrainedWeight,
     TrainingState,

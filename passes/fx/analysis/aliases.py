@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from ort_dynamo.passes.fx.analysis.views import MULTI_VIEWS, VIEWS
-from ort_dynamo.torch_internals.operators import OpOverload, aten, namespace, present, schema_of
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, namespace, present, schema_of
 
 __all__ = ["AliasSets", "aliased_inputs", "returned_views"]
 

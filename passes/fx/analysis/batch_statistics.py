@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["SHARED", "WITHOUT_RUNNING", "WITH_RUNNING"]
 

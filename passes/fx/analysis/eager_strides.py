@@ -14,9 +14,20 @@ import torch
 from torch.fx import Graph, Node
 
 from ort_dynamo.passes.fx.analysis.views import VIEWS
-from ort_dynamo.torch_internals.iterator_strides import Layout, contiguous_strides, elementwise_strides, is_dense
-from ort_dynamo.torch_internals.kernel_layouts import BROADCAST, CONTIGUOUS, CONVOLUTIONS, LAID_OUT_AS, follows_layout
-from ort_dynamo.torch_internals.operators import aten, present, schema_of
+from ort_dynamo.torch_internals.kernels.iterator_strides import (
+    Layout,
+    contiguous_strides,
+    elementwise_strides,
+    is_dense,
+)
+from ort_dynamo.torch_internals.kernels.kernel_layouts import (
+    BROADCAST,
+    CONTIGUOUS,
+    CONVOLUTIONS,
+    LAID_OUT_AS,
+    follows_layout,
+)
+from ort_dynamo.torch_internals.kernels.operators import aten, present, schema_of
 
 __all__ = ["has_dimension_of_one", "returned_strides"]
 

@@ -19,14 +19,20 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from ort_dynamo.marks import CHANNELS_LAST, READS_WIDE_STATISTICS, WIDE_STATISTICS
+from ort_dynamo.graph.marks import CHANNELS_LAST, READS_WIDE_STATISTICS, WIDE_STATISTICS
 from ort_dynamo.passes.fx.analysis.aliases import aliased_inputs
 from ort_dynamo.passes.fx.analysis.storage import fakes_in
-from ort_dynamo.torch_internals.dispatcher import as_traced
 from ort_dynamo.torch_internals.fakes import FakeTensor, storage_identity
-from ort_dynamo.torch_internals.operators import HigherOrderOperator, OpOverload, aten, schema_of, written_argument
+from ort_dynamo.torch_internals.kernels.dispatcher import as_traced
+from ort_dynamo.torch_internals.kernels.operators import (
+    HigherOrderOperator,
+    OpOverload,
+    aten,
+    schema_of,
+    written_argument,
+)
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.torch_internals.symbols import given_expression, known_true
+from ort_dynamo.torch_internals.sizes.symbols import given_expression, known_true
 
 __all__ = ["FakeValues", "add_call", "caller_layout", "derived_meta", "differences", "propagate", "separate_memory"]
 

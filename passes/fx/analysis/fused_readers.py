@@ -6,7 +6,7 @@ import torch
 from torch.fx import Node
 
 from ort_dynamo.passes.fx.analysis.saved_tensors import CASTS, calls
-from ort_dynamo.torch_internals.operators import OpOverload, aten
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten
 
 __all__ = ["FEW", "is_no_more", "is_pointwise", "is_read_in_kernel"]
 

@@ -9,7 +9,7 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from ort_dynamo.marks import DECIDED_BY, SECTION
+from ort_dynamo.graph.marks import DECIDED_BY, SECTION
 from ort_dynamo.passes.fx.analysis.saved_tensors import (
     JointGraph,
     allocations,
@@ -20,8 +20,8 @@ from ort_dynamo.passes.fx.analysis.saved_tensors import (
 )
 from ort_dynamo.passes.fx.analysis.storage import storage_of, storages_of
 from ort_dynamo.passes.fx.analysis.views import is_view, maker_of
-from ort_dynamo.source_line import user_line
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.program.source_line import user_line
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = [
     "MemoryRecord",

@@ -8,7 +8,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ort_dynamo.passes.fx.analysis.storage import storage_of
-from ort_dynamo.torch_internals.operators import OpOverload, is_mutable, schema_of
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, is_mutable, schema_of
 
 __all__ = ["mutated_storages", "writes_input"]
 

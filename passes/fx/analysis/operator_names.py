@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from ort_dynamo.passes.fx.analysis.saved_tensors import calls, is_random
 from ort_dynamo.passes.fx.analysis.views import is_view
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["NAMES", "names_of"]
 

@@ -15,13 +15,13 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import flop_registry
 
-from ort_dynamo.marks import DECIDED_BY, HALF, RECOMPUTE
+from ort_dynamo.graph.marks import DECIDED_BY, HALF, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.storage import fakes_in, storage_of
 from ort_dynamo.passes.fx.analysis.views import is_view
 from ort_dynamo.torch_internals.fakes import storage_identity
-from ort_dynamo.torch_internals.operators import OpOverload, aten, is_mutable, prims, schema_of
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, is_mutable, prims, schema_of
 from ort_dynamo.torch_internals.pytree import tree_leaves
-from ort_dynamo.torch_internals.symbols import given_expression, optimization_hint
+from ort_dynamo.torch_internals.sizes.symbols import given_expression, optimization_hint
 
 __all__ = [
     "CASTS",

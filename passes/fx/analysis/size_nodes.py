@@ -10,9 +10,9 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.proxy import GraphAppendingTracer
 
-from ort_dynamo.torch_internals.operators import aten
-from ort_dynamo.torch_internals.symbols import given_expression
-from ort_dynamo.torch_internals.sympy_functions import PythonReferenceAnalysis, sympy_interp
+from ort_dynamo.torch_internals.kernels.operators import aten
+from ort_dynamo.torch_internals.sizes.symbols import given_expression
+from ort_dynamo.torch_internals.sizes.sympy_functions import PythonReferenceAnalysis, sympy_interp
 
 __all__ = ["SizeNodes"]
 

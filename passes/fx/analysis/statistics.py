@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx import Node
 
 from ort_dynamo.passes.fx.analysis.views import ALIASES
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["STATISTICS", "gradients_reading", "normalizes"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ort_dynamo.torch_internals.operators import OpOverload
+from ort_dynamo.torch_internals.kernels.operators import OpOverload
 
 __all__ = ["stand_in", "stands_for"]
 

@@ -12,7 +12,7 @@ import operator
 from torch.fx import Node
 
 from ort_dynamo.passes.fx.analysis.storage import storages_of
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["ALIASES", "MULTI_VIEWS", "REARRANGEMENTS", "RESHAPES", "VIEWS", "is_remakable_view", "is_view", "maker_of"]
 

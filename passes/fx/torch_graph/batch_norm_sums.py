@@ -22,7 +22,7 @@ import torch
 from torch.fx import Node
 
 from ort_dynamo.passes.fx.analysis.fake_values import add_call
-from ort_dynamo.torch_internals.operators import OpOverload, aten, present
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, present
 
 __all__ = ["FORWARD", "GRADIENTS", "Gradients", "Normalized", "gradients_of", "normalized"]
 

@@ -12,8 +12,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.boundary import has_strides, inverse, physical_order
-from ort_dynamo.marks import CHOSEN, HALF, RECOMPUTE
+from ort_dynamo.graph.boundary import has_strides, inverse, physical_order
+from ort_dynamo.graph.marks import CHOSEN, HALF, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.aliases import AliasSets
 from ort_dynamo.passes.fx.analysis.fake_values import propagate
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
@@ -26,9 +26,9 @@ from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
 )
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import ORIGIN, add_chosen
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.torch_internals.kernel_layouts import IMAGE_OPERATORS, ONEDNN_DTYPES, follows_layout
-from ort_dynamo.torch_internals.operators import OpOverload, aten, is_pointwise
-from ort_dynamo.torch_internals.symbols import known_true
+from ort_dynamo.torch_internals.kernels.kernel_layouts import IMAGE_OPERATORS, ONEDNN_DTYPES, follows_layout
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, is_pointwise
+from ort_dynamo.torch_internals.sizes.symbols import known_true
 
 __all__ = ["ConvertToChannelsLast"]
 
@@ -54,7 +54,7 @@ class ConvertToChannelsLast(PassBase):
     to be, is larger than the images and its kernel than one element: the weight would be reordered instead.
 
     An operator reads all its images in channels_last, or all as they were traced. It follows if the table of kernels
-    (`torch_internals/kernel_layouts.py`) promises the layout of its results and fake tensors agree. Outputs, and the
+    (`kernel_layouts.py`) promises the layout of its results and fake tensors agree. Outputs, and the
     inputs of other operators, have the strides that they were traced with. Values stay the same, but for the order in
     which sums are taken. Without oneDNN the pass does nothing.
     """

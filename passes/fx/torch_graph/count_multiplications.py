@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from ort_dynamo.torch_internals.kernel_layouts import CONVOLUTIONS
-from ort_dynamo.torch_internals.operators import aten
-from ort_dynamo.torch_internals.symbols import hints
+from ort_dynamo.torch_internals.kernels.kernel_layouts import CONVOLUTIONS
+from ort_dynamo.torch_internals.kernels.operators import aten
+from ort_dynamo.torch_internals.sizes.symbols import hints
 
 __all__ = [
     "CONVOLUTIONS",

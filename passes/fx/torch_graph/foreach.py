@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from ort_dynamo.passes.fx.torch_graph.images import CAST_ARGUMENTS, is_known
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["FOREACH", "is_count", "is_plain_cast"]
 

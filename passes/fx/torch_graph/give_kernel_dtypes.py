@@ -11,11 +11,11 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import CHOSEN, READS_WIDE_STATISTICS, WIDE_STATISTICS
+from ort_dynamo.graph.marks import CHOSEN, READS_WIDE_STATISTICS, WIDE_STATISTICS
 from ort_dynamo.passes.fx.analysis.fake_values import FakeValues
 from ort_dynamo.passes.fx.analysis.statistics import STATISTICS, gradients_reading, normalizes
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.torch_internals.kernel_dtypes import running_dtypes, statistics_dtype
+from ort_dynamo.torch_internals.kernels.kernel_dtypes import running_dtypes, statistics_dtype
 
 __all__ = ["GiveKernelDtypes"]
 

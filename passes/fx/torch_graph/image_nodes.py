@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ort_dynamo.boundary import has_strides, inverse, physical_order
-from ort_dynamo.marks import HALF
+from ort_dynamo.graph.boundary import has_strides, inverse, physical_order
+from ort_dynamo.graph.marks import HALF
 from ort_dynamo.passes.fx.analysis.fake_values import add_call, propagate
 from ort_dynamo.passes.fx.analysis.views import RESHAPES
 from ort_dynamo.passes.fx.torch_graph.images import VIEWS, channels_last, origin
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["ImageNodes"]
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ort_dynamo.boundary import has_strides, inverse
-from ort_dynamo.marks import CHANNELS_LAST, RECOMPUTE
+from ort_dynamo.graph.boundary import has_strides, inverse
+from ort_dynamo.graph.marks import CHANNELS_LAST, RECOMPUTE
 from ort_dynamo.passes.fx.analysis.views import ALIASES, RESHAPES
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import ORIGIN
-from ort_dynamo.torch_internals.kernel_layouts import CONVOLUTIONS
-from ort_dynamo.torch_internals.operators import aten
-from ort_dynamo.torch_internals.precision import convolves_in_tf32
+from ort_dynamo.torch_internals.kernels.kernel_layouts import CONVOLUTIONS
+from ort_dynamo.torch_internals.kernels.operators import aten
+from ort_dynamo.torch_internals.kernels.precision import convolves_in_tf32
 
 __all__ = [
     "CAST_ARGUMENTS",

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from ort_dynamo.marks import CHOSEN, HALF
+from ort_dynamo.graph.marks import CHOSEN, HALF
 from ort_dynamo.passes.fx.analysis.fake_values import add_call
 
 __all__ = ["ORIGIN", "add_chosen", "choose", "computes"]

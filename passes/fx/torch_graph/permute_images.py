@@ -10,8 +10,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.boundary import has_strides
-from ort_dynamo.marks import CHANNELS_LAST, CHOSEN
+from ort_dynamo.graph.boundary import has_strides
+from ort_dynamo.graph.marks import CHANNELS_LAST, CHOSEN
 from ort_dynamo.passes.fx.analysis.fake_values import add_call, propagate
 from ort_dynamo.passes.fx.analysis.fused_readers import is_pointwise
 from ort_dynamo.passes.fx.analysis.saved_tensors import is_random
@@ -31,8 +31,8 @@ from ort_dynamo.passes.fx.torch_graph.images import (
     viewed,
 )
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose
-from ort_dynamo.torch_internals.kernel_layouts import CONVOLUTIONS
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.kernel_layouts import CONVOLUTIONS
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["PermuteImages"]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import CHOSEN, HALF
+from ort_dynamo.graph.marks import CHOSEN, HALF
 from ort_dynamo.passes.fx.analysis.fake_values import add_call, derived_meta
 from ort_dynamo.passes.fx.analysis.fused_readers import is_read_in_kernel
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["PlaceBiases"]
 

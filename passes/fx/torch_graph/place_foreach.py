@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import CHOSEN
+from ort_dynamo.graph.marks import CHOSEN
 from ort_dynamo.passes.fx.analysis.fused_readers import is_read_in_kernel
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import CONVOLUTIONS, PRODUCTS

@@ -18,9 +18,9 @@ from ort_dynamo.passes.fx.torch_graph.count_multiplications import (
 )
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose, computes
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.prices import WholeGraphPrices
-from ort_dynamo.target import Target
-from ort_dynamo.torch_internals.kernel_layouts import ONEDNN_DTYPES
+from ort_dynamo.targets.prices import WholeGraphPrices
+from ort_dynamo.targets.target import Target
+from ort_dynamo.torch_internals.kernels.kernel_layouts import ONEDNN_DTYPES
 
 __all__ = ["PlaceInTorch"]
 

@@ -10,13 +10,13 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import CHOSEN, RANDOM
+from ort_dynamo.graph.marks import CHOSEN, RANDOM
 from ort_dynamo.passes.fx.analysis.views import is_remakable_view
 from ort_dynamo.passes.fx.torch_graph.slower_operators import FORMS
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.prices import OperatorPrices
-from ort_dynamo.target import Target
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.targets.prices import OperatorPrices
+from ort_dynamo.targets.target import Target
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["PlaceSlowerOperators"]
 

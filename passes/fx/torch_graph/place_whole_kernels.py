@@ -12,14 +12,14 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.dtypes import onnx_dtype
-from ort_dynamo.marks import CHANNELS_LAST
+from ort_dynamo.graph.dtypes import onnx_dtype
+from ort_dynamo.graph.marks import CHANNELS_LAST
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import CONVOLUTIONS, convolution_weight, multiplications
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose, computes
 from ort_dynamo.passes.fx.torch_graph.whole_kernels import ATTENTION, saved
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.target import Target
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.targets.target import Target
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["PlaceWholeKernels"]
 

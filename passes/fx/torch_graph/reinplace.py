@@ -14,7 +14,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from ort_dynamo.passes.fx.analysis.aliases import AliasSets
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import CONVOLUTIONS
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.torch_internals.operators import (
+from ort_dynamo.torch_internals.kernels.operators import (
     OpOverload,
     aten,
     in_place_of,
@@ -22,7 +22,7 @@ from ort_dynamo.torch_internals.operators import (
     is_mutable,
     is_pointwise,
 )
-from ort_dynamo.torch_internals.symbols import known_true
+from ort_dynamo.torch_internals.sizes.symbols import known_true
 
 __all__ = ["Reinplace"]
 

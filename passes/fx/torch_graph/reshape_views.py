@@ -11,7 +11,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from ort_dynamo.passes.fx.analysis.aliases import aliased_inputs
 from ort_dynamo.passes.fx.analysis.views import RESHAPES
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.torch_internals.operators import OpOverload, aten
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten
 
 __all__ = ["ReshapeViews"]
 

@@ -1,6 +1,6 @@
 """The forms of operators that sessions on a CPU run several times slower than torch: which elements count, and when.
 
-`ort_dynamo/prices.py` has the times of the same overloads. Times hold for the forms here, in float32 alone.
+`ort_dynamo/targets/prices.py` has the times of the same overloads. Times hold for the forms here, in float32 alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import example_elements, example_sizes
-from ort_dynamo.torch_internals.operators import OpOverload, aten, present
+from ort_dynamo.torch_internals.kernels.operators import OpOverload, aten, present
 
 __all__ = ["FORMS", "Form"]
 

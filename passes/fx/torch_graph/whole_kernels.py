@@ -1,6 +1,6 @@
 """Operators that torch has a kernel or two for, and a session many nodes, where a node is a launch: on a GPU.
 
-On a GPU an elementwise kernel takes the time of its memory traffic, or of a launch. `ort_dynamo/prices.py` has both,
+On a GPU an elementwise kernel takes the time of its memory traffic, or of a launch. `targets/prices.py` has both,
 and the work that each of torch's kernels saves.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 from torch.fx import Node
 
 from ort_dynamo.passes.fx.torch_graph.count_multiplications import example_elements
-from ort_dynamo.prices import KernelPrices
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.targets.prices import KernelPrices
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = ["ATTENTION", "saved"]
 

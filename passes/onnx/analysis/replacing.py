@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ort_dynamo.marks import PASS
+from ort_dynamo.graph.marks import PASS
 
 __all__ = ["replace_node", "replace_outputs"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ort_dynamo.marks import PASS
+from ort_dynamo.graph.marks import PASS
 from ort_dynamo.passes.onnx.analysis.value_names import ValueNames
 from ort_dynamo.passes.onnx.cast_propagation.regions import Region, foldable, is_cast, origin
 

@@ -25,7 +25,7 @@ from ort_dynamo.passes.onnx.cast_propagation.narrowing_rules import (
 )
 from ort_dynamo.passes.onnx.cast_propagation.regions import find_regions, is_cast
 from ort_dynamo.passes.ordering import Condition, ordering
-from ort_dynamo.target import Target
+from ort_dynamo.targets.target import Target
 
 __all__ = ["CastResult", "CastSummary", "PropagateCasts"]
 

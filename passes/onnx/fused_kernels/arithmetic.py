@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ort_dynamo.fused_op import OWN_KERNELS
-from ort_dynamo.marks import STOPS
+from ort_dynamo.graph.marks import STOPS
 from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, Apply, Constant, Step
+from ort_dynamo.targets.fused_op import OWN_KERNELS
 
 __all__ = ["Steps", "computes", "lowered", "needs_kernel"]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ort_dynamo.fused_op import Size
 from ort_dynamo.passes.onnx.fused_kernels.arithmetic import Steps, lowered, needs_kernel
 from ort_dynamo.passes.onnx.fused_kernels.column_sums import part_of, summed_axes
 from ort_dynamo.passes.onnx.fused_kernels.kernel import WIDE, ColumnSum, Counter, Kernel, Load, Store, Total, product
@@ -23,6 +22,7 @@ from ort_dynamo.passes.onnx.fused_kernels.own_symbols import with_own_symbols
 from ort_dynamo.passes.onnx.fused_kernels.pieces import piece_of
 from ort_dynamo.passes.onnx.fused_kernels.row_operators import lowered_rows, reduced_axes
 from ort_dynamo.passes.onnx.fused_kernels.totals import check_totals
+from ort_dynamo.targets.fused_op import Size
 
 __all__ = ["MOVES", "Group", "kernel_of", "number_of"]
 

@@ -11,7 +11,7 @@ from run_twice import run_twice
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ort_dynamo.marks import CHOSEN
+from ort_dynamo.graph.marks import CHOSEN
 from ort_dynamo.passes.fx.torch_graph.convert_to_channels_last import ConvertToChannelsLast
 from ort_dynamo.testing import assert_close
 

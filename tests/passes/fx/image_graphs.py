@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ort_dynamo.fx_testing import assert_fx_rewrites
 from ort_dynamo.passes.fx.torch_graph.permute_images import CONVOLVES, PermuteImages
 from ort_dynamo.testing import Tolerance
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 __all__ = [
     "CHOSEN",

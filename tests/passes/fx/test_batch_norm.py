@@ -14,7 +14,7 @@ from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
 from ort_dynamo.passes.fx.drop_running_statistics import DropRunningStatistics
 from ort_dynamo.passes.fx.merge_statistics import MergeStatistics
-from ort_dynamo.passes.fx.save_reads_of_mutated import SaveReadsOfMutated
+from ort_dynamo.passes.fx.recompute.save_reads_of_mutated import SaveReadsOfMutated
 from ort_dynamo.passes.fx.split_statistics import SplitStatistics
 
 Capture = Callable[..., GraphModule]

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.passes.fx.expand_log_softmax import ExpandLogSoftmax
-from ort_dynamo.passes.fx.recompute_pointwise import RecomputePointwise
+from ort_dynamo.passes.fx.recompute.recompute_pointwise import RecomputePointwise
 from ort_dynamo.testing import TOLERANCES
 
 Capture = Callable[..., GraphModule]

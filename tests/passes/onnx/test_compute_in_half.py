@@ -7,9 +7,9 @@ import onnx_ir as ir
 import pytest
 from onnx_ir.passes.common import ShapeInferencePass
 
-from ort_dynamo.marks import FOR_KERNEL
+from ort_dynamo.graph.marks import FOR_KERNEL
 from ort_dynamo.passes.onnx.compute_in_half import ComputeInHalf
-from ort_dynamo.runtime.providers import recorded_cpu_targets, recorded_cuda_targets
+from ort_dynamo.runtime.installed.providers import recorded_cpu_targets, recorded_cuda_targets
 from ort_dynamo.testing import assert_rewrites
 
 CUDA = recorded_cuda_targets()[-1]

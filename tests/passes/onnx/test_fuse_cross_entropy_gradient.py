@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ort_dynamo.passes.onnx.fuse_cross_entropy_gradient import FuseCrossEntropyGradient
-from ort_dynamo.runtime.importing import onnxruntime
+from ort_dynamo.runtime.installed.importing import onnxruntime
 from ort_dynamo.testing import assert_rewrites
 
 BEFORE = """<ir_version: 10, opset_import: ["" : 20]>

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ort_dynamo.marks import FOR_KERNEL, FX_NODE, READS_ROUNDED
+from ort_dynamo.graph.marks import FOR_KERNEL, FX_NODE, READS_ROUNDED
 from ort_dynamo.passes.onnx.remove_round_trips import RemoveRoundTrips
 from ort_dynamo.testing import assert_rewrites
 

@@ -7,8 +7,8 @@ import onnxruntime
 import pytest
 
 from ort_dynamo.passes.onnx.take_shapes_early import TakeShapesEarly
-from ort_dynamo.runtime.capabilities import omitted_optimizers
-from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.runtime.installed.capabilities import omitted_optimizers
+from ort_dynamo.runtime.installed.providers import find_target
 from ort_dynamo.testing import assert_rewrites
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from ort_dynamo.passes.onnx.transpose_once import TransposeOnce
-from ort_dynamo.runtime.importing import onnxruntime
+from ort_dynamo.runtime.installed.importing import onnxruntime
 from ort_dynamo.testing import assert_rewrites
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>\n'

@@ -14,7 +14,7 @@ from small_trainers import make_trainer
 from torch import nn
 
 from ort_dynamo.errors import ProcessGroupError, SeveralProcessesError
-from ort_dynamo.training.trainer.parallel import plan_of
+from ort_dynamo.training.trainer.distributed.parallel import plan_of
 
 CLOSE: dict[str, float] = {"rtol": 3e-5, "atol": 3e-6}
 

@@ -21,7 +21,7 @@ from ort_dynamo.passes.fx.analysis.layers import find_layers
 from ort_dynamo.passes.fx.analysis.operator_names import names_of
 from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph, must_recompute
 from ort_dynamo.passes.fx.analysis.views import is_view, maker_of
-from ort_dynamo.passes.fx.recompute_layers import RecomputeLayers
+from ort_dynamo.passes.fx.recompute.recompute_layers import RecomputeLayers
 
 Capture = Callable[..., GraphModule]
 Weights = Sequence[Tensor]

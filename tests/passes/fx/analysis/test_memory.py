@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from ort_dynamo.capture.trace import trace
+from ort_dynamo.compilation.cut import cut, mark
 from ort_dynamo.options.groups import Options, RecomputeOptions
-from ort_dynamo.partition.cut import cut, mark
 from ort_dynamo.passes.fx.analysis.memory import MemoryRecord, memory_record
-from ort_dynamo.runtime.providers import find_target
+from ort_dynamo.runtime.installed.providers import find_target
 
 
 class LiveBytes(TorchDispatchMode):

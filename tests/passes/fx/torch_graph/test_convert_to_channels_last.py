@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from channels_last_graphs import IMAGES, WEIGHT, assert_same, block, conv, traced
 
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
-from ort_dynamo.marks import HALF
+from ort_dynamo.graph.marks import HALF
 from ort_dynamo.passes.fx.torch_graph.convert_to_channels_last import ConvertToChannelsLast
 
 PADDED = "None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1"

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from ort_dynamo.marks import CHOSEN
+from ort_dynamo.graph.marks import CHOSEN
 from ort_dynamo.passes import pipelines
 from ort_dynamo.passes.fx.torch_graph.give_kernel_dtypes import GiveKernelDtypes
 from ort_dynamo.passes.fx.torch_graph.mark_chosen import choose

@@ -14,7 +14,7 @@ from torch import Tensor
 from ort_dynamo.fx_testing import assert_fx_untouched
 from ort_dynamo.passes.fx.torch_graph.permute_images import PermuteImages
 from ort_dynamo.testing import TOLERANCES
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 
 def test_what_stands_between_two_convolutions_has_its_channels_last() -> None:

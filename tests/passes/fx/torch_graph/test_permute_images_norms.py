@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ort_dynamo.passes.fx.torch_graph.permute_images import PermuteImages
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 
 def test_a_batch_norm_becomes_sums_and_arithmetic() -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from image_graphs import CHOSEN, IN_TORCH, PADDED, PIXELS, SMALL, W, X, assert_permuted, convolution, random
 from torch import Tensor
 
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 
 def test_a_programs_own_permutations_cost_nothing() -> None:

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from run_twice import run_twice
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ort_dynamo.marks import CHOSEN
+from ort_dynamo.graph.marks import CHOSEN
 from ort_dynamo.passes.fx.torch_graph.place_in_torch import CONVOLVES, SURROUNDS, PlaceInTorch
-from ort_dynamo.runtime.providers import recorded_cpu_targets, recorded_cuda_targets
+from ort_dynamo.runtime.installed.providers import recorded_cpu_targets, recorded_cuda_targets
 
 _TARGET = recorded_cpu_targets()[-1]
 

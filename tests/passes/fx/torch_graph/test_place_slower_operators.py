@@ -12,12 +12,12 @@ from run_twice import run_twice
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ort_dynamo.graph.marks import CHOSEN
 from ort_dynamo.lowering.registry import registered
-from ort_dynamo.marks import CHOSEN
 from ort_dynamo.passes.fx.torch_graph.place_slower_operators import FILLS, PlaceSlowerOperators
 from ort_dynamo.passes.fx.torch_graph.slower_operators import FORMS
-from ort_dynamo.runtime.providers import recorded_cpu_targets, recorded_cuda_targets
-from ort_dynamo.target import Target
+from ort_dynamo.runtime.installed.providers import recorded_cpu_targets, recorded_cuda_targets
+from ort_dynamo.targets.target import Target
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ from run_twice import run_twice
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ort_dynamo.marks import CHOSEN
+from ort_dynamo.graph.marks import CHOSEN
 from ort_dynamo.passes.fx.torch_graph.place_whole_kernels import (
     ATTENDS,
     BETWEEN,
@@ -22,8 +22,8 @@ from ort_dynamo.passes.fx.torch_graph.place_whole_kernels import (
     NORMALIZES,
     PlaceWholeKernels,
 )
-from ort_dynamo.runtime.providers import recorded_cpu_targets, recorded_cuda_targets
-from ort_dynamo.target import Target
+from ort_dynamo.runtime.installed.providers import recorded_cpu_targets, recorded_cuda_targets
+from ort_dynamo.targets.target import Target
 
 CUDA = recorded_cuda_targets()[-1]
 aten = torch.ops.aten

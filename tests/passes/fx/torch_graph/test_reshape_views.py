@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ort_dynamo.fx_testing import assert_fx_rewrites, assert_fx_untouched
 from ort_dynamo.passes.fx.torch_graph.reshape_views import ReshapeViews
 from ort_dynamo.segment.segment import segment
-from ort_dynamo.torch_internals.operators import aten
+from ort_dynamo.torch_internals.kernels.operators import aten
 
 
 def outer(function: Callable[..., Any], *inputs: Tensor, islands: tuple[Any, ...] = ()) -> GraphModule:

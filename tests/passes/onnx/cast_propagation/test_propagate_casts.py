@@ -10,9 +10,9 @@ import pytest
 
 from ort_dynamo import PropagateCastOpsStrategy
 from ort_dynamo.errors import InvalidOptionError
-from ort_dynamo.marks import PASS
+from ort_dynamo.graph.marks import PASS
 from ort_dynamo.passes.onnx import CastSummary, PropagateCasts
-from ort_dynamo.runtime.providers import recorded_cpu_targets
+from ort_dynamo.runtime.installed.providers import recorded_cpu_targets
 from ort_dynamo.testing import assert_rewrites
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>\n'

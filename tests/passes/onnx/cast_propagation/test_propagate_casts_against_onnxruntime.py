@@ -18,8 +18,8 @@ from onnx.helper import make_node, make_tensor_value_info
 
 from ort_dynamo import PropagateCastOpsStrategy
 from ort_dynamo.passes.onnx import PropagateCasts
-from ort_dynamo.runtime.capabilities import installed_runtime
-from ort_dynamo.runtime.importing import binding, onnxruntime
+from ort_dynamo.runtime.installed.capabilities import installed_runtime
+from ort_dynamo.runtime.installed.importing import binding, onnxruntime
 from ort_dynamo.testing import TOLERANCES, assert_close
 
 pytestmark = pytest.mark.skipif(

@@ -1,0 +1,1 @@
+"""The compile of one graph, from Dynamo's graph to sessions, and its events."""

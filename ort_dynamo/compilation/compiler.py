@@ -1,0 +1,161 @@
+"""The compile on one page: from a graph of Dynamo's to the functions that run its forward and its backward.
+
+AOTAutograd calls the methods of `Compilation`: `partition`, `forward` and `backward` for a graph with gradients, else
+`inference`. docs/internals/tour.md follows a graph through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.passes.infra.pass_base import PassBase
+
+from ort_dynamo.cache.disk import disk_cache
+from ort_dynamo.cache.open_island import OpenedIsland, open_island
+from ort_dynamo.capture.trace import trace
+from ort_dynamo.compilation.choose_target import graph_target
+from ort_dynamo.compilation.cut import mark_inference, partition
+from ort_dynamo.compilation.events import BoxedRun, GraphCompilation, Listener, open_islands
+from ort_dynamo.graph.build import BuildSpec, PassRecord
+from ort_dynamo.graph.marks import RETURNED_STRIDES, RETURNED_VIEWS
+from ort_dynamo.graph.node_origins import find_origins, mark_nodes
+from ort_dynamo.graph.serialized_graph import spelled
+from ort_dynamo.lowering.registry import outside_lowerings
+from ort_dynamo.options.groups import DumpOptions, Options
+from ort_dynamo.passes.outside import outside_functions
+from ort_dynamo.passes.pipelines import onnx_passes, outer_passes, running_passes
+from ort_dynamo.passes.running import run_passes
+from ort_dynamo.program.progress import stage
+from ort_dynamo.runtime.arena import ARENA
+from ort_dynamo.runtime.boxed import Island, boxed
+from ort_dynamo.runtime.in_torch import InTorch
+from ort_dynamo.segment.probe_lowering import LoweringProbe
+from ort_dynamo.segment.segment import check_fallback, segment
+from ort_dynamo.targets.target import Target
+
+__all__ = ["Compilation", "build_spec"]
+
+
+class Compilation:
+    """The compile of one graph of Dynamo's.
+
+    Args:
+        options: all options.
+        device: the device of its sessions.
+        threads: the number of threads for the choice between torch and a session.
+        listeners: the listeners to all stages.
+        label: the label for each RunWatch when one of the graphs runs; it may still grow.
+        role: the role of a graph without gradients: "inference", or "training" for a whole step.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        device: torch.device,
+        threads: int,
+        listeners: Listener,
+        label: Sequence[Any] = (),
+        role: str = "inference",
+    ) -> None:
+        self.options, self.device, self.threads = options, device, threads
+        self.listeners, self.label, self.role = listeners, label, role
+        self.cache = disk_cache(options.cache)
+
+    @cached_property
+    def target(self) -> Target:
+        """The target that sessions are compiled for. A graph that comes whole from torch's cache does not read it."""
+        return graph_target(self.device, self.options)
+
+    def run(self, gm: GraphModule, inputs: Sequence[Any], stored_as: str | None = None) -> Callable[..., Any]:
+        """1. Capture: AOTAutograd traces the graph, and calls the methods below."""
+        return trace(
+            gm,
+            inputs,
+            forward=self.forward,
+            backward=self.backward,
+            inference=self.inference,
+            partition=self.partition,
+            stored_as=stored_as,
+        )
+
+    def partition(self, joint: GraphModule, inputs: Sequence[Any], **given: Any) -> tuple[GraphModule, GraphModule]:
+        """2. Mark the joint graph, and 3. cut it into forward and backward."""
+        stage("splitting forward and backward")
+        forward, backward, record = partition(joint, inputs, self.options, self.target, self.threads, **given)
+        if self.target.facts.shares_an_arena:
+            ARENA.expect(record.memory.peak)
+        self.listeners.cut({"forward": forward, "backward": backward}, record)
+        return forward, backward
+
+    def forward(self, gm: GraphModule, seen: slice) -> BoxedRun:
+        """Compile a forward graph; the program sees its outputs in `seen`."""
+        return self.graph(gm, "forward", seen)
+
+    def backward(self, gm: GraphModule, seen: slice) -> BoxedRun:
+        """Compile a backward graph."""
+        return self.graph(gm, "backward", seen)
+
+    def inference(self, gm: GraphModule, seen: slice) -> BoxedRun:
+        """Mark and compile a graph without gradients."""
+        passes = mark_inference(gm, self.options, self.target, self.threads)
+        self.listeners.cut({self.role: gm}, None)
+        return self.graph(gm, self.role, seen, passes)
+
+    def graph(self, gm: GraphModule, role: str, seen: slice, passes: tuple[PassRecord, ...] = ()) -> BoxedRun:
+        """Compile one functional ATen graph, with fake values in meta["val"], on which `passes` have run."""
+        graph = GraphCompilation(gm, role, seen, self.device, self.target, passes=passes)
+        self.listeners.begun(graph)
+        mark_nodes(gm)
+        # 4. Segment: nodes that a session runs become islands.
+        segmented = segment(gm, LoweringProbe.of(self.target), self.device, fused=self.target.fuses_kernels)
+        graph.segmented, outer = segmented, segmented.gm
+        graph.spec = build_spec(self.options, self.target, self.device, role)
+        graph.functions = outside_functions(self.options.passes.extra_passes)
+        self.listeners.segmented(graph)
+        check_fallback(segmented, self.options.segment, role)
+        # 5. Key, 6. lower, 7. rewrite and 8. open each island.
+        graph.islands = open_islands(graph, self.island, self.listeners)
+        stage("preparing the graph that calls the sessions")
+        for name, island in graph.islands.items():
+            outer.set_submodule(name, Island(island.compiled, island.places, island.covers))
+        graph.passes += self.passes(outer_passes(seen), outer)
+        self.listeners.opened(graph)
+        # 9. The outer graph, as the function that runs.
+        views, strides = gm.meta.get(RETURNED_VIEWS, frozenset()), gm.meta.get(RETURNED_STRIDES, {})
+        returned = slice(None) if role == "backward" else seen
+        self.passes(running_passes(seen, views, returned=returned, strides=strides), outer)
+        graph.whole, graph.origins = spelled(gm), find_origins(gm, outer, segmented.islands, role)
+        run = boxed(outer, self.label, self.options.dump, InTorch(graph.whole), graph.origins)
+        return self.listeners.finished(graph, run)
+
+    def island(self, island: GraphModule, graph: GraphCompilation) -> OpenedIsland:
+        """Find the island in memory or on disk by its key, or build it."""
+        return open_island(
+            island,
+            graph.spec,
+            graph.role,
+            functions={**outside_lowerings(island), **graph.functions},
+            cache=self.cache,
+            reads=self.options.dump == DumpOptions(),  # an island that is saved or verified is built each time
+            built=self.listeners.built,
+        )
+
+    def passes(self, passes: Sequence[PassBase], gm: GraphModule) -> tuple[PassRecord, ...]:
+        """Run FX passes on a graph."""
+        return run_passes(passes, gm, check=self.options.dump.verify, folder=self.options.dump.save_onnx)
+
+
+def build_spec(options: Options, target: Target, device: torch.device, role: str) -> BuildSpec:
+    """Give all that decides how islands are built; torch's present settings fill in options that are left open."""
+    return BuildSpec(
+        passes=onnx_passes(options.passes, target),
+        session=options.session.resolved(on_cuda=target.facts.computes_on_streams),
+        dump=options.dump,
+        target=target,
+        device=device,
+        in_order=role != "inference" and target.facts.shares_an_arena,  # its order decides how much is alive at once
+    )

@@ -1,0 +1,1 @@
+"""Lowerings of convolutions, pools and other operators on images."""

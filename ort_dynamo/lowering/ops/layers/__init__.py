@@ -1,0 +1,1 @@
+"""Lowerings of attention, norms, embeddings, losses and recurrent layers."""

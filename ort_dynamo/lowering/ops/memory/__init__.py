@@ -1,0 +1,1 @@
+"""Lowerings of views, indexing, scatters and new tensors."""

@@ -1,0 +1,1 @@
+"""Lowerings of matrix products and linear algebra."""

@@ -1,0 +1,1 @@
+"""Lowerings of reductions, scans, sorting and searching."""

@@ -1,0 +1,1 @@
+"""Sums, in the order or the precision that a lowering needs."""

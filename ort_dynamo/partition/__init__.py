@@ -1,1 +1,0 @@
-"""The partition cuts a joint graph into forward and backward."""

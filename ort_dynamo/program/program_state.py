@@ -1,0 +1,211 @@
+"""Keeps a program's state while one of its steps runs for another purpose: a dry run or a comparison."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import random
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from ort_dynamo.torch_internals.tracing.frames import uncompiled
+
+__all__ = ["State", "generators", "modules_of", "read_by", "unchanged"]
+
+
+class State:
+    """The attributes, numbers and gradients that a step may change.
+
+    Attributes:
+        leaves: the leaves that require a gradient and that were seen so far, in order.
+    """
+
+    def __init__(self) -> None:
+        self.leaves: list[torch.Tensor] = []
+        self._attributes: list[tuple[Any, dict[str, Any]]] = []
+        self._contents: list[tuple[Any, Any]] = []
+        self._values: dict[int, tuple[torch.Tensor, int | None, torch.Tensor]] = {}
+        self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def keep_object(self, owner: Any) -> None:
+        """Remember the attributes of an object, such as a module, with what their containers and tensors hold."""
+        attributes = dict(vars(owner))
+        self._attributes.append((owner, attributes))
+        seen: set[int] = set()
+        for one in _held(attributes.values(), seen):
+            if isinstance(one, torch.Tensor):
+                self.keep_value(one)
+                self.keep_gradient(one)
+            else:
+                self._contents.append((one, copy.copy(one)))
+
+    def keep_value(self, tensor: torch.Tensor) -> None:
+        """Remember the numbers of a tensor."""
+        if id(tensor) not in self._values and not tensor.is_meta:
+            self._values[id(tensor)] = tensor, _version(tensor), tensor.detach().clone()
+
+    def keep_gradient(self, tensor: torch.Tensor) -> None:
+        """Set the gradient of a leaf aside until the end; the step has a copy of it to read, to zero and to add to."""
+        if not tensor.is_leaf or id(tensor) in self._gradients:
+            return
+        gradient = tensor.grad
+        self._gradients[id(tensor)] = tensor, gradient
+        if gradient is not None:
+            tensor.grad = gradient.detach().clone()
+        if tensor.requires_grad:
+            self.leaves.append(tensor)
+
+    def restore(self) -> None:
+        """Put all of it back, and let go of it."""
+        for owner, attributes in self._attributes:
+            vars(owner).clear()
+            vars(owner).update(attributes)
+        for container, content in self._contents:
+            _PUT_BACK[type(container)](container, content)
+        for tensor, version, numbers in self._values.values():
+            _write_back(tensor, version, numbers)
+        for tensor, gradient in self._gradients.values():
+            if tensor.grad is not gradient:
+                tensor.grad = gradient
+        for kept in (self.leaves, self._attributes, self._contents, self._values, self._gradients):
+            kept.clear()
+
+    def watched(self, compiled: Callable[..., Any], written: Iterable[int]) -> Callable[..., Any]:
+        """Have a compiled graph's inputs remembered before it runs.
+
+        Args:
+            compiled: takes the inputs of Dynamo's graph.
+            written: the indices of inputs that it writes to.
+        """
+        indices = frozenset(written)
+
+        def run(*inputs: Any) -> Any:
+            for index, tensor in enumerate(inputs):
+                if isinstance(tensor, torch.Tensor):
+                    if index in indices:
+                        self.keep_value(tensor)
+                    self.keep_gradient(tensor)
+            return compiled(*inputs)
+
+        return run
+
+
+@contextmanager
+def unchanged(values: Iterable[Any]) -> Iterator[State]:
+    """Restore the side effects of calls: attributes, numbers, gradients and random generators.
+
+    Modules that do not know the shapes of their parameters yet, such as nn.LazyLinear, get them for good.
+
+    Args:
+        values: modules, optimizers and tensors that the calls read. Others are left out.
+    """
+    state = State()
+    given = list(values)
+    inner = [module for one in given if isinstance(one, nn.Module) for module in one.modules()]
+    for module in {id(one): one for one in inner}.values():
+        if not any(map(is_lazy, module.parameters(recurse=False))):
+            state.keep_object(module)
+    for one in given:
+        if isinstance(one, Optimizer):
+            state.keep_object(one)
+        elif isinstance(one, torch.Tensor):
+            state.keep_value(one)
+            state.keep_gradient(one)
+    with generators():
+        try:
+            yield state
+        finally:
+            state.restore()
+
+
+@contextmanager
+def generators() -> Iterator[None]:
+    """Restore the random generators of Python, NumPy and torch, those of all CUDA devices included."""
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def read_by(function: Callable[..., Any]) -> dict[str, Any]:
+    """Find the modules, optimizers and tensors that a function reads, by their names.
+
+    They are those of its object, of its closure, and of the globals that it names. A module reads itself.
+    """
+    if isinstance(function, nn.Module):
+        return {"": uncompiled(function)}
+    inner = inspect.unwrap(function)
+    found: dict[str, Any] = {}
+    owner = getattr(inner, "__self__", None)
+    if owner is not None:
+        found |= {"": owner} if isinstance(owner, nn.Module) else dict(getattr(owner, "__dict__", {}))
+    if inspect.isfunction(getattr(inner, "__func__", inner)):
+        names = inspect.getclosurevars(inner)
+        found |= {**names.globals, **names.nonlocals}
+    kept = {name: one for name, one in found.items() if isinstance(one, (nn.Module, Optimizer, torch.Tensor))}
+    return {name: uncompiled(one) if isinstance(one, nn.Module) else one for name, one in kept.items()}
+
+
+def modules_of(function: Callable[..., Any]) -> dict[str, nn.Module]:
+    """Find the modules that a function reads, by their names."""
+    return {name: one for name, one in read_by(function).items() if isinstance(one, nn.Module)}
+
+
+# -- attributes and numbers ------------------------------------------------------------------------------------------
+
+
+def _held(values: Iterable[Any], seen: set[int]) -> Iterator[Any]:
+    """Yield the tensors among some values, and the containers with all that is in them, each once."""
+    for one in values:
+        is_container = type(one) in _PUT_BACK
+        if id(one) in seen or not (is_container or isinstance(one, torch.Tensor)):
+            continue
+        seen.add(id(one))
+        yield one
+        if is_container:
+            yield from _held(list(one.values() if isinstance(one, dict) else one), seen)
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _write_back(tensor: torch.Tensor, version: int | None, numbers: torch.Tensor) -> None:
+    """Put the numbers of a tensor back, if they have changed: a write makes a pending backward refuse to run."""
+    if version is None:
+        with torch.inference_mode():
+            tensor.copy_(numbers)
+    elif version != tensor._version:
+        with torch.no_grad():
+            tensor.detach().copy_(numbers)
+    elif type(tensor.data) is torch.Tensor and tensor.layout is torch.strided and not torch.equal(tensor, numbers):
+        tensor.data.copy_(numbers)  # the step wrote through .data, which counts no version; nor does this
+
+
+def _refill(container: Any, content: Any) -> None:
+    container.clear()
+    container.update(content)
+
+
+def _relist(container: Any, content: Any) -> None:
+    container.clear()
+    container.extend(content)
+
+
+_PUT_BACK: Mapping[type, Callable[[Any, Any], None]] = {
+    **dict.fromkeys((dict, OrderedDict, defaultdict, set), _refill),
+    **dict.fromkeys((list, deque), _relist),
+}
+"""Type of a container that a step may change in place -> how its content is put back."""

@@ -1,0 +1,1 @@
+"""The installed build of ONNX Runtime: its capabilities, providers and known defects."""

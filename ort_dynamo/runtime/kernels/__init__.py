@@ -1,0 +1,1 @@
+"""Fused kernels: their code is compiled, stored, loaded and registered with sessions."""

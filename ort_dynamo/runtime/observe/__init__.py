@@ -1,0 +1,1 @@
+"""Runs of a graph that show, compare or time the values inside it."""

@@ -1,0 +1,1 @@
+"""The machine that a graph is compiled for: providers as profiles of facts and prices."""

@@ -1,0 +1,1 @@
+"""torch's operators and kernels: schemas, dtypes, layouts, formulas."""

@@ -1,0 +1,1 @@
+"""Symbolic sizes: torch's facts about them, and its functions of them."""

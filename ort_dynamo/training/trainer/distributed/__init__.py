@@ -1,0 +1,1 @@
+"""A trainer's step on several ranks: data parallel, tensor parallel, pipelines."""

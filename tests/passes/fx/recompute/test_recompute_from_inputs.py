@@ -1,0 +1,112 @@
+"""Results of pointwise operators whose arguments are kept anyway: a joint graph in, tags out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from joint_graphs import assert_tags, kept_bytes, weight
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils.checkpoint import CheckpointPolicy
+
+from ort_dynamo.fx_testing import assert_fx_untouched
+from ort_dynamo.passes.fx.analysis.saved_tensors import JointGraph
+from ort_dynamo.passes.fx.recompute.recompute_from_inputs import RecomputeFromInputs
+
+Capture = Callable[..., GraphModule]
+
+
+def test_a_result_of_a_graphs_input_is_made_again(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x: x.exp().sum(), weight(4, 4))  # exp's gradient reads its result
+    assert kept_bytes(gm) == 4 * 16
+    assert_tags(
+        RecomputeFromInputs(),
+        gm,
+        """
+        exp = aten.exp.default(primals_1)  # f32[4, 4] | MUST_RECOMPUTE
+        sum = aten.sum.default(exp)  # f32[]
+        """,
+    )
+    assert kept_bytes(gm) == 0
+
+
+def test_a_result_of_a_kept_tensor_is_made_again(joint_graph: Capture) -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        before = x @ w
+        return (torch.sigmoid(before) * before.sin()).sum()  # sin keeps the product, and so sigmoid need not be kept
+
+    gm = joint_graph(function, weight(2, 3), weight(3, 4))
+    without = kept_bytes(gm)
+    assert_tags(
+        RecomputeFromInputs(),
+        gm,
+        """
+        mm = aten.mm.default(primals_1, primals_2)  # f32[2, 4]
+        sigmoid = aten.sigmoid.default(mm)  # f32[2, 4] | MUST_RECOMPUTE | gate
+        sin = aten.sin.default(mm)  # f32[2, 4] | MUST_RECOMPUTE
+        mul = aten.mul.Tensor(sigmoid, sin)  # f32[2, 4]
+        sum = aten.sum.default(mul)  # f32[]
+        """,
+    )
+    assert kept_bytes(gm) == without - 2 * 4 * 8
+
+
+def test_a_result_of_what_is_not_kept_stays(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: torch.tanh(x @ w).sum(), weight(2, 3), weight(3, 4))
+    assert_fx_untouched(RecomputeFromInputs(), gm)
+
+
+def test_a_chain_is_made_again_only_where_its_argument_stays(joint_graph: Capture) -> None:
+    # Both results are kept without the pass; the second could be made of the first, which is itself made again.
+    gm = joint_graph(lambda x: x.exp().tanh().sum(), weight(4))
+    assert_tags(
+        RecomputeFromInputs(),
+        gm,
+        """
+        exp = aten.exp.default(primals_1)  # f32[4] | MUST_RECOMPUTE
+        tanh = aten.tanh.default(exp)  # f32[4]
+        sum = aten.sum.default(tanh)  # f32[]
+        """,
+    )
+    assert kept_bytes(gm) == 4 * 4
+
+
+def test_what_is_no_pointwise_operator_stays(joint_graph: Capture) -> None:
+    assert_fx_untouched(RecomputeFromInputs(), joint_graph(lambda x: torch.softmax(x, 0).square().sum(), weight(4)))
+    assert_fx_untouched(RecomputeFromInputs(), joint_graph(lambda x: torch.cumsum(x, 0).sin().sum(), weight(4)))
+
+
+def test_a_result_that_the_program_gets_lives_anyway(joint_graph: Capture) -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        made = x.exp()
+        return made, made * 2
+
+    assert_fx_untouched(RecomputeFromInputs(), joint_graph(function, weight(4)))
+
+
+def test_views_of_a_result_are_made_again_with_it(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x, w: (x.exp().t() @ w).sum(), weight(3, 2), weight(3, 4))
+    assert_tags(
+        RecomputeFromInputs(),
+        gm,
+        """
+        exp = aten.exp.default(primals_1)  # f32[3, 2] | MUST_RECOMPUTE
+        t = aten.t.default(exp)  # f32[2, 3] strides (1, 2) | MUST_RECOMPUTE
+        mm = aten.mm.default(t, primals_2)  # f32[2, 4]
+        sum = aten.sum.default(mm)  # f32[]
+        """,
+    )
+    assert kept_bytes(gm) == 0
+
+
+def test_what_is_drawn_is_not_drawn_again(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x: torch.nn.functional.dropout(x, 0.5).sum(), weight(4))
+    assert_fx_untouched(RecomputeFromInputs(), gm)
+
+
+def test_what_a_checkpoint_policy_decided_stays(joint_graph: Capture) -> None:
+    gm = joint_graph(lambda x: x.exp().sum(), weight(4))
+    (node,) = [node for node in JointGraph(gm).forward if node.name == "exp"]
+    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    assert_fx_untouched(RecomputeFromInputs(), gm)

@@ -41,7 +41,7 @@ def test_the_wheel_has_one_package_and_the_source_distribution_all(tmp_path: Pat
     (wheel,), (archive,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"ort_dynamo"}
-    files = ("py.typed", "runtime/kernels_1.19.2_cpu.json", "runtime/fused.c", "runtime/fused.h")
+    files = ("py.typed", "runtime/kernels_1.19.2_cpu.json", "runtime/kernels/fused.c", "runtime/kernels/fused.h")
     for needed in ("passes/pipelines.py", "passes/onnx/fuse_row_sum.py", "docs/how_to/troubleshooting.md", *files):
         assert f"ort_dynamo/{needed}" in names
     with tarfile.open(archive) as content:

@@ -47,8 +47,7 @@ class Lowered:
     Attributes:
         model: the graph in ONNX.
         inputs, outputs: how they map to the FX graph's, in order.
-        keyable: the model follows from the content of the graph's key: every question about sizes that came up was
-            answered by records of the graph's nodes.
+        keyable: records of the graph's nodes answered every question about sizes, so the graph's key decides the model.
         values: FX node -> its ir.Value, or a tuple of ir.Value | None; numbers and sub-graphs are there as they are.
     """
 
@@ -104,9 +103,7 @@ def _lower(gm: GraphModule, target: Target, inputs: _Specs, outputs: _Specs) -> 
     return walk
 
 
-def refusal(
-    node: Node, target: Target, lacks_kernel: Callable[[ir.Model], str | None] = lambda model: None
-) -> str | None:
+def refusal(node: Node, target: Target, lacks_kernel: LacksKernel = lambda model: None) -> str | None:
     """Give the reason why `node` cannot run on `target`, or None, by lowering it alone into a scratch graph.
 
     The lowering's questions about sizes are recorded in the node's meta, for the key of the graph that will hold it.
@@ -244,9 +241,8 @@ class _Walk:
             raise UnsupportedNodeError(f"{node.target} is not an ATen operator")
         context = LoweringContext(self._builder, self._symbols, self._fakes, node)
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
-        function = (RANDOM_OPS.get(node.target) if self._builder.target.stands_alone else None) or find_lowering(
-            node.target
-        )
+        random = RANDOM_OPS.get(node.target) if self._builder.target.stands_alone else None
+        function = random or find_lowering(node.target)
         self._builder.origin, self._builder.reads_rounded = f"{node.name}: {node.target}", False
         result = torchlib.call(context, args, kwargs) if function is None else function(context, *args, **kwargs)
         self._settle(node, result)

@@ -139,7 +139,9 @@ def test_a_second_process_reads_what_the_first_built_and_trains_the_same(tmp_pat
     assert (first["counts"], second["counts"]) == ({"absent": 2}, {"hit": 2})
 
 
-@pytest.mark.parametrize("edited", ["lowering/ops/elementwise/activation.py", "passes/pipelines.py", "graph/boundary.py"])
+@pytest.mark.parametrize(
+    "edited", ["lowering/ops/elementwise/activation.py", "passes/pipelines.py", "graph/boundary.py"]
+)
 def test_edited_sources_read_nothing(tmp_path: Path, edited: str) -> None:
     package = tmp_path / "package"
     shutil.copytree(ROOT / "ort_dynamo", package / "ort_dynamo", ignore=shutil.ignore_patterns("__pycache__"))

@@ -279,7 +279,7 @@ def test_a_process_ends_with_a_session_that_is_open(compiler: str | None) -> Non
         pytest.skip("this wheel has no second copy")
     program = """
 import sys
-sys.path.insert(0, "tests/runtime")
+sys.path[:0] = ["tests/runtime", "tests/runtime/kernels"]
 from test_kernel_registration import ONE_NODE, find_registration, model, open_model, rows, rows_kernel
 found = find_registration(None)
 sys.kept = [open_model(model(ONE_NODE), found, [rows_kernel("k", lambda x: x)])]
